@@ -1,0 +1,219 @@
+"""FP32 head: log-probs of the sampled tokens, the same in trainer and generator, in little memory.
+
+PROBLEM. The importance ratio rho = pi_train / pi_gen should be 1 where both sides hold the same weights. In bfloat16, 8
+bits of significand, a logit near 20 is known to +-0.06 only, and two programs that round in different places disagree
+on log-probs by as much. Besides, M tokens have M x V logits: 2.5 GB for 4,096 tokens and a vocabulary of 152k, and
+autograd keeps several such tensors.
+
+IDEA. ScaleRL (arXiv 2510.13786, section 3.2, after MiniMax-M1, arXiv 2506.13585) computes the head, the product of
+hidden states and vocabulary matrix, in FP32 on BOTH sides: asymptotic pass rate 0.52 -> 0.61. On one side alone it
+helps partly at best. With hidden states h, head W, bias b, temperature T and sampled token y:
+
+    z = (W h + b) / T                                logits (V,), an FP32 product
+    log p_j = z_j - log sum_i exp z_i                FP32 log-softmax
+    logprob = log p_y,   entropy = -sum_j p_j log p_j
+
+A chunk of C tokens at a time goes through one or two (C, V) buffers, and the backward pass multiplies again instead of
+remembering. The price is one product more, four where plain autograd has three:
+
+    d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
+
+GENERATOR. vLLM holds the head in the model's dtype. Given `GENERATOR_ARGS`, version 0.32 multiplies the bfloat16 hidden
+states by the bfloat16 head with FP32 accumulation and FP32 logits on CUDA and ROCm, and casts both to FP32 before the
+product elsewhere; a quantised head is refused. Both are the FP32 product of ROUNDED weights, so a trainer with FP32
+master weights must multiply with `rounded(master, torch.bfloat16)`, and with hidden states that are rounded too.
+
+SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
+
+SIMPLIFIED. One device (no vocabulary-parallel head); no soft cap and no scale on the logits (Gemma 2, Granite); a head
+stored in bfloat16 is cast to FP32 whole, one (V, H) copy a pass. CUDA may run FP32 products in TF32 if told to
+(`torch.set_float32_matmul_precision`): operands rounded to bfloat16 lose nothing by it, FP32 ones do.
+
+CHOICE. H1: with `fp32=False` only the forward product is computed in the model's dtype; gradients stay FP32 products.
+
+>>> hidden, weight, targets = torch.ones(6, 32).bfloat16(), torch.zeros(100, 32), torch.arange(6)
+>>> logprobs, entropy = token_logprobs(hidden, rounded(weight, torch.bfloat16), targets)
+>>> logprobs.dtype, logprobs.shape, round(float(logprobs[0]), 3)  # log(1 / 100)
+(torch.float32, torch.Size([6]), -4.605)
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+# What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
+GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "float32"}}
+
+# Size of one (chunk, V) buffer when the caller names no chunk. A bigger chunk reads and updates the (V, H) matrices
+# fewer times, a smaller one stays nearer to the cache: from 128 tokens on (V = 152k) the time hardly changes.
+CHUNK_BYTES = 128 * 2**20
+
+
+class _Options(NamedTuple):
+    temperature: float
+    chunk_tokens: int
+    entropy_grad: bool
+    dtype: torch.dtype  # of log-softmax, results and gradient sums: FP32, or FP64 if an input is
+    product_dtype: torch.dtype  # of the forward product: `dtype`, or the model's own for the ablation
+
+
+def token_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    bias: torch.Tensor | None = None,
+    chunk_tokens: int | None = None,
+    entropy_grad: bool = False,
+    fp32: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of each target token and entropy of its distribution, without a (tokens x vocabulary) tensor.
+
+    Args:
+        hidden: (M, H) last hidden states, any float dtype.
+        weight: (V, H) head; the embedding if they are tied.
+        targets: (M,) integer ids. `targets[i]` FOLLOWS position i: the caller has shifted by one (trap 12).
+        temperature: the generator's (trap 11).
+        bias: (V,) or None.
+        chunk_tokens: C; None fills `CHUNK_BYTES`.
+        entropy_grad: let the entropy carry a gradient; otherwise it is a monitor.
+        fp32: False computes the product in the dtype of `hidden`, for the ablation (H1).
+    Returns:
+        (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden, weight
+        (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beyond inputs
+        and gradients it holds at most two buffers of C x V.
+    Raises:
+        ValueError: the shapes do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
+    Source: arXiv 2510.13786, section 3.2.
+    """
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden must be (M, H) and weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}."
+        )
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(f"targets must be (M,) = ({hidden.shape[0]},), got {tuple(targets.shape)}.")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be (V,) = ({weight.shape[0]},), got {tuple(bias.shape)}.")
+    if temperature <= 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}.")
+    double = torch.float64 in (hidden.dtype, weight.dtype)
+    dtype = torch.float64 if double else torch.float32
+    if chunk_tokens is None:
+        chunk_tokens = max(1, CHUNK_BYTES // (weight.shape[0] * dtype.itemsize))
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
+    options = _Options(temperature, chunk_tokens, entropy_grad, dtype, dtype if fp32 else hidden.dtype)
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, options)
+
+
+def rounded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values with which a generator that holds `weight` in `dtype` multiplies, in weight's own dtype and shape.
+
+    The gradient passes straight through: that of the rounding itself is 0 almost everywhere. The identity if `weight`
+    has that dtype already. Hidden states that come in FP32 can be rounded the same way.
+    """
+    if weight.dtype == dtype:
+        return weight
+    # w + sg(round(w) - w), exact in floating point; w.to(dtype).to(w.dtype) alone would round the gradient as well.
+    return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """The chunked computation; `token_logprobs` checks the arguments and explains them."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        options: _Options,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = hidden.new_empty(hidden.shape[0], dtype=options.dtype)  # (M,)
+        entropy, logsumexp = torch.empty_like(logprobs), torch.empty_like(logprobs)  # (M,), (M,)
+        spare = _buffer(hidden, weight, options)  # (C, V)
+        for rows, z in _chunks(hidden, weight, bias, options):  # z: (C, V)
+            top = z.amax(-1, keepdim=True)  # (C, 1)
+            # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
+            # FP32 at V = 152k; sum() adds in a tree.
+            e = torch.exp(z.sub_(top), out=spare[: len(z)])  # (C, V)
+            total = e.sum(-1)  # (C,)
+            # log p_y = (z_y - top) - log sum_i exp(z_i - top)
+            logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
+            # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, of the distribution (trap 26)
+            entropy[rows] = total.log() - e.mul_(z).sum(-1) / total
+            logsumexp[rows] = top.squeeze(1) + total.log()
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
+        ctx.options = options
+        if not options.entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
+        hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
+        options: _Options = ctx.options
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        head = weight.to(options.dtype)  # (V, H), no copy unless stored in fewer bits
+        grad_hidden = torch.empty_like(hidden, dtype=options.dtype) if wants_hidden else None  # (M, H)
+        grad_weight = torch.zeros_like(weight, dtype=options.dtype) if wants_weight else None  # (V, H), the one sum
+        grad_bias = torch.zeros_like(bias, dtype=options.dtype) if wants_bias else None  # (V,)
+        spare = _buffer(hidden, weight, options) if options.entropy_grad else None  # (C, V)
+        for rows, z in _chunks(hidden, weight, bias, options):
+            logp = z.sub_(logsumexp[rows, None])  # (C, V)
+            # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
+            g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+            if options.entropy_grad:
+                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+                p = torch.exp(logp, out=spare[: len(z)])
+                # dz_j = -p_j (g + g_entropy (log p_j + entropy)), then + [j = y] g below
+                dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()
+            else:
+                dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
+            dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
+            with torch.autocast(hidden.device.type, enabled=False):
+                if wants_hidden:
+                    torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
+                if wants_weight:
+                    grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
+            if wants_bias:
+                grad_bias.add_(dz.sum(0))
+        grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
+        return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None
+
+
+def _buffer(hidden: torch.Tensor, weight: torch.Tensor, options: _Options) -> torch.Tensor:
+    """Room for one chunk's logits, (min(C, M), V)."""
+    return hidden.new_empty(min(options.chunk_tokens, hidden.shape[0]), weight.shape[0], dtype=options.dtype)
+
+
+def _chunks(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: _Options
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yields (rows, z (C, V)), the scaled logits of one chunk after the other, all in the same buffer."""
+    buffer = _buffer(hidden, weight, options)
+    head = weight.to(options.product_dtype).t()  # (H, V)
+    bias = None if bias is None else bias.to(options.product_dtype)
+    for start in range(0, hidden.shape[0], options.chunk_tokens):
+        rows = slice(start, start + options.chunk_tokens)
+        h = hidden[rows].to(options.product_dtype)  # (C, H)
+        z = buffer[: len(h)]
+        # Mixed precision would silently cast this product back to bfloat16 (trap 15).
+        with torch.autocast(hidden.device.type, enabled=False):
+            if options.product_dtype != options.dtype:
+                z.copy_(F.linear(h, head.t(), bias))  # the product that the FP32 head replaces
+            elif bias is None:
+                torch.mm(h, head, out=z)
+            else:
+                torch.addmm(bias, h, head, out=z)
+        if options.temperature != 1.0:
+            z.div_(options.temperature)  # trap 11: the generator's log-probs are those at T
+        yield rows, z

@@ -1,0 +1,644 @@
+"""PipelineRL-k and PPO-off-policy-k: generate and train at the same time, with a bound on how stale a token may be.
+
+The problem. Sampling takes most of the time of RL on language models, and its slowest completions most of that. A
+trainer that waits for every completion leaves the generator idle at the end of each batch, and itself idle before it.
+
+The idea (PipelineRL, arXiv 2509.19128; ScaleRL, arXiv 2510.13786, section 3.1). The generator never stops: prompts
+stream in, finished groups stream out, and each optimiser step's weights are swapped into the engine while its
+sequences are half way. They go on with the new weights over the keys and values of the old ones. The price is that a
+token may be trained on by a later policy than the one that sampled it:
+
+    lag(token) = v_train − v_token         v counts optimiser steps; every token carries the v that sampled it
+
+The alternative, PPO-off-policy-k: freeze the policy, sample k·B prompts, then take k steps of B prompts each.
+
+How the lag is bounded. Dropping stale rollouts would drop the long ones (they are the stale ones), so nothing is
+dropped: admission is paced instead. Groups are numbered as they enter the engine and trained strictly in that order,
+and a new one enters only while
+
+    outstanding < (k + 1) · B              outstanding = admitted, and the step that trained it not yet live
+
+A group admitted at version w has at most (k + 1)·B − 1 groups before it, so it trains in one of the next k + 1 steps:
+the one that makes w + 1 (lag 0), ..., or the one that makes w + k + 1 (lag k). Counting a group as done when it is
+taken, not when its step's weights are live, would train k = 0 at lag 1; taking whichever group finishes first would
+break the bound too. `Pacer` is this rule; `Generator` drives a vLLM engine by it.
+
+Simplified: one engine object (vLLM's own tensor and data parallelism lie behind it); one reward function.
+
+    >>> pacer = Pacer(batch_prompts=2, k=1)
+    >>> numbers = [pacer.admit() for _ in range(4)]
+    >>> pacer.may_admit()                  # 4 = (k + 1) · B are outstanding
+    False
+
+Symbols: B prompts per optimiser step, G rollouts per prompt, k steps off-policy, v policy version, T tokens.
+"""
+
+import asyncio
+import math
+import os
+import random
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
+
+
+@dataclass
+class Rollout:
+    """One completion of one prompt and all that training needs to know about it; lists have one entry per token."""
+
+    completion_ids: list[int]
+    logprobs: list[float]  # the generator's own, at its temperature; 0.0 on forced tokens
+    versions: list[int]  # policy version that sampled the token; FORCED on forced tokens
+    mask: list[int]  # 1 = sampled, trains; 0 = forced
+    finish_reason: str  # "stop" or "length" (truncated)
+    interrupted: bool = False  # its thinking was cut and the phrase appended
+    prefilled: int = 0  # prompt tokens that the engine computed for it
+    reward: float = math.nan
+    correct: bool = False
+
+
+@dataclass
+class Group:
+    """The G rollouts of one prompt: the unit of queueing, filtering and batching."""
+
+    number: int  # order of admission
+    problem: Any  # has .prompt_ids and .key
+    version: int  # policy version live at admission
+    rollouts: list[Rollout]
+
+
+class Exhausted(Exception):
+    """No prompt is left to admit and every admitted group was taken."""
+
+
+class Pacer:
+    """Who may start, and who must wait: the lag bound as a counter (module docstring).
+
+    Args:
+        batch_prompts: B, groups per optimiser step.
+        k: most steps off-policy. `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
+        schedule: `pipeline` or `ppo_off_policy`.
+        max_ready: admission also stops while this many finished groups wait (at least and by default B under
+            `pipeline`: k is a bound, not a target; k·B under `ppo_off_policy`, which needs them all).
+
+    Raises:
+        ValueError: for an unknown schedule or impossible numbers.
+    """
+
+    def __init__(self, batch_prompts: int, k: int, *, schedule: str = "pipeline", max_ready: int | None = None):
+        if schedule not in ("pipeline", "ppo_off_policy"):
+            raise ValueError(f"schedule must be one of pipeline, ppo_off_policy, not {schedule!r}")
+        least = 0 if schedule == "pipeline" else 1
+        if batch_prompts < 1 or k < least:
+            raise ValueError(f"{schedule} needs batch_prompts >= 1 and k >= {least}, not {batch_prompts} and {k}")
+        self.take_size = batch_prompts if schedule == "pipeline" else k * batch_prompts  # groups the trainer takes
+        self.capacity = (k + 1) * batch_prompts if schedule == "pipeline" else k * batch_prompts
+        self.max_ready = max(self.take_size, max_ready or 0)
+        self.admitted = 0  # numbers given out so far
+        self.training = 0  # taken by the trainer, their step not yet live
+        self._finished: dict[int, Group | None] = {}  # admitted and not taken; None while it runs; in number order
+
+    @property
+    def outstanding(self) -> int:
+        """Groups admitted whose step is not yet live."""
+        return len(self._finished) + self.training
+
+    @property
+    def ready(self) -> int:
+        """Finished groups that wait for the trainer."""
+        return sum(group is not None for group in self._finished.values())
+
+    def may_admit(self) -> bool:
+        """Whether one more group may enter the engine."""
+        return self.outstanding < self.capacity and self.ready < self.max_ready
+
+    def admit(self) -> int:
+        """The number of the group that enters now."""
+        self._finished[self.admitted] = None
+        self.admitted += 1
+        return self.admitted - 1
+
+    def finish(self, group: Group) -> None:
+        """Every rollout of `group` is complete and scored. Raises KeyError if it was not running."""
+        if self._finished.get(group.number, group) is not None:
+            raise KeyError(f"group {group.number} is not running")
+        self._finished[group.number] = group
+
+    def take(self, count: int) -> list[Group] | None:
+        """The `count` lowest numbers, or None: the trainer must wait for them, even if younger groups are finished."""
+        lowest = list(self._finished.items())[:count]
+        if len(lowest) < count or any(group is None for _, group in lowest):
+            return None
+        for number, _ in lowest:
+            del self._finished[number]
+        self.training += count
+        return [group for _, group in lowest]
+
+    def release(self, count: int) -> None:
+        """`count` taken groups stop being outstanding: their step is live in every engine, was skipped, or dynamic
+        sampling discarded them."""
+        if count > self.training:
+            raise ValueError(f"{count} groups released, but only {self.training} are in training")
+        self.training -= count
+
+    def waiting_for(self) -> list[int]:
+        """Numbers of the groups that are still running, oldest first."""
+        return [number for number, group in self._finished.items() if group is None]
+
+
+class LengthControl(Protocol):
+    """What the generator asks of forced interruption (`length_control.Interruption` is one)."""
+
+    max_budget: int
+    max_completion: int
+
+    def draw_budget(self, rng: random.Random) -> int:
+        """Thinking tokens before the interruption."""
+
+    def second_leg(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str) -> Any:
+        """None, or an object with prompt_ids, forced_ids and max_tokens."""
+
+    def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
+        """1 on sampled tokens, 0 on forced ones."""
+
+
+class FileWeights:
+    """Weight channel for engines on this host without GPU peer access: one safetensors file in shared memory.
+
+    The file is private to the user (0600, in a folder 0700) and removed by `close`. `folder`'s name carries the pid, so
+    that files of a process that was killed can be told and removed at the next start.
+    """
+
+    PREFIX = "scalerl-weights-"
+
+    def __init__(self) -> None:
+        base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+        for stale in base.glob(f"{self.PREFIX}*"):
+            pid = stale.name.removeprefix(self.PREFIX).split("-")[0]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
+                shutil.rmtree(stale)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.PREFIX}{os.getpid()}-", dir=base))
+        self.path = self.folder / "weights.safetensors"
+
+    def write(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Replaces the file by these full tensors, named as in the Hugging Face checkpoint."""
+        from safetensors.torch import save_file
+
+        new = self.folder / "new.safetensors"
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, new)
+        new.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        new.replace(self.path)
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
+
+    def load_weight_file(self, path: str) -> None:
+        """Replaces all weights by those of the safetensors file `path`, between two engine steps."""
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        model = self.model_runner.get_model()
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
+            initialize_layerwise_reload(model)
+            model.load_weights(load_file(path).items())
+            finalize_layerwise_reload(model, self.model_config)
+            head, body = getattr(model, "lm_head", None), model.model
+            if getattr(self.model_config.hf_config, "tie_word_embeddings", False) and head is not None:
+                # A tied head keeps its own repacked copy, which the reload leaves at the old weights.
+                head.weight = body.embed_tokens.weight
+                head.quant_method.process_weights_after_loading(head)
+
+
+@dataclass
+class Counters:
+    """What the generator did since its start; the trainer logs differences."""
+
+    sampled: int = 0  # completion tokens of rollouts, not of evaluation
+    prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
+    eval_sampled: int = 0
+    eval_prefilled: int = 0
+    eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
+    idle_seconds: float = 0.0  # no request inside the engine
+    sync_seconds: float = 0.0  # paused for new weights
+    pushes: int = 0
+    redone_groups: int = 0
+    restarts: int = 0
+
+
+@dataclass
+class Generator:
+    """A vLLM engine in its own process, driven from a thread of the trainer's: prompts in, finished groups out.
+
+    Args:
+        model: folder of the initial weights, in Hugging Face format.
+        problems: endless or finite iterator of problems with `.prompt_ids`; asked at each admission.
+        score: (problem, completions) -> one (reward, correct) per completion; runs in a thread.
+        pacer: decides admission.
+        rollouts: G.
+        length_control: forced interruption, or None.
+        max_tokens: completion tokens at most, when there is no interruption.
+        stop_ids: token ids that end a completion.
+        max_num_seqs: requests inside the engine at once; at least G.
+        weights: where new weights are written for the engine.
+        max_restarts: engine deaths survived.
+        engine_args: more of vLLM's AsyncEngineArgs.
+    """
+
+    model: str
+    problems: Iterator[Any]
+    score: Callable[[Any, list[list[int]]], list[tuple[float, bool]]]
+    pacer: Pacer
+    rollouts: int
+    stop_ids: Sequence[int]
+    length_control: LengthControl | None = None
+    max_tokens: int = 0
+    temperature: float = 1.0
+    max_num_seqs: int = 256
+    max_prompt: int = 64
+    dtype: str = "float32"
+    seed: int = 0
+    max_restarts: int = 1
+    weights: FileWeights = field(default_factory=FileWeights)
+    engine_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < self.rollouts:
+            raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.max_num_seqs} engine slots")
+        self.counters = Counters()
+        self.version = 0  # live in the engine
+        self.exhausted = False  # `problems` came to its end
+        self._running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
+        self._inside = 0  # requests in the engine; a rollout keeps its slot from its first leg to its second
+        self._idle_since = time.monotonic()
+        self._wanted: deque[asyncio.Future] = deque()  # evaluation requests that wait for a slot
+        self._rng = random.Random(self.seed)
+        self._request_number = 0
+        self._tasks: set[asyncio.Task] = set()
+        self._error: BaseException | None = None
+        self._pushing: Future | None = None
+        self._written = 0  # version of the weights in `weights`
+        self._engine = None
+        self._engine_number = 0
+        self._dead_engine: type[Exception] = RuntimeError  # vLLM's own class once vLLM is imported
+        self._restarting, self._wake, self._no_evaluation = asyncio.Lock(), asyncio.Event(), asyncio.Event()
+        self._no_evaluation.set()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._fail)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
+
+    # ---- the trainer's side: plain calls from its thread ----
+
+    def start(self, tensors: dict[str, torch.Tensor], version: int = 0) -> None:
+        """Starts the engine, gives it the weights of `version` and opens admission. Raises what the start raises."""
+        self._thread.start()
+        self.weights.write(tensors)
+        self._written = version
+        self._call(self._start_engine())
+        self.counters = Counters()
+        self._idle_since = time.monotonic()
+        self._loop.call_soon_threadsafe(self._dispatch)
+
+    def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
+        """Waits for the `count` oldest groups. Raises the generator's error, or Exhausted; every `report_after`
+        seconds of waiting it prints who waits for whom."""
+        return self._call(self._take(count, report_after))
+
+    def release(self, count: int) -> None:
+        """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
+        self._loop.call_soon_threadsafe(self._release, count)
+
+    def push(self, tensors: dict[str, torch.Tensor], version: int, release: int) -> None:
+        """Sends the weights of `version` to the engine in flight and returns once they are written; when they are live,
+        `release` groups stop being outstanding. The next `push`, `evaluate` or `settle` raises if that failed."""
+        self.settle()
+        self.weights.write(tensors)
+        self._written = version
+        self._pushing = asyncio.run_coroutine_threadsafe(self._push(release), self._loop)
+
+    def settle(self) -> None:
+        """Waits until the last pushed weights are live."""
+        if self._pushing is not None:
+            self._wait(self._pushing)
+            self._pushing = None
+
+    def evaluate(self, problems: Iterable[Any], n_samples: int) -> "Future[list[list[Rollout]]]":
+        """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
+        of rollouts per problem; `result_of` waits for it. A push waits while evaluation runs."""
+        self.settle()
+        return asyncio.run_coroutine_threadsafe(self._evaluate(list(problems), n_samples), self._loop)
+
+    def result_of(self, future: Future) -> Any:
+        """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
+        return self._wait(future)
+
+    def unfinished(self) -> list[Any]:
+        """Problems admitted and not yet taken, in admission order: the first to admit after a resume."""
+
+        async def running() -> list[Any]:
+            return list(self._running.values())
+
+        return self._call(running())
+
+    def close(self) -> None:
+        """Stops engine and thread; safe to call twice and after a failure."""
+        if self._thread.is_alive():
+            try:
+                asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=30)
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(timeout=10)
+        self.weights.close()
+
+    def _call(self, coroutine: Coroutine) -> Any:
+        return self._wait(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def _wait(self, future: Future) -> Any:
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                if future.done():
+                    raise
+                if self._error is not None:
+                    future.cancel()
+                    raise self._error from None
+
+    # ---- the loop's side: everything below runs in the generator's thread, so it needs no locks ----
+
+    async def _start_engine(self) -> None:
+        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+        gpu = torch.cuda.is_available()
+        for name, value in (quiet | ({} if gpu else on_cpu)).items():
+            os.environ.setdefault(name, value)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        longest = self.length_control.max_completion if self.length_control else self.max_tokens
+        args = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "enforce_eager": not gpu,
+            "block_size": None if gpu else 32,
+            "max_model_len": self.max_prompt + longest,
+            "max_num_seqs": self.max_num_seqs,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
+            "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "seed": self.seed,
+            "worker_extension_cls": f"{__name__}.WeightReceiver",
+        }
+        self._dead_engine = EngineDeadError
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args | self.engine_args))
+        await self._engine.update_weight_version("0")
+        await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
+        await self._load_weights()
+
+    async def _stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._engine is not None:
+            self._engine.shutdown(timeout=1)
+
+    def _done(self, task: asyncio.Task) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._error = self._error or task.exception()  # the trainer's next wait raises it
+
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._error = self._error or context.get("exception") or RuntimeError(context["message"])
+
+    def _occupy(self, slots: int) -> None:
+        now = time.monotonic()
+        if self._inside == 0:
+            self.counters.idle_seconds += now - self._idle_since
+        self._inside += slots
+        if self._inside == 0:
+            self._idle_since = now
+
+    def _dispatch(self) -> None:
+        """Fills the engine: evaluation first, then new groups. Nothing ever queues inside vLLM, so the version at
+        admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
+        while self._wanted and self._inside < self.max_num_seqs:
+            self._occupy(1)
+            self._wanted.popleft().set_result(None)
+        while not self._wanted and self._inside + self.rollouts <= self.max_num_seqs and self.pacer.may_admit():
+            problem = next(self.problems, None)
+            if problem is None:
+                self.exhausted = True
+                self._wake.set()
+                return
+            number = self.pacer.admit()
+            self._running[number] = problem
+            self._occupy(self.rollouts)
+            task = self._loop.create_task(self._run_group(number, problem))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+
+    async def _run_group(self, number: int, problem: Any) -> None:
+        """Samples and scores the G rollouts of one group. If the engine dies, all G are redone under the same number:
+        redoing only the unfinished ones would favour short completions."""
+        version, tries = self.version, 0
+
+        async def attempt() -> list[Rollout]:
+            nonlocal version, tries
+            version, tries = self.version, tries + 1
+            if tries > 1:
+                self._occupy(self.rollouts)
+                self.counters.redone_groups += 1
+            budgets = [self._draw_budget() for _ in range(self.rollouts)]
+            return await asyncio.gather(*[self._rollout(problem, budget, version) for budget in budgets])
+
+        rollouts = await self._redo_if_engine_dies(attempt)
+        await self._score(problem, rollouts)
+        for rollout in rollouts:
+            self.counters.sampled += sum(rollout.mask)
+            self.counters.prefilled += rollout.prefilled
+        self.pacer.finish(Group(number, problem, version, rollouts))
+        self._wake.set()
+        self._dispatch()
+
+    def _draw_budget(self) -> int:
+        return self.length_control.draw_budget(self._rng) if self.length_control else self.max_tokens
+
+    async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
+        scores = await asyncio.to_thread(self.score, problem, [rollout.completion_ids for rollout in rollouts])
+        for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
+            rollout.reward, rollout.correct = float(reward), bool(correct)
+
+    async def _rollout(self, problem: Any, budget: int, version: int) -> Rollout:
+        """One completion, in one request or, when its thinking is cut at `budget`, in two; the caller took its slot."""
+        prompt, salt = list(problem.prompt_ids), str(version)
+        try:
+            first = await self._request(prompt, budget, salt)
+            leg = self.length_control and self.length_control.second_leg(
+                prompt, first.completion_ids, first.finish_reason
+            )
+            if leg is None:
+                return first
+            second = await self._request(leg.prompt_ids, leg.max_tokens, salt)
+        finally:
+            self._occupy(-1)
+            self._dispatch()
+        forced = list(leg.forced_ids)
+        return Rollout(
+            completion_ids=first.completion_ids + forced + second.completion_ids,
+            logprobs=first.logprobs + [0.0] * len(forced) + second.logprobs,
+            versions=first.versions + [FORCED] * len(forced) + second.versions,
+            mask=self.length_control.mask(len(first.mask), len(forced), len(second.mask)),
+            finish_reason=second.finish_reason,
+            interrupted=bool(forced),
+            prefilled=first.prefilled + second.prefilled,
+        )
+
+    async def _request(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Rollout:
+        """One vLLM request. `salt` keeps prompts of one version from hitting cached keys and values of another."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=self.temperature,
+            max_tokens=max_tokens,
+            logprobs=0,  # the sampled token's own
+            stop_token_ids=list(self.stop_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._request_number += 1
+        prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": salt}
+        async for output in self._engine.generate(prompt, params, request_id=str(self._request_number)):
+            done = output.outputs[0]
+        ids = list(done.token_ids)
+        logprobs = [entry[token].logprob for token, entry in zip(ids, done.logprobs, strict=True)]
+        versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
+        check_arrival(ids, logprobs, versions, done.finish_reason)
+        prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
+        return Rollout(ids, logprobs, versions, [1] * len(ids), done.finish_reason, prefilled=prefilled)
+
+    async def _take(self, count: int, report_after: float) -> list[Group]:
+        while (groups := self.pacer.take(count)) is None:
+            if self.exhausted and len(self._running) < count:
+                raise Exhausted(f"no prompt is left to admit; {len(self._running)} groups stay untrained")
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), report_after)
+            except TimeoutError:
+                running = self.pacer.waiting_for()
+                print(f"the trainer waits for {count} groups; {len(running)} run, the oldest is {running[:1]}", flush=True)
+        for group in groups:
+            del self._running[group.number]
+        self._dispatch()
+        return groups
+
+    def _release(self, count: int) -> None:
+        self.pacer.release(count)
+        self._dispatch()
+
+    async def _push(self, release: int) -> None:
+        """New weights in flight: running requests freeze, keep their cache, and go on with the new weights."""
+        await self._no_evaluation.wait()
+        started, engine = time.monotonic(), self._engine_number
+        try:
+            await self._engine.pause_generation(mode="keep", clear_cache=False)  # True would prefill everything anew
+            await self._load_weights()
+            await self._engine.resume_generation()
+        except self._dead_engine:
+            await self._restart(engine)  # the new engine starts with these weights
+        self.counters.sync_seconds += time.monotonic() - started
+        self.counters.pushes += 1
+        self._release(release)
+
+    async def _load_weights(self) -> None:
+        await self._engine.collective_rpc("load_weight_file", args=(str(self.weights.path),))
+        await self._engine.update_weight_version(str(self._written))
+        self.version = self._written
+
+    async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
+        started, trained, counters = time.monotonic(), self.counters.sampled, self.counters
+        self._no_evaluation.clear()
+
+        async def attempt() -> list[Rollout]:
+            return await asyncio.gather(*[self._in_turn(p) for p in problems for _ in range(n_samples)])
+
+        try:
+            flat = await self._redo_if_engine_dies(attempt)
+        finally:
+            self._no_evaluation.set()
+        groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
+        await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
+        sampled = sum(sum(rollout.mask) for rollout in flat)
+        counters.eval_sampled += sampled
+        counters.eval_prefilled += sum(rollout.prefilled for rollout in flat)
+        share = sampled / max(1, sampled + counters.sampled - trained)
+        counters.eval_seconds += share * (time.monotonic() - started)
+        return groups
+
+    async def _in_turn(self, problem: Any) -> Rollout:
+        """An evaluation rollout: waits for a slot before any new group gets one; the longest budget."""
+        slot = self._loop.create_future()
+        self._wanted.append(slot)
+        self._dispatch()
+        await slot
+        budget = self.length_control.max_budget if self.length_control else self.max_tokens
+        return await self._rollout(problem, budget, self.version)
+
+    async def _redo_if_engine_dies(self, attempt: Callable[[], Coroutine]) -> Any:
+        while True:
+            engine = self._engine_number
+            try:
+                return await attempt()
+            except self._dead_engine:
+                await self._restart(engine)
+
+    async def _restart(self, dead: int) -> None:
+        """Replaces the dead engine by one with the weights written last; of many callers the first one does it."""
+        async with self._restarting:
+            if self._engine_number != dead:
+                return
+            if self.counters.restarts >= self.max_restarts:
+                raise RuntimeError(f"the vLLM engine died {self.counters.restarts + 1} times; its own message is above")
+            self.counters.restarts += 1
+            self._engine_number += 1
+            self._engine.shutdown(timeout=1)
+            await self._start_engine()
+
+
+def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
+    """What the engine returned is whole: a missing log-prob read as 0.0 would mean probability 1 and a ratio of 1e4.
+
+    Raises:
+        RuntimeError: lengths differ, a log-prob is not finite or above 0, or the request neither stopped nor ran out.
+    """
+    if not ids or not len(ids) == len(logprobs) == len(versions):
+        raise RuntimeError(f"vLLM returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions")
+    if not all(math.isfinite(x) and x <= 1e-4 for x in logprobs):
+        raise RuntimeError("vLLM returned a log-prob that is not finite or above 0")
+    if finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a request with {finish_reason!r} instead of 'stop' or 'length'")
+
+
+def lags(rollout: Rollout, version: int) -> list[int]:
+    """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none."""
+    return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]

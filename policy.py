@@ -1,0 +1,168 @@
+"""The trainer's model: log-probs of sampled completions, in microbatches that waste little and change nothing.
+
+Glue between a Hugging Face causal LM and the concept files. What it must get right:
+
+- Position t predicts token t + 1: a completion's log-probs come from the positions before its tokens.
+- Rows are sorted by length and cut into microbatches of at most `tokens` positions, padding counted. Each token's weight
+  in the loss is fixed over the whole batch (`losses.aggregation_weights`), so the cut cannot change the gradient.
+- Padding stands on the right: under causal attention no real token sees it, and no attention mask is needed. Packed
+  rows put the sequences of a microbatch one after the other; positions that restart at 0 keep attention inside each.
+- Every rank gets the same number of microbatches: a rank with nothing left runs an empty one forward and backward, or
+  FSDP would wait for it forever.
+- The head is multiplied as the generator multiplies it (`fp32_head`): rounded to the generator's dtype, FP32 product.
+
+Symbols: N rows (rollouts), T completion positions, R x L input positions, M tokens that train, H hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Microbatch:
+    """Input of one forward pass. `rows` says which rows of the batch its (N, T) outputs are."""
+
+    rows: Tensor  # (N,) index into the batch
+    input_ids: Tensor  # (R, L): padded R = N, packed R = 1
+    position_ids: Tensor  # (R, L)
+    read: Tensor  # (M,) index into the R * L positions: the one before each token that trains
+    write: Tensor  # (M,) index into the N * T places of the output
+    targets: Tensor  # (M,) ids of the tokens that train
+    width: int  # T
+
+    def to(self, device: torch.device) -> "Microbatch":
+        """A copy on `device`."""
+        tensors = (self.rows, self.input_ids, self.position_ids, self.read, self.write, self.targets)
+        return Microbatch(*(x.to(device, non_blocking=True) for x in tensors), self.width)
+
+
+@dataclass
+class Row:
+    """One rollout as the trainer reads it."""
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    mask: Sequence[int]  # 1 on completion tokens that train
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+
+def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Row indices per rank, longest first and dealt back and forth, so that every rank gets about the same tokens."""
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for place, row in enumerate(longest_first):
+        turn, seat = divmod(place, ranks)
+        shares[seat if turn % 2 == 0 else ranks - 1 - seat].append(row)
+    return shares
+
+
+def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: bool) -> list[list[int]]:
+    """`rows`, longest first, cut into lists of at most `tokens` positions each (a longer row stands alone)."""
+    pieces: list[list[int]] = []
+    used = 0
+    for row in sorted(rows, key=lambda i: -lengths[i]):
+        cost = lengths[row] if packed or not pieces else lengths[pieces[-1][0]]  # padded: the longest row's length
+        if not pieces or used + cost > tokens:
+            pieces.append([])
+            used, cost = 0, lengths[row]
+        pieces[-1].append(row)
+        used += cost
+    return pieces
+
+
+def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packed: bool = False) -> Microbatch:
+    """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
+    chosen = [batch[i] for i in rows]
+    longest = max((len(row) for row in chosen), default=1)
+    total = sum(len(row) for row in chosen) or 1
+    shape = (1, total) if packed else (max(len(chosen), 1), longest)
+    input_ids, position_ids = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)  # (R, L)
+    if not packed:
+        position_ids += torch.arange(longest)
+    read, write, targets, start = [], [], [], 0
+    for n, row in enumerate(chosen):
+        ids = torch.tensor([*row.prompt_ids, *row.completion_ids])
+        first = start if packed else n * longest
+        input_ids.view(-1)[first : first + len(ids)] = ids
+        if packed:
+            position_ids[0, first : first + len(ids)] = torch.arange(len(ids))
+        t = torch.tensor(row.mask).nonzero().squeeze(1)  # completion positions that train
+        read.append(first + len(row.prompt_ids) + t - 1)  # position t - 1 predicts token t
+        write.append(n * width + t)
+        targets.append(ids[len(row.prompt_ids) + t])
+        start += len(ids)
+    index = [torch.cat(x) if x else torch.zeros(0, dtype=torch.long) for x in (read, write, targets)]
+    return Microbatch(torch.tensor(list(rows), dtype=torch.long), input_ids, position_ids, *index, width)
+
+
+def microbatches(batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, packed: bool = False) -> list[Microbatch]:
+    """This rank's microbatches of the whole batch; all ranks get equally many, with outputs (N, T) of one width T."""
+    lengths = [len(row) for row in batch]
+    width = max((len(row.completion_ids) for row in batch), default=1)
+    cuts = [cut_rows(lengths, share, tokens, packed) for share in share_rows(lengths, ranks)]
+    count = max(1, *(len(cut) for cut in cuts))
+    mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
+    return [make_microbatch(batch, rows, width, packed) for rows in mine]
+
+
+class Policy(nn.Module):
+    """A causal LM that returns log-probs of the tokens that train.
+
+    Args:
+        model: any Hugging Face causal LM with a body that returns hidden states and an output embedding.
+        token_logprobs, rounded: of `fp32_head`.
+        dtype: the generator's; the body runs in it, and the head is rounded to it. Parameters stay as they are.
+        fp32_head: False multiplies the head in `dtype`, for the ablation.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        token_logprobs: Callable[..., tuple[Tensor, Tensor]],
+        rounded: Callable[[Tensor, torch.dtype], Tensor],
+        *,
+        dtype: torch.dtype = torch.float32,
+        fp32_head: bool = True,
+        temperature: float = 1.0,
+        entropy_grad: bool = False,
+    ):
+        super().__init__()
+        self.model = model
+        self.dtype = dtype
+        self._head = (token_logprobs, rounded, {"temperature": temperature, "fp32": fp32_head, "entropy_grad": entropy_grad})
+
+    def forward(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
+        low = self.dtype != torch.float32 and self.model.dtype == torch.float32  # FP32 master weights, low-precision body
+        with torch.autocast(batch.input_ids.device.type, dtype=self.dtype, enabled=low):
+            hidden = self.model.base_model(
+                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+            ).last_hidden_state  # (R, L, H)
+        head = self.model.get_output_embeddings()
+        token_logprobs, rounded, options = self._head
+        hidden = hidden.flatten(0, 1)[batch.read]  # (M, H)
+        weight = head.weight
+        if low:
+            hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
+        found = token_logprobs(hidden, weight, batch.targets, bias=head.bias, **options)  # (M,), (M,)
+        n = len(batch.rows)
+        # (N, T); the sum * 0 ties an empty microbatch to the parameters, so that its backward runs
+        logprobs, entropy = (
+            x.new_zeros(n * batch.width).scatter(0, batch.write, x).view(n, batch.width) + hidden.sum() * 0 for x in found
+        )
+        return logprobs, entropy
+
+
+def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor in `dtype`) of each parameter, one at a time: gathering a shard is a collective, so every
+    rank must iterate. A tied head appears once, under the embedding's name."""
+    for name, parameter in model.named_parameters():
+        tensor: Any = parameter.detach()
+        gather = getattr(tensor, "full_tensor", None)
+        yield name, (gather() if gather else tensor).to(dtype)

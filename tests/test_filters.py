@@ -1,0 +1,296 @@
+"""filters.py: hand-worked groups, brute-force loops over Python lists, and each filter's state through JSON."""
+
+import doctest
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import filters
+from filters import DynamicSampling, PassRateHistory, PromptsExhausted, zero_variance
+from losses import LOSSES, aggregation_weights, normalize_advantages
+
+torch.set_num_threads(1)
+
+
+def test_module_example_runs():
+    result = doctest.testmod(filters)
+    assert result.attempted >= 3 and result.failed == 0
+
+
+# ---------------------------------------------------------------------------------------------- zero variance
+
+
+def test_zero_variance_by_hand():
+    """Group 4: +1, -1, +1 stays; group 2: all +1 goes; group 9: all -1 goes; group 5: one row goes. Rows interleaved."""
+    rewards = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    ids = torch.tensor([4, 2, 4, 9, 2, 4, 9, 5])
+    assert zero_variance(rewards, ids).tolist() == [True, False, True, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_zero_variance_against_sets(seed, dtype):
+    """Oracle: the number of different rewards in each group's Python set."""
+    rng = random.Random(seed)
+    ids = [rng.choice([-3, 0, 7, 10**12, 8]) for _ in range(14)]
+    rewards = [rng.choice([-1, 1]) for _ in ids]
+    groups = {p: {r for r, q in zip(rewards, ids, strict=True) if q == p} for p in ids}
+    got = zero_variance(torch.tensor(rewards, dtype=dtype), torch.tensor(ids))
+    assert got.dtype == torch.bool and got.tolist() == [len(groups[p]) > 1 for p in ids]
+
+
+def test_trap_18_zero_variance_is_exact_equality():
+    """Seven FP32 thirds have a std of 3e-8 in FP32, not 0: equal all the same. Two rewards 1e-7 apart are not equal."""
+    thirds = torch.full((7,), 1 / 3)
+    assert not zero_variance(thirds, torch.zeros(7)).any()
+    nearly = thirds.clone()
+    nearly[3] = torch.nextafter(nearly[3], torch.tensor(1.0))
+    assert zero_variance(nearly, torch.zeros(7)).all()
+    assert zero_variance(torch.tensor([-0.5, -0.25]), torch.zeros(2)).all()  # all below the 0 of an empty buffer
+    assert not zero_variance(torch.tensor([-0.5, -0.5]), torch.zeros(2)).any()
+
+
+def test_zero_variance_edges():
+    assert zero_variance(torch.zeros(0), torch.zeros(0)).shape == (0,)
+    for rewards in ([math.nan, 1.0], [math.nan, math.nan]):  # an error to be seen, not a group to be dropped in silence
+        assert zero_variance(torch.tensor(rewards), torch.zeros(2)).all()
+    rewards, ids = torch.tensor([1.0, 0.0]), torch.tensor([3, 3])
+    zero_variance(rewards, ids)
+    assert rewards.tolist() == [1.0, 0.0] and ids.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
+def test_trap_4_filtered_rows_leave_loss_and_denominators(how):
+    """A step on a batch with two dead groups, their mask set to 0, is the step on the batch that never had them."""
+    g = torch.Generator().manual_seed(0)
+    logprobs = -torch.rand(8, 3, generator=g, dtype=torch.float64)
+    behaviour = logprobs - 0.1
+    rewards = torch.tensor([1.0, -1, 1, 1, -1, -1, -1, 1], dtype=torch.float64)
+    ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    mask = torch.ones(8, 3, dtype=torch.float64)
+    keep = zero_variance(rewards, ids)
+    assert keep.tolist() == [True, True, False, False, False, False, True, True]
+
+    def step(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        leaf = logprobs.clone().requires_grad_()
+        advantages = torch.zeros(8, dtype=torch.float64)
+        advantages[keep] = normalize_advantages(rewards[keep], ids[keep])
+        token_loss, _ = LOSSES["cispo"](leaf[rows], behaviour[rows], advantages[rows], mask[rows])
+        weights = aggregation_weights(mask[rows], ids[rows], how, constant=4)
+        return torch.autograd.grad((weights * token_loss).sum(), leaf)[0]
+
+    removed, masked = step(keep, mask), step(torch.ones(8, dtype=torch.bool), mask * keep[:, None])
+    torch.testing.assert_close(masked, removed)
+    left_in = step(torch.ones(8, dtype=torch.bool), mask)
+    torch.testing.assert_close(left_in, removed / 2)  # the trap: half the groups are dead, so half the step
+
+
+# ------------------------------------------------------------------------------------- no-positive-resampling
+
+
+def test_pass_rate_history_by_hand():
+    """16 of 16 in epoch 1 would retire; 12 of 16, then 16 of 16: 28/32 = .875 stays; then 16/16: 44/48 = .917 goes."""
+    history = PassRateHistory()
+    assert history.threshold == 0.9 and history.window == "cumulative"
+    assert history.pass_rate("a") is None and not history.retired("a")
+    for solved, rate, retired in [(12, 12 / 16, False), (16, 28 / 32, False), (16, 44 / 48, True)]:
+        history.update("a", [1] * solved + [0] * (16 - solved))
+        assert history.pass_rate("a") == rate and history.retired("a") is retired
+    history.update("b", [True, False])
+    assert history.pass_rate("b") == 0.5 and not history.retired("b") and history.n_retired == 1
+
+
+def test_latest_window():
+    """12/16 then 16/16: the latest group alone is 1.0, so the prompt goes at the second group already."""
+    history = PassRateHistory(window="latest")
+    history.update("a", [1] * 12 + [0] * 4)
+    assert not history.retired("a")
+    history.update("a", [1] * 16)
+    assert history.pass_rate("a") == 1.0 and history.retired("a")
+    history.update("b", [1] * 8 + [0] * 2)
+    history.update("b", [0, 1])
+    assert history.pass_rate("b") == 0.5 and not history.retired("b")
+
+
+@pytest.mark.parametrize("percent", [7, 14, 28, 29, 55, 56, 57, 58, 90, 99, 100])
+def test_threshold_is_reached_at_equality(percent):
+    """percent of 100 rollouts retires, one less does not. In floating point .57 * 100 < 57 and .07 * 100 > 7."""
+    for solved, retired in [(percent, True), (percent - 1, False)]:
+        history = PassRateHistory(threshold=percent / 100)
+        history.update(0, [1] * solved + [0] * (100 - solved))
+        assert history.retired(0) is retired
+
+
+def test_retired_for_good_and_groups_in_flight():
+    """A retired prompt's group that was in flight is counted and lowers the rate to 10/20; the prompt stays retired."""
+    history = PassRateHistory()
+    history.update("a", [1] * 10)
+    history.update("a", [0] * 10)
+    assert history.pass_rate("a") == 0.5 and history.retired("a") and history.n_retired == 1
+
+
+def test_above_one_nothing_retires():
+    history = PassRateHistory(threshold=1.1)
+    history.update("a", [1] * 50)
+    assert not history.retired("a") and history.pass_rate("a") == 1.0
+
+
+@pytest.mark.parametrize("correct", [[1, -1], [0.5], [0.9, 1.0], [math.nan], [2], []])
+def test_trap_20_a_shaped_reward_is_no_pass_rate(correct):
+    """Rewards of -1, lengths' penalties and NaN are refused, and leave the history as it was."""
+    history = PassRateHistory()
+    history.update("a", [1, 0])
+    with pytest.raises(ValueError, match="0 or 1"):
+        history.update("a", correct)
+    assert history.pass_rate("a") == 0.5
+
+
+def test_correct_may_be_a_tensor_and_ids_may_not():
+    history = PassRateHistory()
+    for correct in (torch.tensor([1, 0]), torch.tensor([True, False]), np.array([1.0, 0.0]), (c for c in (1, 0))):
+        history.update(3, correct)
+    assert history.pass_rate(3) == 0.5
+    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):
+        with pytest.raises(TypeError, match="str or int"):
+            history.update(bad, [1])
+
+
+def test_trap_20_history_goes_through_a_checkpoint():
+    """Through JSON text, with ids of both kinds (1 and "1" are two prompts), and goes on counting as if never saved."""
+    history = PassRateHistory()
+    history.update(1, [1] * 17 + [0])
+    history.update(1, [0])  # 17/19, retired at 17/18
+    history.update("1", [0, 1])
+    loaded = PassRateHistory()
+    loaded.update("gone", [1])
+    loaded.load_state_dict(json.loads(json.dumps(history.state_dict())))
+    assert loaded.retired(1) and not loaded.retired("1") and loaded.pass_rate("gone") is None
+    assert not loaded.retired("gone") and loaded.n_retired == 1
+    for h in (history, loaded):
+        h.update("1", [1] * 17)
+    assert loaded.pass_rate("1") == history.pass_rate("1") == 18 / 19
+    assert loaded.pass_rate(1) == 17 / 19
+    assert loaded.retired("1") and loaded.state_dict() == history.state_dict()
+
+
+def test_saved_state_is_a_copy():
+    history = PassRateHistory()
+    history.update("a", [1])
+    state = history.state_dict()
+    other = PassRateHistory()
+    other.load_state_dict(state)
+    other.update("b", [1])
+    history.update("a", [0])
+    assert state == {"threshold": 0.9, "window": "cumulative", "counts": [["a", 1, 1]], "retired": ["a"]}
+    assert history.pass_rate("b") is None
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"counts": [["a", 2, 1]]}, "correct <= rollouts"),
+        ({"counts": [["a", -1, 1]]}, "correct <= rollouts"),
+        ({"counts": [["a", 0, 0]]}, "rollouts > 0"),
+        ({"counts": [["a", 1, 1], ["a", 1, 1]]}, "new id"),
+        ({"counts": [["a", 1]]}, "new id"),
+        ({"counts": [["a", 1, 1, 1]]}, "new id"),
+        ({"counts": [["a", 1.0, 1]]}, "new id"),
+        ({"counts": [["a", 1, "1"]]}, "new id"),
+        ({"counts": [[None, 1, 1]]}, "new id"),
+        ({"counts": [[["a"], 1, 1]]}, "new id"),
+        ({"counts": ["abc"]}, "new id"),
+        ({"retired": ["z"]}, "missing from the counts"),
+        ({"threshold": 0.8}, "threshold 0.8"),
+        ({"window": "latest"}, "window latest"),
+        ({"extra": 1}, "keys"),
+    ],
+)
+def test_load_is_strict_and_leaves_the_history_alone(change, message):
+    history = PassRateHistory()
+    history.update("a", [1, 1, 0])
+    before = history.state_dict()
+    with pytest.raises(ValueError, match=message):
+        history.load_state_dict(before | change)
+    for missing in before:
+        with pytest.raises(ValueError, match="keys"):
+            history.load_state_dict({k: v for k, v in before.items() if k != missing})
+    assert history.state_dict() == before
+
+
+def test_trap_20_an_exhausted_pool_is_said_not_spun_on():
+    """Prompts still to sample keep their order; when none is left, an error names the flag's idea instead of a loop."""
+    history = PassRateHistory()
+    pool = ["c", "a", "b"]
+    history.update("a", [1])
+    assert history.remaining(pool) == ["c", "b"]
+    for p in ("b", "c"):
+        history.update(p, [1])
+    with pytest.raises(PromptsExhausted, match="All 3 prompts reached a pass rate of 0.9"):
+        history.remaining(pool)
+
+
+def test_pass_rate_history_options():
+    for threshold in (0, -0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="threshold"):
+            PassRateHistory(threshold)
+    with pytest.raises(ValueError, match="cumulative, latest"):
+        PassRateHistory(window="epoch")
+
+
+# ------------------------------------------------------------------------------------------- dynamic sampling
+
+
+def test_dynamic_sampling_refills_in_order():
+    """B = 2. Offered: dead, live, dead, dead, live: keeps the 2nd and 5th, 3 discarded of 5 offered."""
+    sampler = DynamicSampling(batch_prompts=2)
+    stream = [("a", [1, 1]), ("b", [1, -1]), ("c", [-1, -1]), ("d", [0.1, 0.1, 0.1]), ("e", torch.tensor([-1.0, 1.0]))]
+    kept = []
+    for group, rewards in stream:
+        assert not sampler.full
+        kept.append(sampler.offer(group, rewards))
+    assert kept == [False, True, False, False, True]
+    assert sampler.full and (sampler.offered, sampler.discarded) == (5, 3)
+    with pytest.raises(RuntimeError, match="full"):
+        sampler.offer("f", [1, -1])
+    assert sampler.take() == ["b", "e"]
+    assert not sampler.full and (sampler.offered, sampler.discarded) == (0, 0)
+    with pytest.raises(RuntimeError, match="0 of 2"):
+        sampler.take()
+    sampler.offer("g", [1, 0])
+    with pytest.raises(RuntimeError, match="1 of 2"):
+        sampler.take()
+    sampler.offer("h", [1, 0])
+    assert sampler.take() == ["g", "h"]
+
+
+def test_dynamic_sampling_compares_as_exactly_as_the_filter():
+    """Rewards 1e-12 apart differ; a group of one never has variance; a NaN is kept, so that the error shows."""
+    sampler = DynamicSampling(batch_prompts=3)
+    assert sampler.offer("a", [0.5, 0.5 + 1e-12])
+    assert not sampler.offer("b", [1.0])
+    assert sampler.offer("c", [math.nan, 1.0])
+
+
+def test_dynamic_sampling_gives_up():
+    """max_in_a_row = 3: dead, dead, live, dead, dead is fine (the live one starts the count anew), a third ends it."""
+    sampler = DynamicSampling(batch_prompts=4, max_in_a_row=3)
+    for rewards in ([1, 1], [1, 1], [1, 0], [1, 1], [0, 0]):
+        sampler.offer(None, rewards)
+    with pytest.raises(PromptsExhausted, match="3 groups in a row"):
+        sampler.offer(None, [1, 1])
+    assert sampler.discarded == 5
+    default = DynamicSampling(batch_prompts=2)
+    for _ in range(19):  # 10 * B - 1
+        default.offer(None, [1, 1])
+    with pytest.raises(PromptsExhausted, match="20 groups"):
+        default.offer(None, [1, 1])
+
+
+@pytest.mark.parametrize("options", [{"batch_prompts": 0}, {"batch_prompts": 2, "max_in_a_row": 0}])
+def test_dynamic_sampling_options(options):
+    with pytest.raises(ValueError, match="at least 1"):
+        DynamicSampling(**options)

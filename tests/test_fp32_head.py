@@ -1,0 +1,402 @@
+"""fp32_head.py against hand-worked numbers, float64 autograd, finite differences, and what torch really dispatches."""
+
+import doctest
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fp32_head
+from fp32_head import GENERATOR_ARGS, rounded, token_logprobs
+
+M, H, V = 7, 5, 11  # 7 tokens: chunks of 3 leave a rest
+
+
+def inputs(dtype: torch.dtype = torch.float64, m: int = M, h: int = H, v: int = V):
+    """Random (hidden (m, h), weight (v, h), targets (m,), bias (v,)), the floats as leaves with gradients."""
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(*n, generator=rng, dtype=torch.float64) for n in ((m, h), (v, h), (v,)))
+    targets = torch.randint(v, (m,), generator=rng)
+    return *(x.to(dtype).requires_grad_() for x in (hidden, weight)), targets, bias.to(dtype).requires_grad_()
+
+
+def plain(hidden, weight, targets, bias=None, temperature=1.0):
+    """Oracle: full logits, `torch.distributions`, float64 autograd."""
+    logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double()) / temperature
+    distribution = torch.distributions.Categorical(logits=logits)
+    return distribution.log_prob(targets), distribution.entropy()
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every operation that torch executes, after autocast has had its say, with the tensors it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(x, torch.Tensor)]
+        self.calls.append((func.overloadpacket.__name__, args, tensors))  # holding them keeps addresses unique
+        return out
+
+    def products(self):
+        """(operand and result dtypes) of every matrix product."""
+        names = ("mm", "addmm", "addmm_", "matmul", "linear", "bmm", "baddbmm")
+        return [
+            [x.dtype for x in args if isinstance(x, torch.Tensor)] + [x.dtype for x in tensors]
+            for name, args, tensors in self.calls
+            if name in names
+        ]
+
+
+# ---------------------------------------------------------------------------------------------------- hand-worked
+
+
+def test_two_tokens_by_hand():
+    """Logits (0, ln 3): p = (1/4, 3/4). log p_1 = ln 3/4; entropy = 1/4 ln 4 + 3/4 ln 4/3.
+    d log p_1 / d h = (0 - 1/4) * 0 + (1 - 3/4) * ln 3 with weights (0, ln 3) and h = 1; d / d W = (-1/4, 1/4)."""
+    hidden = torch.ones(1, 1, requires_grad=True)
+    weight = torch.tensor([[0.0], [math.log(3)]], requires_grad=True)
+    logprobs, entropy = token_logprobs(hidden, weight, torch.tensor([1]))
+    assert logprobs.item() == pytest.approx(math.log(3 / 4))
+    assert entropy.item() == pytest.approx(math.log(4) / 4 + 3 / 4 * math.log(4 / 3))
+    logprobs.sum().backward()
+    assert hidden.grad.item() == pytest.approx(math.log(3) / 4)
+    assert weight.grad.flatten().tolist() == pytest.approx([-1 / 4, 1 / 4])
+
+
+def test_temperature_by_hand():
+    """Logits (0, ln 3) at T = 1/2 are (0, ln 9): p = (1/10, 9/10). d log p_0 / d W = (9/10, -9/10) / T."""
+    weight = torch.tensor([[0.0], [math.log(3)]], requires_grad=True)
+    logprobs, entropy = token_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), temperature=0.5)
+    assert logprobs.item() == pytest.approx(math.log(1 / 10))
+    assert entropy.item() == pytest.approx(0.1 * math.log(10) + 0.9 * math.log(10 / 9))
+    logprobs.sum().backward()
+    assert weight.grad.flatten().tolist() == pytest.approx([1.8, -1.8])
+
+
+def test_bias_by_hand():
+    """A zero head with bias (0, ln 3): p = (1/4, 3/4) for every token; two tokens 1, 0 give d / d b = (1/2, -1/2)."""
+    bias = torch.tensor([0.0, math.log(3)], requires_grad=True)
+    logprobs, _ = token_logprobs(torch.ones(2, 4), torch.zeros(2, 4), torch.tensor([1, 0]), bias=bias)
+    assert logprobs.tolist() == pytest.approx([math.log(3 / 4), math.log(1 / 4)])
+    logprobs.sum().backward()
+    assert bias.grad.tolist() == pytest.approx([-1 / 4 + 3 / 4, 1 / 4 - 3 / 4])
+
+
+def test_huge_logits_stay_finite():
+    """Logits (0, 1e4): exp overflows without the maximum taken off; log p = (-1e4, 0), entropy 0."""
+    weight = torch.tensor([[0.0], [1e4]], requires_grad=True)
+    logprobs, entropy = token_logprobs(torch.ones(2, 1), weight, torch.tensor([0, 1]), entropy_grad=True)
+    assert logprobs.tolist() == [-1e4, 0] and entropy.tolist() == [0, 0]
+    (logprobs.sum() + entropy.sum()).backward()
+    assert weight.grad.flatten().tolist() == [1, -1]
+
+
+# -------------------------------------------------------------------------------------------------------- oracles
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, M, 100, None])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_values_and_gradients_against_float64_autograd(chunk_tokens, temperature, with_bias):
+    """Both outputs enter the loss with their own random weights, so that no sign or factor can hide."""
+    hidden, weight, targets, bias = inputs()
+    leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
+    a, b = torch.randn(2, M, dtype=torch.float64)
+    options = {"temperature": temperature, "bias": bias if with_bias else None}
+    expected = plain(hidden, weight, targets, **options)
+    grads = torch.autograd.grad((a * expected[0] + b * expected[1]).sum(), leaves)
+    found = token_logprobs(hidden, weight, targets, chunk_tokens=chunk_tokens, entropy_grad=True, **options)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+    for x, y in zip(torch.autograd.grad((a * found[0] + b * found[1]).sum(), leaves), grads, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, M])
+def test_gradcheck(chunk_tokens, entropy_grad):
+    """Finite differences of the differentiable outputs, for hidden states, head and bias at once."""
+    hidden, weight, targets, bias = inputs()
+
+    def function(hidden, weight, bias):
+        options = {"temperature": 0.8, "chunk_tokens": chunk_tokens, "entropy_grad": entropy_grad}
+        out = token_logprobs(hidden, weight, targets, bias=bias, **options)
+        return out if entropy_grad else out[0]
+
+    assert torch.autograd.gradcheck(function, (hidden, weight, bias))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_and_untied_heads(tied):
+    """A tied embedding gets both gradients, that of the look-up and that of the head, and is not upcast (trap 15)."""
+    _, table, targets, _ = inputs(torch.float32)
+    head = table if tied else inputs(torch.float32)[1].detach().flip(0).requires_grad_()
+    ids = torch.tensor([0, 3, 3, 10, 2, 1, 0])
+    leaves = [table] if tied else [table, head]
+
+    def grads(function):
+        return torch.autograd.grad(function(torch.tanh(table[ids]), head, targets)[0].sum(), leaves)
+
+    for x, y in zip(grads(token_logprobs), grads(plain), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+    assert table.dtype == torch.float32
+
+
+def test_fp32_is_close_to_float64_on_a_large_vocabulary():
+    hidden, weight, targets, _ = inputs(torch.float32, m=16, h=256, v=20_000)
+    with torch.no_grad():
+        weight.mul_(0.2)  # logits of standard deviation 3
+        found, expected = token_logprobs(hidden, weight, targets), plain(hidden, weight, targets)
+    assert found[0].dtype == found[1].dtype == torch.float32
+    assert max((x - y).abs().max().item() for x, y in zip(found, expected, strict=True)) < 1e-5
+
+
+@pytest.mark.slow
+def test_fp32_is_close_to_float64_at_152k():
+    hidden, weight, targets, _ = inputs(torch.float32, m=8, h=1024, v=152_064)
+    with torch.no_grad():
+        weight.mul_(0.1)
+        found, expected = token_logprobs(hidden, weight, targets), plain(hidden, weight, targets)
+    assert max((x - y).abs().max().item() for x, y in zip(found, expected, strict=True)) < 1e-5
+
+
+# ----------------------------------------------------------------------------------------------------- properties
+
+
+def test_entropy_is_a_monitor_unless_asked_for():
+    hidden, weight, targets, _ = inputs()
+    logprobs, entropy = token_logprobs(hidden, weight, targets)
+    assert logprobs.requires_grad and not entropy.requires_grad
+    assert token_logprobs(hidden, weight, targets, entropy_grad=True)[1].requires_grad
+
+
+def test_inputs_are_never_modified():
+    arguments = inputs(torch.float32)
+    before = [x.detach().clone() for x in arguments]
+    hidden, weight, targets, bias = arguments
+    found = token_logprobs(hidden, weight, targets, bias=bias, temperature=2.0, chunk_tokens=2, entropy_grad=True)
+    a, b = torch.randn(2, M)
+    gradients = [a.clone(), b.clone()]
+    torch.autograd.backward(found, gradients)
+    rounded(weight, torch.bfloat16)
+    for x, y in zip((*arguments, *gradients), (*before, a, b), strict=True):
+        assert torch.equal(x, y) and x._version == 0
+
+
+def test_non_contiguous_inputs():
+    hidden, weight, targets, bias = inputs()
+    strided = (
+        torch.stack([hidden, hidden * 9], 2)[:, :, 0],
+        weight.t().contiguous().t(),
+        torch.stack([targets, targets * 0], 1)[:, 0],
+    )
+    assert not any(x.is_contiguous() for x in strided)
+    bias2 = torch.stack([bias, bias * 9], 1)[:, 0]
+    found = token_logprobs(*strided, bias=bias2, chunk_tokens=3)[0]
+    torch.testing.assert_close(found, plain(hidden, weight, targets, bias)[0])
+    # a sum's gradient is an expanded tensor, of stride 0
+    x = torch.autograd.grad(found.sum(), [hidden, weight, bias])
+    y = torch.autograd.grad(plain(hidden, weight, targets, bias)[0].sum(), [hidden, weight, bias])
+    for a, b in zip(x, y, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("trained", ["hidden", "weight", "bias"])
+def test_gradients_only_where_asked(trained):
+    """A frozen head or body costs no product and gets no gradient: one product forward, one more, and its own."""
+    arguments = dict(zip(("hidden", "weight", "targets", "bias"), inputs(torch.float32), strict=True))
+    for name in {"hidden", "weight", "bias"} - {trained}:
+        arguments[name].requires_grad_(False)
+    expected = torch.autograd.grad(plain(**arguments)[0].sum(), arguments[trained])[0]
+    with Recorder() as recorder:
+        token_logprobs(**arguments)[0].sum().backward()
+    assert len(recorder.products()) == (2 if trained == "bias" else 3)
+    torch.testing.assert_close(arguments[trained].grad, expected)
+
+
+def test_no_tokens():
+    """An empty microbatch still has a backward pass, with zeros (trap 5)."""
+    hidden, weight, targets, bias = inputs(torch.float32, m=0)
+    logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias)
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert not weight.grad.any() and not bias.grad.any() and hidden.grad.shape == (0, H)
+
+
+def test_float64_and_mixed_dtypes():
+    hidden, weight, targets, _ = inputs()
+    assert token_logprobs(hidden, weight.float(), targets)[0].dtype == torch.float64
+    assert token_logprobs(hidden.float(), weight, targets)[0].dtype == torch.float64
+    logprobs, _ = token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets)
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs, plain(hidden.bfloat16(), weight.bfloat16(), targets)[0].float())
+
+
+# --------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tokens_by_vocabulary_tensor_is_ever_alive(dtype, entropy_grad):
+    """M = 64, V = 50, C = 4: nothing larger than the inputs, two buffers of C x V forward, one backward (two for the entropy)."""
+    hidden, weight, targets, bias = inputs(dtype, m=64, h=8, v=50)
+    with Recorder() as recorder:
+        logprobs, entropy = token_logprobs(
+            hidden, weight, targets, bias=bias, chunk_tokens=4, entropy_grad=entropy_grad, temperature=0.5
+        )
+        torch.autograd.backward(
+            (logprobs, entropy) if entropy_grad else logprobs, [torch.ones(64)] * (1 + entropy_grad)
+        )
+    tensors = [x for _, _, found in recorder.calls for x in found]
+    assert max(x.numel() for x in tensors) == 64 * 8  # hidden states; a full set of logits would be 64 * 50
+    buffers = {x.untyped_storage().data_ptr() for x in tensors if x.shape == (4, 50)}
+    assert len(buffers) == (4 if entropy_grad else 3)
+
+
+def test_chunk_fills_the_byte_budget(monkeypatch):
+    """3 tokens of 11 FP32 logits are 132 bytes; with 175 bytes a fourth (44 more) does not fit, in FP64 only one does."""
+    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 175)
+
+    def sizes(dtype):
+        hidden, weight, targets, _ = inputs(dtype)
+        with Recorder() as recorder, torch.no_grad():
+            token_logprobs(hidden, weight, targets)
+        return [found[0].shape[0] for name, _, found in recorder.calls if name == "mm"]
+
+    assert sizes(torch.float32) == [3, 3, 1]
+    assert sizes(torch.float64) == [1] * 7
+    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 1)
+    assert sizes(torch.float32) == [1] * 7  # at least one token, whatever the vocabulary
+
+
+# ------------------------------------------------------------------------------------------ precision of the product
+
+
+def test_product_stays_fp32_under_autocast():
+    """Trap 15: mixed precision casts products to bfloat16. Operands and results of all four products are looked at."""
+    hidden, weight, targets, bias = inputs(torch.float32)
+    expected = token_logprobs(hidden, weight, targets, bias=bias)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (hidden @ weight.t()).dtype == torch.bfloat16  # autocast is on
+        for use_bias in (None, bias):
+            with Recorder() as recorder:
+                logprobs, _ = token_logprobs(hidden, weight, targets, bias=use_bias)
+                logprobs.sum().backward()
+            assert len(recorder.products()) == 4
+            assert {dtype for product in recorder.products() for dtype in product} == {torch.float32}
+    assert torch.equal(logprobs, expected)
+
+
+def test_product_of_a_bfloat16_model_is_fp32():
+    hidden, weight, targets, _ = inputs(torch.bfloat16)
+    with Recorder() as recorder:
+        token_logprobs(hidden, weight, targets)[0].sum().backward()
+    assert {dtype for product in recorder.products() for dtype in product} == {torch.float32}
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+
+
+def test_weight_gradient_is_summed_in_fp32():
+    """512 tokens of hidden state 1 in chunks of 1, a head of zeros over 2 tokens, target 0: each adds 1/2 to dW_0.
+    The sum is 256; a bfloat16 sum stops at 128, where adding 1/2 rounds away."""
+    hidden, weight = torch.ones(512, 1).bfloat16(), torch.zeros(2, 1).bfloat16().requires_grad_()
+    token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.long), chunk_tokens=1)[0].sum().backward()
+    assert weight.grad.flatten().tolist() == [256, -256]
+
+
+def test_fp32_false_multiplies_in_the_models_dtype():
+    """The ablation: logits as a bfloat16 model computes them, log-softmax in FP32; farther from float64 than FP32."""
+    hidden, weight, targets, bias = inputs(torch.bfloat16, m=64, h=64, v=50)
+    for use_bias in (None, bias):
+        expected = F.linear(hidden, weight, use_bias).float().log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+        with Recorder() as recorder:
+            found = token_logprobs(hidden, weight, targets, bias=use_bias, chunk_tokens=5, fp32=False)[0]
+        assert {dtype for product in recorder.products() for dtype in product} == {torch.bfloat16}
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-2)  # blocks of another size round elsewhere
+    exact, fp32 = plain(hidden, weight, targets)[0], token_logprobs(hidden, weight, targets)[0]
+    found = token_logprobs(hidden, weight, targets, fp32=False)[0]
+    assert (fp32 - exact).abs().max() < 1e-5
+    assert (found - exact).abs().max() > 1e-3
+
+
+def test_fp32_false_rounds_fp32_masters_and_keeps_their_gradient():
+    """FP32 master weights: forward as with the bfloat16 head; the gradient (H1) is that of the rounded logits' softmax."""
+    hidden, weight, targets, _ = inputs(torch.float32)
+    half = hidden.detach().bfloat16()
+    found = token_logprobs(half, weight, targets, temperature=2.0, fp32=False)[0]
+    assert torch.equal(found, token_logprobs(half, weight.bfloat16(), targets, temperature=2.0, fp32=False)[0])
+    logits = F.linear(half, weight.bfloat16()).float().detach().requires_grad_()
+    (logits / 2).log_softmax(-1).gather(1, targets[:, None]).sum().backward()
+    found.sum().backward()
+    torch.testing.assert_close(weight.grad, logits.grad.t() @ half.float())
+
+
+def test_fp32_false_changes_nothing_in_float32():
+    hidden, weight, targets, _ = inputs(torch.float32)
+    a, b = (token_logprobs(hidden, weight, targets, fp32=flag)[0] for flag in (False, True))
+    assert torch.equal(a, b)
+
+
+# -------------------------------------------------------------------------------------------- trainer and generator
+
+
+def test_rounded_has_the_generators_values_and_passes_the_gradient_through():
+    """1.003 lies between the bfloat16 neighbours 1 and 1 + 2^-7; the gradient 1.003 arrives unrounded."""
+    weight = torch.cat([torch.tensor([1.003, -1.003, 0.0, 1e-30, 3e38]), torch.randn(10_000)]).requires_grad_()
+    result = rounded(weight, torch.bfloat16)
+    assert result.dtype == torch.float32 and result[0] == 1
+    assert torch.equal(result, weight.detach().bfloat16().float())
+    result.backward(torch.full_like(weight, 1.003))
+    assert torch.equal(weight.grad, torch.full_like(weight, 1.003))
+
+
+def test_rounded_is_the_identity_in_the_same_dtype():
+    weight = torch.randn(3, 2, requires_grad=True)
+    assert rounded(weight, torch.float32) is weight
+
+
+def test_trainer_and_generator_compute_the_same_function():
+    """Trap 16. The generator holds the head in bfloat16 and casts when it multiplies. With `rounded` the trainer's
+    FP32 masters give its numbers; without, they are off by the rounding."""
+    assert getattr(torch, GENERATOR_ARGS["hf_overrides"]["head_dtype"]) is torch.float32
+    hidden, weight, targets, _ = inputs(torch.float32, m=64, h=64, v=50)
+    half, held = hidden.detach().bfloat16(), weight.detach().bfloat16()
+    logits = F.linear(half.float(), held.float())
+    generator = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    trainer = token_logprobs(half, rounded(weight, torch.bfloat16), targets)[0]
+    torch.testing.assert_close(trainer, generator, rtol=0, atol=1e-5)
+    assert (token_logprobs(half, weight, targets)[0] - generator).abs().max() > 1e-3
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"hidden": torch.zeros(2, 3, 4)}, r"hidden must be \(M, H\)"),
+        ({"hidden": torch.zeros(2, 3)}, r"hidden must be \(M, H\)"),
+        ({"weight": torch.zeros(4)}, r"hidden must be \(M, H\)"),
+        ({"targets": torch.zeros(3, dtype=torch.long)}, r"targets must be \(M,\) = \(2,\)"),
+        ({"targets": torch.zeros(2, 1, dtype=torch.long)}, r"targets must be \(M,\)"),
+        ({"bias": torch.zeros(4)}, r"bias must be \(V,\) = \(6,\)"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"temperature": -1.0}, "temperature must be above 0"),
+        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1"),
+    ],
+)
+def test_errors(change, message):
+    good = {"hidden": torch.zeros(2, 4), "weight": torch.zeros(6, 4), "targets": torch.zeros(2, dtype=torch.long)}
+    token_logprobs(**good)
+    with pytest.raises(ValueError, match=message):
+        token_logprobs(**{**good, **change})
+
+
+def test_docstring_example():
+    failed, attempted = doctest.testmod(fp32_head)
+    assert failed == 0 < attempted

@@ -1,0 +1,725 @@
+"""losses.py against hand-worked numbers, exact expectations over enumerated actions, autograd and brute-force loops."""
+
+import doctest
+import itertools
+import math
+from statistics import fmean
+
+import pytest
+import torch
+from torch import Tensor
+
+import losses
+from losses import (
+    LOSSES,
+    aggregation_weights,
+    cispo,
+    dapo,
+    entropy,
+    grpo,
+    gspo,
+    kl_penalty,
+    merge_metrics,
+    normalize_advantages,
+    summarise_metrics,
+    tis,
+)
+
+torch.set_num_threads(1)
+
+NAMES = list(LOSSES)
+F64 = torch.float64
+
+
+def extra(name: str, old_logprobs: Tensor) -> dict[str, Tensor]:
+    """The keyword that only TIS takes."""
+    return {"old_logprobs": old_logprobs} if name == "tis" else {}
+
+
+def batch(rows: int = 6, length: int = 5, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, ...]:
+    """Random (logprobs, behaviour, old, advantages, mask) in FP64; rows of unequal length, with holes in the mask."""
+    g = torch.Generator().manual_seed(seed)
+    logprobs = -torch.rand(rows, length, generator=g, dtype=F64) * 3
+    behaviour = logprobs + spread * torch.randn(rows, length, generator=g, dtype=F64)
+    old = logprobs + 0.3 * torch.randn(rows, length, generator=g, dtype=F64)
+    advantages = torch.randn(rows, generator=g, dtype=F64)
+    mask = (torch.rand(rows, length, generator=g) < 0.6).long()
+    mask[:, 0] = 1
+    return logprobs, behaviour, old, advantages, mask
+
+
+def run(name: str, logprobs: Tensor, behaviour: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **clips):
+    """(token_loss, metrics, gradient of the summed loss with respect to the log-probs)."""
+    leaf = logprobs.clone().requires_grad_()
+    token_loss, metrics = LOSSES[name](leaf, behaviour, advantages, mask, **extra(name, old), **clips)
+    return token_loss.detach(), metrics, torch.autograd.grad(token_loss.sum(), leaf)[0]
+
+
+def ratios(*rho: float) -> tuple[Tensor, Tensor]:
+    """One row of log-probs and behaviour log-probs whose ratios are `rho`."""
+    behaviour = torch.full((1, len(rho)), -2.0, dtype=F64)
+    return behaviour + torch.tensor([rho], dtype=F64).log(), behaviour
+
+
+def test_module_example_runs():
+    assert doctest.testmod(losses).attempted >= 3
+    assert doctest.testmod(losses).failed == 0
+
+
+# ------------------------------------------------------------------------------------------------- CISPO
+
+
+def test_cispo_by_hand():
+    """Row 1, A = 1, pi_gen = (.1, .05), pi = (.2, .5): rho = 2 and 10, capped at 5.
+    Row 2, A = -2, pi_gen = .4, pi = .2: rho = .5, no lower cap; its second token is not trained.
+    loss = -w A log pi:  -2 ln .2 = 3.218876,  -5 ln .5 = 3.465736,  +1 * ln .2 = -1.609438.   gradient = -w A: -2, -5, +1.
+    """
+    logprobs = torch.tensor([[0.2, 0.5], [0.2, 0.9]], dtype=F64).log()
+    behaviour = torch.tensor([[0.1, 0.05], [0.4, 0.1]], dtype=F64).log()
+    mask = torch.tensor([[1, 1], [1, 0]])
+    token_loss, metrics, grad = run("cispo", logprobs, behaviour, behaviour, torch.tensor([1.0, -2.0], dtype=F64), mask)
+    torch.testing.assert_close(
+        token_loss, torch.tensor([[3.218876, 3.465736], [-1.609438, 0]], dtype=F64), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(grad, torch.tensor([[-2.0, -5.0], [1.0, 0.0]], dtype=F64))
+    # before truncation: 2 + 10 + .5 = 12.5;  4 + 100 + .25 = 104.25;  ess = 12.5^2 / (3 * 104.25) = .4996003
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(
+        {
+            "tokens": 3, "ratio_sum": 12.5, "ratio_sq_sum": 104.25, "ratio_max": 10, "tokens_positive": 2,
+            "tokens_negative": 1, "capped_positive": 1, "capped_negative": 0,
+        }
+    )  # fmt: skip
+    assert summarise_metrics(metrics) == pytest.approx(
+        {"ratio_mean": 12.5 / 3, "ratio_max": 10, "ess": 0.4996003, "capped_positive": 0.5, "capped_negative": 0}
+    )
+
+
+def test_trap_6_eps_max_is_an_absolute_cap_without_a_lower_clamp():
+    """rho = 5.5 is weighted 5 (not 5.5, as a cap of 1 + 5 would); rho = .01 is weighted .01; the default cap is 5."""
+    logprobs, behaviour = ratios(5.5, 0.01, 4.9)
+    _, _, grad = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, 3))
+    torch.testing.assert_close(grad, -torch.tensor([[5.0, 0.01, 4.9]], dtype=F64))
+    _, _, grad = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, 3), eps_max=3.0)
+    torch.testing.assert_close(grad, -torch.tensor([[3.0, 0.01, 3.0]], dtype=F64))
+
+
+def test_trap_7_no_second_correction_and_ratio_against_the_generator():
+    """Weight = pi_train / pi_gen itself, whatever the trainer's old log-probs; they cannot even be given."""
+    logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
+    for name in ("cispo", "gspo", "dapo", "grpo"):
+        with pytest.raises(TypeError):
+            LOSSES[name](logprobs, behaviour, advantages, mask, old_logprobs=old)
+    _, _, grad = run("cispo", logprobs, behaviour, old, advantages, mask)
+    for i in range(len(logprobs)):
+        for t in range(logprobs.shape[1]):
+            rho = math.exp(logprobs[i, t]) / math.exp(behaviour[i, t])
+            assert grad[i, t] == pytest.approx(-rho * float(advantages[i]) * int(mask[i, t]))
+
+
+def test_capped_token_learns_under_cispo_and_not_under_a_clip():
+    """The difference between the two families: rho = 9, A = 1."""
+    logprobs, behaviour = ratios(9.0)
+    for name in NAMES:
+        _, metrics, grad = run(name, logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, 1))
+        assert float(grad) == (pytest.approx(-5.0) if name == "cispo" else 0.0), name
+        assert int(metrics["capped_positive"]) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expected_gradient_is_the_policy_gradient(name):
+    """Oracle: enumerate all 5 actions sampled by mu. With limits out of reach, sum_y mu(y) * grad loss(y) must be
+    -grad of E_{y~pi}[A(y)] = sum_y pi(y) A(y), computed by autograd on the logits: off-policy sampling is undone.
+    """
+    g = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, generator=g, dtype=F64, requires_grad=True)
+    mu, advantages = torch.randn(5, generator=g, dtype=F64).log_softmax(0), torch.randn(5, generator=g, dtype=F64)
+    old = (logits.detach() + 0.2 * torch.randn(5, generator=g, dtype=F64)).log_softmax(0)
+    (expected,) = torch.autograd.grad(-(logits.softmax(0) * advantages).sum(), logits)
+    wide = {
+        "cispo": {"eps_max": 1e6}, "grpo": {"eps": 1e6}, "tis": {"eps_low": 1e6, "eps_high": 1e6, "cap": 1e6},
+    }.get(name, {"eps_low": 1e6, "eps_high": 1e6})  # fmt: skip
+    logp = logits.log_softmax(0)[:, None]  # five rows of one token: row y is the action y
+    token_loss, _ = LOSSES[name](logp, mu[:, None], advantages, torch.ones(5, 1), **extra(name, old[:, None]), **wide)
+    (got,) = torch.autograd.grad((mu.exp()[:, None] * token_loss).sum(), logits)
+    torch.testing.assert_close(got, expected)
+
+
+# ------------------------------------------------------------------------------------------- clipped losses
+
+
+@pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
+@pytest.mark.parametrize(
+    "rho, advantage, loss_over_a, slope",
+    [
+        (2.0, 1.0, -1.5, 0.0),  # above, A > 0: held at 1 + eps_high
+        (0.1, 1.0, -0.1, -0.1),  # below, A > 0: free to grow back
+        (2.0, -1.0, -2.0, -2.0),  # above, A < 0: free to shrink back
+        (0.1, -1.0, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
+        (1.4, 1.0, -1.4, -1.4),  # inside above; eps_low and eps_high swapped would clip here
+        (0.55, -1.0, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
+    ],
+)
+def test_clip_quadrants(name, rho, advantage, loss_over_a, slope):
+    """eps_low = .4, eps_high = .5, A = +-3, gradient = slope * A. grpo has one eps for both sides: see below."""
+    logprobs, behaviour = ratios(rho)
+    clips = {"eps_low": 0.4, "eps_high": 0.5}
+    a = torch.tensor([3.0 * advantage], dtype=F64)
+    token_loss, metrics, grad = run(name, logprobs, behaviour, behaviour, a, torch.ones(1, 1), **clips)
+    assert float(token_loss) == pytest.approx(loss_over_a * float(a))
+    assert float(grad) == pytest.approx(slope * float(a))
+    capped = (int(metrics["capped_positive"]), int(metrics["capped_negative"]))
+    assert capped == ((0, 0) if slope else (1, 0) if advantage > 0 else (0, 1))
+
+
+def test_grpo_is_symmetric():
+    """eps = .2: 1.21 and .79 are past it on their side, 1.19 and .81 are not."""
+    for rho, advantage, past in [(1.21, 1, True), (1.19, 1, False), (0.79, -1, True), (0.81, -1, False)]:
+        logprobs, behaviour = ratios(rho)
+        a = torch.tensor([float(advantage)], dtype=F64)
+        assert (float(run("grpo", logprobs, behaviour, behaviour, a, torch.ones(1, 1))[2]) == 0) == past
+
+
+@pytest.mark.parametrize(
+    "name, low, high", [("dapo", 0.2, 0.26), ("gspo", 3e-3, 4e-3), ("grpo", 0.2, 0.2), ("tis", 0.2, 0.2)]
+)
+def test_default_clips(name, low, high):
+    """DAPO .2/.26 and GSPO 3e-3/4e-3 as ScaleRL ran them, GRPO .2: a hair inside is free, a hair outside is clipped."""
+    for sign, bound, outside in [(1.0, 1 + high, 1.0), (-1.0, 1 - low, -1.0)]:
+        for side in (-1, 1):
+            logprobs, behaviour = ratios(bound + 1e-5 * side)
+            a = torch.tensor([sign], dtype=F64)
+            grad = float(run(name, logprobs, behaviour, behaviour, a, torch.ones(1, 1))[2])
+            assert (grad == 0) == (side == outside), (name, sign, side)
+
+
+def test_gspo_against_the_papers_own_expression():
+    """Oracle: 1/N sum_i min(s_i A_i, clip(s_i) A_i), s_i = (prod pi / prod mu)^(1/|y_i|), written over Python lists of
+    each row's trained tokens with products of probabilities; gradient by autograd. Some rows must be clipped.
+    """
+    logprobs, behaviour, _, advantages, mask = batch(rows=8, seed=0, spread=0.3)
+    leaf = logprobs.clone().requires_grad_()
+    total, clipped = 0.0, 0
+    for i in range(8):
+        tokens = [t for t in range(5) if mask[i, t]]
+        product = 1.0
+        for t in tokens:
+            product = product * leaf[i, t].exp() / float(behaviour[i, t].exp())
+        s, a = product ** (1 / len(tokens)), float(advantages[i])
+        s_value = float(s.detach())
+        limited = min(max(s_value, 0.95), 1.1) * a
+        clipped += limited < s_value * a
+        total = total - (s * a if s_value * a <= limited else leaf[i, 0] * 0 + limited)
+    (expected,) = torch.autograd.grad(total / 8, leaf)
+    assert 2 <= clipped <= 6
+
+    leaf2 = logprobs.clone().requires_grad_()
+    token_loss, metrics = gspo(leaf2, behaviour, advantages, mask, eps_low=0.05, eps_high=0.1)
+    loss = (aggregation_weights(mask.double(), torch.arange(8), "sample") * token_loss).sum()
+    torch.testing.assert_close(loss.detach(), (total / 8).detach())
+    torch.testing.assert_close(torch.autograd.grad(loss, leaf2)[0], expected)
+    for i in range(8):  # the term is repeated on the sequence's tokens, and only there
+        assert len({round(float(x), 12) for x, m in zip(token_loss[i].detach(), mask[i], strict=True) if m}) == 1
+    assert int(metrics["capped_positive"] + metrics["capped_negative"]) == sum(
+        int(mask[i].sum()) for i in range(8) if not expected[i].any()
+    )
+
+
+def test_tis_by_hand():
+    """pi_gen = .1, pi_old = .3, pi = .33, A = 2: min(.3/.1, 2) = 2 and r = 1.1, so loss = -2 * 1.1 * 2 = -4.4 and the
+    gradient is the same. Second token: pi_old = .15, factor 1.5, r = 1.1: -3.3. Against pi_gen both would be clipped.
+    """
+    logprobs = torch.tensor([[0.33, 0.165]], dtype=F64).log()
+    old = torch.tensor([[0.30, 0.15]], dtype=F64).log()
+    behaviour = torch.tensor([[0.1, 0.1]], dtype=F64).log()
+    token_loss, metrics, grad = run("tis", logprobs, behaviour, old, torch.tensor([2.0], dtype=F64), torch.ones(1, 2))
+    torch.testing.assert_close(token_loss, torch.tensor([[-4.4, -3.3]], dtype=F64))
+    torch.testing.assert_close(grad, torch.tensor([[-4.4, -3.3]], dtype=F64))
+    summary = summarise_metrics(metrics)
+    assert summary["tis_capped"] == 0.5 and summary["capped_positive"] == 0
+    assert summary["ratio_max"] == pytest.approx(3.3)  # pi / pi_gen, as in every loss
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_flows_through_the_log_probs_alone(name):
+    logprobs, *others, mask = batch()
+    others = [x.requires_grad_() for x in others]
+    behaviour, old, advantages = others
+    token_loss, metrics = LOSSES[name](logprobs.requires_grad_(), behaviour, advantages, mask, **extra(name, old))
+    token_loss.sum().backward()
+    assert logprobs.grad.abs().sum() > 0
+    assert all(x.grad is None for x in others)
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+# ------------------------------------------------------------------------------------- masks, NaN, range, dtype
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30, 0.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_9_nothing_outside_the_mask_counts(name, junk):
+    """Junk in every input outside the mask, and in the advantage of an untrained row: same loss, gradient, metrics."""
+    logprobs, behaviour, old, advantages, mask = batch()
+    mask[2] = 0
+    clean = run(name, logprobs, behaviour, old, advantages, mask)
+    fill = mask == 0
+    dirty = [x.masked_fill(fill, junk) for x in (logprobs, behaviour, old)]
+    got = run(name, *dirty, advantages.masked_fill(torch.arange(6) == 2, junk), mask)
+    assert torch.equal(got[0], clean[0]) and torch.equal(got[2], clean[2])
+    assert {k: float(v) for k, v in got[1].items()} == {k: float(v) for k, v in clean[1].items()}
+    assert not got[0][fill].any() and not got[2][fill].any()
+
+
+@pytest.mark.parametrize("name, which", [(n, w) for n in NAMES for w in (0, 1, 2, 3) if w != 2 or n == "tis"])
+def test_a_nan_inside_the_mask_is_not_hidden(name, which):
+    """A NaN in one log-prob or advantage comes out in its own row, never in other rows or padding, and in ratio_max."""
+    inputs = list(batch())
+    mask = inputs[-1]
+    inputs[which] = inputs[which].clone()
+    inputs[which][(1, 0) if which < 3 else 1] = math.nan
+    token_loss, metrics, _ = run(name, *inputs)
+    assert token_loss[1, 0].isnan()
+    assert token_loss[torch.arange(6) != 1].isfinite().all() and not token_loss[mask == 0].any()
+    if which < 2:
+        assert math.isnan(summarise_metrics(merge_metrics([metrics, metrics]))["ratio_max"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gap", [300.0, -300.0])
+def test_trap_9_log_ratio_is_bounded_before_exp(name, gap):
+    """FP32 exp(300) is inf: loss, gradient and effective sample size stay finite, and the bound is e^20 = 4.85e8."""
+    behaviour = torch.full((2, 3), -1.0)
+    behaviour[:, 0] -= gap
+    logprobs, advantages = torch.full((2, 3), -1.0), torch.tensor([1.0, -1.0])
+    for old in (behaviour, logprobs):
+        token_loss, metrics, grad = run(name, logprobs, behaviour, old, advantages, torch.ones(2, 3))
+        assert token_loss.isfinite().all() and grad.isfinite().all()
+        summary = summarise_metrics(metrics)
+        assert all(math.isfinite(v) for v in summary.values()) and summary["ess"] > 0
+        assert summary["ratio_max"] == pytest.approx(math.exp(20) if gap > 0 else 1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dtype_follows_the_log_probs(name):
+    inputs = batch()
+    assert run(name, *inputs)[0].dtype == F64
+    logprobs, *others, mask = inputs
+    assert run(name, logprobs.float(), *others, mask)[0].dtype == torch.float32  # advantages in FP64 do not promote
+    for kind in (torch.bool, torch.float32, torch.int32):
+        assert torch.equal(run(name, logprobs, *others, mask.to(kind))[0], run(name, *inputs)[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_27_inputs_are_not_written_to(name):
+    inputs = batch()
+    before = [x.clone() for x in inputs]
+    run(name, *inputs)
+    normalize_advantages(inputs[3], torch.tensor([0, 0, 1, 1, 2, 2]))
+    aggregation_weights(inputs[4], torch.arange(6))
+    kl_penalty(inputs[0], inputs[1], inputs[4])
+    assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advantages_belong_to_rows_and_shapes_must_agree(name):
+    """N = T is where a broadcast along the wrong axis passes unseen: each row of the loss must scale with its own A."""
+    logprobs = torch.full((3, 3), -1.0, dtype=F64)
+    a = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    token_loss, _, _ = run(name, logprobs, logprobs, logprobs, a, torch.ones(3, 3))
+    torch.testing.assert_close(token_loss / token_loss[0], a[:, None].expand(3, 3))
+    good = [torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3)]
+    for i, bad in [
+        (0, torch.zeros(3)),
+        (1, torch.zeros(2, 1)),
+        (2, torch.zeros(2, 3)),
+        (2, torch.zeros(3)),
+        (3, torch.ones(2)),
+    ]:
+        args = [*good[:i], bad, *good[i + 1 :]]
+        with pytest.raises(ValueError, match="expected logprobs"):
+            LOSSES[name](*args, **extra(name, torch.zeros(2, 3)))
+    if name == "tis":
+        with pytest.raises(ValueError, match="expected logprobs"):
+            tis(*good, old_logprobs=torch.zeros(1, 3))
+
+
+# ------------------------------------------------------------------------------------------------- metrics
+
+
+def test_trap_8_metrics_are_taken_before_truncation_for_both_signs():
+    """rho = 10 with A < 0: CISPO caps it too; a clip never binds there. rho = .5, A < 0: the clip binds, CISPO not."""
+    logprobs, behaviour = ratios(10.0, 0.5)
+    for name, capped in [("cispo", 1), ("dapo", 1), ("grpo", 1), ("tis", 1)]:
+        _, m, grad = run(name, logprobs, behaviour, behaviour, torch.tensor([-1.0], dtype=F64), torch.ones(1, 2))
+        assert (float(m["ratio_max"]), float(m["ratio_sum"])) == pytest.approx((10.0, 10.5))
+        assert (int(m["capped_negative"]), int(m["capped_positive"])) == (capped, 0)
+        assert float(grad[0, 0]) == pytest.approx(5.0 if name == "cispo" else 10.0)
+
+
+def test_metrics_count_trained_tokens_only_and_strict_bounds():
+    """Inside the mask rho = .5, outside 1: the maximum is .5. At rho = eps_max = 1 nothing is cut. A = 0 has no sign."""
+    logprobs, behaviour = ratios(0.5, 1.0, 0.5)
+    mask = torch.tensor([[1, 0, 1]])
+    _, m, _ = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), mask)
+    assert (float(m["ratio_max"]), int(m["tokens"]), float(m["ratio_sq_sum"])) == pytest.approx((0.5, 2, 0.5))
+    logprobs, behaviour = ratios(1.0)
+    for a in (1.0, -1.0, 0.0):
+        _, m, _ = run(
+            "cispo", logprobs, behaviour, behaviour, torch.tensor([a], dtype=F64), torch.ones(1, 1), eps_max=1.0
+        )
+        assert (int(m["capped_positive"]), int(m["capped_negative"])) == (0, 0)
+        assert (int(m["tokens_positive"]), int(m["tokens_negative"])) == (int(a > 0), int(a < 0))
+
+
+def test_effective_sample_size_extremes():
+    """Equal ratios: 1, whatever their size. One ratio far above the rest: 1 / n."""
+    for rho, expected in [((3.0, 3.0, 3.0, 3.0), 1.0), ((1e6, 1e-6, 1e-6, 1e-6), 0.25), ((2.0, 1.0), 9 / 10)]:
+        logprobs, behaviour = ratios(*rho)
+        _, m, _ = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, len(rho)))
+        assert summarise_metrics(m)["ess"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_merged_metrics_of_microbatches_are_those_of_the_batch(name):
+    *inputs, mask = batch(rows=7, seed=5)
+    whole = run(name, *inputs, mask)[1]
+    parts = [run(name, *(x[rows] for x in (*inputs, mask)))[1] for rows in (slice(0, 1), slice(1, 5), slice(5, 7))]
+    assert all(value.dim() == 0 for part in parts for value in part.values())
+    merged = merge_metrics(parts)
+    assert {k: float(v) for k, v in merged.items()} == pytest.approx({k: float(v) for k, v in whole.items()}, rel=1e-12)
+    nested = merge_metrics([merge_metrics(parts[:2]), parts[2]])
+    assert summarise_metrics(nested) == pytest.approx(summarise_metrics(whole), rel=1e-12)
+
+
+def test_merge_refuses_parts_that_do_not_match():
+    with pytest.raises(ValueError, match="same keys"):
+        merge_metrics([{"tokens": torch.tensor(1)}, {"rows": torch.tensor(1)}])
+    with pytest.raises(ValueError, match="at least one"):
+        merge_metrics([])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_and_merge_never_wait_for_the_device(name):
+    """Tensors on the `meta` device have no values: any `.item()`, `float()` or `if tensor` would raise."""
+    *inputs, mask = (x.to("meta") for x in batch())
+    _, metrics, _ = run(name, *inputs, mask)
+    assert all(v.device.type == "meta" for v in merge_metrics([metrics, metrics]).values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), (2, 0)])
+def test_trap_5_an_empty_microbatch_still_runs_backward(name, shape):
+    zeros = torch.zeros(shape, dtype=F64)
+    token_loss, metrics, grad = run(name, zeros, zeros, zeros, torch.ones(shape[0], dtype=F64), zeros)
+    weights = aggregation_weights(zeros, torch.zeros(shape[0], dtype=torch.long))
+    assert float((weights * token_loss).sum()) == 0 and grad.shape == shape and not grad.any()
+    assert not any(summarise_metrics(metrics).values())
+    *inputs, mask = batch()
+    full = run(name, *inputs, mask)[1]
+    assert summarise_metrics(merge_metrics([full, metrics])) == summarise_metrics(full)
+
+
+# --------------------------------------------------------------------------------------------- aggregation
+
+
+def test_aggregation_by_hand():
+    """Prompt 7: rows of 1 and 3 tokens; prompt 3: one row of 2; a fourth row, alone in prompt 9, has none.
+    sample 1/(|y| * 3 rows) = 1/3, 1/9, 1/6 · prompt 1/(4 * 2 prompts) = 1/8 and 1/(2 * 2) = 1/4 · token 1/6 ·
+    constant 10: 1/(10 * 3) = 1/30.
+    """
+    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=F64)
+    ids = torch.tensor([7, 7, 3, 9])
+    for how, rows in [
+        ("sample", [1 / 3, 1 / 9, 1 / 6, 0]),
+        ("prompt", [1 / 8, 1 / 8, 1 / 4, 0]),
+        ("token", [1 / 6] * 4),
+        ("constant", [1 / 30] * 4),
+    ]:
+        expected = mask * torch.tensor(rows, dtype=F64)[:, None]
+        torch.testing.assert_close(aggregation_weights(mask, ids, how, constant=10), expected)
+    assert torch.equal(aggregation_weights(mask, ids), aggregation_weights(mask, ids, "prompt"))
+    # a divisor below 1 is a divisor too: 1 / (.25 * 3)
+    assert float(aggregation_weights(mask, ids, "constant", constant=0.25)[0, 0]) == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_aggregation_against_means_over_lists(seed):
+    """Oracle: the nested means as Python lists of each row's and prompt's token losses."""
+    g = torch.Generator().manual_seed(seed)
+    loss = torch.randn(9, 4, generator=g, dtype=F64)
+    mask = (torch.rand(9, 4, generator=g) < 0.5).double()
+    mask[seed] = 0
+    ids = torch.tensor([5, -2, 5, 8, -2, 8, 8, 100, 5])
+    rows = [[float(x) for x, m in zip(r, k, strict=True) if m] for r, k in zip(loss, mask, strict=True)]
+    prompts = {p: [x for r, q in zip(rows, ids.tolist(), strict=True) if q == p for x in r] for p in set(ids.tolist())}
+    expected = {
+        "sample": fmean(fmean(r) for r in rows if r),
+        "prompt": fmean(fmean(p) for p in prompts.values() if p),
+        "token": fmean(x for r in rows for x in r),
+        "constant": fmean(sum(r) / 12.0 for r in rows if r),
+    }
+    for how, value in expected.items():
+        weights = aggregation_weights(mask, ids, how, constant=12.0)
+        assert float((weights * loss).sum()) == pytest.approx(value), how
+
+
+@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_1_and_2_any_split_gives_the_same_gradient(name, how):
+    """1, 2, 4 microbatches of unequal size, and 2 ranks whose gradients are averaged and multiplied by 2 (as data
+    parallel training averages), against the whole batch. The mean of microbatch means is shown to differ.
+    """
+    logprobs, behaviour, old, advantages, mask = batch(rows=8, seed=7, spread=0.2)
+    ids = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+    weights = aggregation_weights(mask.double(), ids, how, constant=7)
+
+    def gradient(rows: slice, weights: Tensor) -> Tensor:
+        leaf = logprobs.clone().requires_grad_()
+        token_loss, _ = LOSSES[name](
+            leaf[rows], behaviour[rows], advantages[rows], mask[rows], **extra(name, old[rows])
+        )
+        return torch.autograd.grad((weights * token_loss).sum(), leaf)[0]
+
+    whole = gradient(slice(None), weights)
+    for cuts in ([0, 3, 8], [0, 1, 2, 6, 8]):
+        parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
+        torch.testing.assert_close(sum(gradient(p, weights[p]) for p in parts), whole, atol=0, rtol=1e-12)
+    ranks = [gradient(p, weights[p]) for p in (slice(0, 5), slice(5, 8))]
+    torch.testing.assert_close(sum(ranks) / 2 * 2, whole, atol=0, rtol=1e-12)
+    own = [aggregation_weights(mask[p].double(), ids[p], how, constant=7) for p in (slice(0, 5), slice(5, 8))]
+    naive = (gradient(slice(0, 5), own[0]) + gradient(slice(5, 8), own[1])) / 2
+    assert (naive - whole).abs().max() > 1e-3 * whole.abs().max()
+
+
+@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
+def test_trap_4_dropped_rows_leave_the_denominators(how):
+    """A row or prompt whose mask is all 0 weighs as if it were not in the batch."""
+    mask = torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1], [0, 0]], dtype=F64)
+    ids = torch.tensor([0, 0, 0, 1, 2])
+    kept = mask.any(-1)
+    weights = aggregation_weights(mask, ids, how, constant=5)
+    torch.testing.assert_close(weights[kept], aggregation_weights(mask[kept], ids[kept], how, constant=5))
+    assert not weights[~kept].any()
+    assert not aggregation_weights(mask * 0, ids, how, constant=5).any()
+
+
+def test_trap_3_prompt_average_needs_whole_groups():
+    """Half of a group in a batch of its own weighs as much as a whole group: 1/2 + 1/2 for it instead of 1/3 each."""
+    mask, ids = torch.ones(6, 1, dtype=F64), torch.tensor([0, 0, 1, 1, 2, 2])
+    whole = aggregation_weights(mask, ids)
+    assert whole[:2].sum() == pytest.approx(1 / 3)
+    assert aggregation_weights(mask[:3], ids[:3])[2].sum() == pytest.approx(1 / 2)  # row 2 alone: half of group 1
+
+
+def test_forced_tokens_are_not_counted():
+    """A row of 5 tokens of which 2 in the middle were forced counts 3."""
+    weights = aggregation_weights(torch.tensor([[1, 0, 0, 1, 1]], dtype=F64), torch.tensor([0]), "sample")
+    torch.testing.assert_close(weights, torch.tensor([[1, 0, 0, 1, 1]], dtype=F64) / 3)
+
+
+def test_aggregation_dtype_and_errors():
+    mask, ids = torch.ones(2, 3), torch.tensor([0, 1])
+    assert aggregation_weights(mask.bool(), ids).dtype == torch.float32
+    assert aggregation_weights(mask.bfloat16(), ids).dtype == torch.float32
+    assert aggregation_weights(mask.double(), ids).dtype == F64
+    with pytest.raises(ValueError, match="sample, prompt, token, constant"):
+        aggregation_weights(mask, ids, "mean")
+    for constant in (None, 0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="constant > 0"):
+            aggregation_weights(mask, ids, "constant", constant=constant)
+    for bad_mask, bad_ids in [(mask, torch.tensor([0])), (mask[0], ids), (mask, torch.zeros(2, 3))]:
+        with pytest.raises(ValueError, match="must be"):
+            aggregation_weights(bad_mask, bad_ids)
+
+
+# --------------------------------------------------------------------------------------------- advantages
+
+HAND_REWARDS = torch.tensor([1, 12, -1, -1, 10, -1], dtype=F64)
+HAND_IDS = torch.tensor([5, 2, 5, 5, 2, 5])
+
+
+def test_advantages_by_hand():
+    """Prompt 5: rewards 1, -1, -1, -1, mean -.5, centred 1.5, -.5, -.5, -.5. Prompt 2: 12, 10, centred 1, -1.
+    batch: variance (2.25 + 3 * .25 + 2) / 6 = 5/6, std .9128709 (the raw rewards' std would be 5.6);
+    prompt: stds sqrt(3/4) = .8660254 and 1. With ddof 1: batch sqrt(5/5) = 1; prompt sqrt(3/3) = 1 and sqrt(2).
+    """
+    centred = torch.tensor([1.5, 1, -0.5, -0.5, -1, -0.5], dtype=F64)
+    own = torch.tensor([0.8660254, 1, 0.8660254, 0.8660254, 1, 0.8660254], dtype=F64)
+    own_1 = torch.tensor([1, math.sqrt(2), 1, 1, math.sqrt(2), 1], dtype=F64)
+    for how, ddof, std in [
+        ("none", 0, 1.0),
+        ("batch", 0, 0.9128709),
+        ("batch", 1, 1.0),
+        ("prompt", 0, own),
+        ("prompt", 1, own_1),
+    ]:
+        got = normalize_advantages(HAND_REWARDS, HAND_IDS, how, eps=0.0, ddof=ddof)
+        torch.testing.assert_close(got, centred / std, atol=1e-6, rtol=0)
+    # eps is added to the std, and `none` divides by nothing: 1.5 / (.9128709 + 1) = .7841617
+    assert float(normalize_advantages(HAND_REWARDS, HAND_IDS, "batch", eps=1.0)[0]) == pytest.approx(0.7841617)
+    assert float(normalize_advantages(HAND_REWARDS, HAND_IDS, "prompt", eps=1.0)[1]) == pytest.approx(0.5)
+    assert float(normalize_advantages(HAND_REWARDS, HAND_IDS, "none", eps=1.0)[0]) == 1.5
+    assert torch.equal(
+        normalize_advantages(HAND_REWARDS, HAND_IDS), normalize_advantages(HAND_REWARDS, HAND_IDS, "batch")
+    )
+    default = normalize_advantages(HAND_REWARDS * 1e-6, HAND_IDS)  # std .913e-6 is not far above the default eps 1e-6
+    assert float(default[0]) == pytest.approx(1.5 / (0.9128709 + 1))
+
+
+@pytest.mark.parametrize("how", ["batch", "prompt"])
+def test_advantages_do_not_depend_on_offset_scale_or_row_order(how):
+    expected = normalize_advantages(HAND_REWARDS, HAND_IDS, how, eps=0.0)
+    shift = torch.where(HAND_IDS == 5, 7.0, -3.0)
+    torch.testing.assert_close(normalize_advantages(4 * HAND_REWARDS + shift, HAND_IDS, how, eps=0.0), expected)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    torch.testing.assert_close(
+        normalize_advantages(HAND_REWARDS[order], HAND_IDS[order], how, eps=0.0), expected[order]
+    )
+
+
+@pytest.mark.parametrize("how", ["batch", "prompt"])
+def test_trap_18_variance_in_two_passes(how):
+    """FP32 rewards of 100000 and 100001: E[r^2] - E[r]^2 would be the difference of two 1e10, good to +-1000."""
+    rewards = torch.tensor([100000.0, 100001.0, 100000.0, 100001.0])
+    got = normalize_advantages(rewards, torch.tensor([0, 0, 1, 1]), how)
+    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, -1.0, 1.0]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("how", ["batch", "prompt", "none"])
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-12])
+def test_trap_18_equal_or_single_rewards_give_exactly_zero(how, eps):
+    """Three times .1 has an FP32 mean that is not .1; a std test would keep it. So do seven thirds. A single row is 0."""
+    for value, n in [(0.1, 3), (1 / 3, 7), (0.7, 6), (1e-8, 11), (123456.7, 13)]:
+        rewards = torch.full((n,), value)
+        assert not normalize_advantages(rewards, torch.zeros(n), how, eps=eps).any()
+        mixed = normalize_advantages(
+            torch.cat([rewards, torch.tensor([1.0, -1.0, 5.0])]), torch.tensor([0] * n + [1, 1, 2]), how, eps=eps
+        )
+        assert not mixed[:n].any() and mixed[n + 2] == 0 and mixed[n] > 0 > mixed[n + 1]
+        for ddof in (0, 1):
+            assert not normalize_advantages(torch.tensor([value]), torch.tensor([4]), how, eps=eps, ddof=ddof).any()
+
+
+def test_trap_19_both_orders_of_filter_and_batch_std():
+    """2 of 6 groups have equal rewards, p = 1/3 (groups of unequal size, so that p counts rows: 4 of 12).
+    Normalised before they are dropped, the kept advantages are larger by 1 / sqrt(1 - p) = sqrt(12 / 8).
+    """
+    rewards = torch.tensor([1.0, -1, -1, 1, 1, -1, 1, -1, 1, 1, -1, -1], dtype=F64)
+    ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4])
+    keep = ids < 3
+    before = normalize_advantages(rewards, ids, eps=0.0)[keep]
+    after = normalize_advantages(rewards[keep], ids[keep], eps=0.0)
+    torch.testing.assert_close(before, after * math.sqrt(12 / 8))
+    assert after.square().mean() == pytest.approx(1.0)
+
+
+def test_trap_19_centre_over_whole_groups():
+    """Group 1, 1, -1 -> means 1/3. Dropping the first row before centring makes it 0: A = +-1, not 2/3 and -4/3.
+    Unequal sizes after a drop are no error either (no reshape to (-1, G)).
+    """
+    rewards, ids = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0]), torch.tensor([0, 0, 0, 1, 1])
+    torch.testing.assert_close(
+        normalize_advantages(rewards, ids, "none"), torch.tensor([2 / 3, 2 / 3, -4 / 3, 1, -1]), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(normalize_advantages(rewards[1:], ids[1:], "none"), torch.tensor([1.0, -1, 1, -1]))
+
+
+def test_advantage_dtypes_nan_and_errors():
+    ids = torch.tensor([0, 0, 1, 1])
+    ints = torch.tensor([1, 0, 1, 0])
+    for kind in (torch.int64, torch.bool, torch.float32, torch.bfloat16):
+        got = normalize_advantages(ints.to(kind), ids, "prompt", eps=0.0)
+        assert got.dtype == torch.float32 and got.tolist() == [1, -1, 1, -1]
+    assert normalize_advantages(ints.double(), ids).dtype == F64
+    for how in ("batch", "prompt", "none"):  # a NaN reward is not hidden, in a group of equal rewards neither
+        assert normalize_advantages(torch.tensor([math.nan, 1.0, 1, 0]), ids, how)[:2].isnan().all()
+        assert normalize_advantages(torch.tensor([math.nan, math.nan, 1, 0]), ids, how)[:2].isnan().all()
+    with pytest.raises(ValueError, match="batch, prompt, none"):
+        normalize_advantages(ints, ids, "group")
+    for bad in (torch.zeros(3), torch.zeros(4, 1)):
+        with pytest.raises(ValueError, match="must be"):
+            normalize_advantages(bad, ids)
+    assert normalize_advantages(torch.zeros(0), torch.zeros(0)).shape == (0,)
+
+
+# ------------------------------------------------------------------------------------------- KL and entropy
+
+
+def test_kl_by_hand():
+    """pi = .5, pi_ref = .25, r = .5: k1 = ln 2, k2 = (ln 2)^2 / 2 = .2402265, k3 = .5 - 1 + ln 2 = .1931472."""
+    logprobs, reference = torch.tensor([[0.5, 0.5]], dtype=F64).log(), torch.tensor([[0.25, 0.9]], dtype=F64).log()
+    for name, value in [("k1", 0.6931472), ("k2", 0.2402265), ("k3", 0.1931472)]:
+        got = kl_penalty(logprobs, reference, torch.tensor([[1, 0]]), name)
+        torch.testing.assert_close(got, torch.tensor([[value, 0.0]], dtype=F64), atol=1e-7, rtol=0)
+    assert torch.equal(got, kl_penalty(logprobs, reference, torch.tensor([[1, 0]])))  # k3 is the default
+
+
+def test_kl_expectations_over_all_actions():
+    """Oracle: exact sums over 6 actions, gradients by autograd on the logits. E_pi[k1] = E_pi[k3] = KL(pi || ref);
+    E_pi[grad k1] = 0; E_pi[grad k2] = grad KL(pi || ref); E_pi[grad k3] = grad KL(ref || pi).
+    """
+    g = torch.Generator().manual_seed(2)
+    logits = torch.randn(6, generator=g, dtype=F64, requires_grad=True)
+    reference = torch.randn(6, generator=g, dtype=F64, requires_grad=True)
+    pi, ref = logits.log_softmax(0), reference.log_softmax(0)
+    reverse, forward = (pi.exp() * (pi - ref)).sum(), (ref.exp() * (ref - pi)).sum()
+    gradients = {
+        "k1": torch.zeros(6, dtype=F64),
+        "k2": torch.autograd.grad(reverse, logits, retain_graph=True)[0],
+        "k3": torch.autograd.grad(forward, logits, retain_graph=True)[0],
+    }
+    p = pi.detach().exp()
+    for name, expected in gradients.items():
+        term = kl_penalty(pi[:, None], ref[:, None], torch.ones(6, 1), name)[:, 0]
+        if name != "k2":
+            torch.testing.assert_close((p * term).sum(), reverse)
+        got = torch.autograd.grad((p * term).sum(), [logits, reference], retain_graph=True, allow_unused=True)
+        torch.testing.assert_close(got[0], expected)
+        assert got[1] is None  # no gradient into the reference
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_mask_range_and_errors(estimator):
+    """NaN outside the mask, and gaps of e^+-300, leave value and gradient finite; k3's gradient never pulls the policy
+    away from the reference (a positive slope where pi_ref > pi); FP32 k3 of a gap of 1e-4 is 5e-9, not rounding."""
+    logprobs = torch.tensor([[-301.0, -1.0, math.nan, -1.0]], requires_grad=True)
+    reference = torch.tensor([[-1.0, -301.0, 0.0, math.inf]])
+    mask = torch.tensor([[1, 1, 0, 0]])
+    value = kl_penalty(logprobs, reference, mask, estimator)
+    (grad,) = torch.autograd.grad(value.sum(), logprobs)
+    assert value.isfinite().all() and grad.isfinite().all()
+    assert not value[0, 2:].any() and not grad[0, 2:].any() and value.dtype == torch.float32
+    if estimator == "k3":
+        assert grad[0, 0] <= 0 and float(grad[0, 1]) == pytest.approx(1.0)
+        small = kl_penalty(torch.tensor([[-1e-4]]), torch.zeros(1, 1), torch.ones(1, 1))
+        assert float(small) == pytest.approx(5e-9, rel=1e-2)
+    assert kl_penalty(reference, logprobs.detach(), mask.new_ones(1, 4), estimator)[0, 2].isnan()  # inside: not hidden
+    with pytest.raises(ValueError, match="k1, k2, k3"):
+        kl_penalty(logprobs, reference, mask, "k4")
+    with pytest.raises(ValueError, match="one shape"):
+        kl_penalty(logprobs, reference[0], mask, estimator)
+
+
+def test_trap_26_entropy_of_the_distribution():
+    """ln 4 for four equal logits, whichever token was sampled; (1/2, 1/4, 1/4) has 1.5 ln 2 = 1.0397208; a token ruled
+    out by -inf adds nothing; a certain one has 0. Shape (..., V) -> (...)."""
+    assert float(entropy(torch.zeros(4))) == pytest.approx(math.log(4))
+    logits = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]]], dtype=F64).log().requires_grad_()
+    got = entropy(logits)
+    torch.testing.assert_close(got, torch.tensor([[1.0397208, 0.0]], dtype=F64), atol=1e-7, rtol=0)
+    got.sum().backward()
+    assert logits.grad.isfinite().all()
+    assert entropy(torch.tensor([math.nan, 0.0])).isnan()
+
+
+def test_entropy_gradient_and_dtype():
+    """Oracles: torch's own Categorical, and finite differences. BF16 logits are raised to FP32 before the softmax."""
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(4), dtype=F64, requires_grad=True)
+    torch.testing.assert_close(entropy(logits), torch.distributions.Categorical(logits=logits).entropy())
+    assert torch.autograd.gradcheck(entropy, logits)
+    coarse = logits.detach().bfloat16()
+    assert entropy(coarse).dtype == torch.float32 and entropy(logits).dtype == F64
+    assert torch.equal(entropy(coarse), entropy(coarse.float()))
+
+
+def test_named_losses():
+    assert LOSSES == {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
