@@ -179,11 +179,10 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
             dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
-            with torch.autocast(hidden.device.type, enabled=False):
-                if wants_hidden:
-                    torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
-                if wants_weight:
-                    grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
+            if wants_hidden:
+                torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
+            if wants_weight:
+                grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
             if wants_bias:
                 grad_bias.add_(dz.sum(0))
         grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
@@ -206,14 +205,14 @@ def _chunks(
         rows = slice(start, start + options.chunk_tokens)
         h = hidden[rows].to(options.product_dtype)  # (C, H)
         z = buffer[: len(h)]
-        # Mixed precision would silently cast this product back to bfloat16 (trap 15).
-        with torch.autocast(hidden.device.type, enabled=False):
-            if options.product_dtype != options.dtype:
-                z.copy_(F.linear(h, head.t(), bias))  # the product that the FP32 head replaces
-            elif bias is None:
-                torch.mm(h, head, out=z)
-            else:
-                torch.addmm(bias, h, head, out=z)
+        # Mixed precision would silently cast `h @ head` back to bfloat16 (trap 15). Products with out= and in-place
+        # ones are exempt from autocast, here and in the backward pass.
+        if options.product_dtype != options.dtype:
+            z.copy_(F.linear(h, head.t(), bias))  # the product that the FP32 head replaces
+        elif bias is None:
+            torch.mm(h, head, out=z)
+        else:
+            torch.addmm(bias, h, head, out=z)
         if options.temperature != 1.0:
             z.div_(options.temperature)  # trap 11: the generator's log-probs are those at T
         yield rows, z

@@ -182,10 +182,10 @@ def normalize_advantages(
     if how == "none":
         return centred
     if how == "batch":  # over sequences, not weighted by tokens; of the centred advantages, not of raw rewards
-        variance = (centred - centred.mean()).square().sum() / max(len(centred) - ddof, 1)  # ()
+        variance = (centred - centred.mean()).square().sum() / (len(centred) - ddof)  # ()
     else:
-        variance = sum_over_group(centred.square()) / (sizes[group] - ddof).clamp_min(1)  # (N,)
-    # A_i^norm = A_i / (std + eps)
+        variance = sum_over_group(centred.square()) / (sizes[group] - ddof)  # (N,)
+    # A_i^norm = A_i / (std + eps);  `where` again: with a single row or eps = 0 the division is 0 / 0
     return torch.where(unequal, centred / (variance.sqrt() + eps), 0.0)  # (N,)
 
 

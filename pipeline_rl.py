@@ -79,6 +79,10 @@ class Group:
     rollouts: list[Rollout]
 
 
+class Interrupted(Exception):
+    """The caller asked to stop while it waited; nothing was taken."""
+
+
 class Exhausted(Exception):
     """No prompt is left to admit and every admitted group was taken."""
 
@@ -261,6 +265,7 @@ class Generator:
         weights: where new weights are written for the engine.
         max_restarts: engine deaths survived.
         engine_args: more of vLLM's AsyncEngineArgs.
+        interrupted: asked once a second while `take` or `result_of` waits; True raises Interrupted there.
     """
 
     model: str
@@ -279,6 +284,7 @@ class Generator:
     max_restarts: int = 1
     weights: FileWeights = field(default_factory=FileWeights)
     engine_args: dict[str, Any] = field(default_factory=dict)
+    interrupted: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < self.rollouts:
@@ -320,7 +326,8 @@ class Generator:
     def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
         """Waits for the `count` oldest groups. Raises the generator's error, or Exhausted; every `report_after`
         seconds of waiting it prints who waits for whom."""
-        return self._call(self._take(count, report_after))
+        future = asyncio.run_coroutine_threadsafe(self._take(count, report_after), self._loop)
+        return self._wait(future, interruptible=True)
 
     def release(self, count: int) -> None:
         """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
@@ -348,7 +355,7 @@ class Generator:
 
     def result_of(self, future: Future) -> Any:
         """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
-        return self._wait(future)
+        return self._wait(future, interruptible=True)
 
     def unfinished(self) -> list[Any]:
         """Problems admitted and not yet taken, in admission order: the first to admit after a resume."""
@@ -371,8 +378,11 @@ class Generator:
     def _call(self, coroutine: Coroutine) -> Any:
         return self._wait(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
-    def _wait(self, future: Future) -> Any:
+    def _wait(self, future: Future, interruptible: bool = False) -> Any:
         while True:
+            if interruptible and self.interrupted():
+                future.cancel()
+                raise Interrupted
             try:
                 return future.result(timeout=1.0)
             except TimeoutError:

@@ -6,30 +6,37 @@ prompts, a held-out set that training never sees, and a program that says of a c
     r(x, y) = +1 if the answer that follows the thinking is right, else -1.
 
 A task is any object with `train` and `held_out` (lists of `Problem`), `tokenizer`, `stop_ids`,
-`end_of_thinking_ids`, `phrase_ids`, `reward(problem, completion_ids)`, `score(problem, completions)` and `text(ids)`.
+`end_of_thinking_ids`, `phrase_ids`, `reward(problem, completion_ids)`, `score(problem, completions)`, `text(ids)` and
+`close()`. Two stand here: a built-in one, and `load_dataset_task` for files and Hugging Face data sets of questions
+with known answers, judged by rewards.py.
 
-`ChainTask`, "chain mod 10", is small enough that a 0.2M-parameter model learns it on a laptop in minutes, and still
-has what makes reasoning hard: the answer needs a chain of steps, one wrong step spoils the rest, and thinking longer
-than the budget is cut. A prompt is a digit and n labelled operations; thinking writes one `label op result` a step:
+THE BUILT-IN TASK, `ChainTask`: "chain mod 10" is small enough that a model of 0.2M parameters learns it on a laptop in
+minutes, and still has what makes reasoning hard: the answer needs a chain of steps, one wrong step spoils the rest,
+and thinking longer than the budget is cut. A prompt is a digit and n labelled operations; thinking writes one
+`label operation result` a step:
 
     prompt      7 a +5 b *3 c -4 <think>
     thinking    a +5 2 b *3 6 c -4 2
     answer      </think> 6 2 <eos>                       v_(n-1) and v_n
 
-Every operation is a bijection modulo 10, so an error always reaches the end; two numbers make guessing right 1 % of
+Every operation is a bijection modulo 10, so an error always reaches the end; two numbers make a guess right 1 % of
 the time. `warm_start` stands in for pre-training: it teaches a tiny Qwen3 the format, and arithmetic with mistakes
 that practice must undo: part of the facts are learned wrong, and some demonstrations ramble past the budget.
 
-Simplified: there is no answer parser (the format itself is part of the exact match); held-out problems are told from
-training ones by a hash of their text, so the split holds for every seed, every pool size and every demonstration.
+THE SPLIT is by the hash of a problem's text and nothing else, so that no seed, order of rows, duplicate or
+demonstration can carry a held-out problem into training.
 
-    task = ChainTask(seed=0)
-    model_folder = warm_start("runs/cache", seed=0)
-    reward, correct = task.reward(task.train[0], task.tokenizer("</think> 6 2 <eos>")["input_ids"])
+SIMPLIFIED. Chain mod 10 has no answer parser: the format is part of the exact match. Near-duplicates of a data set
+(other words, the same numbers) are not looked for.
+
+>>> task = ChainTask(seed=0)
+>>> task.text(task.held_out[0].prompt_ids), task.held_out[0].answer
+>>> task.reward(task.held_out[0], task.tokenizer("</think> 6 2 <eos>")["input_ids"])
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -37,12 +44,15 @@ import math
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from rewards import BUILT_IN, Job, RewardPool
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What every task shares
@@ -71,7 +81,8 @@ LABELS = tuple("abcdefgh")
 OPERATIONS = tuple(f"+{i}" for i in range(1, 10)) + tuple(f"-{i}" for i in range(1, 10)) + ("*3", "*7", "*9")
 RECHECK, RESTART = "wait", "again"
 PHRASE = ("time", "up", "</think>")
-WORDS = ("<pad>", "<eos>", "<think>", "</think>", RECHECK, RESTART, "time", "up") + DIGITS + LABELS + OPERATIONS
+SPECIAL = ("<pad>", "<eos>", "<think>", "</think>")
+WORDS = (*SPECIAL, RECHECK, RESTART, *PHRASE[:-1], *DIGITS, *LABELS, *OPERATIONS)
 IDS = {word: i for i, word in enumerate(WORDS)}
 # One problem in this many is held out, by the hash of its text.
 HELD_OUT_ONE_IN = 8
@@ -400,3 +411,378 @@ def warm_start(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data sets
+
+# The columns looked for, in this order, where --prompt_column and --answer_column are not given: GSM8K has question and
+# answer, Polaris and DeepScaleR problem and answer; a dot goes into a nested record.
+PROMPT_COLUMNS = ("prompt", "problem", "question", "instruction")
+ANSWER_COLUMNS = ("answer", "ground_truth", "final_answer", "reward_model.ground_truth", "solution")
+FILE_KINDS = (".jsonl", ".parquet")
+TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set of `--dataset`: a file or a hub id, the hub's configuration, and its weight in the mixture."""
+
+    name: str
+    config: str | None = None
+    weight: float = 1.0
+
+
+def parse_data_sets(text: str) -> list[DataSet]:
+    """Data sets of `NAME[:CONFIG][=WEIGHT],...`: `"openai/gsm8k:main=2,my.jsonl=1"` draws two of three from the first.
+
+    NAME is a .jsonl or .parquet file or a Hugging Face data set id. Raises ValueError on a weight that is no positive
+    number and on a name given twice.
+    """
+    found: list[DataSet] = []
+    for part in text.split(","):
+        name, _, weight = part.strip().partition("=")
+        name, _, config = name.partition(":")
+        try:
+            value = float(weight or 1)
+        except ValueError:
+            value = math.nan
+        if not name or not 0 < value < math.inf:
+            raise ValueError(f"--dataset must be NAME[:CONFIG][=WEIGHT],... weights above 0, got {part.strip()!r}")
+        found.append(DataSet(name, config or None, value))
+    if len({data.name for data in found}) < len(found):
+        raise ValueError(f"--dataset names a data set twice: {text}; raise its weight instead")
+    return found
+
+
+def read_rows(data: DataSet, split: str, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a data set; lines of a .jsonl that are no JSON object are counted in `skipped`.
+
+    Raises ValueError if there is no such file, kind of file or data set.
+    """
+    path = Path(data.name)
+    if path.suffix in FILE_KINDS and not path.is_file():
+        raise ValueError(f"--dataset {data.name}: there is no such file")
+    if path.is_file() and path.suffix not in FILE_KINDS:
+        raise ValueError(f"--dataset {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
+    if path.suffix == ".jsonl":
+        yield from read_json_lines(path, skipped)
+        return
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        if path.is_file():
+            import pyarrow.parquet
+
+            yield from pyarrow.parquet.read_table(path).to_pylist()
+        else:
+            yield from load_dataset(data.name, data.config, split=split)
+    except (DatasetsError, OSError, ValueError) as error:
+        raise ValueError(f"--dataset {data.name} cannot be loaded ({type(error).__name__}: {error}); give a .jsonl or "
+                         ".parquet file, or a data set id, with its configuration as NAME:CONFIG") from error
+
+
+def read_json_lines(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON Lines file; other lines that are not empty are counted in `skipped`."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in filter(str.strip, file):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                skipped["not_json"] += 1
+                continue
+            if isinstance(row, dict):
+                yield row
+            else:
+                skipped["not_an_object"] += 1
+
+
+def field_of(row: dict[str, Any], column: str) -> Any:
+    """`row[column]`, where a dot goes into a nested record; None if it is not there."""
+    value: Any = row
+    for name in [column] if column in row else column.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def find_column(rows: Sequence[dict[str, Any]], wanted: str | None, known: Sequence[str], flag: str, name: str) -> str:
+    """The column to read: `wanted`, or the first of `known` that any row has. Raises ValueError naming the flag."""
+    for column in [wanted] if wanted else known:
+        if any(field_of(row, column) is not None for row in rows):
+            return column
+    there = ", ".join(sorted({str(key) for row in rows[:100] for key in row})) or "none at all"
+    raise ValueError(f"--dataset {name}: no row has {wanted or ', '.join(known)}; its columns are {there}; "
+                     f"name the right one with {flag}")
+
+
+def clean_text(text: str) -> str:
+    """`text` with lone surrogates replaced: no tokenizer takes them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def prompt_messages(value: Any) -> list[dict[str, str]] | None:
+    """A prompt column's value as chat messages: a string is one of the user; None if it is neither."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": clean_text(value)}]
+    if isinstance(value, list) and value and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    ):
+        return [{"role": m["role"], "content": clean_text(m["content"])} for m in value]
+    return None
+
+
+def final_answer(value: Any) -> str | None:
+    """An answer column's value as text, of GSM8K's worked solutions what follows `####`; None if no text or number."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    # Parquet turns a column of whole numbers with a gap into floats.
+    text = str(int(value)) if isinstance(value, float) and value == int(value) else clean_text(str(value))
+    return text.rpartition("####")[2].strip()
+
+
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[list[dict[str, str]]], template: str, chat: bool
+) -> list[list[int]]:
+    """Token ids of each prompt: `template` around its last message, then the chat template, if there is one."""
+    if not prompts:
+        return []
+    prompts = [[*p[:-1], {**p[-1], "content": template.replace("{prompt}", p[-1]["content"])}] for p in prompts]
+    if chat and tokenizer.chat_template:
+        return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return tokenizer(["\n\n".join(message["content"] for message in p) for p in prompts])["input_ids"]
+
+
+def default_stop_ids(tokenizer: Any) -> tuple[int, ...]:
+    """The tokenizer's end of sequence and those of the generation_config.json beside it (chat models have two)."""
+    from transformers import GenerationConfig
+
+    found = [tokenizer.eos_token_id]
+    try:
+        more = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
+        found += more if isinstance(more, list) else [more]
+    except OSError:
+        pass  # there is none beside it
+    return tuple(dict.fromkeys(i for i in found if i is not None))
+
+
+def default_end_of_thinking(tokenizer: Any) -> str:
+    """`</think>` if the vocabulary or the chat template has it; else "", for a model that does not think apart."""
+    known = "</think>" in tokenizer.get_vocab() or "</think>" in str(tokenizer.chat_template or "")
+    return "</think>" if known else ""
+
+
+def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: int, epoch: int) -> list[int]:
+    """Which problem comes when in one epoch of a weighted mixture: indices into `problems`, as many as there are.
+
+    Each source gets its share of the epoch's places and goes on where it was in the last epoch, through shuffles of
+    its own problems: a small source with a large weight comes round more often, and nothing is left out. Pure: the
+    place in a run is (seed, epoch, position). With no weights this is a shuffle of everything.
+    """
+    total, taken, start = sum(weights.values()), 0.0, 0
+    order = [] if weights else list(range(len(problems)))
+    for source, weight in sorted(weights.items()):
+        own = [i for i, problem in enumerate(problems) if problem.source == source]
+        # Rounded cumulative shares: the counts add up to the epoch's length.
+        taken += weight
+        count = round(taken / total * len(problems)) - start
+        start += count
+        place = epoch * count
+        while count:
+            shuffle = random.Random(f"{seed} {source} {place // len(own)}").sample(own, len(own))
+            some = shuffle[place % len(own) :][:count]
+            order, place, count = order + some, place + len(some), count - len(some)
+    random.Random(f"{seed} epoch {epoch}").shuffle(order)
+    return order
+
+
+class DatasetTask:
+    """Problems of data sets, judged in worker processes. Made by `load_dataset_task`; `close` ends the workers.
+
+    Beside what every task has: `sources` (names of the data sets), `weights` (their weights, empty for a single one,
+    for `epoch_order`), `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).
+    """
+
+    def __init__(
+        self,
+        problems: tuple[list[Problem], list[Problem]],
+        tokenizer: Any,
+        pool: RewardPool,
+        rewards: dict[str, str],
+        *,
+        prompts: dict[str, str],
+        stop_ids: tuple[int, ...],
+        end_of_thinking_ids: tuple[int, ...],
+        phrase_ids: tuple[int, ...],
+        weights: dict[str, float],
+        skipped: Counter[str],
+    ) -> None:
+        self.train, self.held_out = problems
+        self.tokenizer, self.stop_ids = tokenizer, stop_ids
+        self.end_of_thinking_ids, self.phrase_ids = end_of_thinking_ids, phrase_ids
+        self.sources, self.weights, self.skipped = list(rewards), weights, skipped
+        self._pool, self._rewards, self._prompts = pool, rewards, prompts
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Verdicts so far by kind: correct, wrong, unparsed, unfinished, timeout, crash, memory, error."""
+        return self._pool.counts
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
+        """(reward, correct) of each completion of one problem, in order; a stop token at its end is not judged."""
+        name, prompt = self._rewards[problem.source], self._prompts[problem.key]
+        bodies = [ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids for ids in completions]
+        verdicts = self._pool.judge([Job(name, prompt, self.text(ids), problem.answer) for ids in bodies])
+        return [(verdict.reward, verdict.correct) for verdict in verdicts]
+
+    def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]:
+        """`score` of one completion."""
+        return self.score(problem, [completion_ids])[0]
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self._pool.close()
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """How rows become prompts. None as a column looks through PROMPT_COLUMNS or ANSWER_COLUMNS.
+
+    `template` stands around the prompt's text and holds `{prompt}`; `chat` applies the tokenizer's chat template if it
+    has one; `max_tokens` leaves longer prompts out; `held_out` prompts of each data set are kept for evaluation.
+    """
+
+    prompt_column: str | None = None
+    answer_column: str | None = None
+    template: str = "{prompt}"
+    chat: bool = True
+    split: str = "train"
+    held_out: int = 1000
+    max_tokens: int | None = None
+
+
+def read_problems(
+    data: DataSet, tokenizer: Any, options: PromptOptions, readable: Callable[[list[Any]], list[bool]], raw: bool,
+    skipped: Counter[str],
+) -> dict[str, tuple[str, Problem]]:
+    """{key: (prompt text, problem)} of one data set's rows; the first of equal prompts stays, others are counted.
+
+    The key is the hash of the row's own text with its white space made equal, so template and tokenizer change no
+    split. `raw` keeps the answer as it stands in the row, for a user's reward function.
+    """
+    rows = list(read_rows(data, options.split, skipped))
+    prompt_column = find_column(rows, options.prompt_column, PROMPT_COLUMNS, "--prompt_column", data.name)
+    answer_column = find_column(rows, options.answer_column, ANSWER_COLUMNS, "--answer_column", data.name)
+    kept: dict[str, tuple[str, list[dict[str, str]], Any]] = {}
+    for row in rows:
+        messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)
+        answer = given if raw else final_answer(given)
+        text = "\n\n".join(message["content"] for message in messages or [])
+        key = stable_key(" ".join(text.split()))
+        if messages is None:
+            skipped["prompt_is_no_text"] += 1
+        elif not text.strip():
+            skipped["empty_prompt"] += 1
+        elif answer is None:
+            skipped["no_answer" if given is None else "answer_is_no_text"] += 1
+        elif answer == "":
+            skipped["empty_answer"] += 1
+        elif key in kept:
+            skipped["duplicate_prompt"] += 1
+        else:
+            kept[key] = text, messages, answer
+    for key, good in zip(list(kept), readable([answer for _, _, answer in kept.values()]), strict=True):
+        if not good:
+            skipped["unreadable_answer"] += 1
+            del kept[key]
+    encoded = encode_prompts(tokenizer, [messages for _, messages, _ in kept.values()], options.template, options.chat)
+    found: dict[str, tuple[str, Problem]] = {}
+    for (key, (text, _, answer)), ids in zip(kept.items(), encoded, strict=True):
+        if options.max_tokens is not None and len(ids) > options.max_tokens:
+            skipped["prompt_too_long"] += 1
+        else:
+            found[key] = text, Problem(key, tuple(ids), answer, data.name)
+    return found
+
+
+def load_dataset_task(
+    datasets: str,
+    tokenizer: Any,
+    options: PromptOptions = PromptOptions(),
+    *,
+    reward: str = "math",
+    reward_workers: int = 2,
+    reward_timeout: float = 8.0,
+    reward_memory_mb: int = 2048,
+    reward_errors: str = "raise",
+    end_of_thinking: str | None = None,
+    phrase: str | None = None,
+    stop_ids: Sequence[int] | None = None,
+) -> DatasetTask:
+    """A task of one data set or several, as `--dataset` names them (`parse_data_sets`).
+
+    `reward` is one name for all or one for each, separated by commas (see rewards.py). `end_of_thinking`, `phrase` and
+    `stop_ids` are found from the tokenizer where they are None; an empty `end_of_thinking` judges the whole completion.
+    The held-out problems of a data set are those with the smallest hashes: the order of its rows changes nothing, and
+    a prompt that two data sets share belongs to the first. Raises ValueError naming the flag to change.
+    """
+    named = parse_data_sets(datasets)
+    rewards = [name.strip() for name in reward.split(",")]
+    rewards = rewards * len(named) if len(rewards) == 1 else rewards
+    if len(rewards) != len(named):
+        raise ValueError(f"--reward must be one name or one for each of the {len(named)} data sets, got {reward!r}")
+    if "{prompt}" not in options.template:
+        raise ValueError(f"--prompt_template must hold {{prompt}}, got {options.template!r}")
+    end = default_end_of_thinking(tokenizer) if end_of_thinking is None else end_of_thinking
+    words = TIME_IS_UP + end if phrase is None else phrase
+    if not words.endswith(end):
+        raise ValueError(f"--phrase must end with the end of thinking {end!r}, got {words!r}")
+    stops = default_stop_ids(tokenizer) if stop_ids is None else tuple(stop_ids)
+    if not stops:
+        raise ValueError("the tokenizer has no end-of-sequence token; name one with --stop_tokens")
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False)) if end and text else ()
+
+    with contextlib.ExitStack() as undo:
+        pool = RewardPool(rewards, workers=reward_workers, timeout=reward_timeout, memory_mb=reward_memory_mb,
+                          errors=reward_errors, end_of_thinking=end)
+        undo.callback(pool.close)
+        problems, prompts, skipped = split_problems(named, rewards, tokenizer, options, pool)
+        undo.pop_all()  # all went well: the task closes the pool
+    return DatasetTask(
+        problems, tokenizer, pool, {data.name: name for data, name in zip(named, rewards, strict=True)},
+        # The phrase's end is encoded apart, so that its last tokens are the end of thinking, whatever merges there are.
+        stop_ids=stops, end_of_thinking_ids=ids(end), phrase_ids=ids(words[: len(words) - len(end)]) + ids(end),
+        weights={data.name: data.weight for data in named} if len(named) > 1 else {}, prompts=prompts, skipped=skipped,
+    )  # fmt: skip
+
+
+def split_problems(
+    named: Sequence[DataSet], rewards: Sequence[str], tokenizer: Any, options: PromptOptions, pool: RewardPool
+) -> tuple[tuple[list[Problem], list[Problem]], dict[str, str], Counter[str]]:
+    """((train, held out), {key: prompt text}, skipped rows by kind) of all data sets."""
+    train: list[Problem] = []
+    held_out: list[Problem] = []
+    prompts: dict[str, str] = {}
+    skipped: Counter[str] = Counter()
+    for data, reward in zip(named, rewards, strict=True):
+        def readable(answers: list[Any], reward: str = reward) -> list[bool]:
+            return pool.answers_readable(reward, answers)
+
+        found = read_problems(data, tokenizer, options, readable, reward not in BUILT_IN, skipped)
+        own = [key for key in sorted(found) if key not in prompts]
+        skipped["duplicate_prompt"] += len(found) - len(own)
+        if len(own) <= options.held_out:
+            raise ValueError(f"--dataset {data.name} has {len(own)} usable prompts (skipped: {dict(+skipped)}), which "
+                             f"leaves none to train on beside --held_out {options.held_out}; lower it or add rows")
+        prompts.update((key, found[key][0]) for key in own)
+        held_out += [found[key][1] for key in own[: options.held_out]]
+        train += [found[key][1] for key in own[options.held_out :]]
+    return (train, held_out), prompts, +skipped

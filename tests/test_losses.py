@@ -155,7 +155,7 @@ def test_expected_gradient_is_the_policy_gradient(name):
         (0.1, 1.0, -0.1, -0.1),  # below, A > 0: free to grow back
         (2.0, -1.0, -2.0, -2.0),  # above, A < 0: free to shrink back
         (0.1, -1.0, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
-        (1.4, 1.0, -1.4, -1.4),  # inside above; eps_low and eps_high swapped would clip here
+        (1.45, 1.0, -1.45, -1.45),  # inside above; eps_low and eps_high swapped would clip here
         (0.55, -1.0, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
     ],
 )
@@ -254,6 +254,7 @@ def test_gradient_flows_through_the_log_probs_alone(name):
 # ------------------------------------------------------------------------------------- masks, NaN, range, dtype
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30, 0.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_trap_9_nothing_outside_the_mask_counts(name, junk):
@@ -263,7 +264,8 @@ def test_trap_9_nothing_outside_the_mask_counts(name, junk):
     clean = run(name, logprobs, behaviour, old, advantages, mask)
     fill = mask == 0
     dirty = [x.masked_fill(fill, junk) for x in (logprobs, behaviour, old)]
-    got = run(name, *dirty, advantages.masked_fill(torch.arange(6) == 2, junk), mask)
+    with torch.autograd.detect_anomaly():  # no NaN on the way either: it would stop whoever debugs with this switch
+        got = run(name, *dirty, advantages.masked_fill(torch.arange(6) == 2, junk), mask)
     assert torch.equal(got[0], clean[0]) and torch.equal(got[2], clean[2])
     assert {k: float(v) for k, v in got[1].items()} == {k: float(v) for k, v in clean[1].items()}
     assert not got[0][fill].any() and not got[2][fill].any()
@@ -368,6 +370,26 @@ def test_metrics_count_trained_tokens_only_and_strict_bounds():
         )
         assert (int(m["capped_positive"]), int(m["capped_negative"])) == (0, 0)
         assert (int(m["tokens_positive"]), int(m["tokens_negative"])) == (int(a > 0), int(a < 0))
+        for name in ("dapo", "gspo", "tis"):  # at rho = 1 + 0 and 1 - 0 the clip does not bind
+            a_row, clips = torch.tensor([a], dtype=F64), {"eps_low": 0.0, "eps_high": 0.0}
+            _, m, _ = run(name, logprobs, behaviour, behaviour, a_row, torch.ones(1, 1), **clips)
+            assert (int(m["capped_positive"]), int(m["capped_negative"])) == (0, 0)
+
+
+def test_shares_have_their_own_denominators():
+    """A > 0: 1 of 2 tokens above 1.2; A < 0: 3 of 4 below .8. tis with pi_old = pi: of six engine ratios two, 1.3 and
+    1.1, are above a cap of 1, where one stands exactly; all six are above .4, and untrained tokens count nowhere.
+    """
+    rho = torch.tensor([[1.3, 1.0, 1.0, 1.0, 1.0], [0.5, 0.5, 0.5, 1.1, 9.0]], dtype=F64)
+    mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
+    behaviour = torch.full_like(rho, -3.0)
+    a = torch.tensor([1.0, -1.0], dtype=F64)
+    summary = summarise_metrics(run("grpo", behaviour + rho.log(), behaviour, behaviour, a, mask)[1])
+    assert (summary["capped_positive"], summary["capped_negative"]) == (0.5, 0.75)
+    logprobs = behaviour + rho.log()
+    for cap, share in [(1.0, 2 / 6), (0.4, 1.0)]:
+        _, m, _ = run("tis", logprobs, behaviour, logprobs, a, mask, cap=cap)
+        assert summarise_metrics(m)["tis_capped"] == pytest.approx(share)
 
 
 def test_effective_sample_size_extremes():

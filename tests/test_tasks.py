@@ -301,7 +301,8 @@ def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
 
 
 def test_streams_differ_in_problems_and_share_the_wrong_facts():
-    first, again, control = (Demonstrator(WarmStart(), 0, True, stream) for stream in ("warm start", "warm start", "control"))
+    streams = ("warm start", "warm start", "control")
+    first, again, control = (Demonstrator(WarmStart(), 0, True, stream) for stream in streams)
     assert first.wrong == control.wrong
     one, two, three = ([d.demonstration() for _ in range(50)] for d in (first, again, control))
     assert one == two
@@ -438,7 +439,8 @@ def test_control_evaluates_with_forced_interruption(task):
     assert found == {"pass_rate": 2 / 3, "n_prompts": 3, "n_samples": 1, "interrupted": 1 / 3}
     prompt = list(PROBLEM.prompt_ids)
     assert model.asked[0] == ([prompt] * 3, 6)
-    assert model.asked[1] == ([prompt + ids_of("a +5 2 b *3 6 time up </think>"), prompt + ids_of("a a a a </think> 6")], 4)
+    second = [prompt + ids_of("a +5 2 b *3 6 time up </think>"), prompt + ids_of("a a a a </think> 6")]
+    assert model.asked[1] == (second, 4)
 
 
 def test_control_writes_the_records_of_an_evaluation(tmp_path, monkeypatch):

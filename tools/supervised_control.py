@@ -25,7 +25,9 @@ from tasks import ChainTask, Demonstrator, WarmStart, supervised_steps, warm_sta
 
 
 @torch.no_grad()
-def sample(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_id: int, pad_id: int) -> list[list[int]]:
+def sample(
+    model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_id: int, pad_id: int
+) -> list[list[int]]:
     """One completion of each prompt at temperature 1 by `transformers`, up to and with the stop token."""
     longest = max(map(len, prompts))
     # Left padding: every row's last prompt token is at the same place.
@@ -81,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, float]]:
     torch.manual_seed(args.seed)
     settings = WarmStart()
     task = ChainTask(args.seed, held_out_size=args.held_out)
-    model = Qwen3ForCausalLM.from_pretrained(warm_start(args.cache_dir, seed=args.seed, settings=settings, report=print))
+    start = warm_start(args.cache_dir, seed=args.seed, settings=settings, report=print)
+    model = Qwen3ForCausalLM.from_pretrained(start)
     optimizer = warm_start_optimizer(model, settings)
     optimizer.param_groups[0]["lr"] = args.lr
     demonstrator = Demonstrator(settings, args.seed, corrupted=True, stream="control")

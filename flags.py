@@ -1,0 +1,202 @@
+"""Every flag of `train.py`, grouped by concept, and what is refused before anything is loaded.
+
+The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
+an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+class UsageError(ValueError):
+    """A flag that cannot work; the message names it and the fix."""
+
+
+def flag(default: Any, text: str) -> Any:
+    """A dataclass field with a help line."""
+    return field(default=default, metadata={"help": text})
+
+
+# ---------------------------------------------------------------------------------------------------------------- flags
+
+
+@dataclass
+class RunFlags:
+    """The run: length, evaluation, files."""
+
+    _argument_group_name = "run"
+    output_dir: str = flag("runs/demo", "Folder of this run's files.")
+    overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
+    resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
+    seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.")
+    max_steps: int = flag(90, "Batches to train on.")
+    max_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.")
+    max_hours: float = flag(0.0, "Stop after this many hours of wall time; 0 means no limit.")
+    eval_every: int = flag(10, "Evaluate the held-out prompts every so many steps, at the start and at the end.")
+    eval_problems: int = flag(512, "Held-out prompts per evaluation.")
+    eval_samples: int = flag(2, "Completions per held-out prompt (the paper's mean@16 has 16).")
+    probe_every: int = flag(5, "Check generator against trainer log-probs on a short probe every so many steps.")
+    save_every: int = flag(30, "Checkpoint every so many steps; 0 means none.")
+    keep: int = flag(2, "Checkpoints to keep.")
+    eval_only: bool = flag(False, "Evaluate the model once and end.")
+    dry_run: bool = flag(False, "Print the resolved configuration and what would run, then end.")
+    report_to: Literal["none", "tensorboard", "wandb"] = flag("none", "Also log through this tracker.")
+
+
+@dataclass
+class ModelFlags:
+    """The model and its numbers."""
+
+    _argument_group_name = "model"
+    model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
+    dtype: Literal["float32", "bfloat16"] = flag("float32", "Dtype of generator and forward pass; weights stay FP32.")
+    fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
+    temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.")
+    cache_dir: str = flag("runs/cache", "Where the warm-started model is kept.")
+
+
+@dataclass
+class DataFlags:
+    """Prompts and rewards."""
+
+    _argument_group_name = "data"
+    dataset: str = flag("chain", "`chain`, the built-in task.")
+    reward: Literal["task", "shuffled"] = flag("task", "`shuffled` permutes rewards within the batch: a control.")
+    prompts: int = flag(2048, "Training prompts of the built-in task.")
+
+
+@dataclass
+class ScheduleFlags:
+    """Asynchrony (section 3.1)."""
+
+    _argument_group_name = "schedule"
+    schedule: Literal["pipeline", "ppo_off_policy"] = flag("pipeline", "PipelineRL-k or PPO-off-policy-k.")
+    k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.")
+    batch_prompts: int = flag(32, "B, prompts per optimiser step.")
+    rollouts: int = flag(16, "G, completions per prompt.")
+    max_ready: int = flag(0, "Admission stops while this many finished groups wait; 0 means B.")
+    max_num_seqs: int = flag(256, "Requests inside the engine at once.")
+
+
+@dataclass
+class LossFlags:
+    """Loss, averages, advantages (Eq. 5)."""
+
+    _argument_group_name = "loss"
+    loss: Literal["cispo", "gspo", "dapo", "grpo", "tis"] = flag("cispo", "Policy loss.")
+    aggregation: Literal["prompt", "sample", "token", "constant"] = flag("prompt", "Average of the token losses.")
+    normalize_advantages: Literal["batch", "prompt", "none"] = flag("batch", "Std that divides the advantages.")
+    eps_max: float = flag(5.0, "CISPO: absolute cap on rho.")
+    eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; negative means the loss's own default.")
+    eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; negative means the loss's own default.")
+    tis_cap: float = flag(2.0, "TIS: cap on pi_train_old / pi_gen.")
+    kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.")
+    kl_estimator: Literal["k1", "k2", "k3"] = flag("k3", "KL estimator; k1 is a monitor, not a loss.")
+    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.")
+
+
+@dataclass
+class FilterFlags:
+    """Which prompts and rollouts train (section 3.2)."""
+
+    _argument_group_name = "filters"
+    zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
+    dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
+    pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.")
+    pass_rate_window: Literal["cumulative", "latest"] = flag("cumulative", "Which groups count for it.")
+    truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: wrong answers, or not trained.")
+
+
+@dataclass
+class LengthFlags:
+    """Length control (section 3.2)."""
+
+    _argument_group_name = "length"
+    length_control: Literal["interruption", "penalty", "none"] = flag("interruption", "How thinking is kept short.")
+    min_budget: int = flag(26, "Least thinking tokens before the interruption; drawn per rollout.")
+    max_budget: int = flag(30, "Most thinking tokens before the interruption.")
+    answer_budget: int = flag(4, "Tokens for the answer.")
+    penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap over which it grows to -1.")
+    penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")
+
+
+@dataclass
+class OptimizerFlags:
+    """AdamW and the trainer's memory."""
+
+    _argument_group_name = "optimizer"
+    lr: float = flag(5e-4, "Learning rate (the paper's 8B model: 5e-7).")
+    warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).")
+    beta1: float = flag(0.9, "AdamW beta 1.")
+    beta2: float = flag(0.95, "AdamW beta 2 (the paper does not say; MiniMax-M1's).")
+    adam_eps: float = flag(1e-15, "AdamW epsilon (paper: 1e-15).")
+    weight_decay: float = flag(0.01, "AdamW weight decay.")
+    clip_grad: float = flag(1.0, "Largest norm of the gradient.")
+    tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.")
+    packed: bool = flag(False, "Pack sequences end to end instead of padding sorted rows.")
+    threads: int = flag(1, "CPU threads of each trainer process.")
+
+
+FLAGS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, LossFlags, FilterFlags, LengthFlags, OptimizerFlags)
+
+
+def parse_flags(argv: Sequence[str], description: str) -> Any:
+    """All flags as one namespace; with --resume those of the earlier run, unless given again. argparse itself ends with
+    exit code 2 on an unknown flag or choice. Raises UsageError."""
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(FLAGS, prog="train.py", description=description.split("\n")[0], allow_abbrev=False)
+    flags = parser.parse_args(argv)
+    if flags.resume:
+        config = Path(flags.resume) / "config.json"
+        if not config.is_file():
+            raise UsageError(f"--resume {flags.resume}: there is no {config}; give the folder of an earlier run.")
+        saved = json.loads(config.read_text())
+        parser.set_defaults(**{name: value for name, value in saved.items() if hasattr(flags, name)})
+        flags = parser.parse_args(argv)
+        flags.output_dir = flags.resume
+    return flags
+
+
+def check_flags(flags: Any) -> list[str]:
+    """Raises UsageError for what cannot work, before anything is loaded; returns notes on what was adjusted."""
+
+    def need(good: bool, message: str) -> None:
+        if not good:
+            raise UsageError(message)
+
+    for name in ("batch_prompts", "rollouts", "max_steps", "eval_every", "eval_problems", "eval_samples", "prompts",
+                 "answer_budget", "min_budget", "tokens_per_microbatch", "threads"):  # fmt: skip
+        need(getattr(flags, name) >= 1, f"--{name} must be at least 1, not {getattr(flags, name)}.")
+    for name in ("lr", "temperature", "eps_max", "pass_rate_threshold", "clip_grad", "tis_cap"):
+        need(0 < getattr(flags, name) < math.inf, f"--{name} must be above 0, not {getattr(flags, name)}.")
+    least = 1 if flags.schedule == "ppo_off_policy" else 0
+    need(flags.k >= least, f"--k must be at least {least} with --schedule {flags.schedule}, not {flags.k}.")
+    need(
+        flags.rollouts <= flags.max_num_seqs,
+        f"--rollouts {flags.rollouts} do not fit the engine; raise --max_num_seqs (now {flags.max_num_seqs}).",
+    )
+    need(
+        flags.min_budget <= flags.max_budget,
+        f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; swap them.",
+    )
+    need(
+        not (flags.dynamic_sampling and flags.reward == "shuffled"),
+        "--dynamic_sampling looks at true rewards; use --reward task with it.",
+    )
+    need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
+    folder = Path(flags.output_dir)
+    need(
+        bool(flags.resume or flags.overwrite or flags.dry_run) or not (folder / "config.json").exists(),
+        f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true.",
+    )
+    notes = []
+    if flags.schedule == "ppo_off_policy" and flags.max_steps % flags.k:
+        rounded_up = -(-flags.max_steps // flags.k) * flags.k
+        notes.append(f"--max_steps {flags.max_steps} is rounded up to {rounded_up}, a multiple of --k {flags.k}")
+        flags.max_steps = rounded_up
+    return notes

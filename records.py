@@ -1,0 +1,199 @@
+"""A run's files: settings, one record a step, evaluations, checkpoints; and the clock that counts compute.
+
+    config.json      every flag                     metrics.jsonl   the flags, then one record a step
+    eval.jsonl       one record an evaluation       samples.jsonl   a few rollouts to read
+    checkpoints/     step-000030, ...               model/          the final model, Hugging Face format
+
+A checkpoint is written to a temporary folder, flushed to disk and renamed, so one that exists is whole; `state.json`
+in it lists the other files with their sizes, so one that was damaged later is told from a whole one. Nothing here is
+unpickled but by torch's weights-only loader, which builds tensors and plain containers and runs no code.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import length_control
+
+LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
+
+
+class Folder:
+    """The files of one run. Every line is written when it is measured, so that a stop keeps what came before it."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """One more line of the JSON-lines file `name`."""
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """All records of `name`; none if it does not exist."""
+        file = self.path / name
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes in each log, for a checkpoint."""
+        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in LOGS}
+
+    def cut_back(self, lengths: dict[str, int]) -> None:
+        """Takes off what the logs gained after a checkpoint, so that no step appears twice."""
+        for name, length in lengths.items():
+            if (self.path / name).exists():
+                os.truncate(self.path / name, length)
+
+    # ---- checkpoints ----
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def begin_checkpoint(self) -> Path:
+        """An empty folder to write the next checkpoint into; half-written ones of earlier processes are removed."""
+        for leftover in self._checkpoints.glob("unfinished-*"):
+            shutil.rmtree(leftover)
+        temporary = self._checkpoints / f"unfinished-{os.getpid()}"
+        temporary.mkdir(parents=True)
+        return temporary
+
+    def finish_checkpoint(self, temporary: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+        """Adds state.json, flushes everything, renames the folder to its final name and removes the oldest ones."""
+        files = {str(f.relative_to(temporary)): f.stat().st_size for f in sorted(temporary.rglob("*")) if f.is_file()}
+        (temporary / "state.json").write_text(json.dumps(state | {"files": files}))
+        for file in temporary.rglob("*"):
+            _flush(file)
+        _flush(temporary)
+        final = self._checkpoints / f"step-{step:06d}"
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _flush(self._checkpoints)
+        for old in self.checkpoints()[: -max(1, keep)]:
+            shutil.rmtree(old)
+        return final
+
+    def checkpoints(self) -> list[Path]:
+        """Finished checkpoints, oldest first."""
+        return sorted(f for f in self._checkpoints.glob("step-*") if re.fullmatch(r"step-\d+", f.name))
+
+    def newest_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
+        """(folder, its state) of the newest whole checkpoint; damaged ones are passed over with a printed line."""
+        for folder in reversed(self.checkpoints()):
+            state = _whole(folder)
+            if state is not None:
+                return folder, state
+            print(f"checkpoint {folder} is damaged and is passed over", flush=True)
+        return None
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _whole(folder: Path) -> dict[str, Any] | None:
+    """The state of a checkpoint whose files all have the sizes that it was written with, else None."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        sizes = {name: (folder / name).stat().st_size for name in state["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return state if sizes == state["files"] else None
+
+
+class Clock:
+    """Compute so far. Start-up and evaluation's share of the time do not count; a resumed run goes on from `past`.
+
+    generator: has `.counters` (`pipeline_rl.Counters`). parameters: P, those multiplied for each token.
+    devices: accelerators of both sides, or CPU cores in use.
+    """
+
+    def __init__(self, generator: Any, parameters: int, devices: int, past: dict[str, float]):
+        self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
+        self.started = time.monotonic()
+        self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
+
+    def now(self) -> dict[str, float]:
+        """tokens (sampled, dropped ones too), trained_tokens, flops, device_hours."""
+        counters, past = self.generator.counters, self.past
+        seconds = time.monotonic() - self.started - counters.eval_seconds
+        # FLOPs: 2 P for each token that the generator computes, 6 P for each that the trainer does
+        flops = 2 * self.parameters * (counters.prefilled + counters.sampled) + 6 * self.parameters * self.forwarded
+        return {
+            "tokens": past.get("tokens", 0) + counters.sampled,
+            "trained_tokens": past.get("trained_tokens", 0) + self.trained_tokens,
+            "flops": past.get("flops", 0) + flops,
+            "device_hours": past.get("device_hours", 0.0) + seconds * self.devices / 3600,
+        }
+
+
+def pass_at_k(correct: Sequence[Sequence[bool]]) -> float:
+    """Share of prompts with at least one correct sample among their k."""
+    return sum(any(samples) for samples in correct) / len(correct)
+
+
+def evaluation_record(groups: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """The figures of one evaluation, from its rollouts grouped by prompt."""
+    rollouts = [rollout for group in groups for rollout in group]
+    return {
+        "pass_rate": sum(rollout.correct for rollout in rollouts) / len(rollouts),
+        "pass_at_k": pass_at_k([[rollout.correct for rollout in group] for group in groups]),
+        "n_prompts": len(groups),
+        "n_samples": len(groups[0]),
+        "interrupted": sum(rollout.interrupted for rollout in rollouts) / len(rollouts),
+        "truncated": length_control.truncation_rate([rollout.finish_reason for rollout in rollouts]),
+        "mean_length": sum(len(rollout.completion_ids) for rollout in rollouts) / len(rollouts),
+    }
+
+
+def evaluation_line(record: dict[str, Any]) -> str:
+    """The printed line of one evaluation."""
+    return (
+        f"evaluation at step {record['step']}: pass rate {record['pass_rate']:.3f} · pass@{record['n_samples']} "
+        f"{record['pass_at_k']:.3f} · {record['tokens'] / 1e3:.0f}k tokens · truncated {record['truncated']:.1%} "
+        f"· interrupted {record['interrupted']:.1%} · length {record['mean_length']:.1f}"
+    )
+
+
+def step_line(record: dict[str, Any]) -> str:
+    """The printed line of one step; README explains each number."""
+    line = (
+        f"step {record['step']:4d} · pass {record['pass_rate']:.3f} · length {record['length']:5.1f} · "
+        f"lag {record['lag_mean']:.2f}/{record['lag_max']}"
+    )
+    if "ratio_max" in record:
+        line += (
+            f" · rho {record['ratio_mean']:.3f}/{record['ratio_max']:.2f} · ess {record['ess']:.3f} · "
+            f"entropy {record['entropy']:.3f} · grad {record['grad_norm']:.2f}"
+        )
+    return line + f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
+
+
+def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
+    """Start and end, compute, waiting, lag, and where the files are."""
+    steps = [record for record in folder.read("metrics.jsonl") if "step" in record]
+    rates = [record["pass_rate"] for record in folder.read("eval.jsonl")]
+    compute = clock.now()
+    seconds = max(1e-9, sum(record["seconds"] for record in steps))
+    mean_lag = sum(record["lag_mean"] for record in steps) / max(1, len(steps))
+    rows = {
+        "pass rate": f"{rates[0]:.3f} -> {rates[-1]:.3f} (mean of the last two {sum(rates[-2:]) / len(rates[-2:]):.3f})",
+        "compute": f"{compute['device_hours'] * 3600 / clock.devices:.0f} s on {clock.devices} x {device}, "
+        f"{compute['flops']:.2e} FLOPs",
+        "tokens": f"{compute['tokens']:,} sampled, {compute['trained_tokens']:,} trained",
+        "generator idle": f"{sum(r['generator_idle'] + r['sync_seconds'] for r in steps) / seconds:.1%}",
+        "trainer idle": f"{sum(r['trainer_idle'] for r in steps) / seconds:.1%}",
+        "lag mean / max": f"{mean_lag:.2f} / {max((r['lag_max'] for r in steps), default=0)} (k = {k})",
+        "files": str(folder.path),
+    }
+    return "\n".join(f"{name:<16}{text}" for name, text in rows.items())

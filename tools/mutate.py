@@ -1,0 +1,593 @@
+"""Mutation run: breaks the code in one place at a time and shows which test notices.
+
+    python tools/mutate.py                    # all of the table below: `make mutate`
+    python tools/mutate.py losses filters     # two files only
+    python tools/mutate.py --check            # is every old text still found exactly once? Runs no test
+
+PROBLEM. Tests that pass prove little: a test may run the line with the sign and never look at the sign.
+
+IDEA. For each row of `MUTATIONS` a copy of the project gets one fault that published RL code really had (a dropped
+detach, a mean for a sum, a cap read as 1 + eps), and the tests of that file run on the copy. A failing test kills the
+mutation; it survives if none does, and then a test is missing. The run ends with exit code 1 if a mutation survives, an
+old text is no longer found exactly once (the table must follow the code), or the unbroken copy fails its tests.
+
+HOW. torch is imported once; every mutation runs pytest in a forked child, which dies with whatever the fault did to it.
+First the test files of the mutated file (`TESTS`, else tests/test_NAME.py), up to the first failure; if they all pass,
+the other fast tests that mention the module. A fault that makes a test hang is killed by the time limit.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TIME_LIMIT = 120.0  # seconds for the tests of one mutation
+
+# Test files to run first for a source file, where they are not just tests/test_NAME.py. Fast ones first.
+TESTS: dict[str, list[str]] = {}
+
+# file -> [(what is broken, old text, new text)]; the old text stands exactly once in the file
+MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
+    "length_control.py": [
+        ("budget never reaches its maximum", "rng.randint(", "rng.randrange("),
+        (
+            "by length, not by finish reason",
+            'return finish_reason == "length" and _end',
+            "return len(completion_ids) >= self.min_budget and _end",
+        ),
+        ("phrase for every leg that was cut", "self.end_of_thinking_ids) is None", "self.end_of_thinking_ids) != 0"),
+        (
+            "phrase where thinking had ended",
+            "self.end_of_thinking_ids) is None",
+            "self.end_of_thinking_ids) is not None",
+        ),
+        ("a leg that stopped by itself goes on", 'if finish_reason != "length":', 'if finish_reason == "abort":'),
+        ("forced tokens in the mask", "[0] * n_forced", "[1] * n_forced"),
+        ("mask shifted by one", "[1] * n_first + [0]", "[1] * (n_first - 1) + [0]"),
+        ("phrase not in the second prompt", "SecondLeg(so_far + forced,", "SecondLeg(so_far,"),
+        ("prompt lost from the second leg", "so_far = [*prompt_ids, *completion_ids]", "so_far = [*completion_ids]"),
+        (
+            "in-place write into the prompt",
+            "so_far = [*prompt_ids, *completion_ids]",
+            "so_far = prompt_ids; so_far += completion_ids",
+        ),
+        ("phrase handed out, not a copy", "forced = list(self.phrase_ids)", "forced = self.phrase_ids"),
+        ("answer gets the thinking's budget", "forced, self.answer_budget)", "forced, self.max_budget)"),
+        ("answer tokens sampled so far forgotten", "self.answer_budget - answered", "self.answer_budget"),
+        ("mark counted as answer", "end in range(len(mark), len(ids) + 1):", "end in range(len(mark) - 1, len(ids)):"),
+        ("mark at the very end missed", "range(len(mark), len(ids) + 1)", "range(len(mark), len(ids))"),
+        ("last mark instead of first", "range(len(mark), len(ids) + 1)", "range(len(ids), len(mark) - 1, -1)"),
+        (
+            "only the mark's last token compared",
+            "ids[end - len(mark) : end] == mark",
+            "ids[end - 1 : end] == mark[-1:]",
+        ),
+        (">= for >: a leg of 0 tokens", "if left > 0 else None", "if left >= 0 else None"),
+        ("phrase left out of the longest completion", "self.max_budget + len(self.phrase_ids) +", "self.max_budget +"),
+        (
+            ">= for >: equal budgets refused",
+            "if self.min_budget > self.max_budget:",
+            "if self.min_budget >= self.max_budget:",
+        ),
+        ("budget of 0 accepted", "self.min_budget < 1 or", "self.min_budget < 0 or"),
+        ("answer budget of 0 accepted", "or self.answer_budget < 1", "or self.answer_budget < 0"),
+        ("phrase need not end thinking", "if phrase[-len(end) :] != end:", "if end[-1] not in phrase:"),
+        (
+            "penalty's sign",
+            "((max_length - lengths) / cache_length - 1)",
+            "((lengths - max_length) / cache_length - 1)",
+        ),
+        ("ramp starts one cache too late", "/ cache_length - 1).clamp", "/ cache_length).clamp"),
+        ("penalty as a reward", ".clamp(-1, 0)", ".clamp(0, 1)"),
+        ("penalty without its floor", ".clamp(-1, 0)", ".clamp(max=0)"),
+        ("penalty without its ceiling", ".clamp(-1, 0)", ".clamp(min=-1)"),
+        ("in-place write into the lengths", "((max_length - lengths) /", "(lengths.neg_().add_(max_length) /"),
+        ("penalty of integers cut to integers", "torch.promote_types(lengths.dtype, torch.float32)", "torch.float32"),
+        ("ramp of length 0", "if not 1 <= cache_length", "if not 0 <= cache_length"),
+        ("count instead of rate", "/ max(len(reasons), 1)", "/ 1"),
+        ("rate of those that stopped", 'reason == "length" for', 'reason != "length" for'),
+        ("every unfinished end is a truncation", 'reason == "length" for', 'reason != "stop" for'),
+        ("warning from above 5 % only", "if rate < HEALTHY_TRUNCATION:", "if rate <= HEALTHY_TRUNCATION:"),
+        ("loud already at 10 %", "if rate <= COLLAPSE_TRUNCATION:", "if rate < COLLAPSE_TRUNCATION:"),
+    ],
+    "fp32_head.py": [
+        ("generator's head in the model's dtype", '{"head_dtype": "float32"}', '{"head_dtype": "bfloat16"}'),
+        ("bfloat16 product by default", "fp32: bool = True", "fp32: bool = False"),
+        ("--fp32_head false without effect", "dtype if fp32 else hidden.dtype", "dtype"),
+        ("FP64 computed in FP32", "dtype = torch.float64 if double else torch.float32", "dtype = torch.float32"),
+        ("chunk ignores the bytes of a number", "(weight.shape[0] * dtype.itemsize)", "weight.shape[0]"),
+        ("chunk of 0 tokens", "max(1, CHUNK_BYTES", "max(0, CHUNK_BYTES"),
+        ("no chunks at all", "chunk_tokens = max(1,", "chunk_tokens = max(hidden.shape[0],"),
+        ("temperature 0 accepted", "if temperature <= 0:", "if temperature < 0:"),
+        ("rounding lost", "return weight + (weight.to(dtype)", "return weight + (weight"),
+        ("gradient not straight through", "- weight).detach()", "- weight)"),
+        (
+            "gradient rounded",
+            "return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()",
+            "return weight.to(dtype).to(weight.dtype)",
+        ),
+        ("no maximum taken off", "z.amax(-1, keepdim=True)", "z.new_zeros(len(z), 1)"),
+        ("log-prob without its normaliser", ".squeeze(1) - total.log()", ".squeeze(1)"),
+        ("normaliser is a mean", "total = e.sum(-1)", "total = e.mean(-1)"),
+        ("neighbour's target scored", "targets[rows, None]).squeeze(1)", "targets[rows, None].roll(1)).squeeze(1)"),
+        ("entropy's sign", "total.log() - e.mul_(z)", "-total.log() + e.mul_(z)"),
+        (
+            "entropy estimated by -logprob",
+            "entropy[rows] = total.log() - e.mul_(z).sum(-1) / total",
+            "entropy[rows] = -logprobs[rows]",
+        ),
+        ("entropy's normaliser", "e.mul_(z).sum(-1) / total", "e.mul_(z).mean(-1)"),
+        ("entropy always with gradient", "if not options.entropy_grad:", "if False:"),
+        (
+            "backward's logsumexp without the maximum",
+            "logsumexp[rows] = top.squeeze(1) + total.log()",
+            "logsumexp[rows] = total.log()",
+        ),
+        (
+            "weight gradient summed in its own dtype",
+            "torch.zeros_like(weight, dtype=options.dtype)",
+            "torch.zeros_like(weight)",
+        ),
+        (
+            "weight gradient of the last chunk only",
+            "grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))",
+            "grad_weight.copy_(dz.t() @ hidden[rows].to(options.dtype))",
+        ),
+        ("bias gradient of the last chunk only", "grad_bias.add_(dz.sum(0))", "grad_bias.copy_(dz.sum(0))"),
+        ("bias gradient is a mean", "dz.sum(0)", "dz.mean(0)"),
+        ("gradient forgets the temperature", "(grad_logprobs[rows] / options.temperature)", "(grad_logprobs[rows])"),
+        ("gradient multiplied by the temperature", "(grad_logprobs[rows] / options", "(grad_logprobs[rows] * options"),
+        (
+            "entropy gradient forgets the temperature",
+            "(grad_entropy[rows] / options.temperature)",
+            "(grad_entropy[rows])",
+        ),
+        ("entropy gradient's sign", ".mul_(g_entropy).add_(g)", ".mul_(-g_entropy).add_(g)"),
+        ("entropy gradient without its mean", "logp.add_(entropy[rows, None]).mul_(", "logp.mul_("),
+        ("gradient's sign", ".mul_(-g)  # dz_j", ".mul_(g)  # dz_j"),
+        (
+            "target's own gradient lost",
+            "dz.scatter_add_(1, targets[rows, None], g)",
+            "dz.scatter_add_(1, targets[rows, None], 0 * g)",
+        ),
+        (
+            "in-place write into the incoming gradient",
+            "(grad_logprobs[rows] / options.temperature)",
+            "grad_logprobs[rows].div_(options.temperature)",
+        ),
+        (
+            "in-place rounding of the masters",
+            "return weight + (weight.to(dtype)",
+            "weight.data.copy_(weight.to(dtype))\n    return weight + (weight.to(dtype)",
+        ),
+        (
+            "in-place write into the hidden states",
+            "h = hidden[rows].to(options.product_dtype)",
+            "h = hidden[rows].mul_(1).to(options.product_dtype)",
+        ),
+        ("product under autocast", "torch.mm(h, head, out=z)", "z.copy_(h @ head)"),
+        (
+            "product with bias under autocast",
+            "torch.addmm(bias, h, head, out=z)",
+            "z.copy_(torch.addmm(bias, h, head))",
+        ),
+        (
+            "hidden gradient under autocast",
+            "torch.mm(dz, head, out=grad_hidden[rows])",
+            "grad_hidden[rows] = dz @ head",
+        ),
+        (
+            "weight gradient under autocast",
+            "grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))",
+            "grad_weight.add_(dz.t() @ hidden[rows].to(options.dtype))",
+        ),
+        ("bias dropped", "torch.addmm(bias, h, head, out=z)", "torch.mm(h, head, out=z)"),
+        ("temperature multiplied", "z.div_(options.temperature)", "z.mul_(options.temperature)"),
+        ("temperature ignored", "if options.temperature != 1.0:", "if False:"),
+        (
+            "only the first chunk",
+            "for start in range(0, hidden.shape[0], options.chunk_tokens):",
+            "for start in range(0, 1):",
+        ),
+        (
+            "a rest of tokens left out",
+            "range(0, hidden.shape[0], options",
+            "range(0, hidden.shape[0] - options.chunk_tokens + 1, options",
+        ),
+    ],
+    "losses.py": [
+        ("eps_max read as 1 + eps", "rho.clamp(max=eps_max)", "rho.clamp(max=1 + eps_max)"),
+        ("CISPO without its cap", "rho.clamp(max=eps_max).detach()", "rho.detach()"),
+        ("CISPO with a lower cap", "rho.clamp(max=eps_max)", "rho.clamp(min=0.8, max=eps_max)"),
+        ("CISPO's stop-gradient dropped", "rho.clamp(max=eps_max).detach()", "rho.clamp(max=eps_max)"),
+        ("CISPO's sign", "token_loss = -rho.clamp", "token_loss = rho.clamp"),
+        ("CISPO counts the cap from above 1 + eps", "rho > eps_max, advantages", "rho > 1 + eps_max, advantages"),
+        (">= for >: a ratio at the cap counts", "rho > eps_max, advantages", "rho >= eps_max, advantages"),
+        ("GSPO's ratio is a sum", "log_ratio.sum(-1, keepdim=True) / length", "log_ratio.sum(-1, keepdim=True)"),
+        (
+            "GSPO divides by the padded length",
+            "length = trained.sum(-1, keepdim=True)",
+            "length = trained.new_full((len(trained), 1), trained.shape[1], dtype=torch.int64)",
+        ),
+        (
+            "GSPO averages ratios, not log-ratios",
+            "s = _bounded_exp(log_ratio.sum(-1, keepdim=True) / length)",
+            "s = torch.where(trained, _bounded_exp(log_ratio), 0.0).sum(-1, keepdim=True) / length",
+        ),
+        ("GSPO's sign", "torch.where(trained, -term, 0.0), _m", "torch.where(trained, term, 0.0), _m"),
+        ("GSPO's term on padding", "return torch.where(trained, -term, 0.0), _m", "return -term, _m"),
+        (
+            "GSPO's clips swapped",
+            "_clipped_term(s, advantages, eps_low, eps_high)",
+            "_clipped_term(s, advantages, eps_high, eps_low)",
+        ),
+        (
+            "DAPO's clips swapped",
+            "_clipped_term(_bounded_exp(log_ratio), advantages, eps_low, eps_high)",
+            "_clipped_term(_bounded_exp(log_ratio), advantages, eps_high, eps_low)",
+        ),
+        ("DAPO's sign", "return -term, _metrics", "return term, _metrics"),
+        ("GRPO's clip one-sided", "eps_low=eps, eps_high=eps)", "eps_low=1.0, eps_high=eps)"),
+        ("TIS without its cap", "-mismatch.clamp(max=cap) * term", "-mismatch * term"),
+        ("TIS without its factor", "-mismatch.clamp(max=cap) * term", "-term"),
+        (
+            "TIS corrects twice: PPO's ratio against the generator",
+            "_bounded_exp(logprobs - old)",
+            "_bounded_exp(log_ratio)",
+        ),
+        (
+            "TIS's old log-probs with gradient",
+            "old_logprobs.detach().to(logprobs.dtype)",
+            "old_logprobs.to(logprobs.dtype)",
+        ),
+        ("TIS's mismatch upside down", "_bounded_exp(log_mismatch)", "_bounded_exp(-log_mismatch)"),
+        ("TIS counts padding as capped", "((mismatch > cap) & trained)", "(mismatch > 0)"),
+        ("max for min in the clip", "torch.minimum(ratio * adv", "torch.maximum(ratio * adv"),
+        (
+            "clip without min: the gradient dies on both sides",
+            "torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)",
+            "ratio.clamp(1 - eps_low, 1 + eps_high) * advantages",
+        ),
+        ("clip's sides swapped", "ratio.clamp(1 - eps_low, 1 + eps_high)", "ratio.clamp(1 - eps_high, 1 + eps_low)"),
+        (
+            "clipped counts for the wrong sign of A",
+            "((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0)",
+            "((advantages < 0) & (ratio > 1 + eps_high)) | ((advantages > 0)",
+        ),
+        ("ratio upside down", "return logprobs, logprobs - behaviour,", "return logprobs, behaviour - logprobs,"),
+        ("gradient through the generator's log-probs", "behaviour_logprobs.detach().to", "behaviour_logprobs.to"),
+        ("gradient through the advantages", "advantages.detach().to(", "advantages.to("),
+        (
+            "NaN outside the mask multiplied by 0",
+            "logprobs = torch.where(trained, logprobs, 0.0)",
+            "logprobs = logprobs * trained",
+        ),
+        (
+            "NaN of the generator multiplied by 0",
+            "torch.where(trained, behaviour_logprobs.detach().to(logprobs.dtype), 0.0)",
+            "behaviour_logprobs.detach().to(logprobs.dtype) * trained",
+        ),
+        (
+            "in-place write into the log-probs",
+            "logprobs = torch.where(trained, logprobs, 0.0)",
+            "logprobs = logprobs.masked_fill_(~trained, 0.0)",
+        ),
+        (
+            "in-place write into the generator's log-probs",
+            "torch.where(trained, behaviour_logprobs.detach().to(logprobs.dtype), 0.0)",
+            "behaviour_logprobs.detach().masked_fill_(~trained, 0.0)",
+        ),
+        ("ratio not bounded", "log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()", "log_ratio.exp()"),
+        (
+            "metrics of the bounded ratio's log",
+            "rho = torch.where(trained, _bounded_exp(log_ratio), 0.0)",
+            "rho = torch.where(trained, log_ratio, 0.0)",
+        ),
+        (
+            "metrics count padding",
+            "rho = torch.where(trained, _bounded_exp(log_ratio), 0.0)",
+            "rho = _bounded_exp(log_ratio)",
+        ),
+        ("metrics hold means, not sums", '"ratio_sum": rho.sum()', '"ratio_sum": rho.mean()'),
+        (
+            "metrics count A = 0 as positive",
+            "trained & (advantages > 0), trained",
+            "trained & (advantages >= 0), trained",
+        ),
+        (
+            "zero variance by a std",
+            "return (highest != lowest)[group]",
+            "return ((highest - lowest).abs() > 1e-3)[group]",
+        ),
+        ("rewards not centred per prompt", "sum_over_group(values) / sizes[group]", "values.mean()"),
+        (
+            "batch std of the raw rewards",
+            "variance = (centred - centred.mean()).square().sum()",
+            "variance = (values - values.mean()).square().sum()",
+        ),
+        ("ddof ignored", "(len(centred) - ddof)", "len(centred)"),
+        ("ddof ignored per prompt", "(sizes[group] - ddof)", "sizes[group]"),
+        ("divided by the variance", "(variance.sqrt() + eps)", "(variance + eps)"),
+        ("eps inside the root", "(variance.sqrt() + eps)", "(variance + eps).sqrt()"),
+        (
+            "rounding noise of equal rewards becomes an advantage",
+            "centred = torch.where(unequal, values - sum_over_group(values) / sizes[group], 0.0)",
+            "centred = values - sum_over_group(values) / sizes[group]",
+        ),
+        ("batch and prompt swapped", 'if how == "batch":', 'if how == "prompt":'),
+        ("empty rows in the denominator", "rows = (tokens > 0).sum()", "rows = (tokens >= 0).sum()"),
+        ("dropped prompts in the denominator", "(group_tokens > 0).sum()", "(group_tokens >= 0).sum()"),
+        ("prompt average is a sample average", "group_tokens[group] * (group", "tokens * (group"),
+        (
+            "prompt average without its mean over prompts",
+            "group_tokens[group] * (group_tokens > 0).sum()",
+            "group_tokens[group]",
+        ),
+        ("sample average without its mean over samples", "denominator = tokens * rows", "denominator = tokens"),
+        ("token average is a mean over rows", "tokens.sum().expand_as(tokens)", "tokens"),
+        (
+            "constant without its mean over rows",
+            "constant * rows.double().expand_as(tokens)",
+            "constant * torch.ones_like(tokens)",
+        ),
+        (
+            "weights outside the mask",
+            "torch.where(trained, 1.0 / denominator.double()[:, None], 0.0)",
+            "(1.0 / denominator.double()[:, None]).expand(mask.shape)",
+        ),
+        ("k1's sign", "return -log_r\n", "return log_r\n"),
+        ("k2 without its half", "log_r.square() / 2", "log_r.square()"),
+        ("k3 with r upside down", "torch.expm1(log_r) - log_r", "torch.expm1(-log_r) + log_r"),
+        ("k3 is k1 squared away", "torch.expm1(log_r) - log_r", "torch.expm1(log_r)"),
+        ("KL's gradient through the reference", "reference_logprobs.detach()", "reference_logprobs"),
+        ("entropy's sign", "return -(p * logp", "return (p * logp"),
+        (
+            "entropy is a mean over the vocabulary",
+            "logp.masked_fill(p == 0, 0.0)).sum(-1)",
+            "logp.masked_fill(p == 0, 0.0)).mean(-1)",
+        ),
+        ("entropy of a ruled-out token is NaN", "logp.masked_fill(p == 0, 0.0)", "logp"),
+        ("maxima added up over microbatches", "column.amax(0) if key", "column.sum(0) if key"),
+        ("sums averaged over microbatches", "else column.sum(0) for", "else column.double().mean(0) for"),
+        (
+            "effective sample size upside down",
+            'share(m["ratio_sum"] ** 2, m["tokens"] * m["ratio_sq_sum"])',
+            'share(m["tokens"] * m["ratio_sq_sum"], m["ratio_sum"] ** 2)',
+        ),
+        (
+            "share of all tokens, not of those with A > 0",
+            'share(m["capped_positive"], m["tokens_positive"])',
+            'share(m["capped_positive"], m["tokens"])',
+        ),
+    ],
+    "filters.py": [
+        (
+            "zero variance by a std",
+            "return (highest != lowest)[group]",
+            "return ((highest - lowest).abs() > 1e-3)[group]",
+        ),
+        ("keeps what it should drop", "return (highest != lowest)[group]", "return (highest == lowest)[group]"),
+        (
+            "over the batch, not the group",
+            "return (highest != lowest)[group]",
+            "return (rewards.max() != rewards.min()).expand(len(group))",
+        ),
+        ("only rewards of 0 and 1 looked at", '"amin", include_self=False', '"amin", include_self=True'),
+        ("> for >=: a rate of exactly 0.9 stays", ">= bound.numerator * rollouts", "> bound.numerator * rollouts"),
+        (
+            "rate in floating point",
+            "if solved * bound.denominator >= bound.numerator * rollouts:",
+            "if solved / self.threshold >= rollouts:",
+        ),
+        ("latest for cumulative", 'if self.window == "cumulative"', 'if self.window == "latest"'),
+        ("rollouts not counted up", "before[1] + len(values)", "len(values)"),
+        ("correct ones not counted up", "before[0] + int(sum(values))", "int(sum(values))"),
+        (
+            "pass rate from shaped rewards",
+            "if not values or any(v not in (0.0, 1.0) for v in values):",
+            "if not values:",
+        ),
+        ("an empty group counts", "if not values or any(", "if any("),
+        ("a tensor as prompt id", "if not isinstance(prompt_id, PromptId):", "if False:"),
+        ("unseen prompts have rate 0", "solved / rollouts if rollouts else None", "solved / max(rollouts, 1)"),
+        (
+            "unseen prompts are retired",
+            "return prompt_id in self._retired",
+            "return prompt_id not in self._counts or prompt_id in self._retired",
+        ),
+        ("retired prompts stay in the pool", "if p not in self._retired]", "]"),
+        ("spins when every prompt is retired", "        if not left:\n", "        if False:\n"),
+        ("state shared with the saved one", '"retired": list(self._retired)}', '"retired": self._retired}'),
+        ("retirement not saved", '"retired": list(self._retired)}', '"retired": []}'),
+        ("retirement not loaded", 'dict.fromkeys(state["retired"])', "{}"),
+        (
+            "loads a history of another threshold",
+            '(state["threshold"], state["window"]) != (self.threshold, self.window)',
+            'state["window"] != self.window',
+        ),
+        ("counts not loaded", "self._counts, self._retired = counts,", "self._counts, self._retired = self._counts,"),
+        (
+            "batch full one group too early",
+            "len(self._groups) == self.batch_prompts",
+            "len(self._groups) >= self.batch_prompts - 1",
+        ),
+        ("equal rewards kept", "        if keep:\n", "        if True:\n"),
+        ("discarded groups not counted", "self.discarded += 1", "self.discarded += 0"),
+        ("kept groups not counted as offered", "self.offered += 1", "self.offered += not keep"),
+        (
+            "> for >=: gives up one group late",
+            "self._in_a_row >= self.max_in_a_row",
+            "self._in_a_row > self.max_in_a_row",
+        ),
+        ("total for in a row", "            self._in_a_row = 0\n", ""),
+        ("offers more than a batch", "        if self.full:\n", "        if False:\n"),
+        ("takes half a batch", "        if not self.full:\n", "        if False:\n"),
+        ("batch handed out twice", "groups, self._groups = self._groups, []", "groups = self._groups"),
+        ("counts not reset", "self.offered = self.discarded = 0\n        return", "return"),
+    ],
+}
+
+
+class _FirstFailure:
+    """pytest plugin: notes the first test that fails, and whether the tests could be collected at all."""
+
+    def __init__(self) -> None:
+        self.test, self.broken = "", ""
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.broken = self.broken or str(report.longrepr).strip().splitlines()[-1]
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.test = self.test or report.nodeid
+
+
+def run_tests(folder: Path, tests: list[str]) -> str:
+    """Runs test files on the copy in a forked child: "" if all pass, else what failed first.
+
+    "hangs" after TIME_LIMIT, "crash" if the interpreter died, "broken: ..." if a test file could not be collected.
+    """
+    answer = folder / "mutate_answer.txt"
+    answer.write_text("crash")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()  # so that processes which a test started can be ended with it
+            answer.write_text(_run_pytest(folder, tests))
+        finally:
+            os._exit(0)  # no clean-up of the parent's state, whatever happened
+    end, running = time.monotonic() + TIME_LIMIT, True
+    try:
+        while running and time.monotonic() < end:
+            time.sleep(0.02)
+            running = os.waitpid(pid, os.WNOHANG) == (0, 0)
+    finally:  # time limit or Ctrl-C
+        if running:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return "hangs" if running else answer.read_text()
+
+
+def _run_pytest(folder: Path, tests: list[str]) -> str:
+    import pytest  # imported by the parent already
+
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(folder)
+    sys.path.insert(0, str(folder))
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stdout.fileno(), 2)
+    first = _FirstFailure()
+    code = pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-m", "not slow", *tests], plugins=[first])
+    if first.broken or code not in (0, 1):
+        return f"broken: {first.broken or f'pytest ended with code {int(code)}'}"
+    return first.test
+
+
+def copy_project(folder: Path) -> None:
+    """Copies the top-level files, tests and tools: what the fast tests read."""
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    for name in ("tests", "tools"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def first_tests(name: str) -> list[str]:
+    """The test files that a mutation of file `name` meets first."""
+    return TESTS.get(name, [f"tests/test_{Path(name).stem}.py"])
+
+
+def other_tests(name: str) -> list[str]:
+    """The test files beyond `first_tests` that mention the module."""
+    word = re.compile(rf"\b{Path(name).stem}\b")
+    found = [
+        f"tests/{path.name}" for path in sorted((ROOT / "tests").glob("test_*.py")) if word.search(path.read_text())
+    ]
+    return [test for test in found if test not in first_tests(name)]
+
+
+def faults_of_the_table(names: list[str]) -> list[str]:
+    """What is wrong with the table itself, one sentence each."""
+    faults = []
+    for name in names:
+        source = (ROOT / name).read_text()
+        for what, old, new in MUTATIONS[name]:
+            if source.count(old) != 1:
+                faults.append(f"{name}: {what}: the old text stands {source.count(old)} times: {old!r}")
+                continue
+            try:
+                compile(source.replace(old, new), name, "exec")
+            except SyntaxError as error:
+                faults.append(f"{name}: {what}: {error}")
+    return faults
+
+
+def mutate(name: str, old: str, new: str, folder: Path) -> str:
+    """Applies one mutation to the copy, runs the tests and takes it back. Returns what killed it, "" if nothing did."""
+    source = (ROOT / name).read_text()
+    (folder / name).write_text(source.replace(old, new))
+    killer = run_tests(folder, first_tests(name))
+    if not killer and (more := other_tests(name)):
+        killer = run_tests(folder, more)
+    (folder / name).write_text(source)
+    return killer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Breaks the code in one place at a time; a test must notice.")
+    parser.add_argument("files", nargs="*", help=f"of: {', '.join(MUTATIONS)} (default: all)")
+    parser.add_argument("--check", action="store_true", help="only check the table against the code")
+    options = parser.parse_args()
+    names = [name if name.endswith(".py") else f"{name}.py" for name in options.files] or list(MUTATIONS)
+    if unknown := [name for name in names if name not in MUTATIONS]:
+        parser.error(f"no mutations for {', '.join(unknown)}; choose from {', '.join(MUTATIONS)}")
+    if faults := faults_of_the_table(names):
+        print("\n".join(faults))
+        return 1
+    if options.check:
+        print(f"{sum(len(MUTATIONS[name]) for name in names)} mutations fit the code")
+        return 0
+
+    # One thread: forking is safe only before torch starts others. No .pyc: two versions may share a time stamp.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    import pytest  # noqa: F401  imported once here, not in every child
+    import torch
+
+    torch.set_num_threads(1)
+    start, bad, total = time.monotonic(), [], 0
+    with tempfile.TemporaryDirectory(prefix="mutate-") as temporary:
+        folder = Path(temporary)
+        copy_project(folder)
+        for name in names:
+            if failure := run_tests(folder, first_tests(name)):
+                print(f"{name}: the unbroken code fails its tests: {failure}")
+                return 1
+            for what, old, new in MUTATIONS[name]:
+                begin, total = time.monotonic(), total + 1
+                killer = mutate(name, old, new, folder)
+                ok = killer and not killer.startswith("broken")
+                if not ok:
+                    bad.append(f"{name}: {what} {killer}".strip())
+                print(
+                    f"{'killed  ' if ok else 'broken  ' if killer else 'SURVIVED'} {name:18} {what:45}"
+                    f" {time.monotonic() - begin:5.1f} s  {killer.removeprefix('tests/')}",
+                    flush=True,
+                )
+    print(f"{total - len(bad)} of {total} mutations killed in {time.monotonic() - start:.0f} s")
+    print("\n".join(bad))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
