@@ -80,10 +80,10 @@ class SigmoidFit:
     C_mid: float = math.nan
     rmse: float = math.nan  # root mean squared residual of the points used, unweighted
     n_points: int = 0
-    A_interval: tuple[float, float] = (0.0, math.inf)
+    A_interval: tuple[float, float] = (0.0, 1.0)
     B_interval: tuple[float, float] = (0.0, math.inf)
     C_mid_interval: tuple[float, float] = (0.0, math.inf)
-    R0_interval: tuple[float, float] = (0.0, math.inf)
+    R0_interval: tuple[float, float] = (0.0, 1.0)
     identifiable: bool = False
     reason: str = ""  # why not identifiable
     R0_source: str = "fitted"  # or "given", or "measured" (the point at C = 0)
@@ -143,27 +143,29 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
     C, R, n, left_out = _clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
     source = "given" if R0 is not None else "measured" if (C == 0).any() else "fitted"
     result = SigmoidFit(n_points=C.size, R0_source=source, left_out=left_out, level=level, A_max=A_max, method=method,
-                        C=C, R=R, n_samples=n)
+                        C=C, R=R, n_samples=n, R0_interval=(0.0, A_max), A_interval=(0.0, A_max))
     if C.size < 4 or (C > 0).sum() < 3:
         result.reason = f"{C.size} usable points: four unknowns need at least 4, three of them at C > 0"
         return result
-    box = np.array([*((0, A_max) if R0 is None else (R0, R0)), *((0, A_max) if A is None else (A, A))], dtype=float)
+    R0_box = (0.0, A_max) if R0 is None else (R0, R0)
+    limits = _limits(C, (R0_box[0], A_max) if A is None else (A, A))
     p, x = R, None
     for _ in range(1 if n is None else 3):  # binomial weights need the curve, the curve needs the weights
-        w = 1 / _unit_variance(p, n)
-        x, best = _search(C, R, w, box, x)
+        data = (C, R, 1 / _unit_variance(p, n), R0_box)
+        x, best = _search(data, limits, x)
         p = sigmoid(C, *best)
-    z, prior = np.sqrt(w) * (R - p), 0.0 if n is None else PRIOR_DOF
+    z, prior = np.sqrt(data[2]) * (R - p), 0.0 if n is None else PRIOR_DOF
     result.dof = C.size - 2 - (R0 is None) - (A is None) + prior
     if result.dof > 0:
         result.phi = max((z @ z + prior) / result.dof, MIN_SD**2 if n is None else 0.0) * _waves(z)
         limit = z @ z + result.phi * stdtrit(result.dof, (1 + level) / 2) ** 2
-        result.curves = _likelihood_set(C, R, w, box * [1, 1, 1, A_SLACK if A is None else 1], x, limit)
+        limits[0, 1] *= A_SLACK if A is None else 1.0
+        result.curves = _likelihood_set(data, limits, limit, x)
     if method == "paper_grid":
-        best = _paper_grid(C, R, w, best[0] if source == "fitted" else box[0] if R0 is not None else R[0], A_range, C_mid_range)
+        best = _paper_grid(C, R, R[0] if source == "measured" else best[0], A_range, C_mid_range)
     result.R0, result.A, result.B, result.C_mid = map(float, best)
     result.rmse = math.sqrt(np.mean((R - result.predict(C)) ** 2))
-    _judge(result, w, A is not None, A_range)
+    _judge(result, z, A is not None, A_range)
     return result
 
 
@@ -207,149 +209,418 @@ def _waves(z: np.ndarray) -> float:
     return (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
 
 
-class _Cells(NamedTuple):
-    """Q over (R0, A) in G cells (B, C_mid): Q_free + a dR0^2 + 2 b dR0 dA + c dA^2, (G,), and five candidate minima."""
-
-    a: np.ndarray
-    b: np.ndarray
-    c: np.ndarray
-    R0: np.ndarray  # (5, G): the free minimum, then those on the edges R0 = low, R0 = high, A = low, A = high
-    A: np.ndarray
-    Q: np.ndarray
-    allowed: np.ndarray  # bool: inside the box
-
-    def best(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(R0, A, Q) of the least allowed candidate, (G,) each."""
-        row = np.where(self.allowed, self.Q, np.inf).argmin(0)[None]
-        return tuple(np.take_along_axis(v, row, 0)[0] for v in (self.R0, self.A, self.Q))
+def _profile(x: np.ndarray, C: np.ndarray, R: np.ndarray, w: np.ndarray, R0_box: Sequence[float]) -> tuple:
+    """Curves x (G, 3) = A, log B, log C_mid, with the best R0 of each: -> R0 (G,), its curvature (G,), Q (G,)."""
+    A = x[:, :1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        s = expit(np.exp(x[:, 1:2]) * (np.log(C) - x[:, 2:]))  # (G, N)
+        u, y = 1 - s, R - A * s  # R = (1 - s) R0 + s A is linear in R0: y = u R0
+        curvature = (u * u) @ w
+        R0 = np.where(curvature > 0, (u * y) @ w / curvature, R0_box[0])
+    R0 = np.clip(R0, R0_box[0], np.minimum(R0_box[1], A[:, 0]))  # no curve falls: R0 <= A
+    return R0, curvature, (y - u * R0[:, None]) ** 2 @ w
 
 
-def _cells(log_B: np.ndarray, log_mid: np.ndarray, C: np.ndarray, R: np.ndarray, w: np.ndarray, box: np.ndarray) -> _Cells:
-    """Weighted least squares for R = (1 - s) R0 + s A in every cell (G,), R0 in box[:2] and A in box[2:]."""
-    with np.errstate(divide="ignore"):
-        s = expit(np.exp(log_B)[:, None] * (np.log(C) - log_mid[:, None]))  # (G, N)
-    u = 1 - s
-    centre = w @ R / w.sum()  # both unknowns shift with R because the two factors sum to 1; this saves digits
-    y, (low, high, A_low, A_high) = R - centre, box - centre
-    a, b, c, d, e = (u * u) @ w, (u * s) @ w, (s * s) @ w, u @ (w * y), s @ (w * y)  # (G,)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a cell that says nothing on one of them gives NaN: not allowed
-        det = a * c - b * b
-        R0, A = [(c * d - b * e) / det], [(a * e - b * d) / det]
-        for edge in (low, high):
-            R0.append(np.full_like(a, edge))
-            A.append(np.clip((e - b * edge) / c, A_low, A_high))
-        for edge in (A_low, A_high):
-            R0.append(np.clip((d - b * edge) / a, low, high))
-            A.append(np.full_like(a, edge))
-        R0, A = np.array(R0), np.array(A)
-        Q = w @ (y * y) + a * R0**2 + 2 * b * R0 * A + c * A**2 - 2 * d * R0 - 2 * e * A
-    return _Cells(a, b, c, R0 + centre, A + centre, Q, _inside(R0 + centre, A + centre, box) & np.isfinite(Q))
+def _limits(C: np.ndarray, A_box: Sequence[float]) -> np.ndarray:
+    """Search range (3, 2) of A, log B, log C_mid; the last reaches far beyond the data on both sides."""
+    return np.array([A_box, np.log(B_RANGE), np.log([C[C > 0].min() / 100, C.max() * 1000])])
 
 
-def _inside(R0: np.ndarray, A: np.ndarray, box: np.ndarray, tol: float = 1e-9) -> np.ndarray:
-    return (R0 > box[0] - tol) & (R0 < box[1] + tol) & (A > box[2] - tol) & (A < box[3] + tol)
+def _explore(data: tuple, limits: np.ndarray, limit: float = -math.inf, x: np.ndarray | None = None) -> tuple:
+    """Fill the set of curves with Q <= limit, or without a limit close in on the least Q: -> x (G, 3), Q (G,).
+
+    A population spread over `limits` moves as in differential evolution (Storn & Price 1997): member + the difference
+    of two others, so that steps take the shape of the set, however thin and bent. Those with Q <= limit stay, and the
+    best tenth while there are fewer. Half the moves start from the extremes of A, B and C_mid, which is what we want to
+    know exactly. The seed is fixed: same data, same answer.
+    """
+    rng, size = np.random.default_rng(0), 600
+    trial = rng.uniform(*limits.T, (2 * size, 3))
+    if x is not None:
+        trial[0] = x
+    pool, Q = np.empty((0, 3)), np.empty(0)
+    for _ in range(24):
+        pool, Q = np.concatenate([pool, trial]), np.concatenate([Q, _profile(trial, *data)[2]])
+        stay = Q <= max(limit, np.partition(Q, size // 10)[size // 10])
+        pool, Q = pool[stay], Q[stay]
+        order, k = pool.argsort(0), max(1, len(pool) // 100)
+        ends = np.concatenate([order[:k], order[-k:]]).ravel()
+        i, j, k = rng.integers(len(pool), size=(3, size))
+        i[: size // 2] = rng.choice(ends, size // 2)
+        trial = np.clip(pool[i] + rng.choice([0.9, 0.3, 0.1], (size, 1)) * (pool[j] - pool[k]), *limits.T)
+    stay = Q <= max(limit, Q.min())
+    return pool[stay], Q[stay]
 
 
-def _limits(C: np.ndarray) -> np.ndarray:
-    """Search range [[low, high] of log B, [low, high] of log C_mid]: far beyond the data on both sides."""
-    return np.log([B_RANGE, (C[C > 0].min() / 100, C.max() * 1000)])
-
-
-def _search(C: np.ndarray, R: np.ndarray, w: np.ndarray, box: np.ndarray, start: np.ndarray | None = None) -> tuple:
-    """Global least squares: x = (log B, log C_mid) and the parameters (R0, A, B, C_mid). `start` skips the zoom."""
-    if start is None:
-        log_B, log_mid, cells = _zoom(C, R, w, box)
-        start = np.array([log_B[0], log_mid[0]])
+def _search(data: tuple, limits: np.ndarray, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Global least squares: x = (A, log B, log C_mid) and the parameters R0, A, B, C_mid. `start`: polish only."""
+    C, R, w, R0_box = data
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        R0, A, _ = _cells(x[:1], x[1:], C, R, w, box).best()
-        return np.sqrt(w) * (sigmoid(C, R0, A, *np.exp(x)) - R)
+        R0 = _profile(x[None], *data)[0][0]
+        return np.sqrt(w) * (sigmoid(C, R0, x[0], math.exp(x[1]), math.exp(x[2])) - R)
 
-    limits = _limits(C)
-    inner = limits + np.array([1e-9, -1e-9]) * np.ptp(limits, axis=1)[:, None]  # `least_squares` starts strictly inside
-    x = least_squares(residuals, np.clip(start, *inner.T), bounds=limits.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
-    R0, A, _ = _cells(x[:1], x[1:], C, R, w, box).best()
-    return x, (R0[0], A[0], *np.exp(x))
-
-
-def _zoom(C: np.ndarray, R: np.ndarray, w: np.ndarray, box: np.ndarray, x: np.ndarray | None = None, limit: float = -1.0) -> tuple:
-    """Narrow a grid to the cells with Q <= limit around the optimum x, or without x to the best cell.
-
-    Returns log B (G,), log C_mid (G,) and the cells. The region is often a thin banana, so every row (a value of B) has
-    its own range of C_mid. The range of B narrows only after three rounds over C_mid: a row must have found its valley
-    before it may be dropped as too high.
-    """
-    size, limits = 40, _limits(C)
-    rows = np.linspace(*limits[0], size) if x is None else np.unique(np.append(np.linspace(*limits[0], size), x[0]))
-    low, high = np.full(rows.size, limits[1, 0]), np.full(rows.size, limits[1, 1])
-    for round_ in range(9):
-        mids = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, size)  # (rows, size)
-        if x is not None:  # the optimum is always one of the cells
-            i = np.abs(rows - x[0]).argmin()
-            mids[i, np.abs(mids[i] - x[1]).argmin()] = x[1]
-        log_B, log_mid = np.repeat(rows, size), mids.ravel()
-        cells = _cells(log_B, log_mid, C, R, w, box)
-        Q = cells.best()[2].reshape(mids.shape)
-        ok = Q <= max(limit, Q.min())
-        if round_ == 8:
-            return log_B[ok.ravel()], log_mid[ok.ravel()], _Cells(*(v[..., ok.ravel()] for v in cells))
-        first = np.where(ok.any(1), ok.argmax(1), Q.argmin(1))
-        last = np.where(ok.any(1), size - 1 - ok[:, ::-1].argmax(1), Q.argmin(1))
-        step = (high - low) / (size - 1)
-        low, high = np.maximum(low + (first - 1) * step, limits[1, 0]), np.minimum(low + (last + 1) * step, limits[1, 1])
-        if round_ in (3, 6):
-            hit = np.flatnonzero(ok.any(1))
-            new = np.linspace(rows[max(hit[0] - 1, 0)], rows[min(hit[-1] + 1, rows.size - 1)], size)
-            new = new if x is None else np.unique(np.append(new, x[0]))
-            i = np.clip(np.searchsorted(rows, new), 1, rows.size - 1)
-            rows, low, high = new, np.minimum(low[i - 1], low[i]), np.maximum(high[i - 1], high[i])
+    bounds = limits + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
+    x = _explore(data, limits)[0][0] if start is None else start
+    x = least_squares(residuals, x, bounds=bounds.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
+    x = np.clip(x, *limits.T)
+    return x, np.array([_profile(x[None], *data)[0][0], x[0], *np.exp(x[1:])])
 
 
-def _likelihood_set(C: np.ndarray, R: np.ndarray, w: np.ndarray, box: np.ndarray, x: np.ndarray, limit: float) -> np.ndarray:
-    """Curves with Q <= limit, (4, M): R0, A, B, C_mid. In each cell they fill an ellipse in (R0, A), cut by the box."""
-    log_B, log_mid, q = _zoom(C, R, w, box, x, limit)
-    angle = np.linspace(0, 2 * np.pi, 16, endpoint=False)[:, None]
+def _likelihood_set(data: tuple, limits: np.ndarray, limit: float, x: np.ndarray) -> np.ndarray:
+    """Curves with Q <= limit, (4, M): R0, A, B, C_mid. For each (A, B, C_mid), R0 reaches sqrt(spare / curvature)."""
+    x, Q = _explore(data, limits, limit, x)
+    R0, curvature, _ = _profile(x, *data)
     with np.errstate(divide="ignore", invalid="ignore"):
-        radius = np.sqrt(np.maximum(limit - q.Q[0], 0))
-        # Q = Q_free + (det / a) dA^2 + a (dR0 + b dA / a)^2, so that angle 0 is the extreme of A
-        dA = radius * np.sqrt(q.a / (q.a * q.c - q.b**2)) * np.cos(angle)
-        R0, A = [q.R0[0] - q.b / q.a * dA + radius / np.sqrt(q.a) * np.sin(angle)], [q.A[0] + dA]
-        for sign in (-1, 0, 1):  # where the ellipse meets each edge of the box, and the best point of that edge
-            reach = sign * np.sqrt(np.where(q.Q <= limit, limit - q.Q, np.nan))
-            R0 += [q.R0[1:3], np.clip(q.R0[3:] + reach[3:] / np.sqrt(q.a), *box[:2])]
-            A += [np.clip(q.A[1:3] + reach[1:3] / np.sqrt(q.c), *box[2:]), q.A[3:]]
-    R0, A = np.concatenate(R0), np.concatenate(A)
-    good = np.isfinite(R0 + A) & _inside(R0, A, box)
-    return np.stack([v[good] for v in (R0, A, *np.broadcast_arrays(R0, np.exp(log_B), np.exp(log_mid))[1:])])
+        reach = np.sqrt(np.maximum(limit - Q, 0) / curvature)
+    low, high = data[3][0], np.minimum(data[3][1], x[:, 0])
+    R0 = np.concatenate([np.clip(R0 - reach, low, high), R0, np.clip(R0 + reach, low, high)])
+    return np.stack([R0, *np.tile(x[:, 0], (1, 3)), *np.exp(np.tile(x[:, 1:].T, 3))])
 
 
-def _judge(result: SigmoidFit, w: np.ndarray, A_given: bool, A_range: tuple[float, float]) -> None:
-    """Fill in the intervals, and the verdict: can the data tell the ceiling?"""
-    r, C, R = result, result.C, result.R
+def _judge(r: SigmoidFit, z: np.ndarray, A_given: bool, A_range: tuple[float, float]) -> None:
+    """Fill in the intervals, and the verdict: can these data tell the ceiling? `z` (N,) are the weighted residuals."""
     if r.curves is None:
-        r.reason = f"{C.size} points leave no residual to measure the noise by: add points, or n_samples"
+        r.reason = f"{r.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
         return
-    width = np.ptp(r.curves[1])
     spans = [(float(v.min()), float(v.max())) for v in r.curves[:, r.curves[1] <= r.A_max + 1e-9]]
-    r.R0_interval, r.A_interval = spans[0], (spans[1][0], r.A_max if r.curves[1].max() > r.A_max else spans[1][1])
-    edges = np.exp(_limits(C))  # at the end of the search range the data set no limit
-    r.B_interval, r.C_mid_interval = ((0.0 if low < edge[0] * 1.05 else low, math.inf if high > edge[1] / 1.05 else high)
-                                      for (low, high), edge in zip(spans[2:], edges))
-    level = r.R0 if r.R0_source == "given" else w @ R / w.sum()
-    gain = w @ ((R - level) ** 2 - (R - r.predict(C)) ** 2)  # what the curve explains beyond a flat line
-    end, last = r.predict(C[-1]), f"by C = {_short(C[-1])}"
-    if r.A < r.R0 or (fdtrc(2, r.dof, gain / 2 / r.phi) > 0.05):
-        falls = np.corrcoef(C, R)[0, 1] < 0 if np.ptp(R) > 0 else False
-        r.reason = f"the reward {'falls' if falls else 'does not rise beyond its noise'} {last}: there is no ceiling to fit"
+    top = float(r.curves[1].max())
+    r.R0_interval, r.A_interval = spans[0], (spans[1][0], min(top, r.A_max))
+    ends = np.exp(_limits(r.C, (0, 1))[1:])  # at the end of the search range the data set no limit
+    r.B_interval, r.C_mid_interval = ((0.0 if low < a * 1.05 else low, math.inf if high > b / 1.05 else high)
+                                      for (low, high), (a, b) in zip(spans[2:], ends))
+    w = 1 / _unit_variance(r.predict(r.C), r.n_samples)
+    level = r.R0 if r.R0_source == "given" else w @ r.R / w.sum()
+    explained = w @ (r.R - level) ** 2 - z @ z  # by the curve, beyond a flat line
+    reach, end, last = float(r.predict(r.C[-1])), f"by C = {_short(r.C[-1])}", max(3, r.n_points // 5)
+    noise = math.sqrt(np.mean(np.diff(z) ** 2) / 2)  # from successive differences: blind to slow misfit
+    if fdtrc(2, r.dof, max(explained, 0.0) / 2 / r.phi) > 0.05:
+        falls = np.ptp(r.R) > 0 and np.corrcoef(r.C, r.R)[0, 1] < -2 / math.sqrt(r.n_points)
+        r.reason = f"the reward {'falls' if falls else 'does not rise beyond its noise'} {end}: there is no ceiling to fit"
+    elif z[-last:].mean() * math.sqrt(last) < -4 * noise:
+        r.reason = f"the last {last} points lie below the curve: the run is falling away from any ceiling"
     elif A_given:
         r.reason = ""
-    elif r.A > r.A_max - 1e-6 and end < r.A_max - MAX_WIDTH / 2:
-        r.reason = f"the bound A <= {r.A_max:g} stopped the fit, not the data, which reach {end:.2f} {last}"
-    elif width > min(MAX_WIDTH, (r.A - r.R0) / 2):
-        r.reason = f"every ceiling from {r.A_interval[0]:.2f} to {r.A_interval[1]:.2f} fits: the points stop at {end:.2f} {last}"
-    elif r.method == "paper_grid" and not A_range[0] < r.A < A_range[1] - 1e-9:
+    elif r.A > r.A_max - 1e-6 and reach < r.A_max - MAX_WIDTH / 2:
+        r.reason = f"the bound A <= {r.A_max:g} stopped the fit and not the data, which reach {reach:.2f} {end}"
+    elif top - r.A_interval[0] > min(MAX_WIDTH, (r.A - r.R0) / 2):
+        r.reason = f"ceilings from {r.A_interval[0]:.2f} to {r.A_interval[1]:.2f} fit: the points stop at {reach:.2f} {end}"
+    elif r.method == "paper_grid" and not A_range[0] + 1e-9 < r.A < A_range[1] - 1e-9:
         r.reason = f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
     r.identifiable = not r.reason
+
+
+def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float], C_mid_range: Sequence[float] | None) -> tuple:
+    """The paper's procedure (App. on fitting): every (A, C_mid) of its grid, B by `curve_fit`, the least sum of squares wins.
+
+    B is first scanned in all cells at once; only the best 100 of the 7,100 cells are worth a `curve_fit`.
+    """
+    A = np.round(np.arange(A_range[0], A_range[1] + 1e-9, 0.005), 10)
+    C_mid = np.linspace(*(C_mid_range or (C.max() / 100, C.max())), 100)
+    B = np.geomspace(*B_RANGE, 200)
+    s = sigmoid(C, 0.0, 1.0, B[:, None, None], C_mid[:, None])  # (200, 100, N)
+    gain, y = (A - R0)[:, None, None], R - R0
+    Q = y @ y - 2 * gain * (s @ y) + gain**2 * (s * s).sum(-1)  # (71, 200, 100)
+    start, Q = B[Q.argmin(1)], Q.min(1)  # (71, 100)
+    found = []
+    for i, j in np.argwhere(Q <= np.partition(Q.ravel(), 100)[100]):
+        curve_of = lambda c, log_B, i=i, j=j: sigmoid(c, R0, A[i], np.exp(log_B), C_mid[j])  # noqa: E731
+        (log_B,), _ = curve_fit(curve_of, C, R, p0=[math.log(start[i, j])])
+        found.append((np.sum((curve_of(C, log_B) - R) ** 2), A[i], math.exp(log_B), C_mid[j]))
+    return R0, *min(found)[1:]
+
+
+class Transient(NamedTuple):
+    """Are the first points off the curve of the rest? `skip_below` is 0 where the evidence does not ask for a cut."""
+
+    skip_below: float
+    n_points: int  # points that the best cut would leave out
+    p_value: float  # of an F test, times the number of cuts tried
+    offset: float  # mean of those points minus the curve of the rest
+    A: tuple[float, float]  # the ceiling without and with the cut
+
+
+def early_transient(C: ArrayLike, R: ArrayLike, *, n_samples: ArrayLike | None = None, alpha: float = 0.01) -> Transient:
+    """Test whether the first k = 1, 2, .. (at most 12 or a third) points at C > 0 are off the sigmoid of the others.
+
+    F = ((Q_all - Q_rest) / k) / phi_rest. A cut costs precision, so it is proposed only at p < alpha.
+    """
+    whole = fit(C, R, n_samples=n_samples)
+    C, R, n = whole.C, whole.R, whole.n_samples
+    zeros = int((C == 0).sum())
+    tries = range(1, min((C.size - zeros) // 3, C.size - zeros - 5, 12) + 1)
+    best = Transient(0.0, 0, 1.0, 0.0, (whole.A, whole.A))
+    if whole.curves is None or not tries:
+        return best
+    w = 1 / _unit_variance(whole.predict(C), n)
+    Q_all, prior = w @ (R - whole.predict(C)) ** 2, 0.0 if n is None else PRIOR_DOF
+    for k in tries:
+        rest = np.r_[:zeros, zeros + k : C.size]
+        _, found = _search((C[rest], R[rest], w[rest], (0.0, 1.0)), _limits(C[rest], (0.0, 1.0)))
+        miss = R - sigmoid(C, *found)
+        dof, Q_rest = rest.size - 4 + prior, w[rest] @ miss[rest] ** 2
+        phi = max((Q_rest + prior) / dof, MIN_SD**2)
+        p = min(1.0, len(tries) * fdtrc(k, dof, max(Q_all - Q_rest, 0.0) / k / phi))
+        if p < best.p_value:
+            cut = float(C[zeros + k]) if p < alpha else 0.0
+            best = Transient(cut, k, float(p), float(miss[zeros : zeros + k].mean()), (whole.A, float(found[1])))
+    return best
+
+
+class PowerLaw(NamedTuple):
+    """R = A - D / C^B, the high-compute limit of the sigmoid; on early data its A runs to the bound (paper, App.)."""
+
+    A: float
+    D: float
+    B: float
+    rmse: float
+
+    def predict(self, C: ArrayLike) -> np.ndarray:
+        """The power law at compute `C` > 0."""
+        return self.A - self.D * np.asarray(C, dtype=float) ** -self.B
+
+
+def power_law(C: ArrayLike, R: ArrayLike, *, skip_below: float = 0.0, A_max: float = 1.0) -> PowerLaw:
+    """Least squares for R = A - D / C^B over the points with C > 0 and C >= skip_below; four starts in B."""
+    C, R, *_ = _clean(C, R, None, max(A_max, 1.0), skip_below, True)
+    if C.size < 4:
+        raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
+    law = lambda c, A, D, B: A - D * c**-B  # noqa: E731
+    found = [curve_fit(law, C / C[-1], R, p0=(0.9 * A_max, 0.1, B), bounds=([0, 0, 0.01], [A_max, np.inf, 10]),
+                       max_nfev=5000)[0] for B in (0.1, 0.4, 1.0, 2.0)]
+    rmse, (A, D, B) = min(((math.sqrt(np.mean((law(C / C[-1], *v) - R) ** 2)), v) for v in found), key=lambda o: o[0])
+    return PowerLaw(float(A), float(D * C[-1] ** B), float(B), rmse)
+
+
+def windows(C: ArrayLike, R: ArrayLike, *, shares: Sequence[tuple[float, float]] = WINDOWS, **options: object) -> list[tuple]:
+    """Robustness: (low, high, fit) of the points with low <= C <= high, for each window given as shares of the compute."""
+    C, R = np.asarray(C, dtype=float), np.asarray(R, dtype=float)
+    n, end = options.pop("n_samples", None), np.nanmax(C)
+    n = None if n is None else np.broadcast_to(n, C.shape)
+    spans = [(a * end, b * end, ~(C > b * end)) for a, b in shares]
+    return [(a, b, fit(C[use], R[use], n_samples=None if n is None else n[use], skip_below=a, **options)) for a, b, use in spans]
+
+
+def linearised(f: SigmoidFit) -> tuple[np.ndarray, np.ndarray, int]:
+    """log C and log F(R) of the points, on a line of slope B when the fit holds, and how many have no log F.
+
+    log F = B log C with F = C_mid^B / ((A - R0) / (R - R0) - 1) = C_mid^B (R - R0) / (A - R).
+    """
+    use = (f.C > 0) & (f.R > f.R0) & (f.R < f.A)
+    log_F = f.B * math.log(f.C_mid) + np.log((f.R[use] - f.R0) / (f.A - f.R[use]))
+    return np.log(f.C[use]), log_F, int((f.C > 0).sum() - use.sum())
+
+
+@dataclass
+class Comparison:
+    """Several runs beside each other. Where their ceilings agree, `refits` share `shared_A` and their B compare."""
+
+    names: list[str]
+    fits: list[SigmoidFit]
+    shared_A: float | None
+    refits: list[SigmoidFit]
+    verdict: str
+
+
+def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
+    """The paper's comparison: ceilings within `margin` (its run-to-run noise) of each other agree; then refit with their
+    mean and compare B. Otherwise the higher ceiling wins. No verdict where a ceiling is not identifiable."""
+    if len(fits) < 2:
+        raise ValueError("a comparison needs at least two fits")
+    names = list(names or (f"run {i + 1}" for i in range(len(fits))))
+    unknown = [name for name, f in zip(names, fits) if not f.identifiable]
+    if unknown:
+        return Comparison(names, list(fits), None, [], f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable")
+    A = [f.A for f in fits]
+    if max(A) - min(A) > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, count as agreeing
+        best, worst = int(np.argmax(A)), int(np.argmin(A))
+        clear = fits[best].A_interval[0] > fits[worst].A_interval[1]
+        return Comparison(names, list(fits), None, [], f"ceilings differ by {max(A) - min(A):.3f}, more than {margin:g}: "
+                          f"{names[best]} is highest" + ("" if clear else ", though its interval overlaps the lowest"))
+    shared = float(np.mean(A))
+    refits = [fit(f.C, f.R, R0=f.R0 if f.R0_source == "given" else None, A=shared, n_samples=f.n_samples, A_max=f.A_max,
+                  level=f.level) for f in fits]
+    fast, slow = (max if up else min for up in (True, False))
+    fast, slow = fast(refits, key=lambda f: f.B), slow(refits, key=lambda f: f.B)
+    name = names[[f is fast for f in refits].index(True)]
+    clear = fast.B_interval[0] > slow.B_interval[1]
+    return Comparison(names, list(fits), shared, refits, f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} "
+                      + (f"{name} is the most efficient" if clear else "no difference in B stands out of its interval"))
+
+
+
+def _rows(source: str | Path | Sequence[Mapping]) -> list[tuple[int, Mapping]]:
+    """(line number, record) of a JSON-lines file, of a CSV file with a header, or of a list of records."""
+    if not isinstance(source, (str, Path)):
+        return list(enumerate(source, 1))
+    try:
+        lines = Path(source).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{source}, line 1: cannot be read as text ({error}); give a JSON-lines or CSV file") from error
+    if not any(lines):
+        raise InputError(f"{source}, line 1: the file is empty; give one record per evaluation")
+    if not lines[0].lstrip().startswith("{"):
+        reader = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count))
+        return [(reader.line_num, row) for row in reader]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows += [(number, json.loads(line))] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise InputError(f"{source}, line {number}: not JSON ({error.msg}); repair or delete the line") from error
+    return rows
+
+
+def _number(row: Mapping, column: str, place: str) -> float:
+    value = row.get(column)
+    if value is None or value == "":
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{place}: {column} is {value!r}, not a number; correct it or leave it empty") from error
+
+
+def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate",
+         samples: str | float | None = None) -> tuple[str, np.ndarray, np.ndarray, np.ndarray | None, int]:
+    """Read evaluations: -> name of x, compute (N,), reward (N,), samples per point (N,) or None, last line number.
+
+    `x` names the column of compute; None: tokens on a CPU run, else device_hours, else what there is. `samples` is a
+    column or a number; None: n_prompts * n_samples where the file has both. InputError names the file, line and fix.
+    """
+    rows, name = _rows(source), source if isinstance(source, (str, Path)) else "records"
+    columns = set().union(*(row for _, row in rows))
+    if x is None:
+        cpu = all(row.get("device", "cpu") == "cpu" and not ("device" not in row and float(row.get("device_hours") or 0))
+                  for _, row in rows)
+        x = next((c for c in ("tokens" if cpu else "device_hours", *UNITS) if c in columns), "device_hours")
+    counts = ["n_prompts", "n_samples"] if samples is None else [samples] if isinstance(samples, str) else []
+    if samples is None and not columns.issuperset(counts):
+        counts = []
+    for column, flag in ((x, "--x"), (y, "--y"), *((c, "--samples") for c in counts)):
+        if column not in columns:
+            found = ", ".join(sorted(map(str, columns))) or "none"
+            raise InputError(f"{name}, line 1: no column {column!r}; choose one with {flag} (there are: {found})")
+    C, R, n, zero = [], [], [], None
+    for line, row in rows:
+        place = f"{name}, line {line}"
+        c, r = _number(row, x, place), _number(row, y, place)
+        if c < 0 or math.isinf(c):
+            raise InputError(f"{place}: {x} is {c:g}; compute must be >= 0, correct the value or delete the line")
+        if r < 0 or r > 1:
+            raise InputError(f"{place}: {y} is {r:g}; rewards must lie in [0, 1], rescale the column")
+        if c == 0 and not math.isnan(r):
+            if zero is not None and zero != r:
+                raise InputError(f"{place}: {y} is {r:g} at {x} = 0, but {zero:g} on an earlier line; keep one of the two")
+            zero = r
+        count = math.prod(_number(row, column, place) for column in counts) if counts else samples or math.nan
+        if count <= 0:
+            raise InputError(f"{place}: {count:g} samples; give a positive number, or leave the column out")
+        C.append(c), R.append(r), n.append(count)
+    known = bool(counts) or samples is not None
+    return x, np.array(C), np.array(R), np.array(n, dtype=float) if known else None, rows[-1][0] if rows else 1
+
+
+class Prediction(NamedTuple):
+    """The curve at one compute, its interval, the interval of an evaluation there, and what was measured (or NaN)."""
+
+    C: float
+    reward: float
+    curve: tuple[float, float]
+    evaluation: tuple[float, float]
+    measured: float
+
+
+@dataclass
+class CurveReport:
+    """One run: its points, the fit to the first part, and how the rest came out."""
+
+    name: str
+    x: str
+    fit: SigmoidFit
+    fit_until: float  # compute up to which points were fitted
+    transient: Transient
+    held_out_points: int
+    held_out_rmse: float
+    held_out_covered: float  # share of the held-out points inside their interval
+    predictions: list[Prediction]  # at the end of the run, then where asked
+    C: np.ndarray = field(repr=False)  # (N,) all points
+    R: np.ndarray = field(repr=False)
+    lines: int = field(default=0, repr=False)
+
+
+def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate", samples: str | float | None = None,
+          fit_until: float = 1.0, skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (),
+          plot: str | Path | None = None, name: str | None = None, **options: object) -> CurveReport:
+    """Load a run, fit the points up to the share `fit_until` of its compute, and compare the rest with the prediction.
+
+    `skip_below` "auto" takes the cut that `early_transient` proposes. `predict_at` holds compute, or "2x" for twice the
+    run's. `plot` is a PNG to write. `options` go to `fit`. Too few points give a verdict in the report, not an error.
+    """
+    x, C, R, n, lines = load(source, x=x, y=y, samples=samples)
+    real = np.isfinite(C) & np.isfinite(R)
+    end = float(C[real].max(initial=0.0))
+    unseen = real & (C > fit_until * end)
+    n_seen, n_end = (None, None) if n is None else (n[~unseen], float(np.nanmedian(n)))
+    transient = early_transient(C[~unseen], R[~unseen], n_samples=n_seen)
+    cut = transient.skip_below if skip_below == "auto" else float(skip_below)
+    f = fit(C[~unseen], R[~unseen], n_samples=n_seen, skip_below=cut, **options)
+    at = [end, *(end * float(a[:-1]) if str(a).endswith("x") else float(a) for a in predict_at)]
+    bands = f.interval(at), f.interval(at, noise=True, n_samples=n_end)
+    seen_at = [float(R[real & (C == c)].mean()) if (real & (C == c)).any() else math.nan for c in at]
+    predictions = [Prediction(c, float(f.predict(c)), tuple(map(float, a)), tuple(map(float, b)), m)
+                   for c, a, b, m in zip(at, bands[0].T, bands[1].T, seen_at)]
+    low, high = f.interval(C[unseen], noise=True, n_samples=n_end)
+    k = int(unseen.sum())
+    report = CurveReport(name or str(source if isinstance(source, (str, Path)) else "run"), x, f, fit_until * end, transient, k,
+                         math.sqrt(np.mean((f.predict(C[unseen]) - R[unseen]) ** 2)) if k else math.nan,
+                         float(np.mean((low <= R[unseen]) & (R[unseen] <= high))) if k else math.nan, predictions, C, R, lines)
+    if plot is not None:
+        plot_curves([report], plot)
+    return report
+
+
+def format_report(*reports: CurveReport) -> str:
+    """The table a person reads, one block a run."""
+    return "\n\n".join("\n".join(_block(r)) for r in reports)
+
+
+def _block(r: CurveReport) -> list[str]:
+    f, t, unit = r.fit, r.transient, UNITS.get(r.x, r.x)
+    span = lambda pair, form=_short: f"[{form(pair[0])}, {form(pair[1])}]"  # noqa: E731
+    fixed = lambda v: f"{v:.3f}"  # noqa: E731
+    rows = [(f"{r.name}", f"{r.x} up to {_short(r.fit_until)}, {f.level:.0%} intervals"),
+            ("A      ceiling", f"{f.A:.3f}  {span(f.A_interval, fixed)}  {'identifiable' if f.identifiable else 'NOT IDENTIFIABLE'}"),
+            ("B      efficiency", f"{f.B:.2f}   {span(f.B_interval)}"),
+            ("C_mid  half of the gain", f"{_short(f.C_mid)}  {span(f.C_mid_interval)} {unit}"),
+            ("R0     before RL", f"{f.R0:.3f}  {span(f.R0_interval, fixed)}  {f.R0_source}"),
+            ("points", f"{f.n_points} fitted, {r.held_out_points} held out; left out: "
+             + ", ".join(f"{v} {k}" for k, v in f.left_out.items())),
+            ("RMSE", f"{f.rmse:.4f} on the fitted points" + (f", {r.held_out_rmse:.4f} on the held-out ones, of which "
+             f"{r.held_out_covered:.0%} lie inside their interval" if r.held_out_points else ""))]
+    if f.reason:
+        rows.insert(2, ("", f.reason))
+    for i, p in enumerate(r.predictions):
+        text = f"{p.reward:.3f}  curve {span(p.curve, fixed)}  an evaluation {span(p.evaluation, fixed)}"
+        if not math.isnan(p.measured):
+            inside = p.evaluation[0] <= p.measured <= p.evaluation[1]
+            text += f"  measured {p.measured:.3f}: {'inside' if inside else 'OUTSIDE'}"
+        rows.append((f"at {_short(p.C)}{' (end)' if i == 0 else ''}", text))
+    if t.skip_below:
+        rows.append(("early points", f"the first {t.n_points} lie {t.offset:+.3f} off the curve of the rest (p = {t.p_value:.1g}); "
+                     f"without them A = {t.A[1]:.3f}, with them {t.A[0]:.3f}: --skip-below {_short(t.skip_below)} leaves them out"))
+    return [f"{label:<25}{text}" for label, text in rows]
+
+
+def format_comparison(c: Comparison) -> str:
+    """One line a run and the verdict."""
+    lines = [f"{'run':<40}{'A':>7}{'95 % interval':>18}{'B':>7}" + (f"{'B at A = %.3f' % c.shared_A:>22}" if c.refits else "")]
+    for i, (name, f) in enumerate(zip(c.names, c.fits)):
+        lines.append(f"{name[-39:]:<40}{f.A:7.3f}{f'[{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}]':>18}{f.B:7.2f}")
+        if c.refits:
+            g = c.refits[i]
+            lines[-1] += f"{g.B:8.2f} [{_short(g.B_interval[0])}, {_short(g.B_interval[1])}]"
+    return "\n".join([*lines, c.verdict])
 
 
 def _short(v: float) -> str:
@@ -358,3 +629,90 @@ def _short(v: float) -> str:
         if size <= abs(v) < 1000 * size:
             return f"{v / size:.3g}{unit}"
     return f"{v:.3g}"
+
+
+def plot_curves(reports: Sequence[CurveReport], path: str | Path) -> None:
+    """Measured points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
+    from matplotlib.figure import Figure  # no pyplot: no display, no global state
+
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for i, r in enumerate(reports):
+        f, color, label = r.fit, f"C{i}", (lambda text: text) if i == 0 else (lambda text: None)
+        end = max([p.C for p in r.predictions if p.C <= 4 * r.predictions[0].C])
+        used = np.isin(r.C, f.C) & np.isin(r.R, f.R)
+        unseen = r.C > r.fit_until
+        grid = np.linspace(0, end, 200)
+        if f.curves is not None:
+            low, high = f.interval(grid, noise=True)
+            axes.fill_between(grid, low, high, color=color, alpha=0.15, lw=0, label=label(f"{f.level:.0%} of evaluations"))
+            past = grid >= r.fit_until
+            axes.plot(grid[~past], f.predict(grid[~past]), color=color, label=label("fit"))
+            axes.plot(grid[past], f.predict(grid[past]), "--", color=color, label=label("extrapolation") if past.any() else None)
+        axes.plot(r.C[used], r.R[used], "o", color=color, ms=5, label=r.name if len(reports) > 1 else "measured, fitted")
+        if unseen.any():
+            axes.plot(r.C[unseen], r.R[unseen], "o", mfc="white", color=color, ms=5, label=label("measured, not seen by the fit"))
+        if (~used & ~unseen).any():
+            axes.plot(r.C[~used & ~unseen], r.R[~used & ~unseen], "x", color="0.5", label=label("left out"))
+    axes.set(xlabel=f"compute ({UNITS.get(reports[0].x, reports[0].x)})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
+    axes.xaxis.set_major_formatter(lambda v, _: _short(v))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=150)
+
+
+def plot_slopes(fits: Sequence[SigmoidFit], names: Sequence[str], path: str | Path) -> None:
+    """The paper's linearised plot: log F(R) against log C is a line of slope B."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for i, (f, name) in enumerate(zip(fits, names)):
+        log_C, log_F, _ = linearised(f)
+        axes.plot(np.exp(log_C), np.exp(log_F), "o", ms=4, color=f"C{i}")
+        axes.plot(np.exp(log_C), np.exp(f.B * log_C), color=f"C{i}", label=f"{name}: B = {f.B:.2f}")
+    axes.set(xscale="log", yscale="log", xlabel="compute", ylabel="F(R) = C_mid$^B$ (R - R0) / (A - R)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def _plain(value: object) -> object:
+    """For JSON: dataclasses without their arrays, tuples with names as dicts, what is not finite as null."""
+    if dataclasses.is_dataclass(value):
+        return {k.name: _plain(getattr(value, k.name)) for k in dataclasses.fields(value) if k.repr}
+    if hasattr(value, "_asdict"):
+        return {k: _plain(v) for k, v in value._asdict().items()}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code, 2 for bad input."""
+    parser = argparse.ArgumentParser(description="Fit reward against compute with a sigmoid (arXiv 2510.13786, Eq. 1).")
+    add = parser.add_argument
+    add("files", nargs="+", help="eval.jsonl of a run, or a CSV with named columns")
+    add("--x", help="column of compute: device_hours, flops, tokens, step or any other (default: tokens on a CPU run)")
+    add("--y", default="pass_rate", help="column of the reward, in [0, 1]")
+    add("--samples", help="Bernoulli samples behind a point: a column or a number (default: n_prompts * n_samples)")
+    add("--method", choices=METHODS, default=METHODS[0])
+    add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute and predict the rest")
+    add("--skip-below", default="0", metavar="C", help="leave out points with 0 < compute < C, or 'auto'")
+    add("--predict-at", nargs="+", default=[], metavar="C", help="compute such as 1e21, or 2x for twice the run's")
+    add("--R0", type=float, help="hold R0 fixed")
+    add("--A-max", type=float, default=1.0, help="bound on the ceiling")
+    add("--plot", metavar="PNG", help="draw the points, the fit and its extrapolation")
+    add("--slopes", metavar="PNG", help="draw log F(R) against log C, lines of slope B")
+    add("--windows", action="store_true", help="refit over the paper's windows of compute")
+    add("--power-law", action="store_true", help="fit A - D / C^B as well")
+    add("--json", action="store_true", help="print one JSON object instead of the table")
+    args = parser.parse_args(argv)
+    try:
+        print(_run(args))
+    except InputError as error:
+        print(f"fit_sigmoid.py: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -169,11 +169,19 @@ def check_flags(flags: Any) -> list[str]:
         if not good:
             raise UsageError(message)
 
-    for name in ("batch_prompts", "rollouts", "max_steps", "eval_every", "eval_problems", "eval_samples", "prompts",
-                 "answer_budget", "min_budget", "tokens_per_microbatch", "threads"):  # fmt: skip
-        need(getattr(flags, name) >= 1, f"--{name} must be at least 1, not {getattr(flags, name)}.")
-    for name in ("lr", "temperature", "eps_max", "pass_rate_threshold", "clip_grad", "tis_cap"):
-        need(0 < getattr(flags, name) < math.inf, f"--{name} must be above 0, not {getattr(flags, name)}.")
+    bounds = {  # names: (least, whether that value itself is allowed, largest, not allowed itself)
+        "batch_prompts rollouts max_steps eval_every eval_problems eval_samples probe_every keep prompts min_budget "
+        "answer_budget tokens_per_microbatch threads": (1, True, math.inf),
+        "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps": (0, False, math.inf),
+        "max_tokens max_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef": (0, True, math.inf),
+        "beta1 beta2": (0, True, 1),
+    }
+    for names, (least, included, most) in bounds.items():
+        for name in names.split():
+            value = getattr(flags, name)
+            good = (value >= least if included else value > least) and value < most
+            below = f" and below {most}" if most < math.inf else ""
+            need(good, f"--{name} must be {'at least' if included else 'above'} {least}{below}, not {value}.")
     least = 1 if flags.schedule == "ppo_off_policy" else 0
     need(flags.k >= least, f"--k must be at least {least} with --schedule {flags.schedule}, not {flags.k}.")
     need(
@@ -189,6 +197,17 @@ def check_flags(flags: Any) -> list[str]:
         "--dynamic_sampling looks at true rewards; use --reward task with it.",
     )
     need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
+    cap = flags.max_budget + flags.answer_budget
+    need(
+        flags.length_control != "penalty" or 1 <= flags.penalty_window <= cap,
+        f"--penalty_window must be from 1 to the cap of {cap} tokens (--max_budget + --answer_budget), "
+        f"not {flags.penalty_window}.",
+    )
+    need(flags.dataset == "chain", f"--dataset {flags.dataset!r} is unknown; the built-in task is `chain`.")
+    need(
+        not Path(flags.model).is_absolute() or Path(flags.model, "config.json").is_file(),
+        f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json.",
+    )
     folder = Path(flags.output_dir)
     need(
         bool(flags.resume or flags.overwrite or flags.dry_run) or not (folder / "config.json").exists(),

@@ -16,17 +16,17 @@ IDEA. Every loss here keeps the ratio and limits it in its own way.
 `normalize_advantages` gives A, a loss gives the term inside the sums (with a minus: we minimise), `aggregation_weights`
 gives the sums and means. A step's loss is `(weights * token_loss).sum()` over any split into microbatches and ranks.
 
-SYMBOLS. N rows (rollouts) · T completion positions, padded · rho = pi_train / pi_gen per token: the trainer now over the
-generator's recorded log-prob · A advantage, one a row · sg stop-gradient · mask 1 on tokens that train (sampled, not
-forced, not padding) · prompt_ids one id a group of rollouts (a prompt twice in the batch is two groups).
+SYMBOLS. N rows (rollouts) · T completion positions, padded · rho = pi_train / pi_gen per token: the trainer now, over
+the generator's recorded log-prob · A advantage, one a row · sg stop-gradient · mask 1 on tokens that train (sampled,
+not forced, not padding) · prompt_ids one id a group of rollouts (a prompt twice in the batch is two groups).
 
 SIMPLIFIED. Padded rows only. Advantages and weights need the whole batch of all ranks: the caller gathers rewards and
 masks first. Log-ratios are bounded to +-20 before `exp` (a ratio of 5e8); beyond that a clipped loss has no gradient.
 
 CHOICES, where papers are silent or differ. L1: eps_max is an absolute cap on rho as in ScaleRL (MiniMax-M1 writes
-1 + eps_high), without a lower cap. L2: the batch std is that of the rows given; zero-variance groups are dropped before.
-L3: population std (ddof 0), eps 1e-6. L4: `ratio_*` and `ess` describe pi_train / pi_gen per token whatever the loss, so
-that runs with different losses compare; `capped_*` counts what the loss itself truncates or clips.
+1 + eps_high), without a lower cap. L2: the batch std is that of the rows given; drop zero-variance groups before.
+L3: population std (ddof 0), eps 1e-6. L4: `ratio_*` and `ess` describe pi_train / pi_gen per token whatever the loss,
+so that runs with different losses compare; `capped_*` counts what the loss itself truncates or clips.
 
 >>> rewards, ids, mask = torch.tensor([1.0, -1.0]), torch.tensor([7, 7]), torch.tensor([[1, 1], [1, 0]])
 >>> token_loss, _ = cispo(torch.full((2, 2), -1.0), torch.full((2, 2), -1.0), normalize_advantages(rewards, ids), mask)
@@ -48,7 +48,7 @@ def cispo(
     """ScaleRL's loss: truncated importance weights on the policy gradient (arXiv 2510.13786, Eq. 5).
 
     Args:
-        logprobs: (N, T) log-probs of the sampled tokens under the trainer's policy now; the gradient flows through them.
+        logprobs: (N, T) log-probs of the sampled tokens under the trainer's policy now; the gradient flows here.
         behaviour_logprobs: (N, T) log-probs that the generator recorded when it sampled.
         advantages: (N,) one a row.
         mask: (N, T) 1 on tokens that train. What lies outside, NaN included, changes nothing.
@@ -161,7 +161,7 @@ def normalize_advantages(
         how: divide by (std + eps) of the `batch`'s centred rewards, of the `prompt`'s rewards, or by nothing (`none`).
         eps, ddof: added to the std; 0 for the population std, 1 for the sample std (L3).
     Returns:
-        (N,) advantages, float64 if the rewards are, else float32; exactly 0 where a prompt's rewards are equal or single.
+        (N,) advantages, float64 if the rewards are, else float32; exactly 0 where a prompt has equal rewards or one.
     Raises:
         ValueError: unknown `how`, or shapes that do not agree.
     """
@@ -175,8 +175,8 @@ def normalize_advantages(
     def sum_over_group(x: Tensor) -> Tensor:
         return x.new_zeros(len(sizes)).index_add(0, group, x)[group]  # (N,)
 
-    # A_i = r_i - mean_group(r), exactly 0 for equal rewards: the mean of three 0.1 need not round to 0.1, and dividing
-    # what is left (1e-9) by its own std (1e-9) would make an advantage of 1 out of rounding
+    # A_i = r_i - mean_group(r), exactly 0 for equal rewards: the FP32 mean of seven 0.1 is off by 7e-9, and dividing
+    # that by its own std would make an advantage of 1 out of rounding
     unequal = _has_variance(rewards, prompt_ids)  # (N,)
     centred = torch.where(unequal, values - sum_over_group(values) / sizes[group], 0.0)  # (N,)
     if how == "none":
@@ -195,8 +195,8 @@ def aggregation_weights(mask: Tensor, prompt_ids: Tensor, how: str = "prompt", c
     Args:
         mask: (N, T) of the whole batch, all ranks and microbatches; rows that a filter dropped are left out or all 0.
         prompt_ids: (N,) group of each row.
-        how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a prompt's tokens, then over prompts
-            (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, then mean over rows (Dr.GRPO).
+        how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a prompt's tokens, then over
+            prompts (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, mean over rows (Dr.GRPO).
         constant: what `constant` divides by, for example the completion budget in tokens.
     Returns:
         (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or prompt without trained tokens is not

@@ -292,7 +292,7 @@ class Generator:
         self.counters = Counters()
         self.version = 0  # live in the engine
         self.exhausted = False  # `problems` came to its end
-        self._running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
+        self.running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
         self._inside = 0  # requests in the engine; a rollout keeps its slot from its first leg to its second
         self._idle_since = time.monotonic()
         self._wanted: deque[asyncio.Future] = deque()  # evaluation requests that wait for a slot
@@ -357,13 +357,13 @@ class Generator:
         """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
         return self._wait(future, interruptible=True)
 
-    def unfinished(self) -> list[Any]:
-        """Problems admitted and not yet taken, in admission order: the first to admit after a resume."""
+    def in_loop(self, function: Callable[["Generator"], Any]) -> Any:
+        """`function(generator)`, run between two events of the generator's thread: nothing is admitted meanwhile."""
 
-        async def running() -> list[Any]:
-            return list(self._running.values())
+        async def call() -> Any:
+            return function(self)
 
-        return self._call(running())
+        return self._call(call())
 
     def close(self) -> None:
         """Stops engine and thread; safe to call twice and after a failure."""
@@ -420,10 +420,10 @@ class Generator:
             "worker_extension_cls": f"{__name__}.WeightReceiver",
         }
         self._dead_engine = EngineDeadError
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args | self.engine_args))
-        await self._engine.update_weight_version("0")
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args | self.engine_args))
+        await self._load_weights(engine)
+        self._engine = engine
         await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
-        await self._load_weights()
 
     async def _stop(self) -> None:
         for task in list(self._tasks):
@@ -451,6 +451,8 @@ class Generator:
     def _dispatch(self) -> None:
         """Fills the engine: evaluation first, then new groups. Nothing ever queues inside vLLM, so the version at
         admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
+        if self._restarting.locked():  # the new engine may not have its weights yet
+            return
         while self._wanted and self._inside < self.max_num_seqs:
             self._occupy(1)
             self._wanted.popleft().set_result(None)
@@ -461,7 +463,7 @@ class Generator:
                 self._wake.set()
                 return
             number = self.pacer.admit()
-            self._running[number] = problem
+            self.running[number] = problem
             self._occupy(self.rollouts)
             task = self._loop.create_task(self._run_group(number, problem))
             self._tasks.add(task)
@@ -549,8 +551,8 @@ class Generator:
 
     async def _take(self, count: int, report_after: float) -> list[Group]:
         while (groups := self.pacer.take(count)) is None:
-            if self.exhausted and len(self._running) < count:
-                raise Exhausted(f"no prompt is left to admit; {len(self._running)} groups stay untrained")
+            if self.exhausted and len(self.running) < count:
+                raise Exhausted(f"no prompt is left to admit; {len(self.running)} groups stay untrained")
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), report_after)
@@ -558,7 +560,7 @@ class Generator:
                 running = self.pacer.waiting_for()
                 print(f"the trainer waits for {count} groups; {len(running)} run, the oldest is {running[:1]}", flush=True)
         for group in groups:
-            del self._running[group.number]
+            del self.running[group.number]
         self._dispatch()
         return groups
 
@@ -569,20 +571,20 @@ class Generator:
     async def _push(self, release: int) -> None:
         """New weights in flight: running requests freeze, keep their cache, and go on with the new weights."""
         await self._no_evaluation.wait()
-        started, engine = time.monotonic(), self._engine_number
+        started, number, engine = time.monotonic(), self._engine_number, self._engine
         try:
-            await self._engine.pause_generation(mode="keep", clear_cache=False)  # True would prefill everything anew
-            await self._load_weights()
-            await self._engine.resume_generation()
+            await engine.pause_generation(mode="keep", clear_cache=False)  # True would prefill everything anew
+            await self._load_weights(engine)
+            await engine.resume_generation()
         except self._dead_engine:
-            await self._restart(engine)  # the new engine starts with these weights
+            await self._restart(number)  # the new engine starts with these weights
         self.counters.sync_seconds += time.monotonic() - started
         self.counters.pushes += 1
         self._release(release)
 
-    async def _load_weights(self) -> None:
-        await self._engine.collective_rpc("load_weight_file", args=(str(self.weights.path),))
-        await self._engine.update_weight_version(str(self._written))
+    async def _load_weights(self, engine: Any) -> None:
+        await engine.collective_rpc("load_weight_file", args=(str(self.weights.path),))
+        await engine.update_weight_version(str(self._written))
         self.version = self._written
 
     async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
@@ -633,6 +635,7 @@ class Generator:
             self._engine_number += 1
             self._engine.shutdown(timeout=1)
             await self._start_engine()
+        self._dispatch()
 
 
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:

@@ -55,9 +55,13 @@ BUILT_IN = ("math", "exact")
 # What math-verify is given: longer answers are no answers, and its grammar takes more than linear time.
 MAX_ANSWER_CHARS = 1_000
 MAX_TAIL_CHARS = 2_000
+# math-verify reads `\ge 42` and `43 \to 42` as 42: an answer that is no relation is not given by one.
+RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
 MAX_REPLY_BYTES = 1_000_000
 MAX_FILE_BYTES = 64 * 2**20
 START_TIMEOUT = 120.0
+# What can happen to a worker so that it must be replaced, and the kind of verdict that it gives.
+LOST = {"hung": "timeout", "died": "crash", "memory": "memory"}
 
 
 class Job(NamedTuple):
@@ -122,6 +126,8 @@ def plain(answer: str) -> str:
     if len(text) > 1 and text[0] == text[-1] == "$":
         text = text.strip("$").strip()
     text = re.sub(r"^\\(?:text|mathrm|textbf)\{([^{}\\]*)\}$", r"\1", text).strip()
+    # TeX's thousands: 1{,}234 and 1\,234.
+    text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))", "", text)
     # 1,234 and +007 as 1234 and 7, without int(): Python refuses more than 4,300 digits.
     if re.fullmatch(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)", text):
         digits = text.lstrip("+-").replace(",", "").lstrip("0") or "0"
@@ -151,6 +157,8 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         return "correct"
     if is_word(wanted) or (re.fullmatch(integer, wanted) and (text is None or re.fullmatch(integer, given))):
         return "unparsed" if box is None and is_word(wanted) else "wrong"
+    if box is not None and RELATION.search(given) and not RELATION.search(wanted):
+        return "wrong"
     try:
         gold = parse_math(rf"\boxed{{{wanted}}}", soft_timeout) if len(wanted) <= MAX_ANSWER_CHARS else ()
         if not gold or text is None:
@@ -446,26 +454,26 @@ class RewardPool:
                 worker = self._launch()
                 self._wait_ready(worker)
             kind, reward, correct, told = self._exchange(worker, request)
-            if kind in ("timeout", "crash", "memory"):
+            if kind in LOST:
                 with self._lock:
                     self._workers.remove(worker)
                 worker.close()
-                worker = None
+                worker = None  # started again when it is next needed
         finally:
             self._idle.put(worker)
         if kind == "error":
             self._show(job.name, told)
-        return Verdict(reward, correct, kind)
+        return Verdict(reward, correct, LOST.get(kind, kind))
 
     def _exchange(self, worker: Worker, request: bytes) -> list[Any]:
         try:
             return worker.exchange(request, self.timeout)
         except TimeoutError:
-            return ["timeout", -1.0, False, ""]
+            return ["hung", -1.0, False, ""]
         except EOFError as error:
             if self._closed:
                 raise RuntimeError("the reward workers are closed") from error
-            return ["crash", -1.0, False, ""]
+            return ["died", -1.0, False, ""]
 
     def _show(self, name: str, told: str) -> None:
         """A user's function raised: stop with its traceback, or show the first one and go on."""

@@ -45,7 +45,6 @@ import tasks
 from flags import UsageError, check_flags, parse_flags
 from records import Clock, Folder, closing_table, evaluation_line, evaluation_record, step_line
 
-
 # ------------------------------------------------------------------------------------------------- prompts and batches
 
 
@@ -76,6 +75,16 @@ class PromptStream:
                     return problem
             self.epoch, self.position = self.epoch + 1, 0
         raise StopIteration  # every prompt is retired
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, position, and the keys of `first`."""
+        return {"epoch": self.epoch, "position": self.position, "first": [problem.key for problem in self.first]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was saved."""
+        problems = {problem.key: problem for problem in self.problems}
+        self.epoch, self.position = state["epoch"], state["position"]
+        self.first = deque(problems[key] for key in state["first"])
 
 
 @dataclass
@@ -304,7 +313,7 @@ class Run:
         self.trainer = Trainer(flags, self.accelerator, model)
         self.history = filters.PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
         self.prompts = PromptStream(self.task.train, flags.seed, self.history.retired)
-        self.rng = random.Random(flags.seed)
+        self.rng = random.Random(flags.seed)  # for what rank 0 alone draws
         self.step = self.version = 0
         self.evaluated = -1  # step of the last recorded evaluation
         self.bad_steps = 0
@@ -384,9 +393,13 @@ class Run:
                 groups = generator.take(generator.pacer.take_size)
             else:
                 sampler = filters.DynamicSampling(generator.pacer.take_size)
+                kept: list[pipeline_rl.Group] = []
+                self.in_hand = [kept]
                 while not sampler.full:
                     [group] = generator.take(1)
-                    if not sampler.offer(group, [rollout.reward for rollout in group.rollouts]):
+                    if sampler.offer(group, [rollout.reward for rollout in group.rollouts]):
+                        kept.append(group)
+                    else:
                         self.remember([group])
                         generator.release(1)
                 groups = sampler.take()
@@ -455,7 +468,8 @@ class Run:
         if self.evaluated < 0 or self.step // flags.eval_every > self.evaluated // flags.eval_every:
             self.begin_evaluation()
         elif self.step % flags.probe_every == 0:
-            problems = self.rng.sample(self.task.held_out, min(self.PROBES, len(self.task.held_out)))
+            draw = random.Random(f"{flags.seed} probe {self.step}")
+            problems = draw.sample(self.task.held_out, min(self.PROBES, len(self.task.held_out)))
             future = self.generator.evaluate(problems, 1) if self.main else None
             self.check = Check(future, problems, self.version, None)
 
@@ -511,8 +525,8 @@ class Run:
         found = [lag for group in groups for rollout in group.rollouts for lag in pipeline_rl.lags(rollout, version)]
         now, counters = time.monotonic(), vars(self.generator.counters).copy()
         passed = {name: counters[name] - self.counters[name] for name in ("idle_seconds", "sync_seconds")}
-        record = {"step": self.step, "version": self.version, "lag_mean": sum(found) / len(found), "lag_max": max(found)}
-        record |= metrics | self.clock.now() | {
+        record = {"step": self.step, "version": self.version}
+        record |= {"lag_mean": sum(found) / len(found), "lag_max": max(found)} | metrics | self.clock.now() | {
             "seconds": now - self.logged, "trainer_idle": self.waited, "generator_idle": passed["idle_seconds"],
             "sync_seconds": passed["sync_seconds"], "outstanding": self.generator.pacer.outstanding,
             "retired": self.history.n_retired, "epoch": self.prompts.epoch, "restarts": counters["restarts"],
@@ -538,17 +552,19 @@ class Run:
     # ---- checkpoints and the end ----
 
     def save(self) -> Path | None:
-        """A checkpoint of the state after `step` steps; prompts in flight are listed, to be admitted first on resume."""
+        """A checkpoint of the state after `step` steps; prompts in flight are listed, to come first on resume."""
         temporary = self.from_main(str(self.folder.begin_checkpoint()) if self.main else None)
         self.accelerator.save_state(temporary)  # model, optimiser, random states; every rank, sharded under FSDP2
         self.accelerator.wait_for_everyone()
         if not self.main:
             return None
-        flying = [group.problem for groups in self.in_hand for group in groups] + self.generator.unfinished()
+        taken = [group.problem.key for groups in self.in_hand for group in groups]
+        flying, prompts = self.generator.in_loop(
+            lambda generator: ([problem.key for problem in generator.running.values()], self.prompts.state_dict())
+        )
         state = {
-            "step": self.step, "version": self.version, "evaluated": self.evaluated, "history": self.history.state_dict(),
-            "epoch": self.prompts.epoch, "position": self.prompts.position,
-            "in_flight": [problem.key for problem in [*flying, *self.prompts.first]],
+            "step": self.step, "version": self.version, "evaluated": self.evaluated,
+            "history": self.history.state_dict(), "prompts": prompts | {"first": taken + flying + prompts["first"]},
             "random": self.rng.getstate(), "compute": self.clock.now(), "logs": self.folder.lengths(),
         }  # fmt: skip
         return self.folder.finish_checkpoint(Path(temporary), self.step, state, self.flags.keep)
@@ -556,18 +572,16 @@ class Run:
     def _load(self) -> None:
         found = self.folder.newest_checkpoint()
         if found is None:
-            raise UsageError(f"--resume {self.folder.path}: it has no whole checkpoint; start again with --overwrite true.")
+            raise UsageError(f"--resume {self.folder.path}: no whole checkpoint is there; use --overwrite true.")
         checkpoint, state = found
         try:
             self.accelerator.load_state(str(checkpoint))
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].strip()
-            raise UsageError(f"--resume {self.folder.path}: {checkpoint} does not fit this model ({reason}).") from error
+            raise UsageError(f"--resume: {checkpoint} does not fit this model ({reason}).") from error
         self.step, self.version, self.evaluated = state["step"], state["version"], state["evaluated"]
         self.history.load_state_dict(state["history"])
-        self.prompts.epoch, self.prompts.position = state["epoch"], state["position"]
-        problems = {problem.key: problem for problem in self.task.train}
-        self.prompts.first.extend(problems[key] for key in state["in_flight"])
+        self.prompts.load_state_dict(state["prompts"])
         version, internal, gauss = state["random"]
         self.rng.setstate((version, tuple(internal), gauss))
         self.compute = state["compute"]
@@ -603,7 +617,7 @@ def train(run: Run) -> None:
     """The loop: collect, filter, advantages, loss, step, push weights, log, save; evaluation runs beside it."""
     run.begin_check()
     while (parts := run.collect()) is not None:
-        batches = [make_batch(groups, run.flags, run.rng) for groups in parts]
+        batches = [make_batch(groups, run.flags, random.Random(f"{run.flags.seed} {run.step}")) for groups in parts]
         run.score_old(batches)
         updated = False
         for groups, (batch, metrics) in zip(parts, batches, strict=True):

@@ -72,7 +72,8 @@ def test_module_example_runs():
 def test_cispo_by_hand():
     """Row 1, A = 1, pi_gen = (.1, .05), pi = (.2, .5): rho = 2 and 10, capped at 5.
     Row 2, A = -2, pi_gen = .4, pi = .2: rho = .5, no lower cap; its second token is not trained.
-    loss = -w A log pi:  -2 ln .2 = 3.218876,  -5 ln .5 = 3.465736,  +1 * ln .2 = -1.609438.   gradient = -w A: -2, -5, +1.
+    loss = -w A log pi:  -2 ln .2 = 3.218876,  -5 ln .5 = 3.465736,  +1 * ln .2 = -1.609438.
+    gradient = -w A: -2, -5, +1.
     """
     logprobs = torch.tensor([[0.2, 0.5], [0.2, 0.9]], dtype=F64).log()
     behaviour = torch.tensor([[0.1, 0.05], [0.4, 0.1]], dtype=F64).log()
@@ -358,7 +359,7 @@ def test_trap_8_metrics_are_taken_before_truncation_for_both_signs():
 
 
 def test_metrics_count_trained_tokens_only_and_strict_bounds():
-    """Inside the mask rho = .5, outside 1: the maximum is .5. At rho = eps_max = 1 nothing is cut. A = 0 has no sign."""
+    """rho = .5 inside the mask, 1 outside: the maximum is .5. At rho = eps_max = 1 nothing is cut. A = 0: no sign."""
     logprobs, behaviour = ratios(0.5, 1.0, 0.5)
     mask = torch.tensor([[1, 0, 1]])
     _, m, _ = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), mask)
@@ -609,8 +610,10 @@ def test_trap_18_variance_in_two_passes(how):
 @pytest.mark.parametrize("how", ["batch", "prompt", "none"])
 @pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-12])
 def test_trap_18_equal_or_single_rewards_give_exactly_zero(how, eps):
-    """Three times .1 has an FP32 mean that is not .1; a std test would keep it. So do seven thirds. A single row is 0."""
-    for value, n in [(0.1, 3), (1 / 3, 7), (0.7, 6), (1e-8, 11), (123456.7, 13)]:
+    """The FP32 means of seven .1, thirds or -.3 are off by 7e-9 to 3e-8: a test of the std would keep them. A single
+    row is 0 too. Negative rewards stand below the 0 of an empty buffer.
+    """
+    for value, n in [(0.1, 7), (1 / 3, 7), (1.0, 6), (1e-8, 11), (123456.7, 13), (-0.1, 7), (-1 / 3, 7), (-0.3, 7)]:
         rewards = torch.full((n,), value)
         assert not normalize_advantages(rewards, torch.zeros(n), how, eps=eps).any()
         mixed = normalize_advantages(
