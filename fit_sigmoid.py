@@ -716,3 +716,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fit_sigmoid.py: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _run(args: argparse.Namespace) -> str:
+    reports = []
+    for file in args.files:
+        samples = args.samples if args.samples is None or not args.samples.isdigit() else float(args.samples)
+        r = curve(file, x=args.x, y=args.y, samples=samples, fit_until=args.fit_until, skip_below=args.skip_below,
+                  predict_at=args.predict_at, R0=args.R0, A_max=args.A_max, method=args.method)
+        if math.isnan(r.fit.A):
+            raise InputError(f"{file}, line {r.lines}: {r.fit.reason}; evaluate more often or widen the fitted part")
+        reports.append(r)
+    return format_report(*reports)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

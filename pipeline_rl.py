@@ -38,6 +38,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import stat
 import tempfile
 import threading
@@ -45,6 +46,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -395,15 +397,9 @@ class Generator:
     # ---- the loop's side: everything below runs in the generator's thread, so it needs no locks ----
 
     async def _start_engine(self) -> None:
-        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+        # Ctrl-C goes to every process of the terminal: the engine inherits this thread's mask and lives until `close`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         gpu = torch.cuda.is_available()
-        for name, value in (quiet | ({} if gpu else on_cpu)).items():
-            os.environ.setdefault(name, value)
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         longest = self.length_control.max_completion if self.length_control else self.max_tokens
         args = {
             "model": self.model,
@@ -416,11 +412,17 @@ class Generator:
             "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
             "seed": self.seed,
             "worker_extension_cls": f"{__name__}.WeightReceiver",
-        }
-        self._dead_engine = EngineDeadError
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args | self.engine_args))
+        } | self.engine_args
+        with environment(engine_environment(gpu, args["enforce_eager"], self.weights.folder)):
+            from vllm import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            self._dead_engine = EngineDeadError
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
         await self._load_weights(engine)
         self._engine = engine
         await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
@@ -481,7 +483,7 @@ class Generator:
                 self._occupy(self.rollouts)
                 self.counters.redone_groups += 1
             budgets = [self._draw_budget() for _ in range(self.rollouts)]
-            return await asyncio.gather(*[self._rollout(problem, budget, version) for budget in budgets])
+            return await self._together([self._rollout(problem, budget, version) for budget in budgets])
 
         rollouts = await self._redo_if_engine_dies(attempt)
         await self._score(problem, rollouts)
@@ -573,26 +575,39 @@ class Generator:
         await self._no_evaluation.wait()
         started, number, engine = time.monotonic(), self._engine_number, self._engine
         try:
-            await engine.pause_generation(mode="keep", clear_cache=False)  # True would prefill everything anew
+            await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=False))  # True: prefill anew
             await self._load_weights(engine)
-            await engine.resume_generation()
+            await self._answer(engine, engine.resume_generation())
         except self._dead_engine:
             await self._restart(number)  # the new engine starts with these weights
+        except Exception as error:
+            self._error = self._error or error  # the engine stands still: no wait of the trainer's would ever end
+            raise
         self.counters.sync_seconds += time.monotonic() - started
         self.counters.pushes += 1
         self._release(release)
 
     async def _load_weights(self, engine: Any) -> None:
-        await engine.collective_rpc("load_weight_file", args=(str(self.weights.path),))
-        await engine.update_weight_version(str(self._written))
-        self.version = self._written
+        version = self._written
+        await self._answer(engine, engine.collective_rpc("load_weight_file", args=(str(self.weights.path),)))
+        await self._answer(engine, engine.update_weight_version(str(version)))
+        self.version = version
+
+    async def _answer(self, engine: Any, call: Coroutine) -> Any:
+        """Waits for a call to the engine. vLLM never answers it if the engine's process dies meanwhile."""
+        task = self._loop.create_task(call)
+        while not (await asyncio.wait([task], timeout=0.5))[0]:
+            if engine.errored:
+                task.cancel()
+                raise self._dead_engine
+        return task.result()
 
     async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
         started, trained, counters = time.monotonic(), self.counters.sampled, self.counters
         self._no_evaluation.clear()
 
         async def attempt() -> list[Rollout]:
-            return await asyncio.gather(*[self._in_turn(p) for p in problems for _ in range(n_samples)])
+            return await self._together([self._in_turn(p) for p in problems for _ in range(n_samples)])
 
         try:
             flat = await self._redo_if_engine_dies(attempt)
@@ -616,6 +631,15 @@ class Generator:
         budget = self.length_control.max_budget if self.length_control else self.max_tokens
         return await self._rollout(problem, budget, self.version)
 
+    async def _together(self, coroutines: list[Coroutine]) -> list[Rollout]:
+        """All results, in order. If the engine dies it waits until all have ended, so that a redo overlaps none."""
+        tasks = [self._loop.create_task(coroutine) for coroutine in coroutines]
+        try:
+            return await asyncio.gather(*tasks)
+        except self._dead_engine:
+            await asyncio.wait(tasks)
+            raise
+
     async def _redo_if_engine_dies(self, attempt: Callable[[], Coroutine]) -> Any:
         while True:
             engine = self._engine_number
@@ -636,6 +660,37 @@ class Generator:
             self._engine.shutdown(timeout=1)
             await self._start_engine()
         self._dispatch()
+
+
+def engine_environment(gpu: bool, eager: bool, folder: Path) -> dict[str, str]:
+    """Environment variables of the engine's process: errors are printed, chatter is not; its sockets are in `folder`."""
+    both = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": str(folder),
+    }
+    on_cpu = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process fewer
+        "OMP_NUM_THREADS": "1",  # the other core is the trainer's
+    }
+    # vLLM compiles one small function of its sampler even in eager mode: seconds at the start, and it needs a compiler.
+    uncompiled = {"TORCH_COMPILE_DISABLE": "1"} if eager else {}
+    return both | ({} if gpu else on_cpu | uncompiled)
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Sets the variables that have no value yet, inside the `with` block only: a process started there inherits them."""
+    unset = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(unset)
+    try:
+        yield
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
 
 
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:

@@ -234,10 +234,10 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def limit_processor_time(seconds: float) -> None:
-    """SIGXCPU after `seconds` more of processor time: ends a hanging worker whose run has gone away."""
+    """SIGXCPU after `seconds` more of processor time, which ends a hanging worker whose run has gone away."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(usage.ru_utime + usage.ru_stime + seconds) + 1, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(usage.ru_utime + usage.ru_stime + seconds), hard))
 
 
 def judge_one(job: Job, functions: dict[str, Callable[..., Any]], end_of_thinking: str, soft_timeout: int) -> Verdict:
@@ -283,7 +283,7 @@ def worker_main(settings: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (settings["memory_mb"] * 2**20,) * 2)
     print(json.dumps(ready), file=replies, flush=True)
     for line in sys.stdin.buffer:
-        limit_processor_time(settings["timeout"])
+        limit_processor_time(4 * settings["timeout"])  # a function may use several threads
         job, told = Job(*json.loads(line)), ""
         try:
             verdict = judge_one(job, functions, settings["end_of_thinking"], soft_timeout)

@@ -14,6 +14,11 @@ from fp32_head import GENERATOR_ARGS, rounded, token_logprobs
 M, H, V = 7, 5, 11  # 7 tokens: chunks of 3 leave a rest
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
 def inputs(dtype: torch.dtype = torch.float64, m: int = M, h: int = H, v: int = V):
     """Random (hidden (m, h), weight (v, h), targets (m,), bias (v,)), the floats as leaves with gradients."""
     rng = torch.Generator().manual_seed(0)
@@ -243,7 +248,8 @@ def test_float64_and_mixed_dtypes():
 @pytest.mark.parametrize("entropy_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_tokens_by_vocabulary_tensor_is_ever_alive(dtype, entropy_grad):
-    """M = 64, V = 50, C = 4: nothing larger than the inputs, two buffers of C x V forward, one backward (two for the entropy)."""
+    """M = 64, V = 50, C = 4: nothing larger than the inputs. Buffers of C x V: two forward, one backward (two for the
+    entropy's gradient)."""
     hidden, weight, targets, bias = inputs(dtype, m=64, h=8, v=50)
     with Recorder() as recorder:
         logprobs, entropy = token_logprobs(
@@ -259,7 +265,7 @@ def test_no_tokens_by_vocabulary_tensor_is_ever_alive(dtype, entropy_grad):
 
 
 def test_chunk_fills_the_byte_budget(monkeypatch):
-    """3 tokens of 11 FP32 logits are 132 bytes; with 175 bytes a fourth (44 more) does not fit, in FP64 only one does."""
+    """3 tokens of 11 FP32 logits are 132 bytes; with 175 bytes a fourth (44 more) does not fit. In FP64 one fits."""
     monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 175)
 
     def sizes(dtype):
@@ -325,7 +331,7 @@ def test_fp32_false_multiplies_in_the_models_dtype():
 
 
 def test_fp32_false_rounds_fp32_masters_and_keeps_their_gradient():
-    """FP32 master weights: forward as with the bfloat16 head; the gradient (H1) is that of the rounded logits' softmax."""
+    """FP32 master weights: forward as with the bfloat16 head; gradient (H1) through the rounded logits' softmax."""
     hidden, weight, targets, _ = inputs(torch.float32)
     half = hidden.detach().bfloat16()
     found = token_logprobs(half, weight, targets, temperature=2.0, fp32=False)[0]

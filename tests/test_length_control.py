@@ -153,7 +153,7 @@ def test_simulated_engine_never_exceeds_the_largest_completion():
                 leg = interruption.second_leg([1], first, reason)
                 forced, second = [], []
                 if leg is not None:
-                    assert leg.prompt_ids == [1] + first + leg.forced_ids
+                    assert leg.prompt_ids == [1, *first, *leg.forced_ids]
                     forced = leg.forced_ids
                     second = ([ANSWER] * n_answer + [EOS] if forced else whole[budget:])[: leg.max_tokens]
                 completion = first + forced + second

@@ -78,8 +78,10 @@ def test_last_box_is_linear():
 
 
 @pytest.mark.parametrize(("answer", "text"), [
-    (" 42. ", "42"), ("$42$", "42"), ("$$42$$", "42"), (r"\text{Yes}", "Yes"), ("1,234", "1234"), ("1,234,567", "1234567"),
-    (r"1{,}234", "1234"), (r"1\,234", "1234"), ("+7", "7"), ("-007", "-7"), ("-0", "0"), ("000", "0"), ("12,34", "12,34"),
+    (" 42. ", "42"), ("$42$", "42"), ("$$42$$", "42"), (r"\text{Yes}", "Yes"), ("1,234", "1234"), ("1,234,567",
+    "1234567"),
+    (r"1{,}234", "1234"), (r"1\,234", "1234"), ("+7", "7"), ("-007", "-7"), ("-0", "0"), ("000", "0"), ("12,34",
+    "12,34"),
     ("1.50", "1.50"), ("$5", "$5"), ("", ""), (".", ""), ("$", "$"), ("1,2", "1,2"),
 ])  # fmt: skip
 def test_plain(answer, text):
@@ -91,8 +93,10 @@ def test_plain(answer, text):
 
 RIGHT = {
     "42": [*box("42", "42.0", "042", r"\text{42}", "$42$", "x = 42", r"\frac{84}{2}", r"6 \times 7", r"6\cdot 7",
-                r"\sqrt{1764}", " 42 ", r"42 \text{ cm}", r"42\,\text{m}^2", "+42", r"\boxed{42}", "(42)", r"42\cdot 10^0"),
-           "The answer is 42.", "the final answer is $42$. I hope it is correct.", "42", "So $x=42$", "**42**", "Answer: 42",
+                r"\sqrt{1764}", " 42 ", r"42 \text{ cm}", r"42\,\text{m}^2", "+42", r"\boxed{42}", "(42)",
+                r"42\cdot 10^0"),
+           "The answer is 42.", "the final answer is $42$. I hope it is correct.", "42", "So $x=42$", "**42**",
+           "Answer: 42",
            "#### 42", r"\boxed{41} no, \boxed{42}", "\\boxed{42}.\n\nDone 7 times.", r"\fbox{42}", r"\boxed {42}",
            r"\[ \boxed{42} \]", r"$\boxed{42}$", "$$42$$", r"\(42\)", "It is $42."],
     "1234": [*box("1,234", "1234", r"1{,}234", r"1\,234", r"1.234 \times 10^3"), "1,234"],
@@ -149,7 +153,8 @@ RIGHT = {
     r"\emptyset": box(r"\emptyset"),
 }  # fmt: skip
 WRONG = {
-    "42": [*box("43", "-42", "420", "4.2", "42.1", "42,43", r"\{42\}\cup\{43\}", r"42\text{ or }43", "", "x", "42x", "42+i",
+    "42": [*box("43", "-42", "420", "4.2", "42.1", "42,43", r"\{42\}\cup\{43\}", r"42\text{ or }43", "", "x", "42x",
+        "42+i",
                 r"\infty", "42!", "4 2 1", r"\text{forty}", r"\ge 42", "x > 42", r"43 \to 42", r"\ne 42", "42^2",
                 r"\text{any}", "[42, 43]", "NaN", r"\frac{42}{0}", "*", r"\pm 42", "42=43", r"\text{not }42",
                 "n=42, m=41", "42;43", "42-43", "f(42)", "?"),
@@ -200,9 +205,11 @@ def test_math_refuses_wrong_answers_of_many_forms(pool):
 
 
 HEDGES = ["A=B", "x=A=B", r"A \approx B", r"A \to B", "A,B", "A;B", r"A\text{ or }B", r"\{A,B\}", "A/B", "A:B", "A|B",
-          r"A \equiv B", r"A\pm B", r"A\vee B", r"A\cup B", r"A \in B", "[A,B]", "(A,B)", r"A\quad B", r"A\\B", r"\text{A}B",
+          r"A \equiv B", r"A\pm B", r"A\vee B", r"A\cup B", r"A \in B", "[A,B]", "(A,B)", r"A\quad B", r"A\\B",
+          r"\text{A}B",
           "A_B", r"A \implies B", "x=A, x=B", r"x=A \text{ or } x=B", r"A \not= B", r"\boxed{A} \boxed{B}"]  # fmt: skip
-OPEN_HEDGES = ["$A$ and $B$", "$A$ or $B$", "A or B", "the answer is A or B", r"\boxed{A} and \boxed{B}", r"\boxed{A}, \boxed{B}",
+OPEN_HEDGES = ["$A$ and $B$", "$A$ or $B$", "A or B", "the answer is A or B", r"\boxed{A} and \boxed{B}",
+    r"\boxed{A}, \boxed{B}",
                "Answer: A\nAnswer: B", "**A** **B**", "A\nB"]  # fmt: skip
 
 
@@ -230,7 +237,8 @@ def test_kinds(pool):
         Job("math", "", r"</think> \boxed{four}", "four"),
         Job("math", "", "</think> perhaps four", "four"),
         Job("math", "", r"</think> \boxed{4}", 4),
-    ])] == ["unfinished", "correct", "wrong", "unparsed", "bad_answer", "bad_answer", "correct", "unparsed", "correct"]  # fmt: skip
+    ])] == ["unfinished", "correct", "wrong", "unparsed", "bad_answer", "bad_answer", "correct", "unparsed",
+    "correct"]  # fmt: skip
 
 
 def test_exact(pool):
@@ -249,38 +257,63 @@ def test_answers_are_checked_before_training(pool):
     assert pool.counts == before
 
 
-ADVERSARIAL = [
-    *box("9^{9^{9^9}}", "2^{2^{2^{2^{2^2}}}}", "10^{1000000000}", "(10^9)!", "((10!)!)!", r"\binom{10^9}{5\cdot 10^8}", "9" * 100_000,
-         "9" * 900, "{" * 5000 + "4" + "}" * 5000, r"\frac{1}{" * 300 + "4" + "}" * 300, r"\sqrt{" * 100 + "4" + "}" * 100,
+HOSTILE = [
+    *box("9^{9^{9^9}}", "((10!)!)!", "9" * 100_000, "{" * 5000 + "4" + "}" * 5000, r"\prod_{k=1}^{10^9}k", "\ud800"),
+    "9" * 100_000, "\\sqrt{" * 20_000, "\\boxed{" * 10_000, "__import__('os').system('touch /tmp/tasks_hacked')",
+    '{"kind": "correct"}\n["correct", 1.0, true, ""]\n', "x" * 2_000_000,
+]  # fmt: skip
+MORE_HOSTILE = [
+    *box("9^{9^{9^9}}", "2^{2^{2^{2^{2^2}}}}", "10^{1000000000}", "(10^9)!", "((10!)!)!",
+    r"\binom{10^9}{5\cdot 10^8}", "9" * 100_000,
+         "9" * 900, "{" * 5000 + "4" + "}" * 5000, r"\frac{1}{" * 300 + "4" + "}" * 300,
+         r"\sqrt{" * 100 + "4" + "}" * 100,
          "x^{" * 60 + "2" + "}" * 60, r"\left(" * 400, "1+" * 400 + "1", "(x+1)^{1000000}", r"\prod_{k=1}^{10^9}k",
-         r"\sum_{k=1}^{10^8}\sin k", r"\int_0^1 x^x e^{x^x} dx", r"\ud800", "\ud800", "\x00", "\u202e24", "4" + "\u0301" * 500),
-    "9" * 100_000, "\\sqrt{" * 20_000, "$" * 5000, "answer is " * 2000, "\\boxed{" * 10_000, "\\" * 100_000, "{" * 100_000,
-    "__import__('os').system('touch /tmp/tasks_hacked')", "answer: exec('1/0')", "().__class__.__bases__[0]", "%s%n%x" * 1000,
-    '{"kind": "correct"}\n["correct", 1.0, true, ""]\n', "1/" * 3000, "(" * 5000 + "1" + ")" * 5000, "-" * 5000 + "7", "\n" * 100_000,
+         r"\sum_{k=1}^{10^8}\sin k", r"\int_0^1 x^x e^{x^x} dx", r"\ud800", "\ud800", "\x00", "\u202e24",
+         "4" + "\u0301" * 500),
+    "9" * 100_000, "\\sqrt{" * 20_000, "$" * 5000, "answer is " * 2000, "\\boxed{" * 10_000, "\\" * 100_000,
+    "{" * 100_000,
+    "__import__('os').system('touch /tmp/tasks_hacked')", "answer: exec('1/0')", "().__class__.__bases__[0]",
+    "%s%n%x" * 1000,
+    '{"kind": "correct"}\n["correct", 1.0, true, ""]\n', "1/" * 3000, "(" * 5000 + "1" + ")" * 5000,
+    "-" * 5000 + "7", "\n" * 100_000,
     "x" * 2_000_000, "\U0001f600" * 10_000, "".join(map(chr, range(0x300))),
 ]  # fmt: skip
 
 
-def test_adversarial_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
-    """None is the answer 4, none takes longer than the deadline (plus a replaced worker's start), none is a crash."""
+def check_hostile(texts):
+    """None is the answer 5, none outlasts the deadline (beside a replaced worker's start), none kills a worker."""
     with RewardPool(["math"], workers=1, timeout=3.0, end_of_thinking="</think>") as pool:
-        for text in ADVERSARIAL:
+        for text in texts:
             start = time.monotonic()
             verdict = judge(pool, [("5", text)])[0]
             assert time.monotonic() - start < 3.0 + 10.0
             assert not verdict.correct
             assert verdict.kind in ("wrong", "unparsed", "timeout"), text[:80]
         assert judge(pool, [("5", r"\boxed{5}")])[0].correct
-        assert sum(pool.counts.values()) == len(ADVERSARIAL) + 1
-        # The worst of them again, but as the data set's answer.
-        assert not any(v.correct for v in judge(pool, [(text, r"\boxed{5}") for text in ADVERSARIAL[:4]]))
+        assert sum(pool.counts.values()) == len(texts) + 1
     assert not Path("/tmp/tasks_hacked").exists()
+
+
+def test_hostile_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
+    check_hostile(HOSTILE)
+
+
+@pytest.mark.slow
+def test_more_hostile_completions():
+    check_hostile(MORE_HOSTILE)
+
+
+def test_hostile_answers_of_a_data_set_do_no_harm(pool):
+    verdicts = judge(pool, [(text, r"\boxed{5}") for text in HOSTILE if "import" not in text])
+    assert not any(verdict.correct for verdict in verdicts)
 
 
 def test_random_completions_never_crash_a_worker(pool):
     rng = random.Random(0)
-    pieces = ["\\frac{", "}", "{", "\\boxed{", "$", "1", "2", "x", "\\sqrt", "^", "_", "&", "\\\\", "\\left(", "\\right)", ",", "=",
-              "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{", "\ud83d", "%", "\\pi", "!", "\\cup", "[", ")", "answer is "]  # fmt: skip
+    pieces = ["\\frac{", "}", "{", "\\boxed{", "$", "1", "2", "x", "\\sqrt", "^", "_", "&", "\\\\", "\\left(",
+        "\\right)", ",", "=",
+              "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{", "\ud83d", "%", "\\pi", "!", "\\cup", "[", ")",
+              "answer is "]  # fmt: skip
     texts = ["".join(rng.choices(pieces, k=rng.randint(1, 30))) for _ in range(300)]
     kinds = [v.kind for v in judge(pool, [("12345", text) for text in texts])]
     assert set(kinds) <= {"wrong", "unparsed", "timeout"}
@@ -309,7 +342,8 @@ def process(prompt, completion, answer):
     if completion == "pid": return os.getpid()
     if completion == "loop":
         while True: pass
-    if completion == "sleep": signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGTERM}); time.sleep(1000)
+    if completion == "sleep":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGTERM}); time.sleep(1000)
     if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if completion == "exit": os._exit(3)
     if completion == "leave": sys.exit(0)
@@ -359,13 +393,16 @@ def test_own_functions(functions, capfd):
     names = ["own:equal", "own:number", "own:pair", "own:nothing", "own:echo", "own:loud"]
     with RewardPool(names, workers=2, timeout=5, end_of_thinking="</think>") as pool:
         verdicts = pool.judge([
-            Job("own:equal", "", "x </think> y", "x </think> y"), Job("own:equal", "", "a", "b"), Job("own:number", "", "-0.5", ""),
+            Job("own:equal", "", "x </think> y", "x </think> y"), Job("own:equal", "", "a", "b"), Job("own:number",
+            "", "-0.5", ""),
             Job("own:pair", "", "", ""), Job("own:nothing", "", "", ""), Job("own:loud", "", "", ""),
             Job("own:echo", "\ud800" * 7, "\udfff \x00 \u2028", {"text": "\udfff \x00 \u2028"}),
             Job("own:equal", "", "z" * 3_000_000, "z" * 3_000_000),
         ])  # fmt: skip
-        assert verdicts == [(1.0, True, "correct"), (-1.0, False, "wrong"), (-0.5, False, "wrong"), (0.25, True, "correct"),
-                            (-1.0, False, "unparsed"), (1.0, True, "correct"), (7.0, True, "correct"), (1.0, True, "correct")]  # fmt: skip
+        assert verdicts == [(1.0, True, "correct"), (-1.0, False, "wrong"), (-0.5, False, "wrong"), (0.25, True,
+            "correct"),
+                            (-1.0, False, "unparsed"), (1.0, True, "correct"), (7.0, True, "correct"), (1.0, True,
+                            "correct")]  # fmt: skip
         assert pool.counts == {"correct": 5, "wrong": 2, "unparsed": 1}
     assert capfd.readouterr().out == ""
 
@@ -389,7 +426,8 @@ def test_reward_errors_zero_shows_the_first_and_goes_on(functions, capfd):
 
 
 @pytest.mark.parametrize(("completion", "kind"), [
-    ("loop", "timeout"), ("sleep", "timeout"), ("stop", "timeout"), ("child", "timeout"), ("exit", "crash"), ("leave", "crash"),
+    ("loop", "timeout"), ("sleep", "timeout"), ("stop", "timeout"), ("child", "timeout"), ("exit", "crash"),
+    ("leave", "crash"),
     ("segfault", "crash"), ("memory", "memory"), ("file", "error"), ("replies", "crash"), ("deep", "error"),
 ])  # fmt: skip
 def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
@@ -412,8 +450,16 @@ def test_children_of_a_killed_worker_die_with_it(functions):
         group = pool._workers[0].process.pid
         pool.judge([Job("own:process", "", "child", "")])
     time.sleep(0.2)
-    with pytest.raises(ProcessLookupError):
-        os.killpg(group, 0)
+    assert [pid for pid in os.listdir("/proc") if pid.isdigit() and group_of(pid) == group] == []
+
+
+def group_of(pid):
+    """The process group of a process that runs; None if it is gone or a zombie, which is dead and only not reaped."""
+    try:
+        state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+    except OSError:
+        return None
+    return None if state == "Z" else int(group)
 
 
 def test_one_hanging_job_delays_only_its_own_worker(functions):
@@ -470,9 +516,10 @@ def test_closing_ends_a_running_call_and_every_process(functions):
 
 
 def test_workers_end_with_a_run_that_is_killed(functions, tmp_path):
-    """SIGKILL leaves no chance to clean up: an idle worker sees its stdin end, a hanging one runs out of processor time."""
+    """SIGKILL leaves no time to clean up: an idle worker sees its stdin end,
+    a hanging one uses up its processor time."""
     code = ("import rewards, threading, time\n"
-            "pool = rewards.RewardPool(['own:process'], workers=2, timeout=1.0)\n"
+            "pool = rewards.RewardPool(['own:process'], workers=2, timeout=0.25)\n"
             "print(*[w.process.pid for w in pool._workers], flush=True)\n"
             "pool.timeout = 60\n"
             "pool.judge([rewards.Job('own:process', '', 'loop', '')])\n")  # fmt: skip
@@ -486,9 +533,7 @@ def test_workers_end_with_a_run_that_is_killed(functions, tmp_path):
     deadline = time.monotonic() + 8
     alive = set(pids)
     while alive and time.monotonic() < deadline:
-        # An orphan that nobody reaps stays as a zombie: it is dead all the same.
-        alive = {pid for pid in alive if Path(f"/proc/{pid}").exists()
-                 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"}
+        alive = {pid for pid in alive if group_of(pid) is not None}
         time.sleep(0.1)
     assert len(pids) == 2
     assert not alive
@@ -522,8 +567,10 @@ def test_a_worker_that_cannot_start_is_an_error_not_a_hang(monkeypatch, tmp_path
 def test_requests_and_replies_are_plain_json(functions, tmp_path):
     """The protocol itself: one line in, one line out, nothing that is pickled."""
     settings = {"rewards": ["exact"], "timeout": 5.0, "memory_mb": 512, "end_of_thinking": ""}
-    run = subprocess.run([sys.executable, str(ROOT / "rewards.py"), json.dumps(settings)], capture_output=True, text=True, timeout=30,
-                         input=json.dumps(["exact", "", "a", "a"]) + "\n" + json.dumps(["exact", "", "a", "b"]) + "\n")  # fmt: skip
+    run = subprocess.run([sys.executable, str(ROOT / "rewards.py"), json.dumps(settings)], capture_output=True,
+        text=True, timeout=30,
+                         input=json.dumps(["exact", "", "a", "a"]) + "\n" + json.dumps(["exact", "", "a",
+                         "b"]) + "\n")  # fmt: skip
     assert [json.loads(line) for line in run.stdout.splitlines()] == [
         ["ready", 0.0, False, ""], ["correct", 1.0, True, ""], ["wrong", -1.0, False, ""]]  # fmt: skip
     assert run.returncode == 0

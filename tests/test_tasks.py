@@ -1,4 +1,4 @@
-"""Chain mod 10: the problems, the exact reward, the split, the demonstrations and the cached warm start."""
+"""Chain mod 10 (problems, exact reward, split, demonstrations, cached warm start) and the tasks made of data sets."""
 
 import hashlib
 import itertools
@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,14 +23,20 @@ from tasks import (
     PHRASE,
     WORDS,
     ChainTask,
+    DataSet,
     Demonstrator,
     Problem,
+    PromptOptions,
     WarmStart,
     apply,
     chain_text,
     chain_values,
+    epoch_order,
+    final_answer,
     is_held_out,
     last_two,
+    load_dataset_task,
+    parse_data_sets,
     stable_key,
     supervised_steps,
     warm_start,
@@ -164,11 +171,11 @@ def test_keys_are_stable_across_processes():
     """The first 16 hex digits of SHA-256, whatever PYTHONHASHSEED says."""
     text = "7 a +5 b *3 c -4 <think>"
     assert stable_key(text) == hashlib.sha256(text.encode()).hexdigest()[:16]
-    code = "import tasks; t = tasks.ChainTask(7, 3, 3); print([p.key for p in t.train + t.held_out])"
-    keys = {subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT,
-                           capture_output=True, text=True, check=True).stdout for seed in ("1", "2")}
-    here = ChainTask(7, 3, 3)
-    assert keys == {f"{[p.key for p in here.train + here.held_out]}\n"}
+    code = ("import random, tasks\n"
+            "print([p.key for p in tasks.ChainTask._draw(random.Random('train 7'), 3, (2, 8), held_out=False)])")
+    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, cwd=ROOT,
+                           capture_output=True, text=True, check=True).stdout
+    assert found == f"{[p.key for p in ChainTask(7, 3, 3).train]}\n"
 
 
 def test_held_out_is_apart_from_training_for_every_seed_and_size(task):
@@ -468,3 +475,383 @@ def test_the_real_warm_start_knows_the_format_and_little_else(tmp_path_factory):
     found = supervised_control().evaluate(model, ChainTask(0), 2, 30, 4)
     assert 0.04 < found["pass_rate"] < 0.12
     assert 0.12 < found["interrupted"] < 0.35
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data sets
+
+
+def bpe_tokenizer(chat: bool, think: bool = True):
+    """A byte-level BPE tokenizer trained on the spot."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|end|>", "<|pad|>"] + ["<think>", "</think>"] * think
+    trainer = trainers.BpeTrainer(vocab_size=350, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                                  special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["What is 1 + 2? It is boxed. Okay, time is up. Let me stop."] * 10, trainer)
+    found = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
+    if chat:
+        found.chat_template = ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+                               "{% if add_generation_prompt %}[assistant]{% endif %}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return bpe_tokenizer(chat=True)
+
+
+def write_rows(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def sums(n, start=0, prompt="question", answer="answer"):
+    return [{prompt: f"What is {i} + 2?", answer: str(i + 2)} for i in range(start, start + n)]
+
+
+def load(path, tokenizer, held_out=10, reward="exact", reward_workers=1, **options):
+    names = {k: options.pop(k) for k in list(options) if k in PromptOptions.__dataclass_fields__}
+    return load_dataset_task(path, tokenizer, PromptOptions(held_out=held_out, **names), reward=reward,
+                             reward_workers=reward_workers, **options)
+
+
+def test_parse_data_sets():
+    assert parse_data_sets("a.jsonl") == [DataSet("a.jsonl")]
+    assert parse_data_sets("openai/gsm8k:main=2, my/own.parquet=0.5") == [
+        DataSet("openai/gsm8k", "main", 2.0), DataSet("my/own.parquet", None, 0.5)]
+    for bad in ("", "a=0", "a=-1", "a=x", "a=inf", "a=nan", "a,,b", "=1"):
+        with pytest.raises(ValueError, match="--dataset must be"):
+            parse_data_sets(bad)
+    with pytest.raises(ValueError, match="twice"):
+        parse_data_sets("a=1,b=2,a=3")
+
+
+def test_final_answer():
+    assert final_answer("We add 40 and 2.\n#### 42") == "42"
+    assert final_answer("#### 1 #### 2,000 ") == "2,000"
+    assert final_answer(" x ") == "x"
+    assert (final_answer(42), final_answer(42.0), final_answer(0.5), final_answer(-3)) == ("42", "42", "0.5", "-3")
+    assert final_answer("\ud800") == "\ufffd"
+    for bad in (None, True, [1], {"a": 1}, float("nan"), float("inf")):
+        assert final_answer(bad) is None
+
+
+SHAPES = {
+    "gsm8k": {"question": "Tom has {i} + 2?", "answer": "He adds <<{i}+2={s}>>.\n#### {s}"},
+    "polaris": {"problem": "Tom has {i} + 2?", "answer": "{s}", "difficulty": "3/8"},
+    "deepscaler": {"problem": "Tom has {i} + 2?", "answer": "{s}", "solution": "Clearly \\boxed{{1}}."},
+    "chat": {"prompt": [{"role": "user", "content": "Tom has {i} + 2?"}], "reward_model": {"ground_truth": "{s}"}},
+}
+
+
+def shaped(value, i):
+    if isinstance(value, str):
+        return value.format(i=i, s=i + 2) if "{{" not in value else value
+    if isinstance(value, dict):
+        return {key: shaped(x, i) for key, x in value.items()}
+    return [shaped(x, i) for x in value]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_row_shapes_out_of_the_box(tmp_path, tokenizer, shape, kind):
+    rows = [shaped(SHAPES[shape], i) for i in range(30)]
+    path = tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        write_rows(path, rows)
+    task = load(str(path), tokenizer)
+    assert (len(task.train), len(task.held_out), task.skipped) == (20, 10, {})
+    for problem in task.train + task.held_out:
+        i = int(problem.answer) - 2
+        assert task.text(problem.prompt_ids) == f"[user]Tom has {i} + 2?[assistant]"
+        assert problem.key == stable_key(f"Tom has {i} + 2?")
+        assert problem.source == str(path)
+    task.close()
+
+
+def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, tokenizer, monkeypatch):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_rows(folder / "train.jsonl", sums(15))
+    write_rows(folder / "test.jsonl", sums(12, 100))
+    task = load(str(folder), tokenizer)
+    assert {int(p.answer) for p in task.train + task.held_out} == set(range(2, 17))
+    task.close()
+    task = load(str(folder), tokenizer, split="test")
+    assert {int(p.answer) for p in task.train + task.held_out} == set(range(102, 114))
+    task.close()
+
+
+def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, tokenizer):
+    """The ten smallest SHA-256 of the prompts are held out; order, duplicates and template change nothing."""
+    rows = sums(60)
+    smallest = sorted(hashlib.sha256(row["question"].encode()).hexdigest() for row in rows)[:10]
+    expected = {digest[:16] for digest in smallest}
+    random.Random(0).shuffle(rows)
+    again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
+    for name, some, options in (
+        ("one", sums(60), {}),
+        ("two", rows + again + again, {"template": "Solve: {prompt} Thanks {x}."}),
+        ("three", rows, {"chat": False}),
+    ):
+        task = load(write_rows(tmp_path / f"{name}.jsonl", some), tokenizer, **options)
+        assert {p.key for p in task.held_out} == expected
+        assert len(task.train) == 50
+        assert not {p.key for p in task.train} & expected
+        assert task.skipped == ({"duplicate_prompt": 50} if name == "two" else {})
+        task.close()
+
+
+def test_by_default_a_thousand_are_held_out(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", sums(1003))
+    task = load_dataset_task(path, tokenizer, reward="exact", reward_workers=1)
+    assert (len(task.held_out), len(task.train)) == (1000, 3)
+    task.close()
+
+
+def test_template_and_chat_template(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", [{"question": "What is {prompt} + {x}?", "answer": "1"}, *sums(11)])
+    options = {"template": "Q: {prompt} Box it: \\boxed{}."}
+    with_chat, without = load(path, tokenizer, **options), load(path, tokenizer, chat=False, **options)
+    plain = load(path, bpe_tokenizer(chat=False), **options)
+    key = stable_key("What is {prompt} + {x}?")
+    text = "Q: What is {prompt} + {x}? Box it: \\boxed{}."
+    for task, expected in ((with_chat, f"[user]{text}[assistant]"), (without, text), (plain, text)):
+        problem = next(p for p in task.train + task.held_out if p.key == key)
+        assert task.text(problem.prompt_ids) == expected
+        task.close()
+
+
+def test_bad_rows_are_counted_by_kind(tmp_path, tokenizer):
+    bad = [
+        "{not json", "[" * 100_000, "[1, 2]", '"text"', "",
+        {"question": "", "answer": "1"}, {"question": " \n", "answer": "1"}, {"question": 5, "answer": "1"},
+        {"answer": "1"},
+        {"question": [{"role": "user"}], "answer": "1"}, {"question": [], "answer": "1"},
+        {"question": "no answer"}, {"question": "null", "answer": None}, {"question": "list", "answer": [1]},
+        {"question": "bool", "answer": True}, {"question": "empty", "answer": " "},
+        {"question": "empty2", "answer": "#### "},
+        {"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"},
+        {"question": "What is 3 + 2?", "answer": "5"}, {"question": "lone \ud800", "answer": "7"},
+    ]  # fmt: skip
+    task = load(write_rows(tmp_path / "a.jsonl", [*sums(20), *bad]), tokenizer, reward="math", max_tokens=60)
+    assert task.skipped == {
+        "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 4, "no_answer": 2,
+        "answer_is_no_text": 2, "empty_answer": 2, "unreadable_answer": 1, "prompt_too_long": 1, "duplicate_prompt": 1,
+    }  # fmt: skip
+    assert len(task.train) + len(task.held_out) == 21
+    assert all(len(p.prompt_ids) <= 60 for p in task.train + task.held_out)
+    task.close()
+
+
+def test_a_prompt_as_long_as_the_limit_stays(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", sums(12, 10))
+    length = len(tokenizer.apply_chat_template([{"role": "user", "content": "What is 10 + 2?"}], return_dict=False,
+                                               add_generation_prompt=True))
+    task = load(path, tokenizer, max_tokens=length)
+    assert not task.skipped
+    task.close()
+    with pytest.raises(ValueError, match="prompt_too_long"):
+        load(path, tokenizer, max_tokens=length - 1)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"datasets": "missing.jsonl"}, "--dataset missing.jsonl: there is no such file"),
+    ({"datasets": "notes.txt"}, "must end with .jsonl or .parquet"),
+    ({"datasets": "broken.parquet"}, "--dataset broken.parquet cannot be loaded"),
+    ({"datasets": "empty.jsonl"}, "(?s)no row has prompt, problem.*none at all.*--prompt_column"),
+    ({"prompt_column": "text"}, "(?s)no row has text.*columns are answer, question.*--prompt_column"),
+    ({"answer_column": "label"}, "(?s)no row has label.*columns are answer, question.*--answer_column"),
+    ({"datasets": "nocolumn.jsonl"}, "(?s)no row has answer, ground_truth.*--answer_column"),
+    ({"held_out": 12}, "(?s)12 usable prompts.*--held_out 12"),
+    ({"template": "{question}"}, "--prompt_template must hold {prompt}"),
+    ({"phrase": "Stop."}, "--phrase must end with"),
+    ({"stop_ids": []}, "--stop_tokens"),
+    ({"reward": "exact,exact"}, "--reward must be one name or one for each of the 1"),
+    ({"reward": "exactly"}, "--reward must be one of"),
+])  # fmt: skip
+def test_bad_options_name_the_flag_and_leave_no_process(tmp_path, monkeypatch, tokenizer, change, words):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "good.jsonl", sums(12))
+    write_rows(tmp_path / "nocolumn.jsonl", [{"question": "a", "b": 1}])
+    for name in ("notes.txt", "broken.parquet", "empty.jsonl"):
+        (tmp_path / name).write_text("")
+    pools = []
+    real = tasks.RewardPool
+    monkeypatch.setattr(tasks, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
+    with pytest.raises(ValueError, match=words):
+        load(change.pop("datasets", "good.jsonl"), tokenizer, **change)
+    assert all(worker.process.poll() is not None for pool in pools for worker in pool._workers)
+
+
+def test_a_data_set_that_the_hub_does_not_have(tokenizer, monkeypatch, tmp_path):
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    def offline(*_, **__):
+        raise DatasetNotFoundError("Dataset 'no/such' doesn't exist on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(ValueError, match=r"(?s)--dataset no/such cannot be loaded.*NAME:CONFIG"):
+        load("no/such:main", tokenizer)
+
+
+def test_named_columns_and_nested_ones(tmp_path, tokenizer):
+    rows = [{"prompt": "ignored", "in": {"text": f"Say {i}"}, "a.b": str(i), "answer": "ignored"} for i in range(12)]
+    task = load(write_rows(tmp_path / "a.jsonl", rows), tokenizer, prompt_column="in.text", answer_column="a.b")
+    assert all(p.key == stable_key(f"Say {p.answer}") for p in task.train + task.held_out)
+    task.close()
+
+
+def test_scores_are_of_what_follows_the_thinking(tmp_path, tokenizer):
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer, reward="math")
+    problem = task.train[0]
+
+    def ids(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    right = [ids(f"thinking</think>It is \\boxed{{{problem.answer}}}.<|end|>"), ids(f"</think>{problem.answer}")]
+    unfinished, other = ids(f"\\boxed{{{problem.answer}}}"), ids("</think>\\boxed{-1}<|end|>")
+    wrong = [unfinished, other, ids(f"</think>{problem.answer}1"), []]
+    assert task.score(problem, right + wrong) == [(1.0, True)] * 2 + [(-1.0, False)] * 4
+    assert task.reward(problem, tuple(right[0])) == (1.0, True)
+    assert task.reward(problem, wrong[1]) == (-1.0, False)
+    assert task.counts == Counter(correct=3, unfinished=2, wrong=3)
+    assert task.end_of_thinking_ids == tuple(ids("</think>"))
+    assert task.phrase_ids[-1:] == task.end_of_thinking_ids
+    assert task.text(task.phrase_ids) == (
+        "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>")
+    task.close()
+
+
+def test_exact_does_not_see_the_stop_token_but_sees_another(tmp_path, tokenizer):
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer)
+    problem = task.train[0]
+    body = tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
+    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    assert task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad]]) == [
+        (1.0, True), (1.0, True), (-1.0, False), (-1.0, False)]
+    task.close()
+
+
+def test_a_model_that_does_not_think_apart(tmp_path):
+    tokenizer = bpe_tokenizer(chat=True, think=False)
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer)
+    assert task.end_of_thinking_ids == task.phrase_ids == ()
+    ids = tokenizer.encode(task.train[0].answer, add_special_tokens=False)
+    assert task.reward(task.train[0], ids) == (1.0, True)
+    task.close()
+    task = load(write_rows(tmp_path / "b.jsonl", sums(12)), tokenizer, end_of_thinking="</think>")
+    assert len(task.end_of_thinking_ids) > 1
+    assert task.phrase_ids[-len(task.end_of_thinking_ids) :] == task.end_of_thinking_ids
+    assert task.reward(task.train[0], ids) == (-1.0, False)
+    assert task.reward(task.train[0], [*task.end_of_thinking_ids, *ids]) == (1.0, True)
+    task.close()
+
+
+def test_stop_tokens_come_from_the_generation_config_too(tmp_path):
+    """Chat models end a turn with one token and a text with another; the model's generation_config.json names both."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    bpe_tokenizer(chat=True).save_pretrained(tmp_path)
+    assert tasks.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
+    GenerationConfig(eos_token_id=[7, 0]).save_pretrained(tmp_path)
+    assert tasks.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 7)
+    GenerationConfig(eos_token_id=9).save_pretrained(tmp_path)
+    assert tasks.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 9)
+
+
+def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_path, tokenizer, monkeypatch):
+    (tmp_path / "judge_rows.py").write_text(
+        "def judge(prompt, completion, answer):\n"
+        "    return prompt == 'Say ' + answer['say'] and completion == 'no</think>' + answer['say']\n")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"Say {i}", "answer": {"say": str(i)}} for i in range(12)]
+    task = load(write_rows(tmp_path / "a.jsonl", rows), tokenizer, reward="judge_rows:judge", template="<<{prompt}>>")
+    for problem in task.train:
+        ids = tokenizer.encode(f"no</think>{problem.answer['say']}<|end|>", add_special_tokens=False)
+        assert task.score(problem, [ids, ids[:-2]]) == [(1.0, True), (-1.0, False)]
+    task.close()
+
+
+def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tmp_path, tokenizer):
+    """The second has ten prompts of the first: they stay with the first, on whichever side of its split they fell."""
+    one = write_rows(tmp_path / "one.jsonl", sums(40))
+    two = write_rows(tmp_path / "two.jsonl", sums(40, start=30))
+    task = load(f"{one}=3,{two}=1", tokenizer, reward="exact,math")
+    assert task.sources == [one, two]
+    assert task.weights == {one: 3.0, two: 1.0}
+    assert task.skipped == {"duplicate_prompt": 10}
+    assert Counter(p.source for p in task.train) == {one: 30, two: 20}
+    assert Counter(p.source for p in task.held_out) == {one: 10, two: 10}
+    keys = [p.key for p in task.train + task.held_out]
+    assert len(keys) == len(set(keys)) == 70
+    for source, expected in ((one, (-1.0, False)), (two, (1.0, True))):
+        problem = next(p for p in task.train if p.source == source)
+        ids = tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
+        assert task.reward(problem, ids) == expected
+    task.close()
+
+
+def test_a_single_data_set_has_no_weights(tmp_path, tokenizer):
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)) + "=5", tokenizer)
+    assert task.weights == {}
+    task.close()
+
+
+def mixture(**sizes):
+    return [Problem(f"{source}{i}", (), "", source) for source, size in sizes.items() for i in range(size)]
+
+
+def test_an_epoch_without_weights_is_a_shuffle_of_everything():
+    problems = mixture(a=50)
+    orders = [epoch_order(problems, {}, 0, epoch) for epoch in range(3)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[0] == epoch_order(problems, {}, 0, 0) != epoch_order(problems, {}, 1, 0)
+
+
+def test_an_epoch_has_the_shares_that_the_weights_ask_for():
+    """60 + 30 + 10 problems at weights 1 : 2 : 1 give 25, 50 and 25 places. Over six epochs the 150 places of a go
+    2.5 times through its 60, the 300 of b ten times through its 30, the 150 of c 15 times through its 10."""
+    problems = mixture(a=60, b=30, c=10)
+    weights = {"a": 1.0, "b": 2.0, "c": 1.0}
+    seen = Counter()
+    for epoch in range(6):
+        order = epoch_order(problems, weights, 7, epoch)
+        assert order == epoch_order(problems, weights, 7, epoch)
+        assert Counter(problems[i].source for i in order) == {"a": 25, "b": 50, "c": 25}
+        # Mixed, not one source after the other.
+        assert len({problems[i].source for i in order[:20]}) == 3
+        seen.update(order)
+    assert {seen[i] for i in range(60)} == {2, 3}
+    assert {seen[i] for i in range(60, 90)} == {10}
+    assert {seen[i] for i in range(90, 100)} == {15}
+
+
+def test_an_epochs_shares_add_up_when_they_do_not_divide():
+    problems = mixture(a=7, b=5, c=5)
+    for epoch in range(4):
+        assert len(epoch_order(problems, {"a": 1.0, "b": 1.0, "c": 1.3}, 0, epoch)) == 17
+
+
+def test_no_problem_is_repeated_before_its_source_is_through():
+    """Equal weights, 4 and 8 problems: 6 places each an epoch. The first 8 places of b are its 8 problems."""
+    problems = mixture(a=4, b=8)
+    order = [i for epoch in range(4) for i in epoch_order(problems, {"a": 1.0, "b": 1.0}, 3, epoch)]
+    b = Counter(i for i in order if problems[i].source == "b")
+    assert set(b.values()) == {3}
+    assert set(Counter(i for i in order if problems[i].source == "a").values()) == {6}

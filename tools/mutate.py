@@ -2,6 +2,7 @@
 
     python tools/mutate.py                    # all of the table below: `make mutate`
     python tools/mutate.py losses filters     # two files only
+    python tools/mutate.py losses -k GSPO     # only the mutations whose description contains the text
     python tools/mutate.py --check            # is every old text still found exactly once? Runs no test
 
 PROBLEM. Tests that pass prove little: a test may run the line with the sign and never look at the sign.
@@ -451,10 +452,12 @@ class _FirstFailure:
 
 
 def run_tests(folder: Path, tests: list[str]) -> str:
-    """Runs test files on the copy in a forked child: "" if all pass, else what failed first.
+    """Runs test files on the copy in a forked child: "" if all pass or there are none, else what failed first.
 
     "hangs" after TIME_LIMIT, "crash" if the interpreter died, "broken: ..." if a test file could not be collected.
     """
+    if not tests:
+        return ""
     answer = folder / "mutate_answer.txt"
     answer.write_text("crash")
     pid = os.fork()
@@ -533,18 +536,20 @@ def faults_of_the_table(names: list[str]) -> list[str]:
 
 def mutate(name: str, old: str, new: str, folder: Path) -> str:
     """Applies one mutation to the copy, runs the tests and takes it back. Returns what killed it, "" if nothing did."""
-    source = (ROOT / name).read_text()
+    source = (folder / name).read_text()
     (folder / name).write_text(source.replace(old, new))
     killer = run_tests(folder, first_tests(name))
-    if not killer and (more := other_tests(name)):
-        killer = run_tests(folder, more)
+    wider = "" if killer else run_tests(folder, other_tests(name))
     (folder / name).write_text(source)
-    return killer
+    if wider and not wider.startswith("broken") and run_tests(folder, [wider.split("::")[0]]):
+        return f"broken: {wider} fails on the unbroken code too"
+    return killer or wider
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Breaks the code in one place at a time; a test must notice.")
     parser.add_argument("files", nargs="*", help=f"of: {', '.join(MUTATIONS)} (default: all)")
+    parser.add_argument("-k", default="", metavar="TEXT", help="only mutations whose description contains the text")
     parser.add_argument("--check", action="store_true", help="only check the table against the code")
     options = parser.parse_args()
     names = [name if name.endswith(".py") else f"{name}.py" for name in options.files] or list(MUTATIONS)
@@ -573,7 +578,7 @@ def main() -> int:
             if failure := run_tests(folder, first_tests(name)):
                 print(f"{name}: the unbroken code fails its tests: {failure}")
                 return 1
-            for what, old, new in MUTATIONS[name]:
+            for what, old, new in [row for row in MUTATIONS[name] if options.k in row[0]]:
                 begin, total = time.monotonic(), total + 1
                 killer = mutate(name, old, new, folder)
                 ok = killer and not killer.startswith("broken")

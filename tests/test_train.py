@@ -1,0 +1,581 @@
+"""train.py, flags.py and records.py without a model or an engine: flags, prompts, batches by hand, compute, files."""
+
+import argparse
+import dataclasses
+import json
+import math
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import flags as flags_module
+import losses
+import records
+import train
+from flags import FLAGS, UsageError, check_flags, parse_flags
+from pipeline_rl import FORCED, Counters, Group, Rollout
+from records import Clock, Folder, evaluation_line, evaluation_record, pass_at_k, step_line
+from train import PromptStream, clip_options, make_batch
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = [item.name for group in FLAGS for item in dataclasses.fields(group)]
+
+
+def default_flags(**changes) -> argparse.Namespace:
+    found = parse_flags([], "about")
+    assert set(changes) <= set(vars(found))
+    vars(found).update(changes)
+    return found
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Runs `main` in an empty folder: (exit code, stdout, stderr). A run that would start raises `Started` instead."""
+
+    class Started(Exception):
+        pass
+
+    def start(flags):
+        raise Started(flags)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "Run", start)
+
+    def call(*argv: str):
+        try:
+            code = train.main(list(argv))
+        except SystemExit as end:  # argparse
+            code = end.code
+        except Started as started:
+            return "started", started.args[0], ""
+        return code, *capsys.readouterr()
+
+    return call
+
+
+# ------------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        # an unknown option value, an unknown flag
+        "--loss ppo", "--aggregation mean", "--normalize_advantages group", "--schedule sync", "--length_control cut",
+        "--kl_estimator k4", "--dtype float16", "--reward none", "--report_to csv", "--truncated_rollouts mask",
+        "--penalty_on wrong", "--pass_rate_window last", "--fp32_head maybe", "--k eight", "--lr fast", "--lamda 1",
+        # a missing file
+        "--dataset nowhere.jsonl", "--model /nowhere/model", "--resume /nowhere/run",
+        # numbers that cannot be
+        "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 257",
+        "--max_num_seqs 8", "--min_budget 31", "--max_budget 25", "--min_budget 0", "--answer_budget 0",
+        "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0", "--save_every -1",
+        "--keep 0", "--prompts 0", "--max_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0", "--lr -1e-3",
+        "--lr nan", "--lr inf", "--temperature 0", "--eps_max 0", "--pass_rate_threshold 0", "--clip_grad 0",
+        "--tis_cap 0", "--beta1 1", "--beta2 -0.1", "--adam_eps 0", "--weight_decay -1", "--warmup_steps -1",
+        "--tokens_per_microbatch 0", "--threads 0", "--kl_coef nan", "--entropy_coef -1",
+        # pairs that do not fit
+        "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
+        "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled",
+    ],
+)  # fmt: skip
+def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
+    """Exit code 2, before anything is loaded or written. argparse prints its usage before the sentence."""
+    code, out, err = command(*argv.split())
+    assert code == 2 and out == ""
+    sentence = err.strip().splitlines()[-1]
+    assert sentence.startswith("train.py: ") and argv.split()[0] in sentence
+    assert "usage:" in err or err.strip() == sentence  # no traceback
+    assert not any(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--min_budget 30", "--max_budget 26",
+        "--penalty_window 34 --length_control penalty", "--penalty_window 1 --length_control penalty",
+        "--penalty_window 99", "--kl_estimator k1", "--kl_estimator k2 --kl_coef 0.1", "--save_every 0", "--max_ready 0",
+        "--warmup_steps 0", "--pass_rate_threshold 1.1", "--reward shuffled", "--dynamic_sampling true", "--beta1 0",
+        "--max_tokens 0", "--batch_prompts 1 --rollouts 1",
+    ],
+)  # fmt: skip
+def test_good_input_at_the_same_boundaries_starts(command, argv):
+    assert command(*argv.split())[0] == "started"
+
+
+def test_an_existing_run_is_not_overwritten(command):
+    """Refused unless --overwrite or --resume says so; a folder without config.json is not a run."""
+    Path("runs/demo").mkdir(parents=True)
+    assert command()[0] == "started"
+    config = Path("runs/demo/config.json")
+    config.write_text(json.dumps({"k": 3}))
+    code, _, err = command()
+    assert code == 2 and "--output_dir runs/demo" in err and "--overwrite" in err and "--resume runs/demo" in err
+    assert config.read_text() == '{"k": 3}'
+    assert command("--overwrite", "true")[0] == "started"
+    assert command("--output_dir", "runs/other")[0] == "started"
+    state, flags, _ = command("--resume", "runs/demo")
+    assert state == "started" and (flags.output_dir, flags.k) == ("runs/demo", 3)
+
+
+def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
+    """Saved k = 3, lr = 0.1, a Boolean that is off; --lr is given again. A name that no longer exists is passed over."""
+    saved = {
+        "k": 3,
+        "lr": 0.1,
+        "fp32_head": False,
+        "overwrite": True,
+        "gone": 1,
+        "output_dir": "elsewhere",
+        "resume": "",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    flags = parse_flags(["--resume", str(tmp_path), "--lr", "0.2"], "about")
+    assert (flags.k, flags.lr, flags.fp32_head, flags.batch_prompts) == (3, 0.2, False, 32)
+    assert flags.output_dir == flags.resume == str(tmp_path) and not hasattr(flags, "gone")
+    with pytest.raises(UsageError, match=r"--resume .*config\.json"):
+        parse_flags(["--resume", str(tmp_path / "missing")], "about")
+
+
+def test_dry_run_prints_the_resolved_flags_and_touches_nothing(command):
+    code, out, err = command("--dry_run", "true", "--k", "3", "--loss", "gspo", "--output_dir", "new")
+    assert code == 0 and err == "" and not any(Path.cwd().iterdir())
+    shown = json.loads(out[out.index("{") : out.rindex("}") + 1])
+    assert set(shown) == set(NAMES) and (shown["k"], shown["loss"], shown["lr"]) == (3, "gspo", 5e-4)
+
+
+def test_off_policy_steps_are_rounded_up_and_it_says_so(command):
+    """Phases of k steps cannot be cut: 10 steps with k = 4 are 12, 12 are 12; `pipeline` leaves 10 as it is."""
+    found = default_flags(schedule="ppo_off_policy", k=4, max_steps=10)
+    notes = check_flags(found)
+    assert found.max_steps == 12 and len(notes) == 1 and "--max_steps 10" in notes[0] and "12" in notes[0]
+    assert check_flags(found) == [] and found.max_steps == 12
+    found = default_flags(k=4, max_steps=10)
+    assert check_flags(found) == [] and found.max_steps == 10
+    code, out, _ = command("--dry_run", "true", "--schedule", "ppo_off_policy", "--k", "4", "--max_steps", "10")
+    assert code == 0 and "rounded up to 12" in out and '"max_steps": 12' in out
+
+
+def test_help_explains_every_flag(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    for group in FLAGS:
+        for item in dataclasses.fields(group):
+            assert f"--{item.name}" in out and len(item.metadata["help"]) > 15
+
+
+def test_defaults_are_the_recipe():
+    found = default_flags()
+    recipe = {
+        "schedule": "pipeline", "k": 8, "loss": "cispo", "eps_max": 5.0, "aggregation": "prompt", "fp32_head": True,
+        "normalize_advantages": "batch", "zero_variance_filter": True, "pass_rate_threshold": 0.9, "kl_coef": 0.0,
+        "length_control": "interruption", "entropy_coef": 0.0, "adam_eps": 1e-15, "weight_decay": 0.01,
+    }  # fmt: skip
+    assert {name: getattr(found, name) for name in recipe} == recipe
+
+
+def test_no_flag_is_dead():
+    """Every flag is read outside its own definition and the check of its bounds."""
+    source = (ROOT / "train.py").read_text() + (ROOT / "tasks.py").read_text()
+    rest = (ROOT / "flags.py").read_text()
+    rest = rest[rest.index("def parse_flags") : rest.index("def check_flags")]
+    assert len(NAMES) == len(set(NAMES))
+    assert [name for name in NAMES if not re.search(rf"\bflags\.{name}\b", source + rest)] == []
+
+
+# ------------------------------------------------------------------------------------------------------------- prompts
+
+
+def problem(key: str, prompt_ids=(1, 2)) -> SimpleNamespace:
+    return SimpleNamespace(key=key, prompt_ids=list(prompt_ids))
+
+
+POOL = [problem(str(i)) for i in range(50)]
+
+
+def keys(stream: PromptStream, n: int) -> list[str]:
+    return [next(stream).key for _ in range(n)]
+
+
+def test_every_prompt_once_an_epoch_in_an_order_of_its_own():
+    """The order is a function of seed and epoch alone."""
+    stream = PromptStream(POOL, 0, lambda key: False)
+    first, second = keys(stream, 50), keys(stream, 50)
+    assert sorted(first) == sorted(second) == sorted(p.key for p in POOL) and stream.epoch == 1
+    assert first != second and first != [p.key for p in POOL]
+    assert keys(PromptStream(POOL, 0, lambda key: False), 100) == first + second
+    assert keys(PromptStream(POOL, 1, lambda key: False), 50) != first
+    assert iter(stream) is stream
+    random.seed(0)  # other users of `random` change nothing
+    assert keys(PromptStream(POOL, 0, lambda key: False), 50) == first
+
+
+def test_retired_prompts_are_passed_over_from_the_moment_they_retire():
+    gone: set[str] = set()
+    stream = PromptStream(POOL, 0, gone.__contains__)
+    order = keys(PromptStream(POOL, 0, lambda key: False), 100)
+    assert keys(stream, 10) == order[:10]
+    gone |= {order[3], order[12], order[20]}  # one seen, two to come
+    assert keys(stream, 38) == [key for key in order[10:50] if key not in gone]
+    assert keys(stream, 47) == [key for key in order[50:] if key not in gone] and stream.epoch == 1
+
+
+def test_it_stops_when_every_prompt_is_retired():
+    """Trap 20: it says so and does not spin, in the middle of an epoch or at its end; the last one left still comes."""
+    gone: set[str] = set()
+    stream = PromptStream(POOL, 0, gone.__contains__)
+    keys(stream, 17)
+    gone |= {p.key for p in POOL} - {"7"}
+    assert "7" in keys(stream, 2)
+    assert keys(stream, 3) == ["7", "7", "7"]
+    gone.add("7")
+    assert next(stream, None) is None and next(stream, None) is None
+
+
+def test_prompts_of_a_resumed_run_come_first():
+    """Those that were in flight, in their old order, retired meanwhile or not; then the stream from its old place."""
+    stream = PromptStream(POOL, 0, {"7"}.__contains__)
+    order = keys(PromptStream(POOL, 0, lambda key: False), 50)
+    stream.first.extend(POOL[i] for i in (7, 4, 4))
+    assert keys(stream, 4) == ["7", "4", "4", [key for key in order if key != "7"][0]]
+
+
+@pytest.mark.parametrize("n", [0, 1, 49, 50, 51, 73])
+def test_a_stream_goes_on_from_its_saved_place(n):
+    """Epoch, position and the keys of `first`, through JSON, into a new stream of the same pool."""
+    old = PromptStream(POOL, 3, {"5", "6"}.__contains__)
+    old.first.extend(POOL[i] for i in (1, 2, 3))
+    keys(old, n)
+    new = PromptStream(POOL, 3, {"5", "6"}.__contains__)
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert keys(new, 80) == keys(old, 80) and (new.epoch, new.position) == (old.epoch, old.position)
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def rollout(reward: float, length: int = 2, reason: str = "stop", forced: int = 0) -> Rollout:
+    """`length` tokens, of which the last `forced` but one are forced; log-prob of token t is -(t + 1) / 10."""
+    mask = [1] * length
+    for t in range(length - 1 - forced, length - 1):
+        mask[t] = 0
+    logprobs = [-(t + 1) / 10 * m for t, m in enumerate(mask)]
+    return Rollout(
+        completion_ids=list(range(10, 10 + length)), logprobs=logprobs, mask=mask, finish_reason=reason, reward=reward,
+        versions=[0 if m else FORCED for m in mask], interrupted=bool(forced), correct=reward > 0,
+    )  # fmt: skip
+
+
+def hand_groups() -> list[Group]:
+    """Group 0: rewards 1 -1 -1 -1, centred 3/2 -1/2 -1/2 -1/2, trained tokens 3 1 2 2 = 8 (one row has a forced one).
+    Group 1: all 1: no variance. Group 2: 1 1 -1 -1, centred the same, tokens 2 2 2 4 = 10, the last row truncated."""
+    return [
+        Group(5, problem("a", [1]), 0, [rollout(1, 3), rollout(-1, 1), rollout(-1, 3, forced=1), rollout(-1, 2)]),
+        Group(6, problem("b", [2, 2]), 0, [rollout(1, 2, "length"), rollout(1, 2), rollout(1, 2), rollout(1, 2)]),
+        Group(7, problem("c", [3]), 0, [rollout(1), rollout(1), rollout(-1), rollout(-1, 4, "length")]),
+    ]
+
+
+def batch_of(groups, **changes):
+    changes = {"length_control": "none"} | changes
+    return make_batch(groups, default_flags(**changes), random.Random(0))
+
+
+def row_weights(batch) -> list[float]:
+    """One weight a row: all trained tokens of a row have the same here."""
+    for weights, mask in zip(batch.weights, batch.mask, strict=True):
+        assert len(weights[mask].unique()) == 1 and not weights[~mask].any()
+    return batch.weights.amax(1).tolist()
+
+
+def test_batch_by_hand():
+    """Group 1 leaves. Then the std over the 8 rows left: squares 9/4 + 3/4 + 4 = 7, std sqrt(7/8) = 0.935414, so the
+    advantages are 1.603567, -0.534522 and +-1.069045. (With group 1 the std would be sqrt(7/12) = 0.763763.) Prompt
+    average over 2 prompts: 1/16 for each of group 0's 8 tokens, 1/20 for each of group 2's 10. Rewards sum to 2 over 12
+    rows, 7 of 12 are correct, 2 of 12 truncated, 1 interrupted; lengths 9 + 8 + 10 = 27."""
+    batch, metrics = batch_of(hand_groups())
+    expected = [1.603567, -0.534522, -0.534522, -0.534522, 1.069045, 1.069045, -1.069045, -1.069045]
+    torch.testing.assert_close(batch.advantages, torch.tensor(expected), atol=1e-5, rtol=0)
+    assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 20] * 4)
+    assert batch.weights.sum().item() == pytest.approx(1.0)
+    assert batch.mask.int().tolist() == [
+        [1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1],
+    ]  # fmt: skip
+    assert [list(row.prompt_ids) for row in batch.rows] == [[1]] * 4 + [[3]] * 4
+    assert [list(row.completion_ids) for row in batch.rows][:3] == [[10, 11, 12], [10], [10, 11, 12]]
+    assert [list(row.mask) for row in batch.rows][:3] == [[1, 1, 1], [1], [1, 0, 1]]
+    expected = [[-0.1, -0.2, -0.3, 0], [-0.1, 0, 0, 0], [-0.1, 0, -0.3, 0]]
+    torch.testing.assert_close(batch.behaviour_logprobs[:3], torch.tensor(expected))
+    assert batch.behaviour_logprobs.dtype == torch.float32 and batch.old_logprobs is None
+    assert metrics == pytest.approx({
+        "reward": 2 / 12, "pass_rate": 7 / 12, "length": 27 / 12, "interrupted": 1 / 12, "truncated": 2 / 12,
+        "zero_variance_groups": 1, "rows": 8, "trained_tokens": 18,
+    })  # fmt: skip
+
+
+def test_filter_off_keeps_the_dead_group_in_every_denominator():
+    """The ablation: std sqrt(7/12), three prompts in the average, group 1 with advantage 0."""
+    batch, metrics = batch_of(hand_groups(), zero_variance_filter=False)
+    assert batch.advantages[:2].tolist() == pytest.approx([1.5 / 0.763763, -0.5 / 0.763763], rel=1e-5)
+    assert batch.advantages[4:8].tolist() == [0.0] * 4
+    assert row_weights(batch) == pytest.approx([1 / 24] * 4 + [1 / 24] * 4 + [1 / 30] * 4)
+    assert metrics["zero_variance_groups"] == 1 and metrics["rows"] == 12
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ("token", [1 / 18] * 8),
+        ("sample", [1 / 24, 1 / 8, 1 / 16, 1 / 16, 1 / 16, 1 / 16, 1 / 16, 1 / 32]),
+        ("constant", [1 / (34 * 8)] * 8),  # the completion budget: 30 + 4
+    ],
+)
+def test_other_averages_by_hand(how, wanted):
+    assert row_weights(batch_of(hand_groups(), aggregation=how)[0]) == pytest.approx(wanted)
+
+
+def test_other_advantages_by_hand():
+    """None: as centred. Prompt: group 0 has std sqrt(3)/2, group 2 has 1."""
+    centred = [1.5, -0.5, -0.5, -0.5, 1, 1, -1, -1]
+    assert batch_of(hand_groups(), normalize_advantages="none")[0].advantages.tolist() == centred
+    found = batch_of(hand_groups(), normalize_advantages="prompt")[0].advantages.tolist()
+    assert found == pytest.approx([a / (0.8660254 if i < 4 else 1) for i, a in enumerate(centred)], rel=1e-5)
+
+
+def test_truncated_rows_leave_after_the_centring():
+    """The last row of group 2 leaves: the other advantages stay as they are (trap 19), the group's 6 tokens left weigh
+    1/12 each. Group 1's truncated row had left with its group, so one row is counted as dropped here."""
+    kept, _ = batch_of(hand_groups())
+    batch, metrics = batch_of(hand_groups(), truncated_rollouts="drop")
+    assert torch.equal(batch.advantages, kept.advantages[:7])
+    assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 12] * 3)
+    assert batch.mask.shape == (7, 3) and metrics["rows"] == 7 and metrics["truncated_dropped"] == 1
+    assert metrics["truncated"] == pytest.approx(2 / 12)  # of all that was sampled
+
+
+def test_a_prompt_that_occurs_twice_is_two_groups():
+    groups = hand_groups()
+    groups[2].problem = groups[0].problem
+    batch, _ = batch_of(groups)
+    assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 20] * 4)
+    assert batch.advantages[4].item() == pytest.approx(1.069045, rel=1e-5)
+
+
+def test_nothing_to_train_on_is_none_with_its_counts():
+    groups = hand_groups()
+    batch, metrics = batch_of(groups[1:2])
+    assert batch is None and metrics["zero_variance_groups"] == 1 and metrics["pass_rate"] == 1
+    cut = [Group(0, problem("a"), 0, [rollout(1, 2, "length"), rollout(-1, 2, "length")])]
+    batch, metrics = batch_of(cut, truncated_rollouts="drop")
+    assert batch is None and metrics["truncated_dropped"] == 2 and "rows" not in metrics
+    assert batch_of(cut)[0] is not None
+    assert batch_of(groups[1:2], zero_variance_filter=False)[0] is not None
+
+
+def test_length_penalty_on_correct_answers_only():
+    """Cap 8 + 2 = 10, ramp of 4: nothing up to 6, -1/2 at 8, -1 at 10. On correct answers: 1, 1/2, 0 and a wrong answer
+    of 10 tokens keeps its -1. On all: that one gets -2."""
+    groups = [Group(0, problem("a"), 0, [rollout(1, 6), rollout(1, 8), rollout(1, 10), rollout(-1, 10)])]
+    options = {"length_control": "penalty", "max_budget": 8, "answer_budget": 2, "penalty_window": 4}
+    flags = default_flags(**options)
+    assert train.shaped_rewards(groups, flags, random.Random(0)).tolist() == [1, 0.5, 0, -1]
+    flags.penalty_on = "all"
+    assert train.shaped_rewards(groups, flags, random.Random(0)).tolist() == [1, 0.5, 0, -2]
+    flags.length_control = "interruption"
+    assert train.shaped_rewards(groups, flags, random.Random(0)).tolist() == [1, 1, 1, -1]
+    assert [r.reward for r in groups[0].rollouts] == [1, 1, 1, -1]  # trap 27
+    batch, metrics = batch_of(groups, **options, normalize_advantages="none")
+    assert batch.advantages.tolist() == pytest.approx([1 - 0.125, 0.5 - 0.125, -0.125, -1.125])
+    assert (
+        metrics["reward"] == pytest.approx(0.125) and metrics["pass_rate"] == 0.75
+    )  # correctness, never the shaped reward
+
+
+def test_the_penalty_gives_variance_to_a_group_of_correct_answers():
+    groups = [Group(0, problem("a"), 0, [rollout(1, 2), rollout(1, 34)])]
+    assert batch_of(groups)[0] is None
+    assert batch_of(groups, length_control="penalty")[0] is not None
+
+
+def test_shuffled_rewards_keep_the_multiset():
+    """The control permutes all rewards of the batch: same values, other places, over group borders; pass rate is true."""
+    groups = [Group(i, problem(str(i)), 0, [rollout(1 if i < 3 else -1) for _ in range(4)]) for i in range(8)]
+    flags = default_flags(length_control="none", reward="shuffled")
+    plain = train.shaped_rewards(groups, default_flags(length_control="none"), random.Random(0)).tolist()
+    assert plain == [1] * 12 + [-1] * 20
+    found = [train.shaped_rewards(groups, flags, random.Random(seed)).tolist() for seed in (0, 1, 0)]
+    assert all(sorted(x) == sorted(plain) for x in found)
+    assert found[0] != plain and found[0] != found[1] and found[0] == found[2]
+    batch, metrics = make_batch(groups, flags, random.Random(0))
+    assert metrics["pass_rate"] == 12 / 32 and metrics["reward"] == pytest.approx(-8 / 32)
+    assert batch is not None and metrics["zero_variance_groups"] < 8
+    assert [r.reward for group in groups for r in group.rollouts] == plain
+
+
+def test_padded_by_hand():
+    found = train.padded([[1, 0, 1], [1]], torch.bool)
+    assert found.dtype == torch.bool and found.int().tolist() == [[1, 0, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes", "wanted"),
+    [
+        ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
+        ("gspo", {}, {}),
+        ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
+        ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}),
+        ("grpo", {}, {}),
+        ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
+        ("tis", {"tis_cap": 3.0}, {"cap": 3.0}),
+        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3, "cap": 2.0}),
+    ],
+)
+def test_clip_options(loss, changes, wanted):
+    """What was given reaches the loss, what was not stays at the loss's own default; the loss takes all of it."""
+    found = clip_options(default_flags(loss=loss, **changes))
+    assert found == wanted
+    zeros, old = torch.zeros(1, 1), {"old_logprobs": torch.zeros(1, 1)} if loss == "tis" else {}
+    losses.LOSSES[loss](zeros, zeros, torch.ones(1), torch.ones(1, 1), **found, **old)
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def fake_clock(monkeypatch, past=None, parameters=1000, devices=2) -> tuple[Clock, Counters, list[float]]:
+    now = [5000.0]
+    monkeypatch.setattr(records.time, "monotonic", lambda: now[0])
+    counters = Counters()
+    return Clock(SimpleNamespace(counters=counters), parameters, devices, past or {}), counters, now
+
+
+def test_compute_by_hand(monkeypatch):
+    """P = 1000: 2 P (10 prefilled + 20 sampled) + 6 P 25 forwarded = 210,000 FLOPs. 100 s less evaluation's 28 s on two
+    devices: 144 / 3600 = 0.04 device-hours. What evaluation sampled and prefilled counts nowhere."""
+    clock, counters, now = fake_clock(monkeypatch)
+    assert clock.now() == {"tokens": 0, "trained_tokens": 0, "flops": 0, "device_hours": 0}
+    now[0] += 100
+    counters.prefilled, counters.sampled, counters.eval_seconds = 10, 20, 28.0
+    counters.eval_sampled = counters.eval_prefilled = 10**6
+    clock.forwarded, clock.trained_tokens = 25, 15
+    assert clock.now() == pytest.approx({"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04})
+
+
+def test_compute_goes_on_after_a_resume(monkeypatch):
+    past = {"tokens": 100, "trained_tokens": 50, "flops": 1e6, "device_hours": 1.5}
+    clock, counters, now = fake_clock(monkeypatch, past)
+    assert clock.now() == past
+    now[0] += 3600
+    counters.sampled, clock.trained_tokens = 7, 3
+    assert clock.now() == pytest.approx(
+        {"tokens": 107, "trained_tokens": 53, "flops": 1e6 + 14_000, "device_hours": 3.5}
+    )
+
+
+def test_evaluation_by_hand():
+    """Three prompts, two samples: correct 2, 1, 0 of 2: mean 1/2, pass@2 2/3. One truncated, one interrupted of six;
+    lengths 2 2 2 4 5 6 = 21."""
+    groups = [
+        [rollout(1), rollout(1)],
+        [rollout(1), rollout(-1, 4, "length")],
+        [rollout(-1, 5, forced=2), rollout(-1, 6)],
+    ]
+    assert evaluation_record(groups) == pytest.approx({
+        "pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2, "interrupted": 1 / 6, "truncated": 1 / 6,
+        "mean_length": 3.5,
+    })  # fmt: skip
+    assert pass_at_k([[False, False], [False, True]]) == 0.5
+    line = evaluation_line(evaluation_record(groups) | {"step": 30, "tokens": 123_456})
+    for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
+        assert part in line
+
+
+def step_record(**changes):
+    return {
+        "step": 7, "pass_rate": 0.25, "length": 21.5, "lag_mean": 1.234, "lag_max": 3, "ratio_mean": 1.001,
+        "ratio_max": 4.56, "ess": 0.987, "entropy": 0.345, "grad_norm": 0.12, "trainer_idle": 0.5, "generator_idle": 0.25,
+        "seconds": 1.75, "sync_seconds": 0.1,
+    } | changes  # fmt: skip
+
+
+def test_step_line_shows_what_was_measured_and_lines_up():
+    line = step_line(step_record())
+    for part in ("step    7", "pass 0.250", "length  21.5", "lag 1.23/3", "rho 1.001/4.56", "ess 0.987", "entropy 0.345",
+                 "grad 0.12", "waits 0.50/0.25 s", "1.75 s"):  # fmt: skip
+        assert part in line
+    assert len(step_line(step_record(step=1234, length=9.0))) == len(line)
+    skipped = {
+        k: v for k, v in step_record().items() if k not in ("ratio_mean", "ratio_max", "ess", "entropy", "grad_norm")
+    }
+    assert "rho" not in step_line(skipped) and "waits 0.50/0.25 s" in step_line(skipped)  # a skipped step has none
+
+
+def test_closing_table_by_hand(monkeypatch, tmp_path):
+    """Steps of 1 s and 3 s: the generator idle 0.5 + 0.1 + 0.3 + 0.1 = 1 of 4 s, the trainer 2 of 4 s; lag mean 1.5, max
+    4. Evaluations .1 .4 .6: from .1 to .6, the last two .5. The first line of the log holds the flags."""
+    clock, counters, now = fake_clock(monkeypatch)
+    now[0] += 10
+    counters.sampled, clock.trained_tokens = 12_345, 678
+    folder = Folder(tmp_path)
+    folder.append("metrics.jsonl", {"config": {}})
+    for seconds, idle, waited, lag, most in ((1.0, 0.5, 0.5, 1.0, 4), (3.0, 0.3, 1.5, 2.0, 2)):
+        folder.append("metrics.jsonl", step_record(
+            seconds=seconds, generator_idle=idle, trainer_idle=waited, lag_mean=lag, lag_max=most))  # fmt: skip
+    for rate in (0.1, 0.4, 0.6):
+        folder.append("eval.jsonl", {"pass_rate": rate})
+    table = records.closing_table(folder, clock, "cpu", 8)
+    rows = {line[:16].strip(): line[16:] for line in table.splitlines()}
+    assert rows["pass rate"] == "0.100 -> 0.600 (mean of the last two 0.500)"
+    assert rows["compute"].startswith("20 s on 2 x cpu") or rows["compute"].startswith("10 s on 2 x cpu")
+    assert rows["tokens"] == "12,345 sampled, 678 trained"
+    assert (rows["generator idle"], rows["trainer idle"]) == ("25.0%", "50.0%")
+    assert rows["lag mean / max"] == "1.50 / 4 (k = 8)" and rows["files"] == str(tmp_path)
+
+
+def test_records_are_lines_that_can_be_cut_back(tmp_path):
+    """A resume takes off what was written after the checkpoint, so that no step appears twice."""
+    folder = Folder(tmp_path)
+    assert folder.read("metrics.jsonl") == [] and set(folder.lengths().values()) == {0}
+    folder.append("metrics.jsonl", {"step": 1})
+    lengths = folder.lengths()
+    folder.append("metrics.jsonl", {"step": 2})
+    folder.append("eval.jsonl", {"step": 2})
+    assert [r["step"] for r in folder.read("metrics.jsonl")] == [1, 2]
+    folder.cut_back(lengths)
+    assert folder.read("metrics.jsonl") == [{"step": 1}] and folder.read("eval.jsonl") == []
+
+
+def save(folder: Folder, step: int, keep: int = 2) -> Path:
+    temporary = folder.begin_checkpoint()
+    (temporary / "weights.bin").write_bytes(b"w" * step)
+    return folder.finish_checkpoint(temporary, step, {"step": step}, keep)
+
+
+def test_checkpoints_are_whole_and_few(tmp_path):
+    """The newest two of steps 9, 10, 100 stay, newest by number; a damaged one is passed over, and a half-written one of
+    an earlier process is removed."""
+    folder = Folder(tmp_path)
+    assert folder.newest_checkpoint() is None and folder.checkpoints() == []
+    paths = [save(folder, step) for step in (9, 10, 100)]
+    assert folder.checkpoints() == paths[1:] and not paths[0].exists()
+    found, state = folder.newest_checkpoint()
+    assert found == paths[2] and state["step"] == 100
+    (paths[2] / "weights.bin").write_bytes(b"w" * 99)
+    assert folder.newest_checkpoint()[0] == paths[1]
+    (paths[1] / "state.json").write_text("{")
+    assert folder.newest_checkpoint() is None
+    half = tmp_path / "checkpoints" / "unfinished-1"
+    half.mkdir()
+    assert save(folder, 101) in folder.checkpoints() and not half.exists()
+    assert folder.newest_checkpoint()[1]["step"] == 101
+    assert save(folder, 101).exists()  # the same step again replaces it
+
+
+def test_flags_module_raises_usage_errors_only():
+    assert issubclass(UsageError, ValueError) and flags_module.UsageError is train.UsageError
+    with pytest.raises(UsageError):
+        check_flags(default_flags(lr=math.nan))
