@@ -331,80 +331,69 @@ def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float
 
 
 class Transient(NamedTuple):
-    """Are the first points off the curve of the rest? `skip_below` is 0 where the evidence does not ask for a cut."""
+    """Are the first points off the curve of the others? `skip_below` is 0 where the evidence does not ask for a cut."""
 
     skip_below: float
-    n_points: int  # points that the best cut would leave out
-    p_value: float  # of an F test, times the number of cuts tried
-    offset: float  # mean of those points minus the curve of the rest
-    A: tuple[float, float]  # the ceiling without and with the cut
+    n_points: int  # that the best cut would leave out
+    p_value: float  # of the F test, times the number of cuts tried
+    offset: float  # mean of those points minus the curve of the others
+    A_before: float
+    A_after: float
 
 
 def early_transient(C: ArrayLike, R: ArrayLike, *, n_samples: ArrayLike | None = None, alpha: float = 0.01) -> Transient:
-    """Test whether the first k = 1, 2, .. (at most 12 or a third) points at C > 0 are off the sigmoid of the others.
+    """Test whether the first k points at C > 0 (k up to 12 or a third) are off the sigmoid of the others.
 
     F = ((Q_all - Q_rest) / k) / phi_rest. A cut costs precision, so it is proposed only at p < alpha.
     """
     whole = fit(C, R, n_samples=n_samples)
-    C, R, n = whole.C, whole.R, whole.n_samples
+    C, R, n, best = whole.C, whole.R, whole.n_samples, Transient(0.0, 0, 1.0, 0.0, whole.A, whole.A)
     zeros = int((C == 0).sum())
     tries = range(1, min((C.size - zeros) // 3, C.size - zeros - 5, 12) + 1)
-    best = Transient(0.0, 0, 1.0, 0.0, (whole.A, whole.A))
-    if whole.curves is None or not tries:
-        return best
-    w = 1 / _unit_variance(whole.predict(C), n)
-    Q_all, prior = w @ (R - whole.predict(C)) ** 2, 0.0 if n is None else PRIOR_DOF
+    w, prior = 1 / _unit_variance(whole.predict(C), n), 0.0 if n is None else PRIOR_DOF
+    Q_all = w @ (R - whole.predict(C)) ** 2
     for k in tries:
         rest = np.r_[:zeros, zeros + k : C.size]
         _, found = _search((C[rest], R[rest], w[rest], (0.0, 1.0)), _limits(C[rest], (0.0, 1.0)))
         miss = R - sigmoid(C, *found)
         dof, Q_rest = rest.size - 4 + prior, w[rest] @ miss[rest] ** 2
         phi = max((Q_rest + prior) / dof, MIN_SD**2)
-        p = min(1.0, len(tries) * fdtrc(k, dof, max(Q_all - Q_rest, 0.0) / k / phi))
+        p = min(1.0, len(tries) * float(fdtrc(k, dof, max(Q_all - Q_rest, 0.0) / k / phi)))
         if p < best.p_value:
             cut = float(C[zeros + k]) if p < alpha else 0.0
-            best = Transient(cut, k, float(p), float(miss[zeros : zeros + k].mean()), (whole.A, float(found[1])))
+            best = Transient(cut, k, p, float(miss[zeros : zeros + k].mean()), whole.A, float(found[1]))
     return best
 
 
-class PowerLaw(NamedTuple):
-    """R = A - D / C^B, the high-compute limit of the sigmoid; on early data its A runs to the bound (paper, App.)."""
+def power_law(C: ArrayLike, R: ArrayLike, *, skip_below: float = 0.0, A_max: float = 1.0) -> dict[str, float]:
+    """Least squares for R = A - D / C^B (the sigmoid's high-compute limit) over C > 0, C >= skip_below: A, D, B, rmse.
 
-    A: float
-    D: float
-    B: float
-    rmse: float
-
-    def predict(self, C: ArrayLike) -> np.ndarray:
-        """The power law at compute `C` > 0."""
-        return self.A - self.D * np.asarray(C, dtype=float) ** -self.B
-
-
-def power_law(C: ArrayLike, R: ArrayLike, *, skip_below: float = 0.0, A_max: float = 1.0) -> PowerLaw:
-    """Least squares for R = A - D / C^B over the points with C > 0 and C >= skip_below; four starts in B."""
+    On early data its A runs to the bound: why the paper prefers the sigmoid. ValueError: fewer than 4 points.
+    """
     C, R, *_ = _clean(C, R, None, max(A_max, 1.0), skip_below, True)
     if C.size < 4:
         raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
-    law = lambda c, A, D, B: A - D * c**-B  # noqa: E731
-    found = [curve_fit(law, C / C[-1], R, p0=(0.9 * A_max, 0.1, B), bounds=([0, 0, 0.01], [A_max, np.inf, 10]),
-                       max_nfev=5000)[0] for B in (0.1, 0.4, 1.0, 2.0)]
-    rmse, (A, D, B) = min(((math.sqrt(np.mean((law(C / C[-1], *v) - R) ** 2)), v) for v in found), key=lambda o: o[0])
-    return PowerLaw(float(A), float(D * C[-1] ** B), float(B), rmse)
+    end, found = C[-1], []
+    for start in (0.1, 0.4, 1.0, 2.0):
+        v, _ = curve_fit(lambda c, A, D, B: A - D * c**-B, C / end, R, p0=(0.9 * A_max, 0.1, start), max_nfev=5000,
+                         bounds=([0, 0, 0.01], [A_max, np.inf, 10]))
+        found.append((math.sqrt(np.mean((v[0] - v[1] * (C / end) ** -v[2] - R) ** 2)), *map(float, v)))
+    rmse, A, D, B = min(found)
+    return {"A": A, "D": D * end**B, "B": B, "rmse": rmse}
 
 
-def windows(C: ArrayLike, R: ArrayLike, *, shares: Sequence[tuple[float, float]] = WINDOWS, **options: object) -> list[tuple]:
-    """Robustness: (low, high, fit) of the points with low <= C <= high, for each window given as shares of the compute."""
-    C, R = np.asarray(C, dtype=float), np.asarray(R, dtype=float)
-    n, end = options.pop("n_samples", None), np.nanmax(C)
-    n = None if n is None else np.broadcast_to(n, C.shape)
-    spans = [(a * end, b * end, ~(C > b * end)) for a, b in shares]
-    return [(a, b, fit(C[use], R[use], n_samples=None if n is None else n[use], skip_below=a, **options)) for a, b, use in spans]
+def windows(C: ArrayLike, R: ArrayLike, *, shares: Sequence[tuple[float, float]] = WINDOWS, n_samples: ArrayLike | None = None,
+            **options: object) -> list[tuple[float, float, SigmoidFit]]:
+    """Robustness: (low, high, fit) of the points with low <= C <= high, for windows given as shares of the compute."""
+    C, R, n, _ = _clean(C, R, n_samples, max(options.get("A_max", 1.0), 1.0), 0.0, False)
+    spans = [(a * C[-1], b * C[-1], C <= b * C[-1] * (1 + 1e-12)) for a, b in shares]
+    return [(a, b, fit(C[u], R[u], n_samples=n if n is None else n[u], skip_below=a, **options)) for a, b, u in spans]
 
 
 def linearised(f: SigmoidFit) -> tuple[np.ndarray, np.ndarray, int]:
-    """log C and log F(R) of the points, on a line of slope B when the fit holds, and how many have no log F.
+    """log C and log F(R) of the points, a line of slope B where the fit holds, and how many points have no log F.
 
-    log F = B log C with F = C_mid^B / ((A - R0) / (R - R0) - 1) = C_mid^B (R - R0) / (A - R).
+    log F = B log C, with F = C_mid^B / ((A - R0) / (R - R0) - 1) = C_mid^B (R - R0) / (A - R).
     """
     use = (f.C > 0) & (f.R > f.R0) & (f.R < f.A)
     log_F = f.B * math.log(f.C_mid) + np.log((f.R[use] - f.R0) / (f.A - f.R[use]))
@@ -413,40 +402,41 @@ def linearised(f: SigmoidFit) -> tuple[np.ndarray, np.ndarray, int]:
 
 @dataclass
 class Comparison:
-    """Several runs beside each other. Where their ceilings agree, `refits` share `shared_A` and their B compare."""
+    """Runs beside each other. Where their ceilings agree, `refits` share `shared_A`, and B compares the runs."""
 
     names: list[str]
     fits: list[SigmoidFit]
-    shared_A: float | None
-    refits: list[SigmoidFit]
     verdict: str
+    shared_A: float | None = None
+    refits: list[SigmoidFit] = field(default_factory=list)
 
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
-    """The paper's comparison: ceilings within `margin` (its run-to-run noise) of each other agree; then refit with their
-    mean and compare B. Otherwise the higher ceiling wins. No verdict where a ceiling is not identifiable."""
+    """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean and
+    compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable. ValueError: fewer than 2 fits.
+    """
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")
-    names = list(names or (f"run {i + 1}" for i in range(len(fits))))
-    unknown = [name for name, f in zip(names, fits) if not f.identifiable]
-    if unknown:
-        return Comparison(names, list(fits), None, [], f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable")
+    result = Comparison(list(names or [f"run {i + 1}" for i in range(len(fits))]), list(fits), "")
+    unknown = [name for name, f in zip(result.names, fits) if not f.identifiable]
     A = [f.A for f in fits]
-    if max(A) - min(A) > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, count as agreeing
-        best, worst = int(np.argmax(A)), int(np.argmin(A))
-        clear = fits[best].A_interval[0] > fits[worst].A_interval[1]
-        return Comparison(names, list(fits), None, [], f"ceilings differ by {max(A) - min(A):.3f}, more than {margin:g}: "
-                          f"{names[best]} is highest" + ("" if clear else ", though its interval overlaps the lowest"))
-    shared = float(np.mean(A))
-    refits = [fit(f.C, f.R, R0=f.R0 if f.R0_source == "given" else None, A=shared, n_samples=f.n_samples, A_max=f.A_max,
-                  level=f.level) for f in fits]
-    fast, slow = (max if up else min for up in (True, False))
-    fast, slow = fast(refits, key=lambda f: f.B), slow(refits, key=lambda f: f.B)
-    name = names[[f is fast for f in refits].index(True)]
-    clear = fast.B_interval[0] > slow.B_interval[1]
-    return Comparison(names, list(fits), shared, refits, f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} "
-                      + (f"{name} is the most efficient" if clear else "no difference in B stands out of its interval"))
-
+    if unknown:
+        result.verdict = f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable"
+    elif max(A) - min(A) > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, count as agreeing
+        high, low = int(np.argmax(A)), int(np.argmin(A))
+        overlap = fits[high].A_interval[0] <= fits[low].A_interval[1]
+        result.verdict = (f"ceilings differ by {max(A) - min(A):.3f}, more than {margin:g}: {result.names[high]} is highest"
+                          + (f", but its interval overlaps that of {result.names[low]}" if overlap else ""))
+    else:
+        result.shared_A = float(np.mean(A))
+        result.refits = [fit(f.C, f.R, R0=f.R0 if f.R0_source == "given" else None, A=result.shared_A, A_max=f.A_max,
+                             n_samples=f.n_samples, level=f.level) for f in fits]
+        B = [f.B for f in result.refits]
+        high, low = int(np.argmax(B)), int(np.argmin(B))
+        overlap = result.refits[high].B_interval[0] <= result.refits[low].B_interval[1]
+        result.verdict = (f"ceilings agree within {margin:g}; at the shared A = {result.shared_A:.3f} "
+                          + ("the intervals of B overlap" if overlap else f"{result.names[high]} is the most efficient"))
+    return result
 
 
 def _rows(source: str | Path | Sequence[Mapping]) -> list[tuple[int, Mapping]]:
@@ -454,75 +444,76 @@ def _rows(source: str | Path | Sequence[Mapping]) -> list[tuple[int, Mapping]]:
     if not isinstance(source, (str, Path)):
         return list(enumerate(source, 1))
     try:
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
+        lines = Path(source).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}, line 1: cannot be read as text ({error}); give a JSON-lines or CSV file") from error
-    if not any(lines):
-        raise InputError(f"{source}, line 1: the file is empty; give one record per evaluation")
-    if not lines[0].lstrip().startswith("{"):
+        raise InputError(f"{source}, line 1: not a readable text file ({error}); give JSON lines or CSV") from error
+    if not any(line.strip() for line in lines):
+        raise InputError(f"{source}, line 1: the file is empty; give a record per evaluation")
+    if not lines[0].lstrip().startswith(("{", "[")):
         reader = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count))
         return [(reader.line_num, row) for row in reader]
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows += [(number, json.loads(line))] if line.strip() else []
+            record = json.loads(line) if line.strip() else None
         except json.JSONDecodeError as error:
             raise InputError(f"{source}, line {number}: not JSON ({error.msg}); repair or delete the line") from error
+        if record is not None and not isinstance(record, dict):
+            raise InputError(f"{source}, line {number}: not a JSON object; write one record such as {{...}} a line")
+        rows += [(number, record)] if record is not None else []
     return rows
-
-
-def _number(row: Mapping, column: str, place: str) -> float:
-    value = row.get(column)
-    if value is None or value == "":
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{place}: {column} is {value!r}, not a number; correct it or leave it empty") from error
 
 
 def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate",
          samples: str | float | None = None) -> tuple[str, np.ndarray, np.ndarray, np.ndarray | None, int]:
-    """Read evaluations: -> name of x, compute (N,), reward (N,), samples per point (N,) or None, last line number.
+    """Read evaluations: -> the name of x, compute (N,), reward (N,), samples per point (N,) or None, the last line's number.
 
     `x` names the column of compute; None: tokens on a CPU run, else device_hours, else what there is. `samples` is a
     column or a number; None: n_prompts * n_samples where the file has both. InputError names the file, line and fix.
     """
     rows, name = _rows(source), source if isinstance(source, (str, Path)) else "records"
-    columns = set().union(*(row for _, row in rows))
+
+    def bad(line: int, text: str) -> InputError:
+        return InputError(f"{name}, line {line}: {text}")
+
+    def number(line: int, row: Mapping, column: str) -> float:
+        try:
+            return math.nan if row.get(column) in (None, "") else float(row[column])
+        except (TypeError, ValueError) as error:
+            raise bad(line, f"{column} is {row[column]!r}; write a number or leave it empty") from error
+
+    columns = {str(column) for _, row in rows for column in row}
     if x is None:
-        cpu = all(row.get("device", "cpu") == "cpu" and not ("device" not in row and float(row.get("device_hours") or 0))
-                  for _, row in rows)
+        if "device" in columns:
+            cpu = all(row.get("device", "cpu") == "cpu" for _, row in rows)
+        else:
+            cpu = not any(number(line, row, "device_hours") > 0 for line, row in rows)
         x = next((c for c in ("tokens" if cpu else "device_hours", *UNITS) if c in columns), "device_hours")
-    counts = ["n_prompts", "n_samples"] if samples is None else [samples] if isinstance(samples, str) else []
-    if samples is None and not columns.issuperset(counts):
-        counts = []
+    counts = [samples] if isinstance(samples, str) else ["n_prompts", "n_samples"] if samples is None else []
+    counts = [] if samples is None and not columns.issuperset(counts) else counts
     for column, flag in ((x, "--x"), (y, "--y"), *((c, "--samples") for c in counts)):
         if column not in columns:
-            found = ", ".join(sorted(map(str, columns))) or "none"
-            raise InputError(f"{name}, line 1: no column {column!r}; choose one with {flag} (there are: {found})")
-    C, R, n, zero = [], [], [], None
+            raise bad(1, f"no column {column!r}; name one with {flag}, there are: {', '.join(sorted(columns)) or 'none'}")
+    points, zero = [], None
     for line, row in rows:
-        place = f"{name}, line {line}"
-        c, r = _number(row, x, place), _number(row, y, place)
+        c, r = number(line, row, x), number(line, row, y)
+        n = math.prod(number(line, row, k) for k in counts) if counts else math.nan if samples is None else samples
         if c < 0 or math.isinf(c):
-            raise InputError(f"{place}: {x} is {c:g}; compute must be >= 0, correct the value or delete the line")
+            raise bad(line, f"{x} is {c:g}; compute is finite and >= 0, correct the value or delete the line")
         if r < 0 or r > 1:
-            raise InputError(f"{place}: {y} is {r:g}; rewards must lie in [0, 1], rescale the column")
-        if c == 0 and not math.isnan(r):
-            if zero is not None and zero != r:
-                raise InputError(f"{place}: {y} is {r:g} at {x} = 0, but {zero:g} on an earlier line; keep one of the two")
-            zero = r
-        count = math.prod(_number(row, column, place) for column in counts) if counts else samples or math.nan
-        if count <= 0:
-            raise InputError(f"{place}: {count:g} samples; give a positive number, or leave the column out")
-        C.append(c), R.append(r), n.append(count)
-    known = bool(counts) or samples is not None
-    return x, np.array(C), np.array(R), np.array(n, dtype=float) if known else None, rows[-1][0] if rows else 1
+            raise bad(line, f"{y} is {r:g}; rewards lie in [0, 1], rescale the column or choose another with --y")
+        if n <= 0:
+            raise bad(line, f"{n:g} samples; give a positive number or leave the column out")
+        if c == 0 and zero not in (None, r) and not math.isnan(r):
+            raise bad(line, f"{y} is {r:g} at {x} = 0 but {zero:g} on an earlier line; keep one of the two")
+        zero = r if c == 0 and not math.isnan(r) else zero
+        points.append((c, r, n))
+    C, R, n = np.array(points, dtype=float).reshape(-1, 3).T
+    return x, C, R, n if counts or samples is not None else None, rows[-1][0] if rows else 1
 
 
 class Prediction(NamedTuple):
-    """The curve at one compute, its interval, the interval of an evaluation there, and what was measured (or NaN)."""
+    """The curve at one compute, its interval, the interval of an evaluation made there, what was measured (or NaN)."""
 
     C: float
     reward: float
@@ -533,7 +524,7 @@ class Prediction(NamedTuple):
 
 @dataclass
 class CurveReport:
-    """One run: its points, the fit to the first part, and how the rest came out."""
+    """One run: the fit to its first part, and how the rest came out."""
 
     name: str
     x: str
@@ -546,81 +537,39 @@ class CurveReport:
     predictions: list[Prediction]  # at the end of the run, then where asked
     C: np.ndarray = field(repr=False)  # (N,) all points
     R: np.ndarray = field(repr=False)
-    lines: int = field(default=0, repr=False)
+    n_samples: np.ndarray | None = field(repr=False)
+    last_line: int = field(repr=False)
 
 
 def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate", samples: str | float | None = None,
           fit_until: float = 1.0, skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (),
           plot: str | Path | None = None, name: str | None = None, **options: object) -> CurveReport:
-    """Load a run, fit the points up to the share `fit_until` of its compute, and compare the rest with the prediction.
+    """Load a run (see `load`), fit the points up to the share `fit_until` of its compute, compare the rest with them.
 
     `skip_below` "auto" takes the cut that `early_transient` proposes. `predict_at` holds compute, or "2x" for twice the
     run's. `plot` is a PNG to write. `options` go to `fit`. Too few points give a verdict in the report, not an error.
     """
-    x, C, R, n, lines = load(source, x=x, y=y, samples=samples)
+    x, C, R, n, last_line = load(source, x=x, y=y, samples=samples)
     real = np.isfinite(C) & np.isfinite(R)
     end = float(C[real].max(initial=0.0))
-    unseen = real & (C > fit_until * end)
-    n_seen, n_end = (None, None) if n is None else (n[~unseen], float(np.nanmedian(n)))
+    unseen = real & (C > fit_until * end * (1 + 1e-12))
+    n_seen, n_new = (None, None) if n is None else (n[~unseen], float(np.nanmedian(n)) if n.size else None)
     transient = early_transient(C[~unseen], R[~unseen], n_samples=n_seen)
     cut = transient.skip_below if skip_below == "auto" else float(skip_below)
     f = fit(C[~unseen], R[~unseen], n_samples=n_seen, skip_below=cut, **options)
-    at = [end, *(end * float(a[:-1]) if str(a).endswith("x") else float(a) for a in predict_at)]
-    bands = f.interval(at), f.interval(at, noise=True, n_samples=n_end)
-    seen_at = [float(R[real & (C == c)].mean()) if (real & (C == c)).any() else math.nan for c in at]
-    predictions = [Prediction(c, float(f.predict(c)), tuple(map(float, a)), tuple(map(float, b)), m)
-                   for c, a, b, m in zip(at, bands[0].T, bands[1].T, seen_at)]
-    low, high = f.interval(C[unseen], noise=True, n_samples=n_end)
-    k = int(unseen.sum())
-    report = CurveReport(name or str(source if isinstance(source, (str, Path)) else "run"), x, f, fit_until * end, transient, k,
-                         math.sqrt(np.mean((f.predict(C[unseen]) - R[unseen]) ** 2)) if k else math.nan,
-                         float(np.mean((low <= R[unseen]) & (R[unseen] <= high))) if k else math.nan, predictions, C, R, lines)
+    predictions = []
+    for at in (end, *(end * float(a[:-1]) if str(a).endswith("x") else float(a) for a in predict_at)):
+        spans = [tuple(map(float, f.interval(at, noise=noise, n_samples=n_new)[:, 0])) for noise in (False, True)]
+        measured = R[real & (C == at)]
+        predictions.append(Prediction(at, float(f.predict(at)), *spans, float(measured.mean()) if measured.size else math.nan))
+    low, high = f.interval(C[unseen], noise=True, n_samples=n_new)
+    inside, miss = (low <= R[unseen]) & (R[unseen] <= high), f.predict(C[unseen]) - R[unseen]
+    rmse, covered = (math.sqrt(np.mean(miss**2)), float(inside.mean())) if miss.size else (math.nan, math.nan)
+    report = CurveReport(name or str(source if isinstance(source, (str, Path)) else "run"), x, f, fit_until * end, transient,
+                         miss.size, rmse, covered, predictions, C, R, n, last_line)
     if plot is not None:
         plot_curves([report], plot)
     return report
-
-
-def format_report(*reports: CurveReport) -> str:
-    """The table a person reads, one block a run."""
-    return "\n\n".join("\n".join(_block(r)) for r in reports)
-
-
-def _block(r: CurveReport) -> list[str]:
-    f, t, unit = r.fit, r.transient, UNITS.get(r.x, r.x)
-    span = lambda pair, form=_short: f"[{form(pair[0])}, {form(pair[1])}]"  # noqa: E731
-    fixed = lambda v: f"{v:.3f}"  # noqa: E731
-    rows = [(f"{r.name}", f"{r.x} up to {_short(r.fit_until)}, {f.level:.0%} intervals"),
-            ("A      ceiling", f"{f.A:.3f}  {span(f.A_interval, fixed)}  {'identifiable' if f.identifiable else 'NOT IDENTIFIABLE'}"),
-            ("B      efficiency", f"{f.B:.2f}   {span(f.B_interval)}"),
-            ("C_mid  half of the gain", f"{_short(f.C_mid)}  {span(f.C_mid_interval)} {unit}"),
-            ("R0     before RL", f"{f.R0:.3f}  {span(f.R0_interval, fixed)}  {f.R0_source}"),
-            ("points", f"{f.n_points} fitted, {r.held_out_points} held out; left out: "
-             + ", ".join(f"{v} {k}" for k, v in f.left_out.items())),
-            ("RMSE", f"{f.rmse:.4f} on the fitted points" + (f", {r.held_out_rmse:.4f} on the held-out ones, of which "
-             f"{r.held_out_covered:.0%} lie inside their interval" if r.held_out_points else ""))]
-    if f.reason:
-        rows.insert(2, ("", f.reason))
-    for i, p in enumerate(r.predictions):
-        text = f"{p.reward:.3f}  curve {span(p.curve, fixed)}  an evaluation {span(p.evaluation, fixed)}"
-        if not math.isnan(p.measured):
-            inside = p.evaluation[0] <= p.measured <= p.evaluation[1]
-            text += f"  measured {p.measured:.3f}: {'inside' if inside else 'OUTSIDE'}"
-        rows.append((f"at {_short(p.C)}{' (end)' if i == 0 else ''}", text))
-    if t.skip_below:
-        rows.append(("early points", f"the first {t.n_points} lie {t.offset:+.3f} off the curve of the rest (p = {t.p_value:.1g}); "
-                     f"without them A = {t.A[1]:.3f}, with them {t.A[0]:.3f}: --skip-below {_short(t.skip_below)} leaves them out"))
-    return [f"{label:<25}{text}" for label, text in rows]
-
-
-def format_comparison(c: Comparison) -> str:
-    """One line a run and the verdict."""
-    lines = [f"{'run':<40}{'A':>7}{'95 % interval':>18}{'B':>7}" + (f"{'B at A = %.3f' % c.shared_A:>22}" if c.refits else "")]
-    for i, (name, f) in enumerate(zip(c.names, c.fits)):
-        lines.append(f"{name[-39:]:<40}{f.A:7.3f}{f'[{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}]':>18}{f.B:7.2f}")
-        if c.refits:
-            g = c.refits[i]
-            lines[-1] += f"{g.B:8.2f} [{_short(g.B_interval[0])}, {_short(g.B_interval[1])}]"
-    return "\n".join([*lines, c.verdict])
 
 
 def _short(v: float) -> str:
@@ -631,29 +580,71 @@ def _short(v: float) -> str:
     return f"{v:.3g}"
 
 
+def _span(pair: Sequence[float], form: str = "") -> str:
+    return "[" + ", ".join(format(v, form) if form else _short(v) for v in pair) + "]"
+
+
+def format_report(*reports: CurveReport) -> str:
+    """The table a person reads, one block a run."""
+    return "\n\n".join("\n".join(f"{label:<24}{text}" for label, text in _block(r)) for r in reports)
+
+
+def _block(r: CurveReport) -> list[tuple[str, str]]:
+    f, t = r.fit, r.transient
+    rows = [(r.name, f"  {r.x} up to {_short(r.fit_until)}; {f.level:.0%} intervals in brackets"),
+            ("A      ceiling", f"{f.A:.3f}  {_span(f.A_interval, '.3f')}" + ("" if f.identifiable else f"  not identifiable: {f.reason}")),
+            ("B      efficiency", f"{f.B:.2f}   {_span(f.B_interval)}"),
+            ("C_mid  half the gain", f"{_short(f.C_mid)}   {_span(f.C_mid_interval)} {UNITS.get(r.x, r.x)}"),
+            ("R0     before RL", f"{f.R0:.3f}  {_span(f.R0_interval, '.3f')} {f.R0_source}"),
+            ("points", f"{f.n_points} fitted, {r.held_out_points} held out; left out: "
+             + ", ".join(f"{count} {why}" for why, count in f.left_out.items())),
+            ("RMSE", f"{f.rmse:.4f} fitted" + (f", {r.held_out_rmse:.4f} held out; {r.held_out_covered:.0%} of the held-out points "
+                                               "inside their interval" if r.held_out_points else ""))]
+    for p in r.predictions:
+        text = f"{p.reward:.3f}  curve {_span(p.curve, '.3f')}, an evaluation {_span(p.evaluation, '.3f')}"
+        if not math.isnan(p.measured):
+            hit = p.evaluation[0] <= p.measured <= p.evaluation[1]
+            text += f"; measured {p.measured:.3f}, {'inside' if hit else 'OUTSIDE'}"
+        rows.append((f"at {_short(p.C)}", text))
+    if t.skip_below:
+        rows.append(("early points", f"the first {t.n_points} are {t.offset:+.3f} off the curve of the others (p = {t.p_value:.0e}); A is "
+                     f"{t.A_before:.3f} with and {t.A_after:.3f} without them: consider --skip-below {t.skip_below:g}"))
+    return rows
+
+
+def format_comparison(c: Comparison) -> str:
+    """One line a run, then the verdict."""
+    lines = [f"{'run':<36}     A   interval         B" + (f"     B at A = {c.shared_A:.3f}" if c.refits else "")]
+    for i, (name, f) in enumerate(zip(c.names, c.fits)):
+        lines.append(f"{name[-35:]:<36} {f.A:.3f}   {_span(f.A_interval, '.3f')} {f.B:5.2f}")
+        lines[-1] += f"     {c.refits[i].B:.2f} {_span(c.refits[i].B_interval)}" if c.refits else ""
+    return "\n".join([*lines, c.verdict])
+
+
 def plot_curves(reports: Sequence[CurveReport], path: str | Path) -> None:
-    """Measured points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
-    from matplotlib.figure import Figure  # no pyplot: no display, no global state
+    """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
+    from matplotlib.figure import Figure  # without pyplot: no display and no global state
 
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.subplots()
     for i, r in enumerate(reports):
-        f, color, label = r.fit, f"C{i}", (lambda text: text) if i == 0 else (lambda text: None)
-        end = max([p.C for p in r.predictions if p.C <= 4 * r.predictions[0].C])
-        used = np.isin(r.C, f.C) & np.isin(r.R, f.R)
-        unseen = r.C > r.fit_until
-        grid = np.linspace(0, end, 200)
+        f, many = r.fit, len(reports) > 1
+        names = ["measured, fitted", "measured, not seen by the fit", "left out", "fit", "extrapolation", f"{f.level:.0%} of evaluations"]
+        names = [r.name, *[None] * 5] if many else names
+        unseen = r.C > r.fit_until * (1 + 1e-12)
+        left = ~unseen & ~(np.isin(r.C, f.C) & np.isin(r.R, f.R))
+        axes.plot(r.C[~unseen & ~left], r.R[~unseen & ~left], f"C{i}o", ms=5, label=names[0])
+        for use, style, label in ((unseen, {"marker": "o", "mfc": "white"}, names[1]), (left, {"marker": "x"}, names[2])):
+            if use.any():
+                axes.plot(r.C[use], r.R[use], f"C{i}", ls="", ms=5, label=label, **style)
+        end = max(p.C for p in r.predictions if p.C <= 4 * r.predictions[0].C)
+        seen, ahead = np.linspace(0, r.fit_until, 200), np.linspace(r.fit_until, end, 200)
         if f.curves is not None:
-            low, high = f.interval(grid, noise=True)
-            axes.fill_between(grid, low, high, color=color, alpha=0.15, lw=0, label=label(f"{f.level:.0%} of evaluations"))
-            past = grid >= r.fit_until
-            axes.plot(grid[~past], f.predict(grid[~past]), color=color, label=label("fit"))
-            axes.plot(grid[past], f.predict(grid[past]), "--", color=color, label=label("extrapolation") if past.any() else None)
-        axes.plot(r.C[used], r.R[used], "o", color=color, ms=5, label=r.name if len(reports) > 1 else "measured, fitted")
-        if unseen.any():
-            axes.plot(r.C[unseen], r.R[unseen], "o", mfc="white", color=color, ms=5, label=label("measured, not seen by the fit"))
-        if (~used & ~unseen).any():
-            axes.plot(r.C[~used & ~unseen], r.R[~used & ~unseen], "x", color="0.5", label=label("left out"))
+            axes.plot(seen, f.predict(seen), f"C{i}", label=names[3])
+            axes.fill_between(seen, *f.interval(seen, noise=True), color=f"C{i}", alpha=0.15, lw=0, label=names[5])
+        if f.curves is not None and end > r.fit_until:
+            axes.plot(ahead, f.predict(ahead), f"C{i}--", label=names[4])
+            axes.fill_between(ahead, *f.interval(ahead, noise=True), color=f"C{i}", alpha=0.15, lw=0)
     axes.set(xlabel=f"compute ({UNITS.get(reports[0].x, reports[0].x)})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
     axes.xaxis.set_major_formatter(lambda v, _: _short(v))
     axes.grid(alpha=0.3)
@@ -662,32 +653,64 @@ def plot_curves(reports: Sequence[CurveReport], path: str | Path) -> None:
 
 
 def plot_slopes(fits: Sequence[SigmoidFit], names: Sequence[str], path: str | Path) -> None:
-    """The paper's linearised plot: log F(R) against log C is a line of slope B."""
+    """Write a PNG of the paper's linearised plot: F(R) against C, log-log, lines of slope B."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.6), layout="constrained")
     axes = figure.subplots()
     for i, (f, name) in enumerate(zip(fits, names)):
-        log_C, log_F, _ = linearised(f)
-        axes.plot(np.exp(log_C), np.exp(log_F), "o", ms=4, color=f"C{i}")
-        axes.plot(np.exp(log_C), np.exp(f.B * log_C), color=f"C{i}", label=f"{name}: B = {f.B:.2f}")
-    axes.set(xscale="log", yscale="log", xlabel="compute", ylabel="F(R) = C_mid$^B$ (R - R0) / (A - R)")
+        log_C, log_F, left_out = linearised(f)
+        axes.loglog(np.exp(log_C), np.exp(log_F), f"C{i}o", ms=4, label=f"{name}: {left_out} points outside (R0, A)")
+        axes.loglog(np.exp(log_C), np.exp(f.B * log_C), f"C{i}", label=f"slope B = {f.B:.2f}")
+    axes.set(xlabel="compute C", ylabel="F(R) = C_mid^B (R - R0) / (A - R)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=150)
 
 
-def _plain(value: object) -> object:
-    """For JSON: dataclasses without their arrays, tuples with names as dicts, what is not finite as null."""
-    if dataclasses.is_dataclass(value):
-        return {k.name: _plain(getattr(value, k.name)) for k in dataclasses.fields(value) if k.repr}
-    if hasattr(value, "_asdict"):
-        return {k: _plain(v) for k, v in value._asdict().items()}
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(v: object) -> object:
+    """For JSON: dataclasses without their arrays, named tuples as dicts, null for what is not finite."""
+    if dataclasses.is_dataclass(v):
+        return {k.name: _plain(getattr(v, k.name)) for k in dataclasses.fields(v) if k.repr}
+    v = v._asdict() if hasattr(v, "_asdict") else v
+    if isinstance(v, dict):
+        return {key: _plain(value) for key, value in v.items()}
+    return [_plain(u) for u in v] if isinstance(v, (list, tuple)) else None if isinstance(v, float) and not math.isfinite(v) else v
+
+
+def _run(args: argparse.Namespace) -> str:
+    """What the command line prints. InputError for what the user can mend."""
+    options = {"R0": args.R0, "A_max": args.A_max, "method": args.method}
+    samples = float(args.samples) if args.samples and args.samples.isdigit() else args.samples
+    reports = []
+    for file in args.files:
+        r = curve(file, x=args.x, y=args.y, samples=samples, fit_until=args.fit_until, skip_below=args.skip_below,
+                  predict_at=args.predict_at, **options)
+        if math.isnan(r.fit.A):
+            raise InputError(f"{file}, line {r.last_line}: {r.fit.reason}; evaluate more often or fit a larger part")
+        if r.x != reports[0].x if reports else False:
+            raise InputError(f"{file}, line 1: its compute is in {r.x}, that of {args.files[0]} in {reports[0].x}; choose one with --x")
+        reports.append(r)
+    both = compare(*(r.fit for r in reports), names=[r.name for r in reports]) if len(reports) > 1 else None
+    if args.plot:
+        plot_curves(reports, args.plot)
+    if args.slopes:
+        plot_slopes(*(both.refits or both.fits, both.names) if both else ([reports[0].fit], [reports[0].name]), args.slopes)
+    extra, text = {}, [format_report(*reports)] + ([format_comparison(both)] if both else [])
+    for r in reports:
+        skip = {"skip_below": float(r.fit.C[r.fit.C > 0][0])}
+        if args.windows:
+            table = windows(r.C, r.R, n_samples=r.n_samples, **options)
+            text.append(f"{r.name}: windows of compute\n" + "\n".join(
+                f"  {_span((a, b)):<18}A {f.A:.3f} {_span(f.A_interval, '.3f')}  B {f.B:.2f} {_span(f.B_interval)}" for a, b, f in table))
+            extra.setdefault(r.name, {})["windows"] = table
+        if args.power_law:
+            law = power_law(r.fit.C, r.fit.R, A_max=args.A_max, **skip)
+            text.append(f"{r.name}: power law A - D / C^B: A {law['A']:.3f}, B {law['B']:.2f}, RMSE {law['rmse']:.4f}")
+            extra.setdefault(r.name, {})["power_law"] = law
+    if args.json:
+        return json.dumps(_plain({"runs": reports, "comparison": both, "options": extra}), indent=1)
+    return "\n\n".join(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -695,39 +718,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fit reward against compute with a sigmoid (arXiv 2510.13786, Eq. 1).")
     add = parser.add_argument
     add("files", nargs="+", help="eval.jsonl of a run, or a CSV with named columns")
-    add("--x", help="column of compute: device_hours, flops, tokens, step or any other (default: tokens on a CPU run)")
+    add("--x", help="column of compute: device_hours, flops, tokens, step, or any in a CSV (default: tokens on a CPU run)")
     add("--y", default="pass_rate", help="column of the reward, in [0, 1]")
-    add("--samples", help="Bernoulli samples behind a point: a column or a number (default: n_prompts * n_samples)")
+    add("--samples", help="Bernoulli samples behind a point: column or number (default: n_prompts * n_samples)")
     add("--method", choices=METHODS, default=METHODS[0])
-    add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute and predict the rest")
+    add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute, predict the rest")
     add("--skip-below", default="0", metavar="C", help="leave out points with 0 < compute < C, or 'auto'")
     add("--predict-at", nargs="+", default=[], metavar="C", help="compute such as 1e21, or 2x for twice the run's")
     add("--R0", type=float, help="hold R0 fixed")
     add("--A-max", type=float, default=1.0, help="bound on the ceiling")
-    add("--plot", metavar="PNG", help="draw the points, the fit and its extrapolation")
+    add("--plot", metavar="PNG", help="draw points, fit and extrapolation")
     add("--slopes", metavar="PNG", help="draw log F(R) against log C, lines of slope B")
     add("--windows", action="store_true", help="refit over the paper's windows of compute")
-    add("--power-law", action="store_true", help="fit A - D / C^B as well")
-    add("--json", action="store_true", help="print one JSON object instead of the table")
-    args = parser.parse_args(argv)
+    add("--power-law", action="store_true", help="fit A - D / C^B too")
+    add("--json", action="store_true", help="print JSON instead of tables")
     try:
-        print(_run(args))
+        print(_run(parser.parse_args(argv)))
     except InputError as error:
         print(f"fit_sigmoid.py: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _run(args: argparse.Namespace) -> str:
-    reports = []
-    for file in args.files:
-        samples = args.samples if args.samples is None or not args.samples.isdigit() else float(args.samples)
-        r = curve(file, x=args.x, y=args.y, samples=samples, fit_until=args.fit_until, skip_below=args.skip_below,
-                  predict_at=args.predict_at, R0=args.R0, A_max=args.A_max, method=args.method)
-        if math.isnan(r.fit.A):
-            raise InputError(f"{file}, line {r.lines}: {r.fit.reason}; evaluate more often or widen the fitted part")
-        reports.append(r)
-    return format_report(*reports)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from torch import Tensor
 
 LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 
-MAX_LOG_RATIO = 20.0  # FP32 exp overflows at 89, and the squared ratio in the effective sample size at 45
+MAX_LOG_RATIO = 20.0  # FP32 exp overflows at 88.7; long before that a ratio says no more than "huge"
 
 
 def cispo(
@@ -152,7 +152,7 @@ LOSSES = {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
 def normalize_advantages(
     rewards: Tensor, prompt_ids: Tensor, how: str = "batch", eps: float = 1e-6, ddof: int = 0
 ) -> Tensor:
-    """Rewards centred per prompt and scaled (arXiv 2510.13786, section 3; `prompt` is GRPO's, `none` Dr.GRPO's).
+    """Rewards centred per prompt and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's).
 
     Args:
         rewards: (N,) of the whole batch and of whole groups. Drop zero-variance groups before the call (L2): a share p

@@ -2,6 +2,7 @@
 
     config.json      every flag                     metrics.jsonl   the flags, then one record a step
     eval.jsonl       one record an evaluation       samples.jsonl   a few rollouts to read
+    groups.jsonl     what each step consumed: [prompt key, correct, rollouts], counted from step 0
     checkpoints/     step-000030, ...               model/          the final model, Hugging Face format
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed, so one that exists is whole; `state.json`
@@ -20,7 +21,7 @@ from typing import Any
 
 import length_control
 
-LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
+LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl", "samples.jsonl")
 
 
 class Folder:

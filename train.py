@@ -58,6 +58,7 @@ class PromptStream:
         self.problems, self.seed, self.retired = problems, seed, retired
         self.epoch = self.position = 0
         self.first: deque[Any] = deque()  # prompts that a resumed run must admit before all others
+        self._shuffled: tuple[int, list[int]] = (-1, [])  # (epoch, its order)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -66,8 +67,7 @@ class PromptStream:
         if self.first:
             return self.first.popleft()
         for _ in range(2):  # the rest of this epoch, then at most one whole epoch
-            order = list(range(len(self.problems)))
-            random.Random(f"{self.seed} epoch {self.epoch}").shuffle(order)
+            order = self._order()
             while self.position < len(order):
                 problem = self.problems[order[self.position]]
                 self.position += 1
@@ -75,6 +75,13 @@ class PromptStream:
                     return problem
             self.epoch, self.position = self.epoch + 1, 0
         raise StopIteration  # every prompt is retired
+
+    def _order(self) -> list[int]:
+        if self._shuffled[0] != self.epoch:
+            order = list(range(len(self.problems)))
+            random.Random(f"{self.seed} epoch {self.epoch}").shuffle(order)
+            self._shuffled = (self.epoch, order)
+        return self._shuffled[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, position, and the keys of `first`."""
@@ -142,8 +149,8 @@ def make_batch(groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.Rand
     advantages = torch.zeros_like(rewards)
     advantages[keep] = losses.normalize_advantages(rewards[keep], prompt_ids[keep], flags.normalize_advantages)
     if flags.truncated_rollouts == "drop":  # single rows leave after the centring, never before
+        counts["truncated_dropped"] = int((keep & truncated).sum())
         keep = keep & ~truncated
-        counts["truncated_dropped"] = int(truncated.sum())
     if not keep.any():
         return None, counts
     chosen = keep.nonzero().squeeze(1).tolist()
@@ -447,8 +454,12 @@ class Run:
     def remember(self, groups: Sequence[pipeline_rl.Group]) -> int:
         """Counts consumed groups in the pass-rate history; returns how many were of a prompt retired meanwhile."""
         late = sum(self.history.retired(group.problem.key) for group in groups)
-        for group in groups:
-            self.history.update(group.problem.key, [rollout.correct for rollout in group.rollouts])
+        solved = [(group.problem.key, [rollout.correct for rollout in group.rollouts]) for group in groups]
+        for key, correct in solved:
+            self.history.update(key, correct)
+        if self.main:
+            record = {"step": self.step, "groups": [[key, sum(correct), len(correct)] for key, correct in solved]}
+            self.folder.append("groups.jsonl", record)
         return late
 
     def push(self, groups: int, updated: bool) -> None:
