@@ -1,30 +1,29 @@
 """Fit the reward of an RL run against compute, and say what more compute will bring, and how surely.
 
-Problem. The recipe that wins early in a run may lose later, and the budget for late comparisons is rarely there.
+Problem. The recipe that wins early in a run may lose later, and the budget to compare late is rarely there.
 Idea. Pass rate on held-out prompts follows a sigmoid in compute, so the early part of a run predicts the rest
 (Khatri et al. 2025, arXiv 2510.13786, Eq. 1):
 
     R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
 
-    C      compute, any unit               R0  pass rate before RL         A  ceiling (asymptotic pass rate)
-    C_mid  compute at half of the gain     B   efficiency: how steep       s  share of the gain, 1 / (1 + (C_mid / C)^B)
+    C      compute, any unit              R0  pass rate before RL      A  ceiling (asymptotic pass rate)
+    C_mid  compute at half of the gain    B   efficiency: how steep    s  share of the gain, 1 / (1 + (C_mid / C)^B)
 
-For given (B, C_mid) the curve is linear in the other two, R = (1 - s) R0 + s A, so the best (R0, A) and the whole sum of
-squares Q around it are closed forms. A grid over (B, C_mid) alone then sees every minimum and every curve the data allow.
-
-1. Estimate: the best minima of a global grid, polished. `paper_grid` is the paper's own procedure, for comparison.
+1. Estimate: weighted least squares over the whole plausible range, Q(R0, A, B, C_mid) = sum_i w_i (R_i - R(C_i))^2.
+   For given (A, B, C_mid) the best R0 is a closed form, R = (1 - s) R0 + s A; a population searches the other three.
+   `method="paper_grid"` is the paper's own procedure, to compare with published values.
 2. Uncertainty by profile likelihood: the set of all curves with Q <= Q_min + phi t^2, t being Student's quantile. The
-   interval of anything (A, B, the reward at 2 C) is its least and greatest value over that set. Chosen over a bootstrap
-   because it needs no refits and does not break at the bound A <= 1.
-3. Noise: a point has variance phi p (1 - p) / n where its number of samples n is known, else phi. The residuals give phi
-   (with known n, together with 4 prior degrees of freedom at phi = 1), because n counts prompts x samples and samples of
-   one prompt are correlated: phi > 1 when every evaluation draws new prompts, < 1 on a fixed held-out set. Residuals in
-   waves hold less information: phi grows by (1 + r) / (1 - r), r their lag-1 correlation where it is significant.
+   interval of anything (A, B, the reward at 2 C) is its least and greatest value over that set. Chosen over a
+   bootstrap because it needs no refits and does not break at the bound A <= 1.
+3. Noise: a point has variance phi p (1 - p) / n where its number n of samples is known, else phi. phi comes from the
+   residuals (with known n, together with 4 prior degrees of freedom at phi = 1), because n counts prompts x samples and
+   samples of one prompt are correlated: phi > 1 when every evaluation draws new prompts, phi < 1 on a fixed held-out
+   set. Residuals in waves say less: phi grows by (1 + r) / (1 - r), r their lag-1 correlation if significant.
 4. `identifiable` is False, with a reason, when A's interval is wider than 0.1 or half the gain, when the bound on A and
-   not the data stopped the fit, when nothing rises, and when points are too few.
+   not the data stopped the fit, when the reward does not rise or falls away, and when points are too few.
 
-Choices where the paper is silent: (a) the point at C = 0 measures R0 with its own sampling error; without it R0 is fitted.
-(b) No run is exactly a sigmoid. One that rises faster than a ceiling <= 1 allows would be predicted too low, so
+Choices where the paper is silent: (a) the point at C = 0 measures R0, with its own sampling error; without it R0 is
+fitted. (b) No run is exactly a sigmoid. One that rises faster than a ceiling <= 1 allows would be predicted too low, so
 predictions (never A) may use curves with A up to 1.25 A_max, cut at A_max.
 
     from fit_sigmoid import fit
@@ -41,7 +40,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -72,7 +71,7 @@ def sigmoid(C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: Arra
 
 @dataclass
 class SigmoidFit:
-    """A fitted curve. Compute is in the unit of the data, intervals are at `level`, NaN stands where there is no fit."""
+    """A fitted curve. Compute is in the unit of the data, intervals are at `level`, NaN where there is no fit."""
 
     R0: float = math.nan
     A: float = math.nan
@@ -80,12 +79,12 @@ class SigmoidFit:
     C_mid: float = math.nan
     rmse: float = math.nan  # root mean squared residual of the points used, unweighted
     n_points: int = 0
+    R0_interval: tuple[float, float] = (0.0, 1.0)
     A_interval: tuple[float, float] = (0.0, 1.0)
     B_interval: tuple[float, float] = (0.0, math.inf)
     C_mid_interval: tuple[float, float] = (0.0, math.inf)
-    R0_interval: tuple[float, float] = (0.0, 1.0)
-    identifiable: bool = False
-    reason: str = ""  # why not identifiable
+    identifiable: bool = False  # can the data tell the ceiling?
+    reason: str = ""  # if not, why
     R0_source: str = "fitted"  # or "given", or "measured" (the point at C = 0)
     left_out: dict[str, int] = field(default_factory=dict)  # points not used: nan, duplicate, skipped, zero
     phi: float = math.nan  # variance of a point = phi p (1 - p) / n, or phi where n is unknown
@@ -93,10 +92,10 @@ class SigmoidFit:
     level: float = 0.95
     A_max: float = 1.0
     method: str = METHODS[0]
-    C: np.ndarray = field(default=None, repr=False)  # (N,) the points used, by rising compute
-    R: np.ndarray = field(default=None, repr=False)  # (N,)
+    C: np.ndarray | None = field(default=None, repr=False)  # (N,) the points used, by rising compute
+    R: np.ndarray | None = field(default=None, repr=False)  # (N,)
     n_samples: np.ndarray | None = field(default=None, repr=False)  # (N,)
-    curves: np.ndarray | None = field(default=None, repr=False)  # (4, M): R0, A, B, C_mid: edge of the likelihood set
+    curves: np.ndarray | None = field(default=None, repr=False)  # (4, M) R0, A, B, C_mid: the likelihood set
 
     def predict(self, C: ArrayLike) -> np.ndarray:
         """The fitted curve at compute `C`, any shape."""
@@ -123,14 +122,14 @@ class SigmoidFit:
         return np.array([low, high])
 
 
-def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None = None, method: str = "least_squares",
+def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None = None, method: str = METHODS[0],
         skip_below: float = 0.0, n_samples: ArrayLike | None = None, A_max: float = 1.0, level: float = 0.95,
-        A_range: tuple[float, float] = (0.45, 0.8), C_mid_range: tuple[float, float] | None = None) -> SigmoidFit:
-    """Fit Eq. 1 to rewards `R` (N,) at compute `C` (N,); inputs are not modified, order does not matter.
+        A_range: Sequence[float] = (0.45, 0.8), C_mid_range: Sequence[float] | None = None) -> SigmoidFit:
+    """Fit Eq. 1 to rewards `R` (N,) at compute `C` (N,); inputs are not modified, their order does not matter.
 
     R0, A       hold these fixed. R0 None: the point at C = 0 measures it, else it is fitted
     method      "least_squares" (global minimum) or "paper_grid" (A by steps of 0.005 in `A_range`, 100 linear values of
-                C_mid in `C_mid_range`, by default up to the run's compute, B by `curve_fit`; intervals as above)
+                C_mid in `C_mid_range`, by default up to the run's compute, B by `curve_fit`; same intervals)
     skip_below  leaves out points with 0 < C < skip_below; the point at C = 0 always stays
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
     A_max       bound on A
@@ -142,11 +141,11 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     C, R, n, left_out = _clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
     source = "given" if R0 is not None else "measured" if (C == 0).any() else "fitted"
-    result = SigmoidFit(n_points=C.size, R0_source=source, left_out=left_out, level=level, A_max=A_max, method=method,
-                        C=C, R=R, n_samples=n, R0_interval=(0.0, A_max), A_interval=(0.0, A_max))
+    f = SigmoidFit(n_points=C.size, R0_source=source, left_out=left_out, level=level, A_max=A_max, method=method, C=C,
+                   R=R, n_samples=n, R0_interval=(0.0, A_max), A_interval=(0.0, A_max))
     if C.size < 4 or (C > 0).sum() < 3:
-        result.reason = f"{C.size} usable points: four unknowns need at least 4, three of them at C > 0"
-        return result
+        f.reason = f"{C.size} usable points, but four unknowns need at least 4, three of them at C > 0"
+        return f
     R0_box = (0.0, A_max) if R0 is None else (R0, R0)
     limits = _limits(C, (R0_box[0], A_max) if A is None else (A, A))
     p, x = R, None
@@ -155,18 +154,20 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
         x, best = _search(data, limits, x)
         p = sigmoid(C, *best)
     z, prior = np.sqrt(data[2]) * (R - p), 0.0 if n is None else PRIOR_DOF
-    result.dof = C.size - 2 - (R0 is None) - (A is None) + prior
-    if result.dof > 0:
-        result.phi = max((z @ z + prior) / result.dof, MIN_SD**2 if n is None else 0.0) * _waves(z)
-        limit = z @ z + result.phi * stdtrit(result.dof, (1 + level) / 2) ** 2
+    f.dof = C.size - 2 - (R0 is None) - (A is None) + prior
+    if f.dof > 0:
+        f.phi = float(max((z @ z + prior) / f.dof, MIN_SD**2 if n is None else 0.0) * _waves(z))
         limits[0, 1] *= A_SLACK if A is None else 1.0
-        result.curves = _likelihood_set(data, limits, limit, x)
+        f.curves = _likelihood_set(data, limits, z @ z + f.phi * stdtrit(f.dof, (1 + level) / 2) ** 2, x)
     if method == "paper_grid":
         best = _paper_grid(C, R, R[0] if source == "measured" else best[0], A_range, C_mid_range)
-    result.R0, result.A, result.B, result.C_mid = map(float, best)
-    result.rmse = math.sqrt(np.mean((R - result.predict(C)) ** 2))
-    _judge(result, z, A is not None, A_range)
-    return result
+    f.R0, f.A, f.B, f.C_mid = map(float, best)
+    f.rmse = math.sqrt(np.mean((R - f.predict(C)) ** 2))
+    if f.curves is not None:
+        _set_intervals(f)
+    f.reason = _verdict(f, A is not None, A_range)
+    f.identifiable = not f.reason
+    return f
 
 
 def _clean(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_below: float, drop_zero: bool) -> tuple:
@@ -178,7 +179,6 @@ def _clean(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_bel
     real = np.isfinite(C) & np.isfinite(R) & (True if n is None else np.isfinite(n))
     order = np.lexsort((R, C))
     order = order[real[order]]
-    left_out = {"nan": int((~real).sum())}
     C, R, n = C[order], R[order], None if n is None else n[order]
     if (C < 0).any() or (R < 0).any() or (R > top).any() or (n is not None and (n <= 0).any()):
         raise ValueError(f"compute must be >= 0, rewards in [0, {top:g}] and n_samples > 0")
@@ -187,10 +187,10 @@ def _clean(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_bel
     if (~repeated & (C == 0)).sum() > 1:
         raise ValueError("two points at C = 0 disagree; keep one, it is the measurement of R0")
     skipped = ~repeated & (C > 0) & (C < skip_below)
-    zero = ~repeated & (C == 0) & drop_zero  # with R0 given it would say nothing, but its residual would count as noise
-    left_out |= {"duplicate": int(repeated.sum()), "skipped": int(skipped.sum()), "zero": int(zero.sum())}
+    zero = ~repeated & (C == 0) & drop_zero  # with R0 given it says nothing, but its residual would count as noise
     use = ~(repeated | skipped | zero)
-    return C[use], R[use], None if n is None else n[use], left_out
+    left_out = {"nan": ~real, "duplicate": repeated, "skipped": skipped, "zero": zero}
+    return C[use], R[use], None if n is None else n[use], {why: int(v.sum()) for why, v in left_out.items()}
 
 
 def _unit_variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
@@ -210,7 +210,7 @@ def _waves(z: np.ndarray) -> float:
 
 
 def _profile(x: np.ndarray, C: np.ndarray, R: np.ndarray, w: np.ndarray, R0_box: Sequence[float]) -> tuple:
-    """Curves x (G, 3) = A, log B, log C_mid, with the best R0 of each: -> R0 (G,), its curvature (G,), Q (G,)."""
+    """For curves x (G, 3) = A, log B, log C_mid: the best R0 (G,), half the curvature of Q in it (G,), and Q (G,)."""
     A = x[:, :1]
     with np.errstate(divide="ignore", invalid="ignore"):
         s = expit(np.exp(x[:, 1:2]) * (np.log(C) - x[:, 2:]))  # (G, N)
@@ -229,91 +229,97 @@ def _limits(C: np.ndarray, A_box: Sequence[float]) -> np.ndarray:
 def _explore(data: tuple, limits: np.ndarray, limit: float = -math.inf, x: np.ndarray | None = None) -> tuple:
     """Fill the set of curves with Q <= limit, or without a limit close in on the least Q: -> x (G, 3), Q (G,).
 
-    A population spread over `limits` moves as in differential evolution (Storn & Price 1997): member + the difference
-    of two others, so that steps take the shape of the set, however thin and bent. Those with Q <= limit stay, and the
-    best tenth while there are fewer. Half the moves start from the extremes of A, B and C_mid, which is what we want to
-    know exactly. The seed is fixed: same data, same answer.
+    A population spread over `limits` moves as in differential evolution (Storn and Price 1997): a member plus the
+    difference of two others, so that steps take the shape of the set, however thin and bent. What has Q <= limit stays,
+    and the best 60 while there are fewer. Half the moves start from the extremes of A, B and C_mid, since extremes are
+    what the set is for. The seed is fixed: same data, same answer.
     """
-    rng, size = np.random.default_rng(0), 600
+    rng, size, best = np.random.default_rng(0), 600, 60
     trial = rng.uniform(*limits.T, (2 * size, 3))
     if x is not None:
         trial[0] = x
     pool, Q = np.empty((0, 3)), np.empty(0)
     for _ in range(24):
         pool, Q = np.concatenate([pool, trial]), np.concatenate([Q, _profile(trial, *data)[2]])
-        stay = Q <= max(limit, np.partition(Q, size // 10)[size // 10])
+        stay = Q <= max(limit, np.partition(Q, best)[best])
         pool, Q = pool[stay], Q[stay]
         order, k = pool.argsort(0), max(1, len(pool) // 100)
-        ends = np.concatenate([order[:k], order[-k:]]).ravel()
-        i, j, k = rng.integers(len(pool), size=(3, size))
-        i[: size // 2] = rng.choice(ends, size // 2)
-        trial = np.clip(pool[i] + rng.choice([0.9, 0.3, 0.1], (size, 1)) * (pool[j] - pool[k]), *limits.T)
+        i, j, m = rng.integers(len(pool), size=(3, size))
+        i[: size // 2] = rng.choice(np.concatenate([order[:k], order[-k:]]).ravel(), size // 2)
+        trial = np.clip(pool[i] + rng.choice([0.9, 0.3, 0.1], (size, 1)) * (pool[j] - pool[m]), *limits.T)
     stay = Q <= max(limit, Q.min())
     return pool[stay], Q[stay]
 
 
 def _search(data: tuple, limits: np.ndarray, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Global least squares: x = (A, log B, log C_mid) and the parameters R0, A, B, C_mid. `start`: polish only."""
-    C, R, w, R0_box = data
+    C, R, w, _ = data
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        R0 = _profile(x[None], *data)[0][0]
-        return np.sqrt(w) * (sigmoid(C, R0, x[0], math.exp(x[1]), math.exp(x[2])) - R)
+        return np.sqrt(w) * (sigmoid(C, _profile(x[None], *data)[0], x[0], *np.exp(x[1:])) - R)
 
     bounds = limits + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
-    x = _explore(data, limits)[0][0] if start is None else start
-    x = least_squares(residuals, x, bounds=bounds.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
+    start = _explore(data, limits)[0][0] if start is None else start
+    x = least_squares(residuals, start, bounds=bounds.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
     x = np.clip(x, *limits.T)
     return x, np.array([_profile(x[None], *data)[0][0], x[0], *np.exp(x[1:])])
 
 
 def _likelihood_set(data: tuple, limits: np.ndarray, limit: float, x: np.ndarray) -> np.ndarray:
-    """Curves with Q <= limit, (4, M): R0, A, B, C_mid. For each (A, B, C_mid), R0 reaches sqrt(spare / curvature)."""
+    """Curves with Q <= limit, (4, M): R0, A, B, C_mid. Q is a parabola in R0, so each x has its two ends in R0."""
     x, Q = _explore(data, limits, limit, x)
     R0, curvature, _ = _profile(x, *data)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore"):
         reach = np.sqrt(np.maximum(limit - Q, 0) / curvature)
     low, high = data[3][0], np.minimum(data[3][1], x[:, 0])
     R0 = np.concatenate([np.clip(R0 - reach, low, high), R0, np.clip(R0 + reach, low, high)])
-    return np.stack([R0, *np.tile(x[:, 0], (1, 3)), *np.exp(np.tile(x[:, 1:].T, 3))])
+    x = np.tile(x, (3, 1))
+    return np.stack([R0, x[:, 0], np.exp(x[:, 1]), np.exp(x[:, 2])])
 
 
-def _judge(r: SigmoidFit, z: np.ndarray, A_given: bool, A_range: tuple[float, float]) -> None:
-    """Fill in the intervals, and the verdict: can these data tell the ceiling? `z` (N,) are the weighted residuals."""
-    if r.curves is None:
-        r.reason = f"{r.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
-        return
-    spans = [(float(v.min()), float(v.max())) for v in r.curves[:, r.curves[1] <= r.A_max + 1e-9]]
-    top = float(r.curves[1].max())
-    r.R0_interval, r.A_interval = spans[0], (spans[1][0], min(top, r.A_max))
-    ends = np.exp(_limits(r.C, (0, 1))[1:])  # at the end of the search range the data set no limit
-    r.B_interval, r.C_mid_interval = ((0.0 if low < a * 1.05 else low, math.inf if high > b / 1.05 else high)
-                                      for (low, high), (a, b) in zip(spans[2:], ends))
-    w = 1 / _unit_variance(r.predict(r.C), r.n_samples)
-    level = r.R0 if r.R0_source == "given" else w @ r.R / w.sum()
-    explained = w @ (r.R - level) ** 2 - z @ z  # by the curve, beyond a flat line
-    reach, end, last = float(r.predict(r.C[-1])), f"by C = {_short(r.C[-1])}", max(3, r.n_points // 5)
+def _set_intervals(f: SigmoidFit) -> None:
+    """Least and greatest value of each parameter over the likelihood set; open where the search range ends it."""
+    allowed = f.curves[:, f.curves[1] <= f.A_max + 1e-9]
+    f.R0_interval, A, B, C_mid = ((float(v.min()), float(v.max())) for v in allowed)
+    f.A_interval = (A[0], min(float(f.curves[1].max()), f.A_max))
+    ends = np.exp(_limits(f.C, (0, 1))[1:])
+    f.B_interval, f.C_mid_interval = (
+        (0.0 if low < end[0] * 1.05 else low, math.inf if high > end[1] / 1.05 else high)
+        for (low, high), end in zip((B, C_mid), ends, strict=True))
+
+
+def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
+    """Why these data cannot tell the ceiling; empty if they can."""
+    if f.curves is None:
+        return f"{f.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
+    w = 1 / _unit_variance(f.predict(f.C), f.n_samples)
+    z = np.sqrt(w) * (f.R - f.predict(f.C))
+    level = f.R0 if f.R0_source == "given" else w @ f.R / w.sum()
+    explained = max(w @ (f.R - level) ** 2 - z @ z, 0.0)  # by the curve, beyond a flat line
+    reach, end = float(f.predict(f.C[-1])), f"by C = {_short(f.C[-1])}"
+    if fdtrc(2, f.dof, explained / 2 / f.phi) > 0.05:
+        falls = np.ptp(f.R) > 0 and np.corrcoef(f.C, f.R)[0, 1] < -2 / math.sqrt(f.n_points)
+        return f"the reward {'falls' if falls else 'does not rise beyond its noise'} {end}: there is no ceiling to fit"
+    last = max(3, f.n_points // 5)
     noise = math.sqrt(np.mean(np.diff(z) ** 2) / 2)  # from successive differences: blind to slow misfit
-    if fdtrc(2, r.dof, max(explained, 0.0) / 2 / r.phi) > 0.05:
-        falls = np.ptp(r.R) > 0 and np.corrcoef(r.C, r.R)[0, 1] < -2 / math.sqrt(r.n_points)
-        r.reason = f"the reward {'falls' if falls else 'does not rise beyond its noise'} {end}: there is no ceiling to fit"
-    elif z[-last:].mean() * math.sqrt(last) < -4 * noise:
-        r.reason = f"the last {last} points lie below the curve: the run is falling away from any ceiling"
-    elif A_given:
-        r.reason = ""
-    elif r.A > r.A_max - 1e-6 and reach < r.A_max - MAX_WIDTH / 2:
-        r.reason = f"the bound A <= {r.A_max:g} stopped the fit and not the data, which reach {reach:.2f} {end}"
-    elif top - r.A_interval[0] > min(MAX_WIDTH, (r.A - r.R0) / 2):
-        r.reason = f"ceilings from {r.A_interval[0]:.2f} to {r.A_interval[1]:.2f} fit: the points stop at {reach:.2f} {end}"
-    elif r.method == "paper_grid" and not A_range[0] + 1e-9 < r.A < A_range[1] - 1e-9:
-        r.reason = f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
-    r.identifiable = not r.reason
+    if z[-last:].mean() * math.sqrt(last) < -4 * noise:
+        return f"the last {last} points lie below the curve: the run falls away from any ceiling"
+    if A_given:
+        return ""
+    if f.A > f.A_max - 1e-6 and reach < f.A_max - MAX_WIDTH / 2:
+        return f"the bound A <= {f.A_max:g} stopped the fit and not the data, which reach {reach:.2f} {end}"
+    if f.curves[1].max() - f.A_interval[0] > min(MAX_WIDTH, (f.A - f.R0) / 2):
+        return f"ceilings from {f.A_interval[0]:.2f} to {f.A_interval[1]:.2f} fit: the data reach {reach:.2f} {end}"
+    if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
+        return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
+    return ""
 
 
-def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float], C_mid_range: Sequence[float] | None) -> tuple:
-    """The paper's procedure (App. on fitting): every (A, C_mid) of its grid, B by `curve_fit`, the least sum of squares wins.
+def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float],
+                C_mid_range: Sequence[float] | None) -> tuple[float, float, float, float]:
+    """The paper's procedure: every (A, C_mid) of a grid, B by `curve_fit`, the least sum of squares wins; unweighted.
 
-    B is first scanned in all cells at once; only the best 100 of the 7,100 cells are worth a `curve_fit`.
+    B is first scanned in all cells at once; only the best hundred of the 7,100 cells are worth a `curve_fit`.
     """
     A = np.round(np.arange(A_range[0], A_range[1] + 1e-9, 0.005), 10)
     C_mid = np.linspace(*(C_mid_range or (C.max() / 100, C.max())), 100)
@@ -323,11 +329,12 @@ def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float
     Q = y @ y - 2 * gain * (s @ y) + gain**2 * (s * s).sum(-1)  # (71, 200, 100)
     start, Q = B[Q.argmin(1)], Q.min(1)  # (71, 100)
     found = []
-    for i, j in np.argwhere(Q <= np.partition(Q.ravel(), 100)[100]):
-        curve_of = lambda c, log_B, i=i, j=j: sigmoid(c, R0, A[i], np.exp(log_B), C_mid[j])  # noqa: E731
-        (log_B,), _ = curve_fit(curve_of, C, R, p0=[math.log(start[i, j])])
-        found.append((np.sum((curve_of(C, log_B) - R) ** 2), A[i], math.exp(log_B), C_mid[j]))
-    return R0, *min(found)[1:]
+    for i, j in np.argwhere(np.partition(Q.ravel(), 100)[100] >= Q):
+        (log_B,), _ = curve_fit(lambda c, b, i=i, j=j: sigmoid(c, R0, A[i], np.exp(b), C_mid[j]), C, R,
+                                p0=[math.log(start[i, j])])
+        cell = (R0, A[i], math.exp(log_B), C_mid[j])
+        found.append((np.sum((sigmoid(C, *cell) - R) ** 2), *cell))
+    return min(found)[1:]
 
 
 class Transient(NamedTuple):
@@ -341,7 +348,8 @@ class Transient(NamedTuple):
     A_after: float
 
 
-def early_transient(C: ArrayLike, R: ArrayLike, *, n_samples: ArrayLike | None = None, alpha: float = 0.01) -> Transient:
+def early_transient(C: ArrayLike, R: ArrayLike, *, n_samples: ArrayLike | None = None,
+                    alpha: float = 0.01) -> Transient:
     """Test whether the first k points at C > 0 (k up to 12 or a third) are off the sigmoid of the others.
 
     F = ((Q_all - Q_rest) / k) / phi_rest. A cut costs precision, so it is proposed only at p < alpha.
@@ -366,24 +374,25 @@ def early_transient(C: ArrayLike, R: ArrayLike, *, n_samples: ArrayLike | None =
 
 
 def power_law(C: ArrayLike, R: ArrayLike, *, skip_below: float = 0.0, A_max: float = 1.0) -> dict[str, float]:
-    """Least squares for R = A - D / C^B (the sigmoid's high-compute limit) over C > 0, C >= skip_below: A, D, B, rmse.
+    """Least squares for R = A - D / C^B, the sigmoid's high-compute limit, over C > 0 and C >= skip_below.
 
-    On early data its A runs to the bound: why the paper prefers the sigmoid. ValueError: fewer than 4 points.
+    Returns A, D, B and rmse. On early data its A runs to the bound, which is why the paper prefers the sigmoid.
+    ValueError: fewer than 4 points.
     """
     C, R, *_ = _clean(C, R, None, max(A_max, 1.0), skip_below, True)
     if C.size < 4:
         raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
     end, found = C[-1], []
     for start in (0.1, 0.4, 1.0, 2.0):
-        v, _ = curve_fit(lambda c, A, D, B: A - D * c**-B, C / end, R, p0=(0.9 * A_max, 0.1, start), max_nfev=5000,
-                         bounds=([0, 0, 0.01], [A_max, np.inf, 10]))
-        found.append((math.sqrt(np.mean((v[0] - v[1] * (C / end) ** -v[2] - R) ** 2)), *map(float, v)))
-    rmse, A, D, B = min(found)
-    return {"A": A, "D": D * end**B, "B": B, "rmse": rmse}
+        (A, D, B), _ = curve_fit(lambda c, A, D, B: A - D * c**-B, C / end, R, p0=(0.9 * A_max, 0.1, start),
+                                 bounds=([0, 0, 0.01], [A_max, np.inf, 10]), max_nfev=5000)
+        D *= end**B
+        found.append((math.sqrt(np.mean((A - D / C**B - R) ** 2)), float(A), float(D), float(B)))
+    return dict(zip(("rmse", "A", "D", "B"), min(found), strict=True))
 
 
-def windows(C: ArrayLike, R: ArrayLike, *, shares: Sequence[tuple[float, float]] = WINDOWS, n_samples: ArrayLike | None = None,
-            **options: object) -> list[tuple[float, float, SigmoidFit]]:
+def windows(C: ArrayLike, R: ArrayLike, *, shares: Sequence[tuple[float, float]] = WINDOWS,
+            n_samples: ArrayLike | None = None, **options: Any) -> list[tuple[float, float, SigmoidFit]]:
     """Robustness: (low, high, fit) of the points with low <= C <= high, for windows given as shares of the compute."""
     C, R, n, _ = _clean(C, R, n_samples, max(options.get("A_max", 1.0), 1.0), 0.0, False)
     spans = [(a * C[-1], b * C[-1], C <= b * C[-1] * (1 + 1e-12)) for a, b in shares]
@@ -406,37 +415,39 @@ class Comparison:
 
     names: list[str]
     fits: list[SigmoidFit]
-    verdict: str
+    verdict: str = ""
     shared_A: float | None = None
     refits: list[SigmoidFit] = field(default_factory=list)
 
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
-    """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean and
-    compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable. ValueError: fewer than 2 fits.
+    """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean
+    and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable.
+
+    ValueError: fewer than two fits.
     """
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")
-    result = Comparison(list(names or [f"run {i + 1}" for i in range(len(fits))]), list(fits), "")
-    unknown = [name for name, f in zip(result.names, fits) if not f.identifiable]
+    both = Comparison(list(names or [f"run {i + 1}" for i in range(len(fits))]), list(fits))
+    unknown = [name for name, f in zip(both.names, fits, strict=True) if not f.identifiable]
     A = [f.A for f in fits]
     if unknown:
-        result.verdict = f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable"
+        both.verdict = f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable"
     elif max(A) - min(A) > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, count as agreeing
         high, low = int(np.argmax(A)), int(np.argmin(A))
         overlap = fits[high].A_interval[0] <= fits[low].A_interval[1]
-        result.verdict = (f"ceilings differ by {max(A) - min(A):.3f}, more than {margin:g}: {result.names[high]} is highest"
-                          + (f", but its interval overlaps that of {result.names[low]}" if overlap else ""))
+        both.verdict = (f"ceilings differ by {max(A) - min(A):.3f}, more than {margin:g}: {both.names[high]} is highest"
+                        + (f", but its interval overlaps that of {both.names[low]}" if overlap else ""))
     else:
-        result.shared_A = float(np.mean(A))
-        result.refits = [fit(f.C, f.R, R0=f.R0 if f.R0_source == "given" else None, A=result.shared_A, A_max=f.A_max,
-                             n_samples=f.n_samples, level=f.level) for f in fits]
-        B = [f.B for f in result.refits]
+        both.shared_A = float(np.mean(A))
+        both.refits = [fit(f.C, f.R, R0=f.R0 if f.R0_source == "given" else None, A=both.shared_A, A_max=f.A_max,
+                           n_samples=f.n_samples, level=f.level) for f in fits]
+        B = [f.B for f in both.refits]
         high, low = int(np.argmax(B)), int(np.argmin(B))
-        overlap = result.refits[high].B_interval[0] <= result.refits[low].B_interval[1]
-        result.verdict = (f"ceilings agree within {margin:g}; at the shared A = {result.shared_A:.3f} "
-                          + ("the intervals of B overlap" if overlap else f"{result.names[high]} is the most efficient"))
-    return result
+        overlap = both.refits[high].B_interval[0] <= both.refits[low].B_interval[1]
+        both.verdict = (f"ceilings agree within {margin:g}; at the shared A = {both.shared_A:.3f} "
+                        + ("the intervals of B overlap" if overlap else f"{both.names[high]} is the most efficient"))
+    return both
 
 
 def _rows(source: str | Path | Sequence[Mapping]) -> list[tuple[int, Mapping]]:
@@ -455,18 +466,26 @@ def _rows(source: str | Path | Sequence[Mapping]) -> list[tuple[int, Mapping]]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line) if line.strip() else None
+            record = json.loads(line) if line.strip() else {}
         except json.JSONDecodeError as error:
             raise InputError(f"{source}, line {number}: not JSON ({error.msg}); repair or delete the line") from error
-        if record is not None and not isinstance(record, dict):
-            raise InputError(f"{source}, line {number}: not a JSON object; write one record such as {{...}} a line")
-        rows += [(number, record)] if record is not None else []
+        if not isinstance(record, dict):
+            raise InputError(f"{source}, line {number}: not a JSON object; write one record {{...}} a line")
+        rows += [(number, record)] if record else []
     return rows
+
+
+def _default_x(rows: list[tuple[int, Mapping]], columns: set[str]) -> str:
+    """tokens on a CPU run (so marked, or without device-hours), else device_hours, else the first column there is."""
+    cpu = not any(row.get("device_hours") not in (None, "", 0, "0", "0.0") for _, row in rows)
+    if "device" in columns:
+        cpu = all(row.get("device", "cpu") == "cpu" for _, row in rows)
+    return next((c for c in ("tokens" if cpu else "device_hours", *UNITS) if c in columns), "device_hours")
 
 
 def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate",
          samples: str | float | None = None) -> tuple[str, np.ndarray, np.ndarray, np.ndarray | None, int]:
-    """Read evaluations: -> the name of x, compute (N,), reward (N,), samples per point (N,) or None, the last line's number.
+    """Read evaluations: -> name of x, compute (N,), reward (N,), samples per point (N,) or None, last line's number.
 
     `x` names the column of compute; None: tokens on a CPU run, else device_hours, else what there is. `samples` is a
     column or a number; None: n_prompts * n_samples where the file has both. InputError names the file, line and fix.
@@ -483,18 +502,14 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
             raise bad(line, f"{column} is {row[column]!r}; write a number or leave it empty") from error
 
     columns = {str(column) for _, row in rows for column in row}
-    if x is None:
-        if "device" in columns:
-            cpu = all(row.get("device", "cpu") == "cpu" for _, row in rows)
-        else:
-            cpu = not any(number(line, row, "device_hours") > 0 for line, row in rows)
-        x = next((c for c in ("tokens" if cpu else "device_hours", *UNITS) if c in columns), "device_hours")
+    x = x or _default_x(rows, columns)
     counts = [samples] if isinstance(samples, str) else ["n_prompts", "n_samples"] if samples is None else []
     counts = [] if samples is None and not columns.issuperset(counts) else counts
     for column, flag in ((x, "--x"), (y, "--y"), *((c, "--samples") for c in counts)):
         if column not in columns:
-            raise bad(1, f"no column {column!r}; name one with {flag}, there are: {', '.join(sorted(columns)) or 'none'}")
-    points, zero = [], None
+            there = ", ".join(sorted(columns)) or "none"
+            raise bad(1, f"no column {column!r}; name another with {flag}, there are: {there}")
+    points, zero = [], math.nan
     for line, row in rows:
         c, r = number(line, row, x), number(line, row, y)
         n = math.prod(number(line, row, k) for k in counts) if counts else math.nan if samples is None else samples
@@ -504,7 +519,7 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
             raise bad(line, f"{y} is {r:g}; rewards lie in [0, 1], rescale the column or choose another with --y")
         if n <= 0:
             raise bad(line, f"{n:g} samples; give a positive number or leave the column out")
-        if c == 0 and zero not in (None, r) and not math.isnan(r):
+        if c == 0 and abs(r - zero) > 0:  # False while either is NaN
             raise bad(line, f"{y} is {r:g} at {x} = 0 but {zero:g} on an earlier line; keep one of the two")
         zero = r if c == 0 and not math.isnan(r) else zero
         points.append((c, r, n))
@@ -541,9 +556,19 @@ class CurveReport:
     last_line: int = field(repr=False)
 
 
-def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate", samples: str | float | None = None,
-          fit_until: float = 1.0, skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (),
-          plot: str | Path | None = None, name: str | None = None, **options: object) -> CurveReport:
+def _amount(value: float | str, end: float) -> float:
+    """Compute from a number, or from "2x": twice the run's compute `end`."""
+    text = str(value)
+    try:
+        return end * float(text[:-1]) if text.endswith("x") else float(text)
+    except ValueError as error:
+        raise InputError(f"compute {text!r}: give a number such as 5e6, or 2x for twice the run's") from error
+
+
+def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate",
+          samples: str | float | None = None, fit_until: float = 1.0, skip_below: float | str = 0.0,
+          predict_at: Sequence[float | str] = (), plot: str | Path | None = None, name: str = "",
+          **options: Any) -> CurveReport:
     """Load a run (see `load`), fit the points up to the share `fit_until` of its compute, compare the rest with them.
 
     `skip_below` "auto" takes the cut that `early_transient` proposes. `predict_at` holds compute, or "2x" for twice the
@@ -555,18 +580,19 @@ def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: st
     unseen = real & (C > fit_until * end * (1 + 1e-12))
     n_seen, n_new = (None, None) if n is None else (n[~unseen], float(np.nanmedian(n)) if n.size else None)
     transient = early_transient(C[~unseen], R[~unseen], n_samples=n_seen)
-    cut = transient.skip_below if skip_below == "auto" else float(skip_below)
+    cut = transient.skip_below if skip_below == "auto" else _amount(skip_below, end)
     f = fit(C[~unseen], R[~unseen], n_samples=n_seen, skip_below=cut, **options)
     predictions = []
-    for at in (end, *(end * float(a[:-1]) if str(a).endswith("x") else float(a) for a in predict_at)):
+    for at in (end, *(_amount(a, end) for a in predict_at)):
         spans = [tuple(map(float, f.interval(at, noise=noise, n_samples=n_new)[:, 0])) for noise in (False, True)]
-        measured = R[real & (C == at)]
-        predictions.append(Prediction(at, float(f.predict(at)), *spans, float(measured.mean()) if measured.size else math.nan))
+        seen = R[real & (at == C)]
+        predictions.append(Prediction(at, float(f.predict(at)), *spans, float(seen.mean()) if seen.size else math.nan))
     low, high = f.interval(C[unseen], noise=True, n_samples=n_new)
     inside, miss = (low <= R[unseen]) & (R[unseen] <= high), f.predict(C[unseen]) - R[unseen]
     rmse, covered = (math.sqrt(np.mean(miss**2)), float(inside.mean())) if miss.size else (math.nan, math.nan)
-    report = CurveReport(name or str(source if isinstance(source, (str, Path)) else "run"), x, f, fit_until * end, transient,
-                         miss.size, rmse, covered, predictions, C, R, n, last_line)
+    name = name or (str(source) if isinstance(source, (str, Path)) else "this run")
+    report = CurveReport(name, x, f, fit_until * end, transient, miss.size, rmse, covered, predictions,
+                         C, R, n, last_line)
     if plot is not None:
         plot_curves([report], plot)
     return report
@@ -586,20 +612,21 @@ def _span(pair: Sequence[float], form: str = "") -> str:
 
 def format_report(*reports: CurveReport) -> str:
     """The table a person reads, one block a run."""
-    return "\n\n".join("\n".join(f"{label:<24}{text}" for label, text in _block(r)) for r in reports)
+    return "\n\n".join("\n".join(f"{label:<22}{text}" for label, text in _block(r)) for r in reports)
 
 
 def _block(r: CurveReport) -> list[tuple[str, str]]:
     f, t = r.fit, r.transient
-    rows = [(r.name, f"  {r.x} up to {_short(r.fit_until)}; {f.level:.0%} intervals in brackets"),
-            ("A      ceiling", f"{f.A:.3f}  {_span(f.A_interval, '.3f')}" + ("" if f.identifiable else f"  not identifiable: {f.reason}")),
-            ("B      efficiency", f"{f.B:.2f}   {_span(f.B_interval)}"),
-            ("C_mid  half the gain", f"{_short(f.C_mid)}   {_span(f.C_mid_interval)} {UNITS.get(r.x, r.x)}"),
-            ("R0     before RL", f"{f.R0:.3f}  {_span(f.R0_interval, '.3f')} {f.R0_source}"),
+    held_out = f"; {r.held_out_rmse:.4f} held out, {r.held_out_covered:.0%} of it inside the intervals"
+    rows = [(f"{r.name}: ", f"{r.x} up to {_short(r.fit_until)}, {f.level:.0%} intervals"),
+            ("A     ceiling", f"{f.A:.3f}  {_span(f.A_interval, '.3f')} " + ("identifiable" if f.identifiable else "")),
+            *([] if f.identifiable else [("      NOT identifiable", f.reason)]),
+            ("B     efficiency", f"{f.B:.2f}   {_span(f.B_interval)}"),
+            ("C_mid half the gain", f"{_short(f.C_mid)}   {_span(f.C_mid_interval)} {UNITS.get(r.x, r.x)}"),
+            ("R0    before RL", f"{f.R0:.3f}  {_span(f.R0_interval, '.3f')} {f.R0_source}"),
             ("points", f"{f.n_points} fitted, {r.held_out_points} held out; left out: "
              + ", ".join(f"{count} {why}" for why, count in f.left_out.items())),
-            ("RMSE", f"{f.rmse:.4f} fitted" + (f", {r.held_out_rmse:.4f} held out; {r.held_out_covered:.0%} of the held-out points "
-                                               "inside their interval" if r.held_out_points else ""))]
+            ("RMSE", f"{f.rmse:.4f} fitted" + (held_out if r.held_out_points else ""))]
     for p in r.predictions:
         text = f"{p.reward:.3f}  curve {_span(p.curve, '.3f')}, an evaluation {_span(p.evaluation, '.3f')}"
         if not math.isnan(p.measured):
@@ -607,75 +634,84 @@ def _block(r: CurveReport) -> list[tuple[str, str]]:
             text += f"; measured {p.measured:.3f}, {'inside' if hit else 'OUTSIDE'}"
         rows.append((f"at {_short(p.C)}", text))
     if t.skip_below:
-        rows.append(("early points", f"the first {t.n_points} are {t.offset:+.3f} off the curve of the others (p = {t.p_value:.0e}); A is "
-                     f"{t.A_before:.3f} with and {t.A_after:.3f} without them: consider --skip-below {t.skip_below:g}"))
+        rows.append(("early points", f"the first {t.n_points} are {t.offset:+.3f} off the curve of the others (p = "
+                     f"{t.p_value:.0e}); A is {t.A_before:.3f} with and {t.A_after:.3f} without them: consider "
+                     f"--skip-below {t.skip_below:g}"))
     return rows
 
 
-def format_comparison(c: Comparison) -> str:
+def format_comparison(both: Comparison) -> str:
     """One line a run, then the verdict."""
-    lines = [f"{'run':<36}     A   interval         B" + (f"     B at A = {c.shared_A:.3f}" if c.refits else "")]
-    for i, (name, f) in enumerate(zip(c.names, c.fits)):
+    lines = [f"{'run':<36}     A   interval         B" + (f"     B at A = {both.shared_A:.3f}" if both.refits else "")]
+    for i, (name, f) in enumerate(zip(both.names, both.fits, strict=True)):
         lines.append(f"{name[-35:]:<36} {f.A:.3f}   {_span(f.A_interval, '.3f')} {f.B:5.2f}")
-        lines[-1] += f"     {c.refits[i].B:.2f} {_span(c.refits[i].B_interval)}" if c.refits else ""
-    return "\n".join([*lines, c.verdict])
+        lines[-1] += f"     {both.refits[i].B:.2f} {_span(both.refits[i].B_interval)}" if both.refits else ""
+    return "\n".join([*lines, both.verdict])
+
+
+def _axes(path: str | Path) -> tuple:
+    """A figure without pyplot (no display, no global state), its axes, and what finishes and writes it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = figure.subplots()
+
+    def finish(**labels: Any) -> None:
+        axes.set(**labels)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="lower right")
+        figure.savefig(path, dpi=150)
+
+    return axes, finish
 
 
 def plot_curves(reports: Sequence[CurveReport], path: str | Path) -> None:
     """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
-    from matplotlib.figure import Figure  # without pyplot: no display and no global state
-
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.subplots()
+    axes, finish = _axes(path)
     for i, r in enumerate(reports):
-        f, many = r.fit, len(reports) > 1
-        names = ["measured, fitted", "measured, not seen by the fit", "left out", "fit", "extrapolation", f"{f.level:.0%} of evaluations"]
-        names = [r.name, *[None] * 5] if many else names
+        f, color = r.fit, f"C{i}"
+        names = iter(("measured, fitted", "measured, not seen by the fit", "left out", "fit", "extrapolation",
+                      f"{f.level:.0%} of evaluations") if len(reports) == 1 else (r.name, *[None] * 5))
         unseen = r.C > r.fit_until * (1 + 1e-12)
         left = ~unseen & ~(np.isin(r.C, f.C) & np.isin(r.R, f.R))
-        axes.plot(r.C[~unseen & ~left], r.R[~unseen & ~left], f"C{i}o", ms=5, label=names[0])
-        for use, style, label in ((unseen, {"marker": "o", "mfc": "white"}, names[1]), (left, {"marker": "x"}, names[2])):
+        for use, style in ((~unseen & ~left, {}), (unseen, {"mfc": "white"}), (left, {"marker": "x"})):
+            label = next(names)
             if use.any():
-                axes.plot(r.C[use], r.R[use], f"C{i}", ls="", ms=5, label=label, **style)
+                axes.plot(r.C[use], r.R[use], ls="", ms=5, color=color, label=label, **{"marker": "o", **style})
+        if f.curves is None:
+            continue
         end = max(p.C for p in r.predictions if p.C <= 4 * r.predictions[0].C)
-        seen, ahead = np.linspace(0, r.fit_until, 200), np.linspace(r.fit_until, end, 200)
-        if f.curves is not None:
-            axes.plot(seen, f.predict(seen), f"C{i}", label=names[3])
-            axes.fill_between(seen, *f.interval(seen, noise=True), color=f"C{i}", alpha=0.15, lw=0, label=names[5])
-        if f.curves is not None and end > r.fit_until:
-            axes.plot(ahead, f.predict(ahead), f"C{i}--", label=names[4])
-            axes.fill_between(ahead, *f.interval(ahead, noise=True), color=f"C{i}", alpha=0.15, lw=0)
-    axes.set(xlabel=f"compute ({UNITS.get(reports[0].x, reports[0].x)})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
+        for span, style in (((0, r.fit_until), "-"), ((r.fit_until, end), "--")):
+            grid, label = np.linspace(*span, 200), next(names)
+            if span[1] > span[0]:
+                axes.plot(grid, f.predict(grid), style, color=color, label=label)
+        grid = np.linspace(0, end, 200)
+        axes.fill_between(grid, *f.interval(grid, noise=True), color=color, alpha=0.15, lw=0, label=next(names))
     axes.xaxis.set_major_formatter(lambda v, _: _short(v))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=150)
+    unit = UNITS.get(reports[0].x, reports[0].x)
+    finish(xlabel=f"compute ({unit})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
 
 
 def plot_slopes(fits: Sequence[SigmoidFit], names: Sequence[str], path: str | Path) -> None:
-    """Write a PNG of the paper's linearised plot: F(R) against C, log-log, lines of slope B."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for i, (f, name) in enumerate(zip(fits, names)):
+    """Write a PNG of the paper's linearised plot: F(R) against C, log-log, with lines of slope B."""
+    axes, finish = _axes(path)
+    for i, (f, name) in enumerate(zip(fits, names, strict=True)):
         log_C, log_F, left_out = linearised(f)
-        axes.loglog(np.exp(log_C), np.exp(log_F), f"C{i}o", ms=4, label=f"{name}: {left_out} points outside (R0, A)")
+        axes.loglog(np.exp(log_C), np.exp(log_F), f"C{i}o", ms=4, label=f"{name} ({left_out} points outside (R0, A))")
         axes.loglog(np.exp(log_C), np.exp(f.B * log_C), f"C{i}", label=f"slope B = {f.B:.2f}")
-    axes.set(xlabel="compute C", ylabel="F(R) = C_mid^B (R - R0) / (A - R)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    finish(xlabel="compute C", ylabel="F(R) = C_mid^B (R - R0) / (A - R)")
 
 
-def _plain(v: object) -> object:
+def _plain(v: Any) -> Any:
     """For JSON: dataclasses without their arrays, named tuples as dicts, null for what is not finite."""
     if dataclasses.is_dataclass(v):
         return {k.name: _plain(getattr(v, k.name)) for k in dataclasses.fields(v) if k.repr}
     v = v._asdict() if hasattr(v, "_asdict") else v
     if isinstance(v, dict):
         return {key: _plain(value) for key, value in v.items()}
-    return [_plain(u) for u in v] if isinstance(v, (list, tuple)) else None if isinstance(v, float) and not math.isfinite(v) else v
+    if isinstance(v, (list, tuple)):
+        return [_plain(u) for u in v]
+    return None if isinstance(v, float) and not math.isfinite(v) else v
 
 
 def _run(args: argparse.Namespace) -> str:
@@ -688,29 +724,27 @@ def _run(args: argparse.Namespace) -> str:
                   predict_at=args.predict_at, **options)
         if math.isnan(r.fit.A):
             raise InputError(f"{file}, line {r.last_line}: {r.fit.reason}; evaluate more often or fit a larger part")
-        if r.x != reports[0].x if reports else False:
-            raise InputError(f"{file}, line 1: its compute is in {r.x}, that of {args.files[0]} in {reports[0].x}; choose one with --x")
         reports.append(r)
-    both = compare(*(r.fit for r in reports), names=[r.name for r in reports]) if len(reports) > 1 else None
+        if r.x != reports[0].x:
+            raise InputError(f"{file}, line 1: compute in {r.x}, but {args.files[0]} in {reports[0].x}; choose with --x")
+    result = {"runs": reports}
+    text = [format_report(*reports)]
+    if len(reports) > 1:
+        result["comparison"] = both = compare(*(r.fit for r in reports), names=[r.name for r in reports])
+        text.append(format_comparison(both))
+    for r in reports:
+        if args.windows:
+            table = result[f"windows of {r.name}"] = windows(r.C, r.R, n_samples=r.n_samples, **options)
+            text.append(f"{r.name}: windows of compute\n" + "\n".join(
+                f"  {_span(w[:2]):<18}A {w[2].A:.3f} {_span(w[2].A_interval, '.3f')}  B {w[2].B:.2f}" for w in table))
+        if args.power_law:
+            law = result[f"power law of {r.name}"] = power_law(r.fit.C, r.fit.R, A_max=args.A_max)
+            text.append(f"{r.name}: A - D / C^B with A {law['A']:.3f}, B {law['B']:.2f}, RMSE {law['rmse']:.4f}")
     if args.plot:
         plot_curves(reports, args.plot)
     if args.slopes:
-        plot_slopes(*(both.refits or both.fits, both.names) if both else ([reports[0].fit], [reports[0].name]), args.slopes)
-    extra, text = {}, [format_report(*reports)] + ([format_comparison(both)] if both else [])
-    for r in reports:
-        skip = {"skip_below": float(r.fit.C[r.fit.C > 0][0])}
-        if args.windows:
-            table = windows(r.C, r.R, n_samples=r.n_samples, **options)
-            text.append(f"{r.name}: windows of compute\n" + "\n".join(
-                f"  {_span((a, b)):<18}A {f.A:.3f} {_span(f.A_interval, '.3f')}  B {f.B:.2f} {_span(f.B_interval)}" for a, b, f in table))
-            extra.setdefault(r.name, {})["windows"] = table
-        if args.power_law:
-            law = power_law(r.fit.C, r.fit.R, A_max=args.A_max, **skip)
-            text.append(f"{r.name}: power law A - D / C^B: A {law['A']:.3f}, B {law['B']:.2f}, RMSE {law['rmse']:.4f}")
-            extra.setdefault(r.name, {})["power_law"] = law
-    if args.json:
-        return json.dumps(_plain({"runs": reports, "comparison": both, "options": extra}), indent=1)
-    return "\n\n".join(text)
+        plot_slopes([r.fit for r in reports], [r.name for r in reports], args.slopes)
+    return json.dumps(_plain(result), indent=1) if args.json else "\n\n".join(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -718,7 +752,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fit reward against compute with a sigmoid (arXiv 2510.13786, Eq. 1).")
     add = parser.add_argument
     add("files", nargs="+", help="eval.jsonl of a run, or a CSV with named columns")
-    add("--x", help="column of compute: device_hours, flops, tokens, step, or any in a CSV (default: tokens on a CPU run)")
+    add("--x", help="column of compute: device_hours, flops, tokens, step or another (default: tokens on a CPU run)")
     add("--y", default="pass_rate", help="column of the reward, in [0, 1]")
     add("--samples", help="Bernoulli samples behind a point: column or number (default: n_prompts * n_samples)")
     add("--method", choices=METHODS, default=METHODS[0])

@@ -57,6 +57,9 @@ class ModelFlags:
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.")
     cache_dir: str = flag("runs/cache", "Where the warm-started model is kept.")
+    attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
+    gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
 
 @dataclass
@@ -64,9 +67,23 @@ class DataFlags:
     """Prompts and rewards."""
 
     _argument_group_name = "data"
-    dataset: str = flag("chain", "`chain`, the built-in task.")
-    reward: Literal["task", "shuffled"] = flag("task", "`shuffled` permutes rewards within the batch: a control.")
+    dataset: str = flag("chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG][=WEIGHT],...")
     prompts: int = flag(2048, "Training prompts of the built-in task.")
+    prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
+    answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
+    prompt_template: str = flag("{prompt}", "Text around the prompt.")
+    held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.")
+    max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.")
+    reward: str = flag(
+        "task", "`task`: the data's own (exact for chain, math else); `math`, `exact`, `module:function`, one for each "
+        "data set; `shuffled`: the task's, permuted within the batch, as a control.",
+    )  # fmt: skip
+    reward_workers: int = flag(2, "Processes that judge answers to data sets.")
+    reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.")
+    reward_errors: Literal["raise", "zero"] = flag("raise", "A reward function that raises ends the run, or scores 0.")
+    end_of_thinking: str = flag("", "Text that ends thinking; empty finds it from the tokenizer.")
+    interruption_phrase: str = flag("", "Text appended to thinking that is cut; empty means the paper's.")
+    stop_tokens: str = flag("", "Comma-separated tokens that end a completion; empty finds them from the tokenizer.")
 
 
 @dataclass
@@ -79,7 +96,12 @@ class ScheduleFlags:
     batch_prompts: int = flag(32, "B, prompts per optimiser step.")
     rollouts: int = flag(16, "G, completions per prompt.")
     max_ready: int = flag(0, "Admission stops while this many finished groups wait; 0 means B.")
-    max_num_seqs: int = flag(256, "Requests inside the engine at once.")
+    max_num_seqs: int = flag(256, "Requests inside each engine at once.")
+    tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.")
+    data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.")
+    gpu_memory_utilization: float = flag(0.0, "Generator: share of a GPU's memory; 0 leaves it to vLLM.")
+    engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON).")
+    max_restarts: int = flag(1, "Deaths of the engine that a run survives.")
 
 
 @dataclass
@@ -130,6 +152,8 @@ class OptimizerFlags:
 
     _argument_group_name = "optimizer"
     lr: float = flag(5e-4, "Learning rate (the paper's 8B model: 5e-7).")
+    lr_schedule: Literal["constant", "cosine"] = flag("constant", "After the warm-up: constant (paper) or cosine to 0.")
+    lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).")
     beta1: float = flag(0.9, "AdamW beta 1.")
     beta2: float = flag(0.95, "AdamW beta 2 (the paper does not say; MiniMax-M1's).")
@@ -171,10 +195,12 @@ def check_flags(flags: Any) -> list[str]:
 
     bounds = {  # names: (least, whether that value itself is allowed, largest, not allowed itself)
         "batch_prompts rollouts max_steps eval_every eval_problems eval_samples probe_every keep prompts min_budget "
-        "answer_budget tokens_per_microbatch threads": (1, True, math.inf),
-        "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps": (0, False, math.inf),
-        "max_tokens max_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef": (0, True, math.inf),
-        "beta1 beta2": (0, True, 1),
+        "answer_budget tokens_per_microbatch threads held_out max_prompt_tokens reward_workers tensor_parallel "
+        "data_parallel": (1, True, math.inf),
+        "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps reward_timeout": (0, False, math.inf),
+        "max_tokens max_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef "
+        "max_restarts": (0, True, math.inf),
+        "beta1 beta2 gpu_memory_utilization": (0, True, 1),
     }
     for names, (least, included, most) in bounds.items():
         for name in names.split():
@@ -203,7 +229,11 @@ def check_flags(flags: Any) -> list[str]:
         f"--penalty_window must be from 1 to the cap of {cap} tokens (--max_budget + --answer_budget), "
         f"not {flags.penalty_window}.",
     )
-    need(flags.dataset == "chain", f"--dataset {flags.dataset!r} is unknown; the built-in task is `chain`.")
+    need(
+        flags.dataset != "chain" or flags.reward in ("task", "shuffled"),
+        f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`.",
+    )
+    need(flags.dataset == "chain" or bool(flags.model), "--dataset needs --model, whose tokenizer encodes the prompts.")
     need(
         not Path(flags.model).is_absolute() or Path(flags.model, "config.json").is_file(),
         f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json.",
@@ -219,3 +249,25 @@ def check_flags(flags: Any) -> list[str]:
         notes.append(f"--max_steps {flags.max_steps} is rounded up to {rounded_up}, a multiple of --k {flags.k}")
         flags.max_steps = rounded_up
     return notes
+
+
+def engine_options(flags: Any) -> dict[str, Any]:
+    """What the flags say of vLLM's engine. Raises UsageError for an argument that is not KEY=VALUE."""
+    options: dict[str, Any] = {}
+    if flags.tensor_parallel > 1:
+        options["tensor_parallel_size"] = flags.tensor_parallel
+    if flags.data_parallel > 1:
+        options["data_parallel_size"] = flags.data_parallel
+    if flags.gpu_memory_utilization:
+        options["gpu_memory_utilization"] = flags.gpu_memory_utilization
+    if flags.trust_remote_code:
+        options["trust_remote_code"] = True
+    for part in filter(None, flags.engine_args.split(",")):
+        name, equals, value = part.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--engine_args must be KEY=VALUE,..., not {part!r}.")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value  # a plain word
+    return options

@@ -48,6 +48,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -408,7 +409,8 @@ class Generator:
     # ---- the loop's side: everything below runs in the generator's thread, so it needs no locks ----
 
     async def _start_engine(self) -> None:
-        # Ctrl-C goes to every process of the terminal: the engine inherits this thread's mask and lives until `close`.
+        # Ctrl-C reaches every process of the terminal. The engine inherits this thread's mask: it ends when we say so.
+        resource_tracker.ensure_running()  # when it starts it unblocks SIGINT in its caller
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         gpu = torch.cuda.is_available()
         longest = self.length_control.max_completion if self.length_control else self.max_tokens
@@ -440,11 +442,13 @@ class Generator:
         await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
 
     async def _stop(self) -> None:
-        for task in list(self._tasks):
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
         if self._engine is not None:
-            self._engine.shutdown(timeout=1)
+            self._engine.shutdown(timeout=3)  # killed earlier, the engine leaves semaphores behind
 
     def _done(self, task: asyncio.Task) -> None:
         self._tasks.discard(task)
@@ -675,7 +679,7 @@ class Generator:
 
 
 def engine_environment(gpu: bool, eager: bool, folder: Path) -> dict[str, str]:
-    """Environment variables of the engine's process: errors are printed, chatter is not; its sockets are in `folder`."""
+    """Environment of the engine's process: errors are printed, chatter is not, and its sockets lie in `folder`."""
     both = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -695,7 +699,7 @@ def engine_environment(gpu: bool, eager: bool, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets the variables that have no value yet, inside the `with` block only: a process started there inherits them."""
+    """Sets those of the variables that have no value, within the `with` block: processes started there inherit them."""
     unset = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(unset)
     try:

@@ -142,6 +142,7 @@ class ChainTask:
             raise ValueError(f"min_ops and max_ops must satisfy 2 <= min_ops <= max_ops <= {len(LABELS)}, "
                              f"got {min_ops} and {max_ops}")
         self.tokenizer = word_tokenizer()
+        self.sources, self.weights = ["chain"], {}
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)

@@ -42,7 +42,7 @@ import losses
 import pipeline_rl
 import policy as policies
 import tasks
-from flags import UsageError, check_flags, parse_flags
+from flags import UsageError, check_flags, engine_options, parse_flags
 from records import Clock, Folder, closing_table, evaluation_line, evaluation_record, step_line
 
 # ------------------------------------------------------------------------------------------------- prompts and batches
@@ -50,12 +50,15 @@ from records import Clock, Folder, closing_table, evaluation_line, evaluation_re
 
 class PromptStream:
     """Training prompts, epoch after epoch, each epoch in its own shuffled order; retired prompts are passed over.
+    `weights` mixes several data sets (`tasks.epoch_order`).
 
     Its place is two numbers, because the order of an epoch depends on seed and epoch alone.
     """
 
-    def __init__(self, problems: Sequence[Any], seed: int, retired: Callable[[str], bool]):
-        self.problems, self.seed, self.retired = problems, seed, retired
+    def __init__(
+        self, problems: Sequence[Any], seed: int, retired: Callable[[str], bool], weights: dict[str, float] | None = None
+    ):
+        self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
         self.epoch = self.position = 0
         self.first: deque[Any] = deque()  # prompts that a resumed run must admit before all others
         self._shuffled: tuple[int, list[int]] = (-1, [])  # (epoch, its order)
@@ -78,9 +81,7 @@ class PromptStream:
 
     def _order(self) -> list[int]:
         if self._shuffled[0] != self.epoch:
-            order = list(range(len(self.problems)))
-            random.Random(f"{self.seed} epoch {self.epoch}").shuffle(order)
-            self._shuffled = (self.epoch, order)
+            self._shuffled = (self.epoch, tasks.epoch_order(self.problems, self.weights, self.seed, self.epoch))
         return self._shuffled[1]
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,10 +174,15 @@ class Trainer:
 
         self.flags, self.accelerator = flags, accelerator
         self.dtype = getattr(torch, flags.dtype)
-        model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+        options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": flags.trust_remote_code}
+        if flags.attn_implementation:
+            options["attn_implementation"] = flags.attn_implementation
+        model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
+        if flags.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         self.reference = None
         if flags.kl_coef:
-            self.reference = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+            self.reference = AutoModelForCausalLM.from_pretrained(model_folder, **options)
             self.reference = self._policy(self.reference.requires_grad_(False)).to(accelerator.device)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=flags.lr, betas=(flags.beta1, flags.beta2), eps=flags.adam_eps,
@@ -254,7 +260,7 @@ class Trainer:
         """The optimiser step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""
         norm = float(self.accelerator.clip_grad_norm_(self.policy.parameters(), self.flags.clip_grad))
         # A function of the version alone, so that a resumed run and any number of ranks have the same schedule.
-        lr = self.flags.lr * min(1.0, (version + 1) / max(1, self.flags.warmup_steps))
+        lr = learning_rate(self.flags, version)
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -265,6 +271,17 @@ class Trainer:
     def weights(self) -> dict[str, Tensor]:
         """Whole parameters in the generator's dtype; every rank must call, since gathering shards is a collective."""
         return dict(policies.full_tensors(self.model, self.dtype))
+
+
+def learning_rate(flags: Any, version: int) -> float:
+    """Of the step that makes `version` + 1: linear warm-up, then constant (the paper) or half a cosine to 0."""
+    lr = flags.lr * min(1.0, (version + 1) / max(1, flags.warmup_steps))
+    if flags.lr_scale == "sqrt":
+        lr *= math.sqrt(flags.batch_prompts * flags.rollouts / 1024)
+    if flags.lr_schedule == "cosine":
+        done = (version - flags.warmup_steps) / max(1, flags.max_steps - flags.warmup_steps)
+        lr *= 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, done))))
+    return lr
 
 
 def clip_options(flags: Any) -> dict[str, float]:
@@ -279,6 +296,28 @@ def clip_options(flags: Any) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the run
+
+
+def load_task(flags: Any) -> Any:
+    """The built-in task, or that of data sets; see tasks.py for what a task has. Raises UsageError."""
+    if flags.dataset == "chain":
+        return tasks.ChainTask(seed=flags.seed, pool_size=flags.prompts)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
+    stop_ids = tokenizer.convert_tokens_to_ids(flags.stop_tokens.split(",")) if flags.stop_tokens else None
+    options = tasks.PromptOptions(
+        flags.prompt_column or None, flags.answer_column or None, flags.prompt_template, held_out=flags.held_out,
+        max_tokens=flags.max_prompt_tokens,
+    )  # fmt: skip
+    try:
+        return tasks.load_dataset_task(
+            flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
+            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
+            end_of_thinking=flags.end_of_thinking or None, phrase=flags.interruption_phrase or None, stop_ids=stop_ids,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 @dataclass
@@ -315,12 +354,16 @@ class Run:
         if self.main and flags.overwrite and not flags.resume and self.folder.path.exists():
             shutil.rmtree(self.folder.path)
         self.folder.path.mkdir(parents=True, exist_ok=True)
-        self.task = tasks.ChainTask(seed=flags.seed, pool_size=flags.prompts)
         model = flags.model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, report=self.say))
+        self.task = load_task(flags)
         self.trainer = Trainer(flags, self.accelerator, model)
         self.history = filters.PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
-        self.prompts = PromptStream(self.task.train, flags.seed, self.history.retired)
+        self.prompts = PromptStream(self.task.train, flags.seed, self.history.retired, self.task.weights)
         self.rng = random.Random(flags.seed)  # for what rank 0 alone draws
+        self.eval_problems = [
+            problem for source in self.task.sources
+            for problem in [p for p in self.task.held_out if p.source == source][: flags.eval_problems]
+        ]  # fmt: skip
         self.step = self.version = 0
         self.evaluated = -1  # step of the last recorded evaluation
         self.bad_steps = 0
@@ -346,7 +389,8 @@ class Run:
             flags.rollouts, task.stop_ids, length_control=control, max_tokens=flags.max_budget + flags.answer_budget,
             temperature=flags.temperature, max_num_seqs=flags.max_num_seqs, dtype=flags.dtype, seed=flags.seed,
             max_prompt=max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out]),
-            engine_args=fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, interrupted=lambda: self.stop_signal != 0,
+            max_restarts=flags.max_restarts, interrupted=lambda: self.stop_signal != 0,
+            engine_args=(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}) | engine_options(flags),
         )  # fmt: skip
 
     def say(self, line: str) -> None:
@@ -486,7 +530,7 @@ class Run:
 
     def begin_evaluation(self) -> None:
         """Starts an evaluation of the held-out prompts at the live version."""
-        self.check = Check(None, self.task.held_out[: self.flags.eval_problems], self.version, {})
+        self.check = Check(None, self.eval_problems, self.version, {})
         if self.main:
             self.check.record = {"step": self.step, "version": self.version, "device": self.device} | self.clock.now()
             self.check.future = self.generator.evaluate(self.check.problems, self.flags.eval_samples)
@@ -519,6 +563,11 @@ class Run:
             raise RuntimeError(f"weights check: {mixed} evaluation completions are not wholly by {check.version}")
         if check.record is not None:
             record = check.record | evaluation_record(groups)
+            if len(self.task.sources) > 1:
+                record["pass_rate_of"] = {
+                    source: evaluation_record([g for p, g in zip(check.problems, groups, strict=True) if p.source == source])
+                    ["pass_rate"] for source in self.task.sources
+                }  # fmt: skip
             self.folder.append("eval.jsonl", record)
             self.accelerator.log({"eval/pass_rate": record["pass_rate"]}, step=self.step)
             self.say(evaluation_line(record))

@@ -265,6 +265,9 @@ def test_trap_16_bf16_multiplies_with_the_rounded_head(tied):
     part = microbatches(rows, 10**6)[0]
     logprobs, _ = net(part)
     [(hidden, weight, targets, more)] = calls
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        body = model.model(input_ids=part.input_ids).last_hidden_state
+    assert torch.equal(hidden, body.flatten(0, 1)[part.read].bfloat16())  # not an FP32 body, rounded at its end
     master = model.get_output_embeddings().weight
     assert hidden.dtype == torch.bfloat16 and weight.dtype == torch.float32 and more["fp32"] is True
     assert torch.equal(weight, master.bfloat16().float()) and not torch.equal(weight, master)

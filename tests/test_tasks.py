@@ -265,15 +265,18 @@ def test_corrupted_demonstrations_have_the_asked_for_mistakes():
 
 def test_corrupted_demonstrations_ramble_as_asked_for():
     """2,000 demonstrations. Restart .35, cut .15 (standard deviations .011, .008); every step kept its chain: the
-    value that a result was computed from is the result before, or the start digit after a restart."""
+    value that a result was computed from is the result before, or the start digit after a restart. Half of the
+    restarts come at the end, and of the others one in n: .5 + .5 * mean(1/2, ..., 1/8) = .623 of 700 (.018)."""
     settings = replace(WarmStart(), wrong_facts=0.0, noise=0.0, cut=0.0)
     demonstrator = Demonstrator(settings, 0, corrupted=True)
-    restarts = steps = rechecks = over_budget = 0
+    restarts = steps = rechecks = over_budget = at_end = 0
     for _ in range(2000):
         prompt, completion, _ = demonstrator.demonstration()
         thinking = completion[: completion.index("</think>")]
         restarts += "again" in thinking
         assert thinking.count("again") <= 1
+        last_label = prompt[-3]
+        at_end += "again" in thinking and last_label in thinking[: thinking.index("again")]
         rechecks += thinking.count("wait")
         steps += sum(word in LABELS for word in thinking) - thinking.count("wait")
         over_budget += len(thinking) > 30
@@ -284,6 +287,7 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
                 assert thinking[i + 1 : i + 3] == [prompt[2 + 2 * k], str(values[k + 1])]
         assert completion[-3:] == [str(values[-2]), str(values[-1]), "<eos>"]
     assert abs(restarts / 2000 - 0.35) < 0.04
+    assert abs(at_end / restarts - 0.623) < 0.07
     assert abs(rechecks / steps - 0.15) < 0.02
     assert 0.1 < over_budget / 2000 < 0.35
     cut = sum(PHRASE[0] in Demonstrator(WarmStart(), seed, True).demonstration()[1] for seed in range(1000))

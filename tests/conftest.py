@@ -1,0 +1,164 @@
+"""Shared by the tests that need real vLLM: one engine for all of them, as starting one takes 10 s and more.
+
+`vllm_engine` holds a running engine with a tiny random model of tied embeddings. `vllm_engine.generator(...)` is a
+`Generator` of its own (pacer, counters, problems, length control) on that engine: only its start and its end are the
+fixture's. An engine that a test kills or breaks is the test's own: `start_engine`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VOCABULARY, STOP, END_OF_THINKING = 64, 1, 7
+PHRASE = [5, 6, END_OF_THINKING]
+
+
+@dataclass
+class Problem:
+    key: str
+    prompt_ids: list[int]
+
+
+def problems(count: int, length: int = 10, seed: int = 0) -> list[Problem]:
+    """`count` different random prompts of `length` tokens."""
+    import random
+
+    rng = random.Random(seed)
+    return [Problem(f"p{i}", [rng.randrange(8, VOCABULARY) for _ in range(length)]) for i in range(count)]
+
+
+def no_reward(problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
+    return [(0.0, False)] * len(completions)
+
+
+class TinyModel:
+    """A Qwen3 of 2 layers with random weights, its folder, and the trainer's log-probs under any weights of it."""
+
+    def __init__(self, folder: Path, tied: bool):
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        torch.set_num_threads(1)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+            head_dim=32, intermediate_size=128, tie_word_embeddings=tied, max_position_embeddings=1024,
+            eos_token_id=STOP, pad_token_id=0, bos_token_id=None,
+        )  # fmt: skip
+        self.folder = str(folder)
+        self.model = Qwen3ForCausalLM(config).float().eval()
+        self.model.save_pretrained(folder)
+
+    def weights(self, seed: int) -> dict[str, Any]:
+        """New random weights, every tensor of them: nothing of another seed's is left."""
+        import torch
+
+        rng = torch.Generator().manual_seed(seed)
+        return {
+            name: torch.randn(tensor.shape, generator=rng) * 0.15 + (tensor.ndim == 1)  # norms around 1
+            for name, tensor in self.model.named_parameters()
+        }
+
+    def load(self, weights: dict[str, Any]) -> Any:
+        """The Hugging Face model with these weights."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data.copy_(weights[name])
+        return self.model
+
+    def logprobs(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
+        """What the trainer (`policy.Policy`) finds for the tokens that train, one flat tensor."""
+        import torch
+
+        import fp32_head
+        import policy
+
+        trainer = policy.Policy(self.load(weights), fp32_head.token_logprobs, fp32_head.rounded, **options)
+        rows = [policy.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
+        with torch.no_grad():
+            found, _ = trainer(policy.make_microbatch(rows, range(len(rows)), max(len(r.mask) for r in rows)))  # (N, T)
+        return torch.cat([found[i, : len(row.mask)][torch.tensor(row.mask) == 1] for i, row in enumerate(rows)])
+
+    def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
+        """|trainer - generator| of each token that trains."""
+        import torch
+
+        generator = [x for r in rollouts for x, m in zip(r.logprobs, r.mask, strict=True) if m]
+        return (self.logprobs(weights, prompts, rollouts, **options) - torch.tensor(generator)).abs()
+
+
+@dataclass
+class Engine:
+    """A running engine, its model, and generators on it."""
+
+    host: Any  # the pipeline_rl.Generator that started it
+    tiny: TinyModel
+
+    @contextmanager
+    def generator(
+        self,
+        prompts: Iterable[Problem] = (),
+        *,
+        weights: int = 0,
+        score: Callable = no_reward,
+        pacer: Any = None,
+        rollouts: int = 2,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """A Generator with fresh bookkeeping at version 0, whose weights are `tiny.weights(weights)`."""
+        import pipeline_rl
+
+        host = self.host
+        made = pipeline_rl.Generator(
+            host.model, iter(prompts), score, pacer or pipeline_rl.Pacer(1, 0), rollouts, options.pop("stop_ids", [STOP]),
+            weights=host.weights, max_num_seqs=options.pop("max_num_seqs", host.max_num_seqs), **options,
+        )  # fmt: skip
+        made._loop.close()
+        made._loop, made._engine, made._dead_engine = host._loop, host._engine, host._dead_engine
+        made._loop.set_exception_handler(made._fail)
+        made.weights.write(self.tiny.weights(weights))
+
+        async def begin() -> set[asyncio.Task]:
+            assert await made._engine.reset_prefix_cache()  # another test's keys and values, salted with "0" too
+            await made._load_weights(made._engine)
+            made._dispatch()
+            return asyncio.all_tasks() - made._tasks - {asyncio.current_task()}
+
+        async def end() -> None:
+            tasks = asyncio.all_tasks() - vllms - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            if not made._engine.errored:
+                await made._engine.resume_generation()
+
+        vllms = made._call(begin())
+        try:
+            yield made
+        finally:
+            made._error = None  # or the wait for the end raises it
+            made._call(end())
+
+
+def start_engine(tiny: TinyModel, **options: Any) -> Any:
+    """A Generator with an engine of its own, not yet started."""
+    import pipeline_rl
+
+    defaults: dict[str, Any] = {"problems": iter(()), "score": no_reward, "pacer": pipeline_rl.Pacer(1, 0), "rollouts": 2}
+    defaults |= {"stop_ids": [STOP], "max_tokens": 64, "max_num_seqs": 16, "engine_args": {"max_model_len": 1024}}
+    return pipeline_rl.Generator(model=tiny.folder, **defaults | options)
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    tiny = TinyModel(tmp_path_factory.mktemp("tied"), tied=True)
+    host = start_engine(tiny)
+    try:
+        host.start(tiny.weights(0))
+        yield Engine(host, tiny)
+    finally:
+        host.close()
