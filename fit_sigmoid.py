@@ -135,16 +135,18 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
     A_max       bound on A
     Points with a NaN and exact repetitions are left out and counted. Data that cannot carry a fit give a verdict in
     `reason`, not an error. ValueError: shapes that differ, negative compute, a reward outside [0, A_max], two points at
-    C = 0 that disagree, an unknown method.
+    C = 0 that disagree, an unknown method, R0 and A out of order.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
+    if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max:
+        raise ValueError(f"need 0 <= R0 <= A <= A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
     C, R, n, left_out = _clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
     source = "given" if R0 is not None else "measured" if (C == 0).any() else "fitted"
     f = SigmoidFit(n_points=C.size, R0_source=source, left_out=left_out, level=level, A_max=A_max, method=method, C=C,
                    R=R, n_samples=n, R0_interval=(0.0, A_max), A_interval=(0.0, A_max))
-    if C.size < 4 or (C > 0).sum() < 3:
-        f.reason = f"{C.size} usable points, but four unknowns need at least 4, three of them at C > 0"
+    if C.size < 4 or np.unique(C[C > 0]).size < 3:
+        f.reason = f"{C.size} usable points, but four unknowns need at least 4, at three or more values of C > 0"
         return f
     R0_box = (0.0, A_max) if R0 is None else (R0, R0)
     limits = _limits(C, (R0_box[0], A_max) if A is None else (A, A))
@@ -255,12 +257,12 @@ def _search(data: tuple, limits: np.ndarray, start: np.ndarray | None = None) ->
     """Global least squares: x = (A, log B, log C_mid) and the parameters R0, A, B, C_mid. `start`: polish only."""
     C, R, w, _ = data
 
-    def residuals(x: np.ndarray) -> np.ndarray:
+    def _residuals(x: np.ndarray) -> np.ndarray:
         return np.sqrt(w) * (sigmoid(C, _profile(x[None], *data)[0], x[0], *np.exp(x[1:])) - R)
 
     bounds = limits + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
     start = _explore(data, limits)[0][0] if start is None else start
-    x = least_squares(residuals, start, bounds=bounds.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
+    x = least_squares(_residuals, start, bounds=bounds.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
     x = np.clip(x, *limits.T)
     return x, np.array([_profile(x[None], *data)[0][0], x[0], *np.exp(x[1:])])
 
@@ -492,14 +494,14 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
     """
     rows, name = _rows(source), source if isinstance(source, (str, Path)) else "records"
 
-    def bad(line: int, text: str) -> InputError:
+    def _bad(line: int, text: str) -> InputError:
         return InputError(f"{name}, line {line}: {text}")
 
-    def number(line: int, row: Mapping, column: str) -> float:
+    def _number(line: int, row: Mapping, column: str) -> float:
         try:
             return math.nan if row.get(column) in (None, "") else float(row[column])
         except (TypeError, ValueError) as error:
-            raise bad(line, f"{column} is {row[column]!r}; write a number or leave it empty") from error
+            raise _bad(line, f"{column} is {row[column]!r}; write a number or leave it empty") from error
 
     columns = {str(column) for _, row in rows for column in row}
     x = x or _default_x(rows, columns)
@@ -508,19 +510,19 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
     for column, flag in ((x, "--x"), (y, "--y"), *((c, "--samples") for c in counts)):
         if column not in columns:
             there = ", ".join(sorted(columns)) or "none"
-            raise bad(1, f"no column {column!r}; name another with {flag}, there are: {there}")
+            raise _bad(1, f"no column {column!r}; name another with {flag}, there are: {there}")
     points, zero = [], math.nan
     for line, row in rows:
-        c, r = number(line, row, x), number(line, row, y)
-        n = math.prod(number(line, row, k) for k in counts) if counts else math.nan if samples is None else samples
+        c, r = _number(line, row, x), _number(line, row, y)
+        n = math.prod(_number(line, row, k) for k in counts) if counts else math.nan if samples is None else samples
         if c < 0 or math.isinf(c):
-            raise bad(line, f"{x} is {c:g}; compute is finite and >= 0, correct the value or delete the line")
+            raise _bad(line, f"{x} is {c:g}; compute is finite and >= 0, correct the value or delete the line")
         if r < 0 or r > 1:
-            raise bad(line, f"{y} is {r:g}; rewards lie in [0, 1], rescale the column or choose another with --y")
+            raise _bad(line, f"{y} is {r:g}; rewards lie in [0, 1], rescale the column or choose another with --y")
         if n <= 0:
-            raise bad(line, f"{n:g} samples; give a positive number or leave the column out")
+            raise _bad(line, f"{n:g} samples; give a positive number or leave the column out")
         if c == 0 and abs(r - zero) > 0:  # False while either is NaN
-            raise bad(line, f"{y} is {r:g} at {x} = 0 but {zero:g} on an earlier line; keep one of the two")
+            raise _bad(line, f"{y} is {r:g} at {x} = 0 but {zero:g} on an earlier line; keep one of the two")
         zero = r if c == 0 and not math.isnan(r) else zero
         points.append((c, r, n))
     C, R, n = np.array(points, dtype=float).reshape(-1, 3).T
@@ -590,7 +592,7 @@ def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: st
     low, high = f.interval(C[unseen], noise=True, n_samples=n_new)
     inside, miss = (low <= R[unseen]) & (R[unseen] <= high), f.predict(C[unseen]) - R[unseen]
     rmse, covered = (math.sqrt(np.mean(miss**2)), float(inside.mean())) if miss.size else (math.nan, math.nan)
-    name = name or (str(source) if isinstance(source, (str, Path)) else "this run")
+    name = name or (str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else "this run")
     report = CurveReport(name, x, f, fit_until * end, transient, miss.size, rmse, covered, predictions,
                          C, R, n, last_line)
     if plot is not None:
@@ -612,15 +614,15 @@ def _span(pair: Sequence[float], form: str = "") -> str:
 
 def format_report(*reports: CurveReport) -> str:
     """The table a person reads, one block a run."""
-    return "\n\n".join("\n".join(f"{label:<22}{text}" for label, text in _block(r)) for r in reports)
+    return "\n\n".join("\n".join(f"{label:<24}{text}" for label, text in _block(r)) for r in reports)
 
 
 def _block(r: CurveReport) -> list[tuple[str, str]]:
     f, t = r.fit, r.transient
     held_out = f"; {r.held_out_rmse:.4f} held out, {r.held_out_covered:.0%} of it inside the intervals"
     rows = [(f"{r.name}: ", f"{r.x} up to {_short(r.fit_until)}, {f.level:.0%} intervals"),
-            ("A     ceiling", f"{f.A:.3f}  {_span(f.A_interval, '.3f')} " + ("identifiable" if f.identifiable else "")),
-            *([] if f.identifiable else [("      NOT identifiable", f.reason)]),
+            ("A     ceiling", f"{f.A:.3f}  {_span(f.A_interval, '.3f')}" + (" identifiable" if f.identifiable else "")),
+            *([] if f.identifiable else [("      not identifiable", f.reason)]),
             ("B     efficiency", f"{f.B:.2f}   {_span(f.B_interval)}"),
             ("C_mid half the gain", f"{_short(f.C_mid)}   {_span(f.C_mid_interval)} {UNITS.get(r.x, r.x)}"),
             ("R0    before RL", f"{f.R0:.3f}  {_span(f.R0_interval, '.3f')} {f.R0_source}"),
@@ -656,13 +658,13 @@ def _axes(path: str | Path) -> tuple:
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.subplots()
 
-    def finish(**labels: Any) -> None:
+    def _finish(**labels: Any) -> None:
         axes.set(**labels)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="lower right")
+        axes.legend(fontsize=8)
         figure.savefig(path, dpi=150)
 
-    return axes, finish
+    return axes, _finish
 
 
 def plot_curves(reports: Sequence[CurveReport], path: str | Path) -> None:
@@ -726,7 +728,7 @@ def _run(args: argparse.Namespace) -> str:
             raise InputError(f"{file}, line {r.last_line}: {r.fit.reason}; evaluate more often or fit a larger part")
         reports.append(r)
         if r.x != reports[0].x:
-            raise InputError(f"{file}, line 1: compute in {r.x}, but {args.files[0]} in {reports[0].x}; choose with --x")
+            raise InputError(f"{file}, line 1: x is {r.x}, but {reports[0].x} in {args.files[0]}; choose one with --x")
     result = {"runs": reports}
     text = [format_report(*reports)]
     if len(reports) > 1:
@@ -742,8 +744,9 @@ def _run(args: argparse.Namespace) -> str:
             text.append(f"{r.name}: A - D / C^B with A {law['A']:.3f}, B {law['B']:.2f}, RMSE {law['rmse']:.4f}")
     if args.plot:
         plot_curves(reports, args.plot)
-    if args.slopes:
-        plot_slopes([r.fit for r in reports], [r.name for r in reports], args.slopes)
+    if args.slopes:  # with the shared A where the ceilings agree, as in the paper
+        shared = result["comparison"].refits if len(reports) > 1 else []
+        plot_slopes(shared or [r.fit for r in reports], [r.name for r in reports], args.slopes)
     return json.dumps(_plain(result), indent=1) if args.json else "\n\n".join(text)
 
 

@@ -258,7 +258,8 @@ class Trainer:
 
     def update(self, version: int) -> dict[str, float]:
         """The optimiser step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""
-        norm = float(self.accelerator.clip_grad_norm_(self.policy.parameters(), self.flags.clip_grad))
+        norm = self.accelerator.clip_grad_norm_(self.policy.parameters(), self.flags.clip_grad)
+        norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # FSDP2: a shard's norm is not it
         # A function of the version alone, so that a resumed run and any number of ranks have the same schedule.
         lr = learning_rate(self.flags, version)
         if math.isfinite(norm):

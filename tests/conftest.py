@@ -47,7 +47,7 @@ class TinyModel:
         config = Qwen3Config(
             vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
             head_dim=32, intermediate_size=128, tie_word_embeddings=tied, max_position_embeddings=1024,
-            eos_token_id=STOP, pad_token_id=0, bos_token_id=None,
+            eos_token_id=None, pad_token_id=None, bos_token_id=None,  # vLLM stops at eos whatever the request says
         )  # fmt: skip
         self.folder = str(folder)
         self.model = Qwen3ForCausalLM(config).float().eval()

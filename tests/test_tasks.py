@@ -340,6 +340,24 @@ def test_supervised_step_predicts_the_next_token_of_taught_places_only():
     assert all((p != q).any() for p, q in zip(model.parameters(), before, strict=True))
 
 
+def test_each_supervised_step_uses_its_own_batch_alone():
+    """With learning rate 0 the gradients after two steps are those of the second batch, cut to norm 1."""
+    model = tasks.new_model(WarmStart(), 0)
+    demonstrator = Demonstrator(QUICK, 0, True)
+    batches = [demonstrator.batch(), demonstrator.batch()]
+    list(supervised_steps(model, torch.optim.SGD(model.parameters(), lr=0.0), batches))
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    ids, labels = batches[1]
+    logprobs = model(input_ids=ids).logits.log_softmax(-1)
+    places = [(n, t) for n in range(ids.shape[0]) for t in range(ids.shape[1]) if labels[n, t] != -100]
+    (-sum(logprobs[n, t - 1, labels[n, t]] for n, t in places) / len(places)).backward()
+    norm = sum((p.grad**2).sum() for p in model.parameters()) ** 0.5
+    assert norm > 1
+    for p, gradient in zip(model.parameters(), found, strict=True):
+        torch.testing.assert_close(gradient, p.grad / norm, rtol=1e-3, atol=1e-6)
+
+
 def test_warm_start_is_cached_under_its_settings(tmp_path):
     lines: list[str] = []
     folder = warm_start(tmp_path, settings=QUICK, report=lines.append)
@@ -643,17 +661,17 @@ def test_bad_rows_are_counted_by_kind(tmp_path, tokenizer):
     bad = [
         "{not json", "[" * 100_000, "[1, 2]", '"text"', "",
         {"question": "", "answer": "1"}, {"question": " \n", "answer": "1"}, {"question": 5, "answer": "1"},
-        {"answer": "1"},
         {"question": [{"role": "user"}], "answer": "1"}, {"question": [], "answer": "1"},
         {"question": "no answer"}, {"question": "null", "answer": None}, {"question": "list", "answer": [1]},
         {"question": "bool", "answer": True}, {"question": "empty", "answer": " "},
         {"question": "empty2", "answer": "#### "},
         {"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"},
         {"question": "What is 3 + 2?", "answer": "5"}, {"question": "lone \ud800", "answer": "7"},
+        {"answer": "1"},
     ]  # fmt: skip
-    task = load(write_rows(tmp_path / "a.jsonl", [*sums(20), *bad]), tokenizer, reward="math", max_tokens=60)
+    task = load(write_rows(tmp_path / "a.jsonl", [{"other": 1}, *sums(20), *bad]), tokenizer, reward="math", max_tokens=60)
     assert task.skipped == {
-        "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 4, "no_answer": 2,
+        "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 5, "no_answer": 2,
         "answer_is_no_text": 2, "empty_answer": 2, "unreadable_answer": 1, "prompt_too_long": 1, "duplicate_prompt": 1,
     }  # fmt: skip
     assert len(task.train) + len(task.held_out) == 21

@@ -1,0 +1,108 @@
+"""Program of test_distributed.py: trains on recorded rollouts, alone, under DDP (accelerate) or FSDP2 (torch's own
+fully_shard on a CPU mesh, since accelerate offers FSDP on accelerators only), and saves the full weights.
+
+    python tests/distributed_worker.py MODEL OUT MODE ROWS
+"""
+
+import os
+import random
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import pipeline_rl
+import train
+
+STEPS = 5
+
+
+class Sharding:
+    """What Trainer asks of accelerate, with torch's FSDP2 behind it."""
+
+    def __init__(self):
+        torch.distributed.init_process_group("gloo")
+        self.process_index, self.num_processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.device, self.is_main_process = torch.device("cpu"), self.process_index == 0
+
+    def prepare(self, policy, optimizer):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (self.num_processes,))
+        for layer in policy.model.base_model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(policy, mesh=mesh)
+        optimizer.param_groups[0]["params"] = list(policy.parameters())  # the sharded ones
+        return policy, optimizer
+
+    def unwrap_model(self, model):
+        return model
+
+    def no_sync(self, model):
+        return nullcontext()
+
+    def backward(self, loss):
+        loss.backward()
+
+    def clip_grad_norm_(self, parameters, most):
+        return torch.nn.utils.clip_grad_norm_(parameters, most)
+
+    def reduce(self, tensor):
+        torch.distributed.all_reduce(tensor)
+        return tensor
+
+
+def recorded(step, rows):
+    """Groups of very different lengths; the same in every process."""
+    draw = random.Random(f"step {step}")
+    groups = []
+    for number in range(rows // 2):
+        problem = SimpleNamespace(prompt_ids=[draw.randrange(40) for _ in range(draw.randint(2, 9))], key=str(number))
+        rollouts = []
+        for correct in (True, False):
+            n = draw.choice([2, 3, 40])
+            ids, logprobs = [draw.randrange(40) for _ in range(n)], [draw.uniform(-4.5, -3.0) for _ in range(n)]
+            reward = 1.0 if correct else -1.0
+            rollouts.append(pipeline_rl.Rollout(ids, logprobs, [0] * n, [1] * n, "stop", False, 0, reward, correct))
+        groups.append(pipeline_rl.Group(number, problem, 0, rollouts))
+    return groups
+
+
+def main(model, out, mode, rows):
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    flags = train.parse_flags(["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--kl_coef", "0.1"], "")
+    if mode == "fsdp2":
+        import accelerate.utils
+
+        accelerator = Sharding()
+        gather = [None] * accelerator.num_processes
+
+        def gather_object(value):
+            torch.distributed.all_gather_object(gather, value)
+            return [item for part in gather for item in part]
+
+        accelerate.utils.gather_object = gather_object
+    else:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+    trainer = train.Trainer(flags, accelerator, model)
+    for step in range(STEPS):
+        batch, _ = train.make_batch(recorded(step, int(rows)), flags, random.Random(0))
+        metrics = trainer.gradients(batch) | trainer.update(step)
+        scores = trainer.score(batch.rows)
+    weights = dict(trainer.weights())
+    if accelerator.is_main_process:
+        save_file(weights | {"scores": scores, "loss": torch.tensor([metrics["loss"], metrics["grad_norm"]])}, out)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

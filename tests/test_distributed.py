@@ -1,0 +1,62 @@
+"""Two trainer processes on a CPU (gloo) train as one does: DDP through accelerate, FSDP2 through torch's fully_shard.
+
+Rows of 2 to 40 tokens and several microbatches a rank, or two rows over three ranks, so that one has nothing; the
+reference model of a KL term runs beside the policy.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tasks
+import train
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(model, out, mode, rows, processes):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = command if processes > 1 else [sys.executable]
+    command += [str(ROOT / "tests" / "distributed_worker.py"), str(model), str(out), mode, str(rows)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return load_file(out)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    settings = tasks.WarmStart(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    made = tasks.new_model(settings, seed=0)
+    if not request.param:
+        from transformers import Qwen3ForCausalLM
+
+        made.config.tie_word_embeddings = False
+        made = Qwen3ForCausalLM(made.config)
+    made.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "processes"), [(14, 2), (2, 3)], ids=["uneven", "a rank with nothing"])
+def test_two_processes_train_as_one(model, tmp_path, rows, processes):
+    """After 5 steps weights, scores, loss and gradient norm agree to 1e-6 (float32), whatever the ranks hold."""
+    alone = run(model, tmp_path / "one", "plain", rows, 1)
+    for mode in ("plain", "fsdp2"):
+        two = run(model, tmp_path / mode, mode, rows, processes)
+        assert two.keys() == alone.keys()
+        for name, tensor in alone.items():
+            torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name, w=mode: f"{w} {n}: {m}")
+
+
+def test_a_rank_with_nothing(tmp_path):
+    """One row over two ranks: the second rank gets one empty microbatch."""
+    row = train.policies.Row([1, 2], [3, 4], [1, 1])
+    first, second = (train.policies.microbatches([row], 64, rank=rank, ranks=2) for rank in (0, 1))
+    assert [len(m.rows) for m in first] == [1] and [len(m.rows) for m in second] == [0]

@@ -1,0 +1,331 @@
+"""`Generator` with real vLLM: log-probs, weights in flight, the schedule, and failures that end instead of hanging.
+
+Oracles: the trainer's own forward pass in transformers; for completions that several versions sampled, a transformers
+cache that is filled piece by piece with the weights that were live. Weights are random and differ wholly from version to
+version, so that tokens, keys or values of a wrong version are nats away, not 1e-4.
+"""
+
+import itertools
+import math
+import multiprocessing
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import END_OF_THINKING, PHRASE, STOP, Engine, Problem, TinyModel, no_reward, problems, start_engine
+
+from length_control import Interruption
+from pipeline_rl import FORCED, Exhausted, FileWeights, Generator, Pacer, Rollout, check_arrival, environment, lags
+
+ROOT = Path(__file__).resolve().parent.parent
+CLOSE = 1e-5  # nats a token, mean; measured 1e-6. The runs' own limit is 1e-4
+
+
+def take_and_flatten(generator: Generator, count: int) -> tuple[list[Problem], list[Rollout]]:
+    """Takes `count` groups: the prompt of each rollout, and the rollouts."""
+    pairs = [(group.problem, rollout) for group in generator.take(count) for rollout in group.rollouts]
+    return [p for p, _ in pairs], [r for _, r in pairs]
+
+
+def evaluated(generator: Generator, prompts: list[Problem], n_samples: int) -> tuple[list[Problem], list[Rollout]]:
+    """Evaluates: the prompt of each rollout, and the rollouts."""
+    groups = generator.result_of(generator.evaluate(prompts, n_samples))
+    return [p for p in prompts for _ in range(n_samples)], [r for group in groups for r in group]
+
+
+def wait_until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+@dataclass
+class LongTraining:
+    """As length control: training completions of `budget` tokens, evaluation completions of 12."""
+
+    budget: int
+    max_budget: int = 12
+    max_completion: int = 900
+
+    def draw_budget(self, rng: random.Random) -> int:
+        return self.budget
+
+    def second_leg(self, prompt_ids, completion_ids, finish_reason):
+        return None
+
+    def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
+        raise AssertionError("there is no second leg")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Log-probs
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_the_trainers_also_after_an_interruption(vllm_engine: Engine, temperature: float) -> None:
+    """Completions wholly by one version, in one leg and in two: per token the trainer finds the generator's log-prob.
+    At temperature 0.7 a side that forgets it is 0.1 nats away. Forced tokens are the phrase, unsampled and masked.
+    """
+    control = Interruption(6, 12, answer_budget=5, phrase_ids=PHRASE, end_of_thinking_ids=[END_OF_THINKING])
+    prompts = problems(12)
+    options = {"length_control": control, "temperature": temperature}
+    with vllm_engine.generator(prompts, rollouts=4, pacer=Pacer(12, 0), **options) as generator:
+        asked, rollouts = take_and_flatten(generator, 12)
+        counters = generator.counters
+
+    gap = vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts, temperature=temperature)
+    assert gap.mean() < CLOSE and gap.max() < 1e-4
+    assert vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts, temperature=0.85).mean() > 0.02
+
+    interrupted = [r for r in rollouts if r.interrupted]
+    assert 5 < len(interrupted) < len(rollouts)
+    budgets = set()
+    for rollout in interrupted:
+        start = rollout.mask.index(0)
+        budgets.add(start)
+        assert rollout.completion_ids[start : start + 3] == PHRASE
+        assert rollout.mask == [1] * start + [0] * 3 + [1] * (len(rollout.mask) - start - 3)
+        assert rollout.logprobs[start : start + 3] == [0.0] * 3
+        assert END_OF_THINKING not in rollout.completion_ids[:start] and 1 <= len(rollout.mask) - start - 3 <= 5
+    assert min(budgets) >= 6 and max(budgets) <= 12 and len(budgets) > 3
+    for rollout in rollouts:
+        assert rollout.finish_reason == ("stop" if rollout.completion_ids[-1] == STOP else "length")
+        assert [v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m] == [0] * sum(rollout.mask)
+        assert all(v == FORCED for v, m in zip(rollout.versions, rollout.mask, strict=True) if not m)
+    # Tokens: all sampled ones. Prefill: the prompts, and for the second legs prompt + first leg + phrase; nothing comes
+    # from the cache, whose blocks are 32 tokens long.
+    assert counters.sampled == sum(sum(r.mask) for r in rollouts)
+    second_legs = sum(10 + r.mask.index(0) + 3 for r in interrupted)
+    assert counters.prefilled >= 48 * 10 + second_legs == sum(r.prefilled for r in rollouts if r.interrupted) + 10 * (
+        48 - len(interrupted)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Weights in flight
+
+
+def stale_cache_logprobs(tiny: TinyModel, weights: dict[int, dict], problem: Problem, rollout: Rollout) -> torch.Tensor:
+    """The log-probs of a completion that several versions sampled, by transformers: each piece is fed, under its own
+    version's weights, onto the keys and values that the earlier versions left."""
+    from transformers import DynamicCache
+
+    cache, ids, found, start = DynamicCache(), rollout.completion_ids, [], 0
+    for version, piece in itertools.groupby(rollout.versions):
+        end = start + len(list(piece))
+        fed = ([*problem.prompt_ids] if start == 0 else [ids[start - 1]]) + ids[start : end - 1]
+        with torch.no_grad():
+            logits = tiny.load(weights[version])(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits
+        logits = logits[0, -(end - start) :].log_softmax(-1)  # (piece, V)
+        found.append(logits.gather(1, torch.tensor(ids[start:end])[:, None])[:, 0])
+        start = end
+    return torch.cat(found)
+
+
+def check_weights_move(generator: Generator, tiny: TinyModel, long: list[Problem]) -> None:
+    """Ten updates while the completions of `long` run: the body of a test for tied and for untied heads."""
+    weights = {version: tiny.weights(100 + version) for version in range(1, 11)} | {0: tiny.weights(0)}
+    wait_until(lambda: len(generator.pacer.waiting_for()) == len(long))
+    fresh = problems(3, seed=9)
+    for version in range(1, 11):
+        generator.push(weights[version], version, 0)
+        asked, rollouts = evaluated(generator, fresh, 2)
+        assert {v for r in rollouts for v in r.versions} == {version}
+        assert tiny.gap(weights[version], asked, rollouts).mean() < CLOSE, f"stale weights after update {version}"
+        assert tiny.gap(weights[version - 1], asked, rollouts).mean() > 0.1  # the check can fail
+    assert generator.counters.pushes == 10 and generator.counters.sync_seconds > 0
+
+    asked, rollouts = take_and_flatten(generator, len(long))
+    for problem, rollout in zip(asked, rollouts, strict=True):
+        versions = rollout.versions
+        assert versions == sorted(versions) and len(set(versions)) > 5, (len(versions), rollout.finish_reason)
+        sampled = torch.tensor(rollout.logprobs)
+        gap = (stale_cache_logprobs(tiny, weights, problem, rollout) - sampled).abs()
+        assert gap.mean() < CLOSE and gap.max() < 1e-4
+        # The last version alone, over keys and values of its own, is not what sampled the tail ...
+        tail = torch.tensor(versions) == versions[-1]
+        assert tiny.gap(weights[versions[-1]], [problem], [rollout])[tail].mean() > 0.01
+        # ... nor are the spans one token longer or shorter.
+        for moved in (versions[:1] + versions[:-1], versions[1:] + versions[-1:]):
+            other = Rollout(rollout.completion_ids, rollout.logprobs, moved, rollout.mask, rollout.finish_reason)
+            assert (stale_cache_logprobs(tiny, weights, problem, other) - sampled).abs().max() > 0.1
+
+
+def test_weights_move_in_flight_under_a_tied_head(vllm_engine: Engine) -> None:
+    """Tokens before a version's boundary score like its predecessor's, tokens after it like its own over the stale
+    cache; completions begun afterwards like its own alone. A tied head is the one that can stay stale.
+    """
+    long = problems(2)
+    with vllm_engine.generator(long, pacer=Pacer(2, 0), length_control=LongTraining(700), stop_ids=[]) as generator:
+        check_weights_move(generator, vllm_engine.tiny, long)
+
+
+@pytest.mark.parametrize("salted", [True, False])
+def test_a_prompt_does_not_hit_keys_and_values_of_another_version(vllm_engine: Engine, salted: bool) -> None:
+    """A prompt of 70 tokens fills two blocks of 32. Sampled again under the same version it finds them: 6 tokens are
+    computed. Under the next version it must not, and its log-probs are the new weights' alone. Without the salt it does,
+    and they are not: what the salt is for.
+    """
+    prompt, tiny = problems(1, length=70), vllm_engine.tiny
+    with vllm_engine.generator(max_tokens=12) as generator:
+        if not salted:
+            request = generator._request
+            generator._request = lambda prompt_ids, max_tokens, salt: request(prompt_ids, max_tokens, "same")
+        prefilled, gaps = [], []
+        for version in (0, 0, 1, 1):
+            if version != generator.version:
+                generator.push(tiny.weights(version), version, 0)
+            asked, rollouts = evaluated(generator, prompt, 1)
+            prefilled.append(rollouts[0].prefilled)
+            gaps.append(tiny.gap(tiny.weights(version), asked, rollouts).mean())
+    assert prefilled == ([70, 6, 70, 6] if salted else [70, 6, 6, 6])
+    assert max(gaps[:2]) < CLOSE
+    assert max(gaps[2:]) < CLOSE if salted else min(gaps[2:]) > 0.01
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The schedule
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_pipeline_bounds_the_lag(vllm_engine: Engine, k: int) -> None:
+    """B = 2: groups come in admission order; at the step that makes v + 1 no token is older than v - k. With k = 0 all
+    are of v; with k = 2 the first six groups enter at once, so the third step trains on tokens two versions old.
+    """
+    prompts = problems(20)
+    seen = []
+    with vllm_engine.generator(prompts, pacer=Pacer(2, k), max_tokens=24) as generator:
+        for version in range(8):
+            groups = generator.take(2)
+            assert [group.number for group in groups] == [2 * version, 2 * version + 1]
+            assert [group.problem for group in groups] == prompts[2 * version : 2 * version + 2]
+            for rollout in (r for group in groups for r in group.rollouts):
+                assert rollout.versions == sorted(rollout.versions)
+                seen += lags(rollout, version)
+            generator.push(vllm_engine.tiny.weights(version + 1), version + 1, 2)
+        generator.settle()
+        assert generator.version == 8
+    assert 0 <= min(seen) and max(seen) == k
+
+
+def test_ppo_off_policy_samples_each_round_from_one_version(vllm_engine: Engine) -> None:
+    """k = 2, B = 2: rounds of 4 groups from one frozen version, two steps each: version 0, then 2, then 4."""
+    with vllm_engine.generator(problems(12), pacer=Pacer(2, 2, schedule="ppo_off_policy"), max_tokens=16) as generator:
+        for version in (0, 2, 4):
+            groups = generator.take(4)
+            assert {v for group in groups for r in group.rollouts for v in r.versions} == {version}
+            generator.push(vllm_engine.tiny.weights(version + 2), version + 2, 4)
+
+
+def test_a_push_waits_for_evaluation_which_no_pacer_holds_back(vllm_engine: Engine) -> None:
+    """The pacer is full (k = 0, its one group runs on), yet evaluation runs, at one version; a push that comes while it
+    runs is live only afterwards. Neither the pacer nor the counters of training see it. 40 requests, 16 slots.
+    """
+    with vllm_engine.generator(problems(3), length_control=LongTraining(800), stop_ids=[]) as generator:
+        generator.length_control.max_budget = 40
+        wait_until(lambda: generator.pacer.waiting_for() == [0])
+        assert not generator.pacer.may_admit()
+        asked = problems(10, seed=5)
+        future = generator.evaluate(asked, 4)
+        generator.push(vllm_engine.tiny.weights(1), 1, 0)
+        generator.settle()
+        assert future.done(), "the push did not wait"
+        groups = generator.result_of(future)
+        assert [len(group) for group in groups] == [4] * 10
+        assert {v for group in groups for r in group for v in r.versions} == {0} and generator.version == 1
+        rollouts = [r for group in groups for r in group]
+        gap = vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), [p for p in asked for _ in range(4)], rollouts)
+        assert gap.mean() < CLOSE
+        assert {len(r.completion_ids) for r in rollouts} == {40}  # the longest budget
+        counters = generator.counters
+        assert generator.pacer.admitted == 1 and counters.sampled == 0
+        assert (counters.eval_sampled, counters.eval_prefilled) == (1600, 400)
+        assert 0 < counters.eval_seconds < 60
+        assert set(generator.take(1)[0].rollouts[0].versions) == {0, 1}
+
+
+def test_slots_and_idle_time(vllm_engine: Engine) -> None:
+    """Never more requests inside than slots, never less than a whole group's: 5 slots hold two groups of two. While the
+    trainer keeps the only group to itself (k = 0), the engine is idle, and that is counted."""
+    inside = []
+    pacer = Pacer(8, 0)
+    with vllm_engine.generator(problems(8), pacer=pacer, max_num_seqs=5, max_tokens=8, stop_ids=[]) as generator:
+        request = generator._request
+
+        async def counted(*args):
+            inside.append(generator._inside)
+            return await request(*args)
+
+        generator._request = counted
+        generator.take(8)
+        before = generator.counters.idle_seconds
+        time.sleep(0.3)
+        generator.release(8)
+        assert isinstance(generator.in_loop(lambda g: g.exhausted), bool)
+        generator.result_of(generator.evaluate(problems(1), 1))
+        assert generator.counters.idle_seconds - before > 0.25
+    assert max(inside) <= 4
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Failures
+
+
+def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer(vllm_engine: Engine) -> None:
+    """The very exception is raised where the trainer waits, within seconds, and again at the next wait."""
+
+    def broken_score(problem, completions):
+        raise ZeroDivisionError("the verifier")
+
+    def broken_problems():
+        yield from problems(1)
+        raise LookupError("the data set")
+
+    for options, error in (
+        ({"prompts": problems(4), "score": broken_score}, ZeroDivisionError),
+        ({"prompts": broken_problems()}, LookupError),
+        ({"prompts": problems(4), "score": lambda problem, completions: [(1.0, True)]}, ValueError),  # one too few
+    ):
+        with vllm_engine.generator(max_tokens=8, pacer=Pacer(2, 0), **options) as generator:
+            started = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(error):
+                    generator.take(2)
+            assert time.monotonic() - started < 20
+
+
+def test_finite_problems_end_in_exhausted(vllm_engine: Engine) -> None:
+    """Five prompts, B = 2: two steps, then one group is left that no step can use. Each prompt is used once."""
+    with vllm_engine.generator(iter(problems(5)), pacer=Pacer(2, 1), max_tokens=8) as generator:
+        keys = []
+        for _ in range(2):
+            keys += [group.problem.key for group in generator.take(2)]
+            generator.release(2)
+        with pytest.raises(Exhausted, match="1 groups stay untrained"):
+            generator.take(2)
+        assert keys == ["p0", "p1", "p2", "p3"]
+        assert [problem.key for problem in generator.running.values()] == ["p4"]
+
+
+def test_interrupted_ends_a_wait(vllm_engine: Engine) -> None:
+    from pipeline_rl import Interrupted
+
+    asked = []
+    options = {"interrupted": lambda: bool(asked), "length_control": LongTraining(800), "stop_ids": []}
+    with vllm_engine.generator(problems(1), **options) as generator:
+        wait_until(lambda: generator.pacer.waiting_for() == [0])
+        asked.append(True)
+        with pytest.raises(Interrupted):
+            generator.take(1)
+        asked.clear()
+        assert generator.take(1)[0].number == 0  # nothing was lost
