@@ -20,7 +20,8 @@ Idea. Pass rate on held-out prompts follows a sigmoid in compute, so the early p
    samples of one prompt are correlated: phi > 1 when every evaluation draws new prompts, phi < 1 on a fixed held-out
    set. Residuals in waves say less: phi grows by (1 + r) / (1 - r), r their lag-1 correlation if significant.
 4. `identifiable` is False, with a reason, when A's interval is wider than 0.1 or half the gain, when the bound on A and
-   not the data stopped the fit, when the reward does not rise or falls away, and when points are too few.
+   not the data stopped the fit, when the reward does not rise, or rises in a straight line, or falls away at the
+   end, and when points are too few.
 
 Choices where the paper is silent: (a) the point at C = 0 measures R0, with its own sampling error; without it R0 is
 fitted. (b) No run is exactly a sigmoid. One that rises faster than a ceiling <= 1 allows would be predicted too low, so
@@ -312,6 +313,12 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
         return f"the bound A <= {f.A_max:g} stopped the fit and not the data, which reach {reach:.2f} {end}"
     if f.curves[1].max() - f.A_interval[0] > min(MAX_WIDTH, (f.A - f.R0) / 2):
         return f"ceilings from {f.A_interval[0]:.2f} to {f.A_interval[1]:.2f} fit: the data reach {reach:.2f} {end}"
+    later = f.C > 0
+    for name, x in (("C", f.C[later] / f.C[-1]), ("log C", np.log(f.C[later]))):
+        line = np.polyval(np.polyfit(x, f.R[later], 1, w=np.sqrt(w[later])), x)
+        worse = max(w[later] @ (f.R[later] - line) ** 2 - z[later] @ z[later], 0.0)
+        if fdtrc(2, f.dof, worse / 2 / f.phi) > 0.001:
+            return f"a straight line in {name} fits about as well: no ceiling shows {end}"
     if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
         return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
     return ""

@@ -239,8 +239,13 @@ def check_flags(flags: Any) -> list[str]:
         f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json.",
     )
     folder = Path(flags.output_dir)
+    holds_run = (folder / "config.json").exists()
     need(
-        bool(flags.resume or flags.overwrite or flags.dry_run) or not (folder / "config.json").exists(),
+        flags.dry_run or holds_run or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        f"--output_dir {folder} is not empty and holds no run; choose another folder.",
+    )
+    need(
+        bool(flags.resume or flags.overwrite or flags.dry_run) or not holds_run,
         f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true.",
     )
     notes = []

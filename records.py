@@ -30,6 +30,13 @@ class Folder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
+    def clear(self) -> None:
+        """Removes the files of the run that this folder holds, and nothing else."""
+        for name in (*LOGS, "config.json", "curve.png"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("checkpoints", "model"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One more line of the JSON-lines file `name`."""
         with (self.path / name).open("a") as file:

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import sys
 import time
@@ -352,9 +351,10 @@ class Run:
         self.main = self.accelerator.is_main_process
         self.generator: pipeline_rl.Generator | None = None
         self.folder = Folder(flags.output_dir)
-        if self.main and flags.overwrite and not flags.resume and self.folder.path.exists():
-            shutil.rmtree(self.folder.path)
-        self.folder.path.mkdir(parents=True, exist_ok=True)
+        if self.main:
+            if flags.overwrite and not flags.resume:
+                self.folder.clear()
+            self.folder.path.mkdir(parents=True, exist_ok=True)
         model = flags.model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, report=self.say))
         self.task = load_task(flags)
         self.trainer = Trainer(flags, self.accelerator, model)

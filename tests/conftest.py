@@ -124,8 +124,7 @@ class Engine:
         async def begin() -> set[asyncio.Task]:
             assert await made._engine.reset_prefix_cache()  # another test's keys and values, salted with "0" too
             await made._load_weights(made._engine)
-            made._dispatch()
-            return asyncio.all_tasks() - made._tasks - {asyncio.current_task()}
+            return asyncio.all_tasks() - {asyncio.current_task()}
 
         async def end() -> None:
             tasks = asyncio.all_tasks() - vllms - {asyncio.current_task()}
@@ -137,6 +136,7 @@ class Engine:
                 await made._engine.resume_generation()
 
         vllms = made._call(begin())
+        made._loop.call_soon_threadsafe(made._dispatch)
         try:
             yield made
         finally:

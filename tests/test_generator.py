@@ -255,8 +255,8 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back(vllm_engine: Engi
 
 
 def test_slots_and_idle_time(vllm_engine: Engine) -> None:
-    """Never more requests inside than slots, never less than a whole group's: 5 slots hold two groups of two. While the
-    trainer keeps the only group to itself (k = 0), the engine is idle, and that is counted."""
+    """Never more requests inside than the 5 slots. While the trainer keeps all groups to itself (k = 0), the engine is
+    idle, and that is counted."""
     inside = []
     pacer = Pacer(8, 0)
     with vllm_engine.generator(problems(8), pacer=pacer, max_num_seqs=5, max_tokens=8, stop_ids=[]) as generator:
@@ -274,7 +274,7 @@ def test_slots_and_idle_time(vllm_engine: Engine) -> None:
         assert isinstance(generator.in_loop(lambda g: g.exhausted), bool)
         generator.result_of(generator.evaluate(problems(1), 1))
         assert generator.counters.idle_seconds - before > 0.25
-    assert max(inside) <= 4
+    assert 4 <= max(inside) <= 5
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -669,7 +669,8 @@ def test_bad_rows_are_counted_by_kind(tmp_path, tokenizer):
         {"question": "What is 3 + 2?", "answer": "5"}, {"question": "lone \ud800", "answer": "7"},
         {"answer": "1"},
     ]  # fmt: skip
-    task = load(write_rows(tmp_path / "a.jsonl", [{"other": 1}, *sums(20), *bad]), tokenizer, reward="math", max_tokens=60)
+    path = write_rows(tmp_path / "a.jsonl", [{"other": 1}, *sums(20), *bad])
+    task = load(path, tokenizer, reward="math", max_tokens=60)
     assert task.skipped == {
         "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 5, "no_answer": 2,
         "answer_is_no_text": 2, "empty_answer": 2, "unreadable_answer": 1, "prompt_too_long": 1, "duplicate_prompt": 1,
@@ -877,3 +878,13 @@ def test_no_problem_is_repeated_before_its_source_is_through():
     b = Counter(i for i in order if problems[i].source == "b")
     assert set(b.values()) == {3}
     assert set(Counter(i for i in order if problems[i].source == "a").values()) == {6}
+
+
+def test_a_source_is_shuffled_anew_each_time_round():
+    """20 problems of a in 10 places an epoch: epochs 0 and 1 are its first round, 2 and 3 its second. That both rounds
+    are halved alike has a chance of 1 in 184,756."""
+    problems = mixture(a=20, b=20)
+    halves = [{i for i in epoch_order(problems, {"a": 1.0, "b": 3.0}, 0, epoch) if i < 20} for epoch in range(4)]
+    assert [len(half) for half in halves] == [10] * 4
+    assert halves[0] | halves[1] == halves[2] | halves[3] == set(range(20))
+    assert halves[0] != halves[2]
