@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 import filters
+import fit_sigmoid
 import fp32_head
 import length_control
 import losses
@@ -661,6 +662,9 @@ class Run:
             self.trainer.model.save_pretrained(self.folder.path / "model", state_dict=state)
             self.task.tokenizer.save_pretrained(self.folder.path / "model")
             self.bar.close()
+            evaluations, picture = self.folder.path / "eval.jsonl", self.folder.path / "curve.png"
+            curve = fit_sigmoid.curve(evaluations, fit_until=0.5, plot=picture)
+            self.say(f"\nfitted to the first half of the compute ({picture}):\n{fit_sigmoid.format_report(curve)}\n")
             self.say(closing_table(self.folder, self.clock, self.device, self.flags.k))
 
     def close(self) -> None:

@@ -329,3 +329,215 @@ def test_interrupted_ends_a_wait(vllm_engine: Engine) -> None:
             generator.take(1)
         asked.clear()
         assert generator.take(1)[0].number == 0  # nothing was lost
+
+
+def test_weights_that_do_not_fit_end_the_wait_with_that_error(vllm_engine: Engine) -> None:
+    """The push fails in the engine, which stands still: whoever waits next gets the error, in seconds, `take` too."""
+    with vllm_engine.generator(problems(1), length_control=LongTraining(800), stop_ids=[]) as generator:
+        wait_until(lambda: generator.pacer.waiting_for() == [0])
+        generator.push(vllm_engine.tiny.weights(1) | {"model.layers.7.weight": torch.zeros(3)}, 1, 0)
+        started = time.monotonic()
+        with pytest.raises(Exception, match=r"layers\.7"):
+            generator.take(1)
+        with pytest.raises(Exception, match=r"layers\.7"):
+            generator.settle()
+        assert time.monotonic() - started < 10 and generator.version == 0
+    with vllm_engine.generator() as generator:  # the next weights that fit are whole
+        asked, rollouts = evaluated(generator, problems(2), 1)
+        assert vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts).mean() < CLOSE
+
+
+def engine_processes() -> set[int]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One engine of its own, start to end. Ten updates under an untied head. Then it is killed while groups run and a
+    push waits for its answer: a new engine starts with the pushed weights, all rollouts of the running groups are redone
+    under their old numbers, wholly by that version. The second death is one too many: an error where the trainer waits.
+    Nothing is left behind.
+    """
+    before = engine_processes()
+    tiny = TinyModel(tmp_path_factory.mktemp("untied"), tied=False)
+    control = LongTraining(700)
+    generator = start_engine(
+        tiny, problems=iter(problems(9)), pacer=Pacer(2, 1), length_control=control, stop_ids=[], rollouts=3
+    )
+    folder = generator.weights.folder
+    try:
+        generator.start(tiny.weights(0))
+        long = problems(9)[:4]
+        check_weights_move(generator, tiny, long)
+        generator.release(2)
+        wait_until(lambda: generator.pacer.waiting_for() == [4, 5])
+
+        (engine,) = engine_processes() - before
+        os.kill(engine, signal.SIGSTOP)  # it cannot answer the push any more
+        generator.push(tiny.weights(11), 11, 2)
+        control.budget = 10
+        os.kill(engine, signal.SIGKILL)
+        generator.settle()
+        assert generator.version == 11 and generator.counters.restarts == 1
+        groups = generator.take(2)
+        assert [group.number for group in groups] == [4, 5] and generator.counters.redone_groups == 2
+        assert [group.problem.key for group in groups] == ["p4", "p5"]
+        asked, rollouts = [g.problem for g in groups for _ in range(3)], [r for g in groups for r in g.rollouts]
+        assert [len(r.completion_ids) for r in rollouts] == [10] * 6
+        assert {v for r in rollouts for v in r.versions} == {11} == {group.version for group in groups}
+        assert tiny.gap(tiny.weights(11), asked, rollouts).mean() < CLOSE
+
+        control.budget = 800
+        generator.release(2)
+        wait_until(lambda: generator.pacer.waiting_for() == [6, 7])
+        (second,) = engine_processes() - before
+        os.kill(second, signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(RuntimeError, match="died 2 times"):
+            generator.take(2)
+        with pytest.raises(RuntimeError, match="died 2 times"):
+            generator.result_of(generator.evaluate(problems(1), 1))
+        assert time.monotonic() - started < 10
+    finally:
+        generator.close()
+    generator.close()  # twice does no harm
+    assert engine_processes() == before and not generator._thread.is_alive()
+    assert not folder.exists() and not Path(f"/proc/{engine}").exists() and not Path(f"/proc/{second}").exists()
+
+
+DRIVER = """
+    import itertools, signal, sys, threading
+    sys.path[:0] = [{root!r}, {tests!r}]
+    from conftest import TinyModel, problems, start_engine
+
+    if __name__ == "__main__":
+        interrupted = threading.Event()
+        signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
+        tiny = TinyModel({folder!r}, tied=True)
+        generator = start_engine(tiny, problems=itertools.cycle(problems(4)))
+        try:
+            generator.start(tiny.weights(0))
+            print("ready", flush=True)
+            interrupted.wait(60)
+            for version in range(3):
+                generator.take(1)
+                generator.push(tiny.weights(version + 1), version + 1, 1)
+            future = generator.evaluate(problems(4), 4)  # left open, as are the running groups
+        finally:
+            generator.close()
+        print("restarts", generator.counters.restarts)
+"""
+
+
+def test_ctrl_c_spares_the_engine_and_a_run_prints_nothing(tmp_path: Path) -> None:
+    """Ctrl-C reaches trainer and engine alike; the trainer decides, so the engine must go on until `close`. A close in
+    the middle of the work ends at once. Neither the start nor the end writes a line to stdout or stderr.
+    """
+    script = tmp_path / "driver.py"
+    names = {"root": str(ROOT), "tests": str(ROOT / "tests"), "folder": str(tmp_path / "model")}
+    script.write_text(textwrap.dedent(DRIVER).format(**names))
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    assert out == "restarts 0\n"
+    noise = [line for line in err.splitlines() if "Triton" not in line and "model shards" not in line]
+    assert noise == []
+    assert not list(Path("/dev/shm").glob(f"{FileWeights.PREFIX}{process.pid}-*"))
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # none of its processes is left
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Without an engine
+
+
+def test_a_start_that_fails_raises_and_leaves_nothing(tmp_path: Path) -> None:
+    """A model folder that is none: the start raises vLLM's own error; the thread and the weights' folder are gone."""
+    generator = Generator(
+        str(tmp_path), iter(()), no_reward, Pacer(1, 0), 2, [STOP], max_tokens=8, engine_args={"max_model_len": 64}
+    )
+    with pytest.raises(ValueError):
+        generator.start({"weight": torch.zeros(2)})
+    assert generator.weights.path.exists()
+    generator.close()
+    assert not generator.weights.folder.exists() and not generator._thread.is_alive()
+
+
+def test_more_rollouts_than_slots_are_refused() -> None:
+    with pytest.raises(ValueError, match="9 rollouts per prompt do not fit 8 engine slots"):
+        Generator("", iter(()), no_reward, Pacer(1, 0), 9, [STOP], max_num_seqs=8)
+    Generator("", iter(()), no_reward, Pacer(1, 0), 8, [STOP], max_num_seqs=8).close()
+
+
+def test_weight_file_is_private_whole_and_removed(tmp_path: Path) -> None:
+    """0600 in a folder 0700; a second write replaces the first; a view is written as the tensor that it shows."""
+    from safetensors.torch import load_file
+
+    weights = FileWeights()
+    try:
+        assert stat.S_IMODE(weights.folder.stat().st_mode) == 0o700
+        for value in (1.0, 2.0):
+            weights.write({"w": torch.full((4, 3), value, requires_grad=True).T[1:]})
+            assert stat.S_IMODE(weights.path.stat().st_mode) == 0o600
+            assert torch.equal(load_file(weights.path)["w"], torch.full((2, 4), value))
+            assert os.listdir(weights.folder) == ["weights.safetensors"]
+    finally:
+        weights.close()
+    assert not weights.folder.exists()
+    weights.close()
+
+
+def test_leftovers_of_dead_processes_are_removed_and_no_others() -> None:
+    """A folder whose process has ended goes at the next start; that of a live process, this one, stays."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    mine = FileWeights()
+    leftover = mine.folder.parent / f"{FileWeights.PREFIX}{dead.pid}-x"
+    leftover.mkdir()
+    (leftover / "weights.safetensors").write_bytes(b"secret")
+    second = FileWeights()
+    try:
+        assert not leftover.exists() and mine.folder.exists() and second.folder != mine.folder
+    finally:
+        mine.close()
+        second.close()
+
+
+def test_environment_is_set_inside_only_and_respects_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TEST_SET", "user")
+    monkeypatch.delenv("A_TEST_UNSET", raising=False)
+    with pytest.raises(KeyError), environment({"A_TEST_SET": "ours", "A_TEST_UNSET": "ours"}):
+        assert (os.environ["A_TEST_SET"], os.environ["A_TEST_UNSET"]) == ("user", "ours")
+        raise KeyError
+    assert os.environ["A_TEST_SET"] == "user" and "A_TEST_UNSET" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "versions", "finish_reason"),
+    [
+        ([], [], [], "stop"),  # no token at all
+        ([3, 4], [-1.0], [0, 0], "stop"),  # a log-prob is missing
+        ([3, 4], [-1.0, -1.0], [0], "stop"),  # a version is missing
+        ([3], [math.nan], [0], "stop"),
+        ([3], [-math.inf], [0], "stop"),
+        ([3], [0.1], [0], "stop"),  # a probability above 1
+        ([3], [-1.0], [0], "abort"),
+        ([3], [-1.0], [0], None),
+    ],
+)
+def test_check_arrival_refuses(ids, logprobs, versions, finish_reason) -> None:
+    with pytest.raises(RuntimeError):
+        check_arrival(ids, logprobs, versions, finish_reason)
+
+
+def test_check_arrival_accepts() -> None:
+    """Probability 1 is 0.0, and rounding may leave a trace above it."""
+    check_arrival([3, 4, 5], [-80.0, 0.0, 1e-6], [2, 2, 3], "stop")
+    check_arrival([3], [-0.5], [0], "length")

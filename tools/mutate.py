@@ -777,6 +777,7 @@ def run_tests(folder: Path, tests: list[str]) -> str:
     pid = os.fork()
     if pid == 0:
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()  # so that processes which a test started can be ended with it
             answer.write_text(_run_pytest(folder, tests))
         finally:
@@ -876,6 +877,7 @@ def main() -> int:
         print(f"{sum(len(MUTATIONS[name]) for name in names)} mutations fit the code")
         return 0
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the child and remove the copy, as after Ctrl-C
     os.environ["OMP_NUM_THREADS"] = "1"  # forking is safe only before torch starts threads
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins: 0.2 s a mutation, and none is used
     import pytest  # noqa: F401  imported once here, not in every child
