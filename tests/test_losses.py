@@ -748,3 +748,9 @@ def test_entropy_gradient_and_dtype():
 
 def test_named_losses():
     assert LOSSES == {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
+
+
+def test_trap_6_a_ratio_between_eps_max_and_one_plus_eps_max_counts_as_capped():
+    """rho = 5.5 with eps_max = 5 is above the absolute cap; a cap of 1 + eps_max = 6 would let it pass."""
+    _, metrics = cispo(torch.tensor([[math.log(5.5)]]), torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1))
+    assert int(metrics["capped_positive"]) == 1

@@ -20,7 +20,7 @@ import losses
 import records
 import tasks
 import train
-from flags import FLAGS, UsageError, check_flags, parse_flags
+from flags import FLAGS, UsageError, check_flags, engine_options, parse_flags
 from pipeline_rl import FORCED, Counters, Group, Rollout
 from records import Clock, Folder, evaluation_line, evaluation_record, pass_at_k, step_line
 from train import PromptStream, clip_options, make_batch
@@ -74,7 +74,8 @@ def command(monkeypatch, capsys, tmp_path):
         "--kl_estimator k4", "--dtype float16", "--reward none", "--report_to csv", "--truncated_rollouts mask",
         "--penalty_on wrong", "--pass_rate_window last", "--fp32_head maybe", "--k eight", "--lr fast", "--lamda 1",
         # a missing file
-        "--dataset nowhere.jsonl", "--model /nowhere/model", "--resume /nowhere/run",
+        "--dataset nowhere.jsonl", "--model /nowhere/model", "--resume /nowhere/run", "--lr_schedule linear",
+        "--lr_scale half", "--reward_errors ignore",
         # numbers that cannot be
         "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 257",
         "--max_num_seqs 8", "--min_budget 31", "--max_budget 25", "--min_budget 0", "--answer_budget 0",
@@ -83,9 +84,11 @@ def command(monkeypatch, capsys, tmp_path):
         "--lr -1e-3", "--lr nan", "--lr inf", "--temperature 0", "--eps_max 0", "--pass_rate_threshold 0",
         "--clip_grad 0", "--tis_cap 0", "--beta1 1", "--beta2 -0.1", "--adam_eps 0", "--weight_decay -1",
         "--warmup_steps -1", "--tokens_per_microbatch 0", "--threads 0", "--kl_coef nan", "--entropy_coef -1",
+        "--held_out 0", "--max_prompt_tokens 0", "--reward_workers 0", "--reward_timeout 0", "--tensor_parallel 0",
+        "--data_parallel 0", "--gpu_memory_utilization 1", "--gpu_memory_utilization -0.1", "--max_restarts -1",
         # pairs that do not fit
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
-        "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled",
+        "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
@@ -113,7 +116,7 @@ def test_good_input_at_the_same_boundaries_starts(command, argv):
 
 
 def test_an_existing_run_is_not_overwritten(command):
-    """Refused unless --overwrite or --resume says so; a folder without config.json is not a run."""
+    """Refused unless --overwrite or --resume says so; an empty folder is not a run."""
     Path("runs/demo").mkdir(parents=True)
     assert command()[0] == "started"
     config = Path("runs/demo/config.json")
@@ -125,6 +128,44 @@ def test_an_existing_run_is_not_overwritten(command):
     assert command("--output_dir", "runs/other")[0] == "started"
     state, flags, _ = command("--resume", "runs/demo")
     assert state == "started" and (flags.output_dir, flags.k) == ("runs/demo", 3)
+
+
+def test_a_folder_of_other_things_is_never_a_run_folder(command):
+    """`--output_dir . --overwrite true` must not empty somebody's folder: not empty and no config.json is refused."""
+    Path("thesis.txt").write_text("all of it")
+    for more in ((), ("--overwrite", "true")):
+        code, _, err = command("--output_dir", ".", *more)
+        assert code == 2 and "--output_dir" in err and "holds no run" in err
+    code, _, err = command("--output_dir", "thesis.txt")
+    assert code == 2 and "--output_dir thesis.txt" in err
+    assert Path("thesis.txt").read_text() == "all of it"
+
+
+def test_engine_options_by_hand():
+    """One device and vLLM's own share of memory say nothing; KEY=VALUE are JSON where they can be, else words."""
+    assert engine_options(default_flags()) == {}
+    found = default_flags(tensor_parallel=2, data_parallel=4, gpu_memory_utilization=0.5, trust_remote_code=True)
+    assert engine_options(found) == {
+        "tensor_parallel_size": 2, "data_parallel_size": 4, "gpu_memory_utilization": 0.5, "trust_remote_code": True,
+    }  # fmt: skip
+    found = engine_options(default_flags(engine_args="block_size=64,kv_cache_dtype=fp8,enforce_eager=false"))
+    assert found == {"block_size": 64, "kv_cache_dtype": "fp8", "enforce_eager": False}
+    for wrong in ("block_size", "=64", "block_size=64,eager"):
+        with pytest.raises(UsageError, match="--engine_args"):
+            engine_options(default_flags(engine_args=wrong))
+
+
+def test_learning_rates_by_hand():
+    """4 warm-up steps of 1e-3: 1/4, 2/4, 3/4, 1, then constant. Cosine over 12 steps: full at step 4, half at 8, and
+    (1 + cos(7/8 pi)) / 2 = 0.0381 at the last. sqrt: 32 x 8 = 256 completions, a quarter of 1024, give half."""
+    flags = default_flags(lr=1e-3, warmup_steps=4, max_steps=12)
+    rates = [train.learning_rate(flags, v) for v in (0, 1, 2, 3, 4, 11, 50)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3, 1e-3])
+    flags.lr_schedule = "cosine"
+    rates = [train.learning_rate(flags, v) for v in (0, 3, 4, 8, 11, 12, 50)]
+    assert rates == pytest.approx([0.25e-3, 1e-3, 1e-3, 0.5e-3, 0.0380602e-3, 0, 0], abs=1e-9)
+    flags = default_flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=8)
+    assert train.learning_rate(flags, 0) == pytest.approx(0.5e-3)
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
@@ -184,14 +225,12 @@ def test_defaults_are_the_recipe():
 
 
 def test_no_flag_is_dead():
-    """Every flag is read outside its own definition and the check of its bounds ."""
-    source = (ROOT / "train.py").read_text() + (ROOT / "tasks.py").read_text()
+    """Every flag is read outside its own definition and the check of its bounds."""
     rest = (ROOT / "flags.py").read_text()
-    rest = (
-        rest[rest.index("def parse_flags") : rest.index("def check_flags")] + rest[rest.index("def engine_options") :]
-    )
+    check = rest[rest.index("def check_flags") : rest.index("def engine_options")]
+    source = (ROOT / "train.py").read_text() + rest.replace(check, "")
     assert len(NAMES) == len(set(NAMES))
-    assert [name for name in NAMES if not re.search(rf"\bflags\.{name}\b", source + rest)] in (["dataset"], [])
+    assert [name for name in NAMES if not re.search(rf"\bflags\.{name}\b", source)] == []
 
 
 # ------------------------------------------------------------------------------------------------------------- prompts
@@ -975,6 +1014,17 @@ def test_records_are_lines_that_can_be_cut_back(tmp_path):
     assert [r["step"] for r in folder.read("metrics.jsonl")] == [1, 2]
     folder.cut_back(lengths)
     assert folder.read("metrics.jsonl") == [{"step": 1}] and folder.read("eval.jsonl") == []
+
+
+def test_clearing_a_run_removes_its_own_files_only(tmp_path):
+    folder = Folder(tmp_path)
+    for name in (*records.LOGS, "config.json", "curve.png", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    for name in ("checkpoints/step-000001", "model", "mine"):
+        (tmp_path / name).mkdir(parents=True)
+    folder.clear()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "notes.txt"]
+    folder.clear()  # nothing left to remove
 
 
 def save(folder: Folder, step: int, keep: int = 2) -> Path:
