@@ -86,6 +86,10 @@ class Interrupted(Exception):
     """The caller asked to stop while it waited; nothing was taken."""
 
 
+class EngineDied(RuntimeError):
+    """The engine died more often than `max_restarts` allows."""
+
+
 class Exhausted(Exception):
     """No prompt is left to admit and every admitted group was taken."""
 
@@ -569,6 +573,8 @@ class Generator:
 
     async def _take(self, count: int, report_after: float) -> list[Group]:
         while (groups := self.pacer.take(count)) is None:
+            if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
+                raise self._error
             if self.exhausted and len(self.running) < count:
                 raise Exhausted(f"no prompt is left to admit; {len(self.running)} groups stay untrained")
             self._wake.clear()
@@ -670,7 +676,7 @@ class Generator:
             if self._engine_number != dead:
                 return
             if self.counters.restarts >= self.max_restarts:
-                raise RuntimeError(f"the vLLM engine died {self.counters.restarts + 1} times; its own message is above")
+                raise EngineDied(f"the vLLM engine died {self.counters.restarts + 1} times; its own message is above")
             self.counters.restarts += 1
             self._engine_number += 1
             self._engine.shutdown(timeout=1)

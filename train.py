@@ -17,10 +17,13 @@ This file is the glue, and `train` is the loop; flags stand in flags.py, files a
 Words: a step takes one batch of B groups; the version counts optimiser steps (a skipped batch makes none).
 """
 
+import errno
 import json
+import logging
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -32,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 import filters
@@ -341,7 +345,10 @@ class Run:
 
     def __init__(self, flags: Any):
         from accelerate import Accelerator
+        from transformers.utils import logging as transformers_logging
 
+        transformers_logging.disable_progress_bar()
+        logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
         torch.manual_seed(flags.seed)
         torch.set_num_threads(flags.threads)
         self.flags = flags
@@ -616,20 +623,27 @@ class Run:
     def save(self) -> Path | None:
         """A checkpoint of the state after `step` steps; prompts in flight are listed, to come first on resume."""
         temporary = self.from_main(str(self.folder.begin_checkpoint()) if self.main else None)
-        self.accelerator.save_state(temporary)  # model, optimiser, random states; every rank, sharded under FSDP2
-        self.accelerator.wait_for_everyone()
-        if not self.main:
-            return None
+        try:
+            self.accelerator.save_state(temporary)  # model, optimiser, random states; every rank, sharded under FSDP2
+            self.accelerator.wait_for_everyone()
+            if not self.main:
+                return None
+            return self.folder.finish_checkpoint(Path(temporary), self.step, self._state(), self.flags.keep)
+        except (OSError, RuntimeError, SafetensorError) as error:  # what a full disk becomes in torch and safetensors
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise OSError(errno.ENOSPC, f"the checkpoint could not be written ({error})", temporary) from error
+
+    def _state(self) -> dict[str, Any]:
+        """What the trainer's side must remember beside tensors."""
         taken = [group.problem.key for groups in self.in_hand for group in groups]
         flying, prompts = self.generator.in_loop(
             lambda generator: ([problem.key for problem in generator.running.values()], self.prompts.state_dict())
         )
-        state = {
+        return {
             "step": self.step, "version": self.version, "evaluated": self.evaluated,
             "history": self.history.state_dict(), "prompts": prompts | {"first": taken + flying + prompts["first"]},
             "random": self.rng.getstate(), "compute": self.clock.now(), "logs": self.folder.lengths(),
         }  # fmt: skip
-        return self.folder.finish_checkpoint(Path(temporary), self.step, state, self.flags.keep)
 
     def _load(self) -> None:
         found = self.folder.newest_checkpoint()
@@ -727,9 +741,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     except pipeline_rl.Interrupted:
-        checkpoint = run.save()
-        run.say(f"stopped by signal {run.stop_signal} after step {run.step}; checkpoint {checkpoint}")
+        run.say(f"stopped by signal {run.stop_signal} after step {run.step}; checkpoint {run.save()}")
         return 128 + run.stop_signal
+    except pipeline_rl.EngineDied as error:
+        run.say(f"train.py: {error}; checkpoint {run.save()}; go on with --resume {run.folder.path}")
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        where = error.filename or (run.folder.path if run else "")
+        print(f"train.py: cannot write {where}: {error.strerror}; earlier checkpoints are whole", file=sys.stderr)
+        return 1
     finally:
         if run is not None:
             run.close()

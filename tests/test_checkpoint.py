@@ -239,3 +239,53 @@ def test_interrupt_in_mid_step_keeps_every_prompt(monkeypatch, tmp_path, model):
     whole = go(monkeypatch, tmp_path / "whole", model)
     assert resumed.history.state_dict() == whole.history.state_dict()
     assert SimpleNamespace(**resumed.prompts.state_dict()) == SimpleNamespace(**whole.prompts.state_dict())
+
+
+def test_full_disk_leaves_earlier_checkpoints_whole(monkeypatch, tmp_path, model):
+    """The second save meets a full disk after its first file: the error names the path, the first checkpoint stays, the
+    half-written one is gone."""
+    from safetensors import SafetensorError
+
+    saves = []
+    original = train.Run.save
+
+    def save(run):
+        saves.append(run.step)
+        if len(saves) == 2:
+
+            def full(folder):
+                (train.Path(folder) / "model.safetensors").write_bytes(b"half")
+                raise SafetensorError("No space left on device (os error 28)")
+
+            run.accelerator.save_state = full
+        return original(run)
+
+    monkeypatch.setattr(train.Run, "save", save)
+    with pytest.raises(OSError, match="could not be written .*No space left") as caught:
+        go(monkeypatch, tmp_path / "run", model)
+    assert "checkpoints/unfinished-" in caught.value.filename
+    assert [f.name for f in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
+    assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 2
+
+
+@pytest.mark.parametrize("bad_steps", [1, 3])
+def test_gradient_that_is_not_finite(monkeypatch, tmp_path, model, bad_steps):
+    """One NaN step is thrown away and counted and the version stays; three in a row end the run and name the checkpoint."""
+    original = train.Trainer.gradients
+
+    def gradients(trainer, batch):
+        metrics = original(trainer, batch)
+        if 2 <= Replay.run.step < 2 + bad_steps:
+            next(trainer.policy.parameters()).grad.view(-1)[0] = float("nan")
+        return metrics
+
+    monkeypatch.setattr(train.Trainer, "gradients", gradients)
+    if bad_steps == 3:
+        with pytest.raises(RuntimeError, match=r"not finite 3 times in a row; .*step-000002.*--resume"):
+            go(monkeypatch, tmp_path / "run", model)
+        return
+    run = go(monkeypatch, tmp_path / "run", model)
+    records = [r for r in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in r]
+    assert [r["updated"] for r in records] == [1, 1, 0, 1, 1, 1, 1]
+    assert (run.step, run.version) == (STEPS, STEPS - 1)
+    assert all(torch.isfinite(p).all() for p in run.trainer.model.parameters())

@@ -212,6 +212,7 @@ def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
         assert len(tokenizer) == len(WORDS) == len(set(WORDS))
     assert task.stop_ids == (loaded.eos_token_id,)
     assert task.text(task.phrase_ids) == " ".join(PHRASE)
+    assert task.text(ids_of("</think> 6 2 <eos> <pad>")) == "</think> 6 2 <eos> <pad>"
     assert task.phrase_ids[-len(task.end_of_thinking_ids) :] == task.end_of_thinking_ids
 
 

@@ -781,6 +781,8 @@ def play(monkeypatch, tmp_path):
     def call(generator: dict | None = None, bad=(), **changes):
         scripted = type("Scripted", (ScriptedGenerator,), generator or {})
         monkeypatch.setattr(train.pipeline_rl, "Generator", scripted)
+        monkeypatch.setattr(train.fit_sigmoid, "curve", lambda *a, **k: None)  # half a second a picture
+        monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda curve: "")
         monkeypatch.setattr(train, "Trainer", type("T", (ScriptedTrainer,), {"bad": frozenset(bad)}))
         options = {
             "output_dir": str(tmp_path / "run"), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,

@@ -585,8 +585,9 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "train.py": [
-        ("every epoch in one order", 'f"{self.seed} epoch {self.epoch}"', 'f"{self.seed}"'),
-        ("order without the seed", 'f"{self.seed} epoch {self.epoch}"', 'f"epoch {self.epoch}"'),
+        ("every epoch in one order", "self.weights, self.seed, self.epoch))", "self.weights, self.seed, 0))"),
+        ("order without the seed", "self.weights, self.seed, self.epoch))", "self.weights, 0, self.epoch))"),
+        ("order of the first epoch kept", "if self._shuffled[0] != self.epoch:", "if self._shuffled[0] < 0:"),
         ("retired prompts come again", "if not self.retired(problem.key):", "if problem is not None:"),
         ("run ends with the first epoch", "for _ in range(2):", "for _ in range(1):"),
         (
@@ -672,15 +673,22 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ),
         (
             "first step of the warm-up has rate 0",
-            "(version + 1) / max(1, self.flags.warmup_steps)",
-            "version / max(1, self.flags.warmup_steps)",
+            "(version + 1) / max(1, flags.warmup_steps)",
+            "version / max(1, flags.warmup_steps)",
+        ),
+        ("warm-up goes on rising", "min(1.0, (version + 1)", "max(0.0, (version + 1)"),
+        ("cosine upside down", "0.5 * (1 + math.cos(", "0.5 * (1 - math.cos("),
+        (
+            "rate scaled by the square",
+            "math.sqrt(flags.batch_prompts * flags.rollouts / 1024)",
+            "(flags.batch_prompts * flags.rollouts / 1024)",
         ),
         ("gradient that is not finite applied", "if math.isfinite(norm):", "if norm == norm or True:"),
         ("gradients add up over the steps", "self.optimizer.zero_grad()", "pass"),
         (
             "gradient not clipped",
-            "self.policy.parameters(), self.flags.clip_grad))",
-            "self.policy.parameters(), math.inf))",
+            "self.policy.parameters(), self.flags.clip_grad)",
+            "self.policy.parameters(), math.inf)",
         ),
         ("a clip of 0 taken for none", "if value >= 0}", "if value > 0}"),
         ("GRPO's clip ignored", '{"eps": given["eps_low"]} if "eps_low" in given else {}', "{}"),
@@ -725,6 +733,11 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ("newest checkpoint removed", "self.checkpoints()[: -max(1, keep)]", "self.checkpoints()[max(1, keep) :]"),
         ("oldest checkpoint first", "in reversed(self.checkpoints()):", "in self.checkpoints():"),
         ("damaged checkpoint taken", 'return state if sizes == state["files"] else None', "return state"),
+        (
+            "--overwrite removes all there is",
+            'for name in ("checkpoints", "model"):',
+            "for name in os.listdir(self.path):",
+        ),
         ("logs keep what came after", "os.truncate(self.path / name, length)", "pass"),
     ],
     "flags.py": [
@@ -737,8 +750,10 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ("off-policy 0 accepted", 'least = 1 if flags.schedule == "ppo_off_policy" else 0', "least = 0"),
         ("phases rounded down", "-(-flags.max_steps // flags.k) * flags.k", "flags.max_steps // flags.k * flags.k"),
         ("flags of the earlier run forgotten", "parser.set_defaults(**{", "dict(**{"),
-        ("an existing run overwritten", 'or not (folder / "config.json").exists()', "or True"),
+        ("an existing run overwritten", "flags.dry_run) or not holds_run,", "flags.dry_run) or True,"),
         ("penalty window of 0", "1 <= flags.penalty_window <= cap", "0 <= flags.penalty_window <= cap"),
+        ("a folder of other things taken", "or (folder.is_dir() and not any(folder.iterdir()))", "or folder.is_dir()"),
+        ("a word as an engine argument", "if not name or not equals:", "if not name:"),
         (
             "NaN accepted",
             "good = (value >= least if included else value > least) and value < most",
