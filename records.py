@@ -21,6 +21,8 @@ from typing import Any
 
 import length_control
 
+LOW_ENTROPY = 1e-3  # nats per token
+EMPTY_STEPS = 3
 LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl", "samples.jsonl")
 
 
@@ -185,6 +187,16 @@ def step_line(record: dict[str, Any]) -> str:
             f"entropy {record['entropy']:.3f} · grad {record['grad_norm']:.2f}"
         )
     return line + f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
+
+
+def warnings_of(record: dict[str, Any], empty_steps: int) -> list[str]:
+    """What a healthy run does not show. `empty_steps`: steps in a row without a row to train on."""
+    found = [length_control.truncation_warning(record["truncated"])]
+    if record.get("entropy", 1.0) < LOW_ENTROPY:
+        found.append(f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more.")
+    if empty_steps and empty_steps % EMPTY_STEPS == 0:
+        found.append(f"Warning: {empty_steps} steps in a row had no group with unequal rewards, so nothing was trained.")
+    return [warning for warning in found if warning is not None]
 
 
 def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:

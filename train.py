@@ -47,7 +47,7 @@ import pipeline_rl
 import policy as policies
 import tasks
 from flags import UsageError, check_flags, engine_options, parse_flags
-from records import Clock, Folder, closing_table, evaluation_line, evaluation_record, step_line
+from records import Clock, Folder, closing_table, evaluation_line, evaluation_record, step_line, warnings_of
 
 # ------------------------------------------------------------------------------------------------- prompts and batches
 
@@ -375,7 +375,7 @@ class Run:
         ]  # fmt: skip
         self.step = self.version = 0
         self.evaluated = -1  # step of the last recorded evaluation
-        self.bad_steps = 0
+        self.bad_steps = self.empty_steps = 0  # in a row: gradient not finite; no row left to train on
         self.compute: dict[str, float] = {}  # of the run before a resume
         self.check: Check | None = None
         self.in_hand: list[list[pipeline_rl.Group]] = []  # taken, not yet trained
@@ -606,7 +606,8 @@ class Run:
         self.accelerator.log({name: x for name, x in record.items() if isinstance(x, int | float)}, step=self.step)
         self.bar.update()
         self.say(step_line(record))
-        if (warning := length_control.truncation_warning(record["truncated"])) is not None:
+        self.empty_steps = 0 if batch is not None else self.empty_steps + 1
+        for warning in warnings_of(record, self.empty_steps):
             self.say(warning)
 
     def sample(self, groups: Sequence[pipeline_rl.Group]) -> None:
