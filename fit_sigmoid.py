@@ -54,6 +54,7 @@ B_RANGE = (0.05, 20.0)  # an interval that touches an end is reported as open
 A_SLACK = 1.25  # choice (b)
 MAX_WIDTH = 0.1  # of A's interval, to be called identifiable: five of the paper's margins of 0.02
 PRIOR_DOF = 4.0  # weight of "phi = 1" where n is known: a handful of residuals alone would claim anything
+LINE_ALPHA = 0.003  # a straight line must be this unlikely before the curve is said to bend towards a ceiling
 MIN_SD = 1e-4  # no evaluation is more exact; keeps noise-free data from giving intervals of width zero
 WINDOWS = ((0.015, 0.5), (0.0, 1.0), (0.0, 0.5), (0.05, 0.5))  # the paper's, as shares of the run's compute
 
@@ -249,7 +250,7 @@ def _explore(data: tuple, limits: np.ndarray, limit: float = -math.inf, x: np.nd
         order, k = pool.argsort(0), max(1, len(pool) // 100)
         i, j, m = rng.integers(len(pool), size=(3, size))
         i[: size // 2] = rng.choice(np.concatenate([order[:k], order[-k:]]).ravel(), size // 2)
-        trial = np.clip(pool[i] + rng.choice([0.9, 0.3, 0.1], (size, 1)) * (pool[j] - pool[m]), *limits.T)
+        trial = np.clip(pool[i] + rng.choice([1.5, 0.5, 0.15], (size, 1)) * (pool[j] - pool[m]), *limits.T)
     stay = Q <= max(limit, Q.min())
     return pool[stay], Q[stay]
 
@@ -317,7 +318,7 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
     for name, x in (("C", f.C[later] / f.C[-1]), ("log C", np.log(f.C[later]))):
         line = np.polyval(np.polyfit(x, f.R[later], 1, w=np.sqrt(w[later])), x)
         worse = max(w[later] @ (f.R[later] - line) ** 2 - z[later] @ z[later], 0.0)
-        if fdtrc(2, f.dof, worse / 2 / f.phi) > 0.001:
+        if fdtrc(2, f.dof, worse / 2 / f.phi) > LINE_ALPHA:
             return f"a straight line in {name} fits about as well: no ceiling shows {end}"
     if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
         return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"

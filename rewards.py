@@ -153,7 +153,7 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
     given, integer = plain(box if box is not None else text or ""), r"-?\d+"
     if not wanted:
         return "bad_answer"
-    if text is not None and (given == wanted or (is_word(wanted) and given.casefold() == wanted.casefold())):
+    if text is not None and given.casefold() == wanted.casefold():  # math-verify does not tell x from X either
         return "correct"
     if is_word(wanted) or (re.fullmatch(integer, wanted) and (text is None or re.fullmatch(integer, given))):
         return "unparsed" if box is None and is_word(wanted) else "wrong"

@@ -2,11 +2,11 @@
 
 `vllm_engine` holds a running engine with a tiny random model of tied embeddings. `vllm_engine.generator(...)` is a
 `Generator` of its own (pacer, counters, problems, length control) on that engine: only its start and its end are the
-fixture's. An engine that a test kills or breaks is the test's own: `start_engine`.
+fixture's. An engine that a test kills or breaks is the test's own: `new_generator`.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +69,8 @@ class TinyModel:
             parameter.data.copy_(weights[name])
         return self.model
 
-    def logprobs(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
-        """What the trainer (`policy.Policy`) finds for the tokens that train, one flat tensor."""
+    def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
+        """|log-prob of the trainer (`policy.Policy`) - the generator's| of each token that trains, one flat tensor."""
         import torch
 
         import fp32_head
@@ -80,14 +80,20 @@ class TinyModel:
         rows = [policy.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
         with torch.no_grad():
             found, _ = trainer(policy.make_microbatch(rows, range(len(rows)), max(len(r.mask) for r in rows)))  # (N, T)
-        return torch.cat([found[i, : len(row.mask)][torch.tensor(row.mask) == 1] for i, row in enumerate(rows)])
+        gaps = [
+            (found[i, : len(r.mask)] - torch.tensor(r.logprobs)).abs()[torch.tensor(r.mask) == 1]
+            for i, r in enumerate(rollouts)
+        ]
+        return torch.cat(gaps)
 
-    def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
-        """|trainer - generator| of each token that trains."""
-        import torch
 
-        generator = [x for r in rollouts for x, m in zip(r.logprobs, r.mask, strict=True) if m]
-        return (self.logprobs(weights, prompts, rollouts, **options) - torch.tensor(generator)).abs()
+def new_generator(tiny: TinyModel, **options: Any) -> Any:
+    """A Generator that would start an engine of its own: 16 slots, two completions of a prompt, B = 1, k = 0."""
+    import pipeline_rl
+
+    defaults: dict[str, Any] = {"problems": iter(()), "score": no_reward, "pacer": pipeline_rl.Pacer(1, 0)}
+    defaults |= {"rollouts": 2, "stop_ids": [STOP], "max_tokens": 64, "max_num_seqs": 16}
+    return pipeline_rl.Generator(model=tiny.folder, engine_args={"max_model_len": 1024}, **defaults | options)
 
 
 @dataclass
@@ -98,28 +104,14 @@ class Engine:
     tiny: TinyModel
 
     @contextmanager
-    def generator(
-        self,
-        prompts: Iterable[Problem] = (),
-        *,
-        weights: int = 0,
-        score: Callable = no_reward,
-        pacer: Any = None,
-        rollouts: int = 2,
-        **options: Any,
-    ) -> Iterator[Any]:
-        """A Generator with fresh bookkeeping at version 0, whose weights are `tiny.weights(weights)`."""
-        import pipeline_rl
-
+    def generator(self, prompts: Iterable[Problem] = (), **options: Any) -> Iterator[Any]:
+        """A Generator with fresh bookkeeping at version 0, whose weights are `tiny.weights(0)`."""
         host = self.host
-        made = pipeline_rl.Generator(
-            host.model, iter(prompts), score, pacer or pipeline_rl.Pacer(1, 0), rollouts, options.pop("stop_ids", [STOP]),
-            weights=host.weights, max_num_seqs=options.pop("max_num_seqs", host.max_num_seqs), **options,
-        )  # fmt: skip
+        made = new_generator(self.tiny, problems=iter(prompts), weights=host.weights, **options)
         made._loop.close()
         made._loop, made._engine, made._dead_engine = host._loop, host._engine, host._dead_engine
         made._loop.set_exception_handler(made._fail)
-        made.weights.write(self.tiny.weights(weights))
+        made.weights.write(self.tiny.weights(0))
 
         async def begin() -> set[asyncio.Task]:
             assert await made._engine.reset_prefix_cache()  # another test's keys and values, salted with "0" too
@@ -144,19 +136,10 @@ class Engine:
             made._call(end())
 
 
-def start_engine(tiny: TinyModel, **options: Any) -> Any:
-    """A Generator with an engine of its own, not yet started."""
-    import pipeline_rl
-
-    defaults: dict[str, Any] = {"problems": iter(()), "score": no_reward, "pacer": pipeline_rl.Pacer(1, 0), "rollouts": 2}
-    defaults |= {"stop_ids": [STOP], "max_tokens": 64, "max_num_seqs": 16, "engine_args": {"max_model_len": 1024}}
-    return pipeline_rl.Generator(model=tiny.folder, **defaults | options)
-
-
 @pytest.fixture(scope="session")
 def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     tiny = TinyModel(tmp_path_factory.mktemp("tied"), tied=True)
-    host = start_engine(tiny)
+    host = new_generator(tiny)
     try:
         host.start(tiny.weights(0))
         yield Engine(host, tiny)

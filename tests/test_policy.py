@@ -26,7 +26,7 @@ EPS_MAX = 1.2  # so low that some tokens are capped
 
 
 def tiny_model(kind: str = "qwen3", tied: bool = True, attention: str = "sdpa", dtype: torch.dtype = torch.float64):
-    """Two layers, weights large enough that every token matters to every later one."""
+    """Two layers, the same weights in every run, large enough that every token matters to every later one."""
     make = {"qwen3": Qwen3Config, "llama": LlamaConfig}[kind]
     config = make(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
@@ -36,7 +36,7 @@ def tiny_model(kind: str = "qwen3", tied: bool = True, attention: str = "sdpa", 
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator).to(dtype))
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator) + (parameter.ndim == 1))
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
     return model
 

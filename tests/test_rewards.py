@@ -186,6 +186,7 @@ WRONG = {
     "Yes": ["no", *box(r"\text{No}")],
     "3:2": box("2:3"),
     "e^2": box("2e"),
+    "x+1": box("x+2", "x"),
 }  # fmt: skip
 
 

@@ -625,12 +625,12 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         (
             "trap 4: dead groups stay",
             "keep = varied if flags.zero_variance_filter else torch.ones_like(varied)",
-            "keep = torch.ones_like(varied)",
+            "keep = varied if flags.zero_variance_filter is None else torch.ones_like(varied)",
         ),
         (
             "filter cannot be switched off",
             "keep = varied if flags.zero_variance_filter else torch.ones_like(varied)",
-            "keep = varied",
+            "keep = varied if flags.zero_variance_filter is not None else torch.ones_like(varied)",
         ),
         ("only truncated rows train", "keep = keep & ~truncated", "keep = keep & truncated"),
         (
@@ -688,7 +688,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         (
             "gradient not clipped",
             "self.policy.parameters(), self.flags.clip_grad)",
-            "self.policy.parameters(), math.inf)",
+            "self.policy.parameters(), self.flags.clip_grad + math.inf)",
         ),
         ("a clip of 0 taken for none", "if value >= 0}", "if value > 0}"),
         ("GRPO's clip ignored", '{"eps": given["eps_low"]} if "eps_low" in given else {}', "{}"),
