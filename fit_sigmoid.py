@@ -12,7 +12,7 @@ Idea. Pass rate on held-out prompts follows a sigmoid in compute, so the early p
 1. Estimate: weighted least squares over the whole plausible range, Q(R0, A, B, C_mid) = sum_i w_i (R_i - R(C_i))^2.
    For given (A, B, C_mid) the best R0 is a closed form, R = (1 - s) R0 + s A; a population searches the other three.
    `method="paper_grid"` is the paper's own procedure, to compare with published values.
-2. Uncertainty by profile likelihood: the set of all curves with Q <= Q_min + phi t^2, t being Student's quantile. The
+2. Uncertainty by profile likelihood: the set of all curves with Q <= Q_min + 1.1 phi t^2, t Student's quantile. The
    interval of anything (A, B, the reward at 2 C) is its least and greatest value over that set. Chosen over a
    bootstrap because it needs no refits and does not break at the bound A <= 1.
 3. Noise: a point has variance phi p (1 - p) / n where its number n of samples is known, else phi. phi comes from the
@@ -54,7 +54,8 @@ B_RANGE = (0.05, 20.0)  # an interval that touches an end is reported as open
 A_SLACK = 1.25  # choice (b)
 MAX_WIDTH = 0.1  # of A's interval, to be called identifiable: five of the paper's margins of 0.02
 PRIOR_DOF = 4.0  # weight of "phi = 1" where n is known: a handful of residuals alone would claim anything
-LINE_ALPHA = 0.003  # a straight line must be this unlikely before the curve is said to bend towards a ceiling
+LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend towards a ceiling
+SAFETY = 1.1  # on phi t^2: intervals that are narrow by chance are called identifiable more often than wide ones
 MIN_SD = 1e-4  # no evaluation is more exact; keeps noise-free data from giving intervals of width zero
 WINDOWS = ((0.015, 0.5), (0.0, 1.0), (0.0, 0.5), (0.05, 0.5))  # the paper's, as shares of the run's compute
 
@@ -162,7 +163,8 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
     if f.dof > 0:
         f.phi = float(max((z @ z + prior) / f.dof, MIN_SD**2 if n is None else 0.0) * _waves(z))
         limits[0, 1] *= A_SLACK if A is None else 1.0
-        f.curves = _likelihood_set(data, limits, z @ z + f.phi * stdtrit(f.dof, (1 + level) / 2) ** 2, x)
+        spare = SAFETY * f.phi * stdtrit(f.dof, (1 + level) / 2) ** 2
+        f.curves = _likelihood_set(data, limits, z @ z + spare, x)
     if method == "paper_grid":
         best = _paper_grid(C, R, R[0] if source == "measured" else best[0], A_range, C_mid_range)
     f.R0, f.A, f.B, f.C_mid = map(float, best)

@@ -559,9 +559,10 @@ class Generator:
             stop_token_ids=list(self.stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # these are this request's alone
         )
         self._request_number += 1
-        prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": salt}
+        prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
         async for output in self._engine.generate(prompt, params, request_id=str(self._request_number)):
             done = output.outputs[0]
         ids = list(done.token_ids)
@@ -582,7 +583,8 @@ class Generator:
                 await asyncio.wait_for(self._wake.wait(), report_after)
             except TimeoutError:
                 running = self.pacer.waiting_for()
-                print(f"the trainer waits for {count} groups; {len(running)} run, the oldest is {running[:1]}", flush=True)
+                oldest = f"{len(running)} run, the oldest is {running[:1]}"
+                print(f"the trainer waits for {count} groups; {oldest}", flush=True)
         for group in groups:
             del self.running[group.number]
         self._dispatch()
@@ -597,11 +599,13 @@ class Generator:
         await self._no_evaluation.wait()
         started, number, engine = time.monotonic(), self._engine_number, self._engine
         try:
-            await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=False))  # True: prefill anew
-            await self._load_weights(engine)
-            await self._answer(engine, engine.resume_generation())
-        except self._dead_engine:
-            await self._restart(number)  # the new engine starts with these weights
+            try:
+                # clear_cache=True would prefill every running request anew
+                await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=False))
+                await self._load_weights(engine)
+                await self._answer(engine, engine.resume_generation())
+            except self._dead_engine:
+                await self._restart(number)  # the new engine starts with these weights
         except Exception as error:
             self._error = self._error or error  # the engine stands still: no wait of the trainer's would ever end
             raise

@@ -98,7 +98,7 @@ RIGHT = {
            "The answer is 42.", "the final answer is $42$. I hope it is correct.", "42", "So $x=42$", "**42**",
            "Answer: 42",
            "#### 42", r"\boxed{41} no, \boxed{42}", "\\boxed{42}.\n\nDone 7 times.", r"\fbox{42}", r"\boxed {42}",
-           r"\[ \boxed{42} \]", r"$\boxed{42}$", "$$42$$", r"\(42\)", "It is $42."],
+           r"\[ \boxed{42} \]", r"$\boxed{42}$", "$$42$$", r"\(42\)", "It is $42.", "I count 7. " * 400 + "So x = 42."],
     "1234": [*box("1,234", "1234", r"1{,}234", r"1\,234", r"1.234 \times 10^3"), "1,234"],
     "1,234": [*box("1234"), "1234"],
     "-5": [*box("-5", "- 5", r"-\frac{10}{2}"), "-5", "The answer is -5"],
@@ -186,7 +186,7 @@ WRONG = {
     "Yes": ["no", *box(r"\text{No}")],
     "3:2": box("2:3"),
     "e^2": box("2e"),
-    "x+1": box("x+2", "x"),
+    "x+1": [*box("x+2", "x"), "So x = x+1. " + "I count 7. " * 400],
 }  # fmt: skip
 
 
