@@ -295,9 +295,11 @@ def _set_intervals(f: SigmoidFit) -> None:
 
 
 def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
-    """Why these data cannot tell the ceiling; empty if they can."""
+    """Why these data cannot tell the ceiling; empty if they can. Opens A's interval where no ceiling is in sight."""
     if f.curves is None:
         return f"{f.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
+    if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
+        return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
     w = 1 / _unit_variance(f.predict(f.C), f.n_samples)
     z = np.sqrt(w) * (f.R - f.predict(f.C))
     level = f.R0 if f.R0_source == "given" else w @ f.R / w.sum()
@@ -309,6 +311,7 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
     last = max(3, f.n_points // 5)
     noise = math.sqrt(np.mean(np.diff(z) ** 2) / 2)  # from successive differences: blind to slow misfit
     if z[-last:].mean() * math.sqrt(last) < -4 * noise:
+        f.A_interval = (0.0, f.A_max)
         return f"the last {last} points lie below the curve: the run falls away from any ceiling"
     if A_given:
         return ""
@@ -321,9 +324,8 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
         line = np.polyval(np.polyfit(x, f.R[later], 1, w=np.sqrt(w[later])), x)
         worse = max(w[later] @ (f.R[later] - line) ** 2 - z[later] @ z[later], 0.0)
         if fdtrc(2, f.dof, worse / 2 / f.phi) > LINE_ALPHA:
+            f.A_interval = (f.A_interval[0], f.A_max)
             return f"a straight line in {name} fits about as well: no ceiling shows {end}"
-    if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
-        return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
     return ""
 
 

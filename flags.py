@@ -67,7 +67,9 @@ class DataFlags:
     """Prompts and rewards."""
 
     _argument_group_name = "data"
-    dataset: str = flag("chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG][=WEIGHT],...")
+    dataset: str = flag(
+        "chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG][=WEIGHT],..."
+    )
     prompts: int = flag(2048, "Training prompts of the built-in task.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
@@ -130,7 +132,9 @@ class FilterFlags:
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.")
     pass_rate_window: Literal["cumulative", "latest"] = flag("cumulative", "Which groups count for it.")
-    truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: wrong answers, or not trained.")
+    truncated_rollouts: Literal["keep", "drop"] = flag(
+        "keep", "Rollouts cut at the cap: wrong answers, or not trained."
+    )
 
 
 @dataclass
@@ -198,8 +202,11 @@ def check_flags(flags: Any) -> list[str]:
         "answer_budget tokens_per_microbatch threads held_out max_prompt_tokens reward_workers tensor_parallel "
         "data_parallel": (1, True, math.inf),
         "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps reward_timeout": (0, False, math.inf),
-        "max_tokens max_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef "
-        "max_restarts": (0, True, math.inf),
+        "max_tokens max_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef max_restarts": (
+            0,
+            True,
+            math.inf,
+        ),
         "beta1 beta2 gpu_memory_utilization": (0, True, 1),
     }
     for names, (least, included, most) in bounds.items():

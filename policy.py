@@ -3,8 +3,8 @@
 Glue between a Hugging Face causal LM and the concept files. What it must get right:
 
 - Position t predicts token t + 1: a completion's log-probs come from the positions before its tokens.
-- Rows are sorted by length and cut into microbatches of at most `tokens` positions, padding counted. Each token's weight
-  in the loss is fixed over the whole batch (`losses.aggregation_weights`), so the cut cannot change the gradient.
+- Rows are sorted by length and cut into microbatches of at most `tokens` positions, padding counted. Each token's
+  weight in the loss is fixed over the whole batch (`losses.aggregation_weights`), so no cut changes the gradient.
 - Padding stands on the right: under causal attention no real token sees it, and no attention mask is needed. Packed
   rows put the sequences of a microbatch one after the other; positions that restart at 0 keep attention inside each.
 - Every rank gets the same number of microbatches: a rank with nothing left runs an empty one forward and backward, or
@@ -101,7 +101,9 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packe
     return Microbatch(torch.tensor(list(rows), dtype=torch.long), input_ids, position_ids, *index, width)
 
 
-def microbatches(batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, packed: bool = False) -> list[Microbatch]:
+def microbatches(
+    batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, packed: bool = False
+) -> list[Microbatch]:
     """This rank's microbatches of the whole batch; all ranks get equally many, with outputs (N, T) of one width T."""
     lengths = [len(row) for row in batch]
     width = max((len(row.completion_ids) for row in batch), default=1)
@@ -135,11 +137,17 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.dtype = dtype
-        self._head = (token_logprobs, rounded, {"temperature": temperature, "fp32": fp32_head, "entropy_grad": entropy_grad})
+        self._head = (
+            token_logprobs,
+            rounded,
+            {"temperature": temperature, "fp32": fp32_head, "entropy_grad": entropy_grad},
+        )
 
     def forward(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
-        low = self.dtype != torch.float32 and self.model.dtype == torch.float32  # FP32 master weights, low-precision body
+        low = (
+            self.dtype != torch.float32 and self.model.dtype == torch.float32
+        )  # FP32 master weights, low-precision body
         with torch.autocast(batch.input_ids.device.type, dtype=self.dtype, enabled=low):
             hidden = self.model.base_model(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
@@ -154,7 +162,8 @@ class Policy(nn.Module):
         n = len(batch.rows)
         # (N, T); the sum * 0 ties an empty microbatch to the parameters, so that its backward runs
         logprobs, entropy = (
-            x.new_zeros(n * batch.width).scatter(0, batch.write, x).view(n, batch.width) + hidden.sum() * 0 for x in found
+            x.new_zeros(n * batch.width).scatter(0, batch.write, x).view(n, batch.width) + hidden.sum() * 0
+            for x in found
         )
         return logprobs, entropy
 

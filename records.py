@@ -195,7 +195,9 @@ def warnings_of(record: dict[str, Any], empty_steps: int) -> list[str]:
     if record.get("entropy", 1.0) < LOW_ENTROPY:
         found.append(f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more.")
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
-        found.append(f"Warning: {empty_steps} steps in a row had no group with unequal rewards, so nothing was trained.")
+        found.append(
+            f"Warning: {empty_steps} steps in a row had no group with unequal rewards, so nothing was trained."
+        )
     return [warning for warning in found if warning is not None]
 
 
@@ -203,11 +205,12 @@ def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
     """Start and end, compute, waiting, lag, and where the files are."""
     steps = [record for record in folder.read("metrics.jsonl") if "step" in record]
     rates = [record["pass_rate"] for record in folder.read("eval.jsonl")]
+    last_two = sum(rates[-2:]) / len(rates[-2:])
     compute = clock.now()
     seconds = max(1e-9, sum(record["seconds"] for record in steps))
     mean_lag = sum(record["lag_mean"] for record in steps) / max(1, len(steps))
     rows = {
-        "pass rate": f"{rates[0]:.3f} -> {rates[-1]:.3f} (mean of the last two {sum(rates[-2:]) / len(rates[-2:]):.3f})",
+        "pass rate": f"{rates[0]:.3f} -> {rates[-1]:.3f} (mean of the last two {last_two:.3f})",
         "compute": f"{compute['device_hours'] * 3600 / clock.devices:.0f} s on {clock.devices} x {device}, "
         f"{compute['flops']:.2e} FLOPs",
         "tokens": f"{compute['tokens']:,} sampled, {compute['trained_tokens']:,} trained",

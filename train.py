@@ -60,7 +60,11 @@ class PromptStream:
     """
 
     def __init__(
-        self, problems: Sequence[Any], seed: int, retired: Callable[[str], bool], weights: dict[str, float] | None = None
+        self,
+        problems: Sequence[Any],
+        seed: int,
+        retired: Callable[[str], bool],
+        weights: dict[str, float] | None = None,
     ):
         self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
         self.epoch = self.position = 0
@@ -131,7 +135,9 @@ def shaped_rewards(groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.
     return rewards
 
 
-def make_batch(groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.Random) -> tuple[Batch | None, dict[str, Any]]:
+def make_batch(
+    groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.Random
+) -> tuple[Batch | None, dict[str, Any]]:
     """(the batch, or None if no row is left to train on; metrics of everything that was sampled for it)."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     prompts = [group.problem.prompt_ids for group in groups for _ in group.rollouts]
@@ -164,7 +170,10 @@ def make_batch(groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.Rand
     weights = losses.aggregation_weights(mask, prompt_ids[keep], flags.aggregation, constant)
     rows = [policies.Row(prompts[i], rollouts[i].completion_ids, rollouts[i].mask) for i in chosen]
     behaviour = padded([rollouts[i].logprobs for i in chosen], torch.float32)
-    return Batch(rows, behaviour, mask, advantages[keep], weights), counts | {"rows": len(rows), "trained_tokens": int(mask.sum())}
+    return Batch(rows, behaviour, mask, advantages[keep], weights), counts | {
+        "rows": len(rows),
+        "trained_tokens": int(mask.sum()),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- trainer
@@ -235,7 +244,11 @@ class Trainer:
                 if flags.loss == "tis":
                     clips["old_logprobs"] = batch.old_logprobs[rows].to(device)
                 token_loss, metrics = loss_function(
-                    logprobs, batch.behaviour_logprobs[rows].to(device), batch.advantages[rows].to(device), mask, **clips
+                    logprobs,
+                    batch.behaviour_logprobs[rows].to(device),
+                    batch.advantages[rows].to(device),
+                    mask,
+                    **clips,
                 )
                 if self.reference is not None:
                     reference = self.reference(microbatch)[0]
@@ -573,10 +586,11 @@ class Run:
         if check.record is not None:
             record = check.record | evaluation_record(groups)
             if len(self.task.sources) > 1:
+                pairs = list(zip(check.problems, groups, strict=True))
                 record["pass_rate_of"] = {
-                    source: evaluation_record([g for p, g in zip(check.problems, groups, strict=True) if p.source == source])
-                    ["pass_rate"] for source in self.task.sources
-                }  # fmt: skip
+                    source: evaluation_record([g for problem, g in pairs if problem.source == source])["pass_rate"]
+                    for source in self.task.sources
+                }
             self.folder.append("eval.jsonl", record)
             self.accelerator.log({"eval/pass_rate": record["pass_rate"]}, step=self.step)
             self.say(evaluation_line(record))
@@ -584,7 +598,9 @@ class Run:
         rows = [policies.Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
         return rows, [r.logprobs for _, r in chosen]
 
-    def log(self, groups: Sequence[pipeline_rl.Group], batch: Batch | None, metrics: dict[str, Any], version: int) -> None:
+    def log(
+        self, groups: Sequence[pipeline_rl.Group], batch: Batch | None, metrics: dict[str, Any], version: int
+    ) -> None:
         """One record and one line a step; `version` is the one that the step started from."""
         if not self.main:
             return

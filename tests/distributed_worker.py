@@ -76,7 +76,9 @@ def recorded(step, rows):
 def main(model, out, mode, rows):
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    flags = train.parse_flags(["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--kl_coef", "0.1"], "")
+    flags = train.parse_flags(
+        ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--kl_coef", "0.1"], ""
+    )
     if mode == "fsdp2":
         import accelerate.utils
 

@@ -71,7 +71,7 @@ class Replay:
     def evaluate(self, problems, n_samples):
         future, draw = Future(), random.Random("evaluation")
         groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
-        rows = [train.policies.Row(p.prompt_ids, r.completion_ids, r.mask) for p, g in zip(problems, groups) for r in g]
+        rows = [train.policies.Row(p.prompt_ids, r.completion_ids, r.mask) for p, g in zip(problems, groups, strict=True) for r in g]
         scored = Replay.run.trainer.score(rows).tolist()
         for rollout, logprobs in zip([r for g in groups for r in g], scored, strict=True):
             rollout.logprobs = logprobs[: len(rollout.completion_ids)]
@@ -99,7 +99,18 @@ def go(monkeypatch, folder, model, *extra, killed_after=None):
     """Runs the real loop on recorded rollouts; returns the Run."""
     monkeypatch.setattr(pipeline_rl, "Generator", Replay)
     Replay.killed_after = killed_after
-    argv = ["--output_dir", str(folder), "--model", model, "--max_steps", str(STEPS), "--save_every", "2", "--keep", "9"]
+    argv = [
+        "--output_dir",
+        str(folder),
+        "--model",
+        model,
+        "--max_steps",
+        str(STEPS),
+        "--save_every",
+        "2",
+        "--keep",
+        "9",
+    ]
     argv += ["--batch_prompts", "3", "--rollouts", "4", "--prompts", "12", "--eval_every", "3", "--eval_problems", "4"]
     argv += ["--pass_rate_threshold", "0.6", "--probe_every", "1", "--lr", "0.01", *extra]
     flags = train.parse_flags(["--resume", str(folder)] if "--resume" in extra else argv, "")

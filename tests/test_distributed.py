@@ -52,7 +52,9 @@ def test_two_processes_train_as_one(model, tmp_path, rows, processes):
         two = run(model, tmp_path / mode, mode, rows, processes)
         assert two.keys() == alone.keys()
         for name, tensor in alone.items():
-            torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name, w=mode: f"{w} {n}: {m}")
+            torch.testing.assert_close(
+                two[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name, w=mode: f"{w} {n}: {m}"
+            )
 
 
 def test_a_rank_with_nothing(tmp_path):

@@ -23,7 +23,9 @@ def start(folder, *extra):
     command = [sys.executable, "train.py", *extra] if "--resume" in extra else [
         sys.executable, "train.py", "--output_dir", str(folder), *extra]  # fmt: skip
     with (folder.parent / "log.txt").open("a") as log:
-        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
 
 
 def family(pid):

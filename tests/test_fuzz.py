@@ -51,7 +51,9 @@ def test_ten_thousand_completions(tmp_path):
         for text, verdict in zip(texts[number : number + 16], verdicts[number : number + 16], strict=True):
             ids = [ord(c) % 47 for c in text[:30]] or [1]
             reward, correct = verdict.reward, verdict.correct
-            new = pipeline_rl.Rollout(ids, [-1.0] * len(ids), [0] * len(ids), [1] * len(ids), "stop", False, 0, reward, correct)
+            new = pipeline_rl.Rollout(
+                ids, [-1.0] * len(ids), [0] * len(ids), [1] * len(ids), "stop", False, 0, reward, correct
+            )
             rollouts.append(new)
         groups.append(pipeline_rl.Group(number, SimpleNamespace(prompt_ids=[1], key=str(number)), 0, rollouts))
     _, metrics = train.make_batch(groups, flags, draw)
@@ -70,7 +72,9 @@ def test_ten_thousand_rows(tmp_path):
             return b"[" * draw.randint(1, 20_000)
         if kind < 0.4:
             return json.dumps(draw.choice([1, None, [], "text", [[]], True])).encode()
-        value = draw.choice([hostile(draw)[:5000], 7, None, [], {"a": 1}, [{"role": "user", "content": hostile(draw)[:500]}]])
+        value = draw.choice(
+            [hostile(draw)[:5000], 7, None, [], {"a": 1}, [{"role": "user", "content": hostile(draw)[:500]}]]
+        )
         row = {"prompt": value, "answer": draw.choice(["42", "", None, 3.5, [], hostile(draw)[:500]])}
         return json.dumps(row if draw.random() < 0.9 else {"prompt": "x"}).encode()
 

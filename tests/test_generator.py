@@ -267,26 +267,27 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back(vllm_engine: Engi
 
 
 def test_slots_and_idle_time(vllm_engine: Engine) -> None:
-    """Never more requests inside than the 5 slots. While the trainer keeps all groups to itself (k = 0), the engine is
-    idle, and that is counted."""
+    """All 5 slots are used and never more, by groups of two (a slot of a group half done is not enough for a new group
+    until a second one opens: 2 + 2, then 3 + 2) and by evaluation. While the trainer keeps all groups to itself
+    (k = 0), the engine is idle, and that is counted."""
     inside = []
-    pacer = Pacer(8, 0)
-    with vllm_engine.generator(problems(8), pacer=pacer, max_num_seqs=5, max_tokens=8, stop_ids=[]) as generator:
-        request = generator._request
+    options = {"pacer": Pacer(8, 0), "max_num_seqs": 5, "max_tokens": 8, "stop_ids": []}
+    with vllm_engine.generator(problems(8), **options) as generator:
+        occupy = generator._occupy
 
-        async def counted(*args):
+        def watched(slots: int) -> None:
+            occupy(slots)
             inside.append(generator._inside)
-            return await request(*args)
 
-        generator._request = counted
+        generator._occupy = watched
         generator.take(8)
+        assert max(inside) == 5 and inside[-1] == 0
+        inside.clear()
         before = generator.counters.idle_seconds
         time.sleep(0.3)
-        generator.release(8)
-        assert isinstance(generator.in_loop(lambda g: g.exhausted), bool)
-        generator.result_of(generator.evaluate(problems(1), 1))
-        assert generator.counters.idle_seconds - before > 0.25
-    assert max(inside) == 5
+        assert len(evaluated(generator, problems(4), 3)[1]) == 12
+        assert max(inside) == 5 and inside[-1] == 0
+        assert 0.25 < generator.counters.idle_seconds - before
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -538,7 +538,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
             "first = start if packed else n * longest",
             "first = start if packed else n * width",
         ),
-        ("empty microbatch without gradients", " + hidden.sum() * 0 for x in found", " for x in found"),
+        ("empty microbatch without gradients", ".view(n, batch.width) + hidden.sum() * 0", ".view(n, batch.width)"),
         (
             "trap 16: head not rounded",
             "hidden.to(self.dtype), rounded(weight, self.dtype)",

@@ -1,0 +1,751 @@
+"""Tests of `fit_sigmoid.py`: hand-worked values, oracles computed another way, verdicts, bad input, command line."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares, minimize
+from scipy.special import expit
+from scipy.stats import t as student
+
+import fit_sigmoid as module
+from fit_sigmoid import (
+    InputError,
+    compare,
+    curve,
+    early_transient,
+    fit,
+    format_comparison,
+    format_report,
+    linearised,
+    load,
+    main,
+    plot_slopes,
+    power_law,
+    sigmoid,
+    windows,
+)
+from tools.fit_benchmark import draw, half_runs, multi_start, no_ceiling, paper_range
+
+HERE = Path(__file__).resolve().parent.parent
+PAPER_ROWS = [  # C_mid, B, A as published; the first six C_mid lie on linspace(100, 4000, 100)
+    (2542, 1.92, 0.610), (2542, 2.44, 0.585), (3054, 2.22, 0.590), (2936, 2.07, 0.595), (2818, 1.77, 0.605),
+    (2896, 2.05, 0.595), (1675, 1.09, 0.615), (11272, 1.89, 0.645), (4242, 1.65, 0.710), (10909, 1.70, 0.645)]
+
+
+def run_of(truth=(0.3, 0.6, 1.8, 2500.0), n=40, end=16_000.0, sd=0.007, seed=0, zero=True):
+    """C (n or n + 1,), R: an evenly evaluated run with Gaussian noise."""
+    C = np.linspace(0, end, n + 1)[0 if zero else 1:]
+    return C, sigmoid(C, *truth) + np.random.default_rng(seed).normal(0, sd, C.size)
+
+
+def squares(f, C=None, R=None):
+    """Sum of squared residuals of a fit, on its own or on other points."""
+    C, R = (f.C, f.R) if C is None else (C, R)
+    return float(np.sum((R - f.predict(C)) ** 2))
+
+
+# ---------------------------------------------------------------------------------------------------- the curve
+
+
+def test_sigmoid_by_hand():
+    """R0 .2, A .6, B 2, C_mid 100. s(50) = 1 / (1 + 2^2) = .2, s(100) = .5, s(200) = 1 / (1 + .5^2) = .8."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = sigmoid([0, 50, 100, 200, 1e300], 0.2, 0.6, 2.0, 100.0)
+    assert values == pytest.approx([0.2, 0.28, 0.4, 0.52, 0.6], abs=1e-12)
+    assert sigmoid(0.0, 0.2, 0.6, 2.0, 100.0) == 0.2
+    assert sigmoid(100.0, 0.2, np.array([0.6, 0.8]), 2.0, 100.0) == pytest.approx([0.4, 0.5])
+
+
+# ------------------------------------------------------------------------------------------------- the estimate
+
+
+@pytest.mark.parametrize("row", PAPER_ROWS)
+def test_rows_of_the_paper_come_back(row):
+    C_mid, B, A = row
+    C = np.linspace(0, 50_000 if C_mid > 5000 else 16_000, 41)
+    R = sigmoid(C, 0.25, A, B, C_mid)
+    f = fit(C, R)
+    assert (f.A, f.B, f.C_mid, f.R0) == pytest.approx((A, B, C_mid, 0.25), rel=1e-4)
+    assert f.identifiable and f.rmse < 1e-6
+
+
+@pytest.mark.parametrize("row", PAPER_ROWS)
+def test_rows_of_the_paper_come_back_on_its_grid(row):
+    """On the published grid the ceiling is exact, C_mid within the rounding of the published number or half a step."""
+    C_mid, B, A = row
+    end = 50_000 if C_mid > 5000 else 16_000
+    C = np.linspace(0, end, 41)
+    grid = (100, 4000) if C_mid < 4000 else (100, end)
+    f = fit(C, sigmoid(C, 0.25, A, B, C_mid), method="paper_grid", C_mid_range=grid)
+    step = 0.5 if C_mid < 4000 else (grid[1] - grid[0]) / 99 / 2
+    assert f.A == pytest.approx(A, abs=0.0051 if C_mid > 4000 else 1e-9)
+    assert abs(f.C_mid - C_mid) <= 2 * step + 0.5
+    assert f.B == pytest.approx(B, rel=0.03 if C_mid > 4000 else 2e-3)
+
+
+def test_paper_grid_against_brute_force():
+    """All cells of the grid with B from a scan of 1,500 values: no `curve_fit`, no preselection of cells."""
+    C, R = run_of(n=14, seed=3)
+    f = fit(C, R, method="paper_grid", A_range=(0.55, 0.65), C_mid_range=(1500, 4000))
+    B, C_mid = np.geomspace(0.5, 6, 1500), np.linspace(1500, 4000, 100)
+    s = 1 / (1 + (C_mid[:, None] / np.maximum(C, 1e-9)) ** B[:, None, None])  # (1500, 100, N)
+    best = min((((R - R[0] - (A - R[0]) * s) ** 2).sum(-1).min(), A) for A in np.arange(0.55, 0.6501, 0.005))
+    assert squares(f) == pytest.approx(best[0], rel=1e-4) and squares(f) <= best[0]
+    assert f.A == pytest.approx(best[1]) and f.R0 == R[0]
+    assert np.abs(C_mid - f.C_mid).min() < 1e-6
+
+
+def test_paper_grid_default_range_edge_and_fitted_R0():
+    C, R = run_of(truth=(0.3, 0.9, 1.8, 2500.0), sd=0.003, zero=False)
+    f = fit(C, R, method="paper_grid")
+    assert f.A == 0.8 and not f.identifiable and "edge of the grid" in f.reason
+    assert f.C_mid / (C.max() / 100) == pytest.approx(round(f.C_mid / (C.max() / 100)))
+    assert f.R0 == fit(C, R).R0
+
+
+def test_least_squares_is_the_global_minimum():
+    rng = np.random.default_rng(4)
+    for i in range(8):
+        C, R, truth, _ = draw(rng, spanning=i % 2 == 0)
+        f, (A, Q) = fit(C, R), multi_start(C, R, truth, rng)
+        assert squares(f) <= Q * (1 + 1e-7)
+        if f.identifiable:
+            assert f.A == pytest.approx(A, abs=1e-4)
+
+
+def test_binomial_weights_are_maximum_likelihood():
+    """Oracle: the binomial log-likelihood itself, maximised by Nelder-Mead from the truth, with unequal n."""
+    truth, rng = (0.10, 0.92, 2.0, 300.0), np.random.default_rng(1)
+    C = np.linspace(0, 900, 19)
+    n = np.where(np.arange(19) % 2, 400, 4000)
+    k = rng.binomial(n, sigmoid(C, *truth))
+
+    def loss(v):
+        p = np.clip(sigmoid(C, expit(v[0]), expit(v[1]), np.exp(v[2]), np.exp(v[3])), 1e-9, 1 - 1e-9)
+        return -np.sum(k * np.log(p) + (n - k) * np.log(1 - p))
+
+    start = [np.log(0.1 / 0.9), np.log(0.92 / 0.08), np.log(2), np.log(300)]
+    v = minimize(loss, start, method="Nelder-Mead", options={"maxiter": 8000, "xatol": 1e-9, "fatol": 1e-9}).x
+    f, plain = fit(C, k / n, n_samples=n), fit(C, k / n)
+    assert f.A == pytest.approx(expit(v[1]), abs=1e-3) and f.R0 == pytest.approx(expit(v[0]), abs=1e-3)
+    assert f.B == pytest.approx(np.exp(v[2]), rel=5e-3)
+    assert abs(plain.A - expit(v[1])) > 3e-3  # without weights it is another estimate
+
+
+def test_held_parameters_and_bound():
+    C, R = run_of()
+    assert fit(C, R, A=0.58).A == 0.58 and fit(C, R, A=0.58).A_interval == (0.58, 0.58)
+    assert fit(C, R, R0=0.28).R0 == 0.28
+    assert squares(fit(C, R, A=0.58)) > squares(fit(C, R))
+    f = fit(C, R, A_max=0.55)
+    assert f.A == pytest.approx(0.55) and f.A_interval[1] <= 0.55
+
+
+def test_a_rising_curve_never_falls():
+    """R0 <= A: a falling run gives a flat line, not a ceiling below its start."""
+    f = fit(np.arange(1, 21), 0.6 - 0.02 * np.arange(20))
+    assert f.A >= f.R0 - 1e-9
+
+
+# --------------------------------------------------------------------------------------------------- the points
+
+
+def test_points_are_cleaned_counted_and_left_alone():
+    C, R = run_of(n=20)
+    base = fit(C, R)
+    C2 = np.concatenate([C[::-1], [C[5], 3000.0, np.nan], C[7:9]])
+    R2 = np.concatenate([R[::-1], [R[5], np.nan, 0.4], R[7:9]])
+    keep = C2.copy(), R2.copy()
+    f = fit(C2, R2)
+    assert f.left_out == {"nan": 2, "duplicate": 3, "skipped": 0, "zero": 0}
+    assert (f.A, f.B, f.n_points) == (base.A, base.B, 21)
+    assert np.array_equal(C2, keep[0], equal_nan=True) and np.array_equal(R2, keep[1], equal_nan=True)
+    n = np.full(C2.size, 900.0)
+    n[2] = np.nan
+    assert fit(C2, R2, n_samples=n).left_out["nan"] == 3
+    twice = fit(np.append(C, C[5]), np.append(R, R[5] + 0.01))  # another value at the same compute is a measurement
+    assert twice.n_points == 22
+
+
+def test_skip_below_keeps_zero_and_the_point_on_the_edge():
+    C, R = run_of(n=20)
+    f = fit(C, R, skip_below=C[3])
+    assert f.left_out["skipped"] == 2 and f.C[0] == 0 and f.C[1] == C[3]
+
+
+def test_where_R0_comes_from():
+    C, R = run_of(n=20)
+    measured, given, fitted = fit(C, R), fit(C, R, R0=0.25), fit(C[1:], R[1:])
+    assert [f.R0_source for f in (measured, given, fitted)] == ["measured", "given", "fitted"]
+    assert given.R0 == 0.25 and given.left_out["zero"] == 1 and given.n_points == 20
+    assert given.R0_interval == (0.25, 0.25)
+    assert measured.R0 != R[0] and abs(measured.R0 - R[0]) < abs(fitted.R0 - R[0])  # one point among others
+    assert given.dof == 20 - 3 and measured.dof == 21 - 4
+    sharp = np.where(C == 0, 1e9, 1000.0)  # a very exact measurement of R0 is R0
+    assert fit(C, R, n_samples=sharp).R0 == pytest.approx(R[0], abs=1e-5)
+
+
+@pytest.mark.parametrize(("C", "R", "options", "words"), [
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3], {}, "one length"),
+    ([[0, 1], [2, 3]], [[0.1, 0.2], [0.3, 0.4]], {}, "one-dimensional"),
+    ([-1, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], {}, "compute must be >= 0"),
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3, 1.4], {}, "rewards in"),
+    ([0, 1, 2, 3], [-0.1, 0.2, 0.3, 0.4], {}, "rewards in"),
+    ([0, 0, 2, 3], [0.1, 0.2, 0.3, 0.4], {}, "disagree"),
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], {"n_samples": 0}, "n_samples"),
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], {"method": "magic"}, "least_squares, paper_grid"),
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], {"R0": 1.2}, "R0 <= A"),
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], {"R0": 0.5, "A": 0.4}, "R0 <= A"),
+])
+def test_wrong_arguments(C, R, options, words):
+    with pytest.raises(ValueError, match=words):
+        fit(C, R, **options)
+
+
+def test_rewards_above_one_are_allowed_with_a_higher_bound():
+    C = np.linspace(0, 16_000, 41)
+    assert fit(C, 2 * sigmoid(C, 0.3, 0.6, 1.8, 2500.0), A_max=2.0).A == pytest.approx(1.2, rel=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------- the uncertainty
+
+
+def test_dispersion_by_hand():
+    """Without n: phi = Q / (N - 4). With n: (sum of squared standardised residuals + 4) / (N - 4 + 4)."""
+    C, R = run_of(n=30, seed=2)
+    f = fit(C, R)
+    assert f.dof == 27 and f.phi == pytest.approx(squares(f) / 27)
+    f = fit(C, R, n_samples=5000)
+    p = (f.predict(C) * 5000 + 1) / 5002
+    Q = np.sum((R - f.predict(C)) ** 2 * 5000 / p / (1 - p))
+    assert f.dof == 31 and f.phi == pytest.approx((Q + 4) / 31, rel=1e-6)
+
+
+def test_waves_by_hand():
+    """Ten times +1, ten times -1: r = (9 - 1 + 9) / 20 = .85, inflation 1.85 / .15. Alternating signs: none."""
+    assert module._waves(np.repeat([1.0, -1.0], 10)) == pytest.approx(1.85 / 0.15)
+    assert module._waves(np.tile([1.0, -1.0], 10)) == 1.0
+    assert module._waves(np.array([1.0, 1, -1, -1])) == 1.0  # r = .25 of four points is nothing
+    assert module._waves(np.zeros(5)) == 1.0
+    C, R = run_of(n=60)
+    wave = R + 0.02 * np.sin(C / 1500)
+    assert fit(C, wave).phi > 3 * squares(fit(C, wave)) / 57
+
+
+@pytest.mark.parametrize("n_samples", [None, 3000])
+def test_interval_of_A_is_the_profile(n_samples):
+    """Definition: with A held at an end of its interval, the best Q exceeds the least one by 1.1 phi t^2."""
+    C, R = run_of(n=30, sd=0.006, seed=5)
+    f = fit(C, R, n_samples=n_samples)
+    p = f.predict(C)
+    w = np.ones(C.size) if n_samples is None else 1 / module._unit_variance(p, n_samples)
+    spare = 1.1 * f.phi * student.ppf(0.975, f.dof) ** 2
+    for end in f.A_interval:
+        held = fit(C, R, n_samples=n_samples, A=end)
+        grown = np.sum(w * (R - held.predict(C)) ** 2) - np.sum(w * (R - p) ** 2)
+        assert 0.93 < grown / spare < 1.02
+    assert f.A_interval[0] < f.A < f.A_interval[1]
+    wide = fit(C, R, n_samples=n_samples, level=0.99)
+    assert wide.A_interval[0] < f.A_interval[0] and wide.A_interval[1] > f.A_interval[1]
+
+
+def test_every_curve_of_the_set_is_allowed_and_the_set_is_full():
+    C, R = run_of(n=30, seed=5)
+    f = fit(C, R)
+    Q = np.array([np.sum((R - sigmoid(C, *v)) ** 2) for v in f.curves.T[::37]])
+    limit = squares(f) + 1.1 * f.phi * student.ppf(0.975, f.dof) ** 2
+    assert Q.max() <= limit * (1 + 1e-9) and Q.max() > squares(f) + 0.97 * (limit - squares(f))
+    for i, span in ((2, f.B_interval), (3, f.C_mid_interval), (0, f.R0_interval)):
+        assert (f.curves[i].min(), f.curves[i].max()) == pytest.approx(span)
+    # oracle: of 40,000 curves drawn around the optimum, none that the limit allows lies outside the intervals
+    rng = np.random.default_rng(0)
+    near = np.array([f.R0, f.A, f.B, f.C_mid]) * (1 + rng.normal(0, [0.02, 0.01, 0.08, 0.05], (40_000, 4)))
+    ok = np.array([np.sum((R - sigmoid(C, *v)) ** 2) for v in near]) <= limit
+    for i, span in enumerate((f.R0_interval, f.A_interval, f.B_interval, f.C_mid_interval)):
+        slack = 0.01 * (span[1] - span[0])
+        assert near[ok, i].min() >= span[0] - slack and near[ok, i].max() <= span[1] + slack
+
+
+def test_prediction_interval_by_penalty():
+    """Oracle: tie the curve at 16,000 to an end of its interval by a penalty; the best Q then grows by 1.1 phi t^2."""
+    C, R = run_of(n=30, end=8000, seed=6)
+    f = fit(C, R)
+    spare = 1.1 * f.phi * student.ppf(0.975, f.dof) ** 2
+    for end in f.interval(16_000)[:, 0]:
+
+        def residuals(v, end=end):
+            curve = v[0], v[1], np.exp(v[2]), np.exp(v[3])
+            return np.append(sigmoid(C, *curve) - R, 1e3 * (sigmoid(16_000, *curve) - end))
+
+        v = least_squares(residuals, [f.R0, f.A, np.log(f.B), np.log(f.C_mid)], xtol=1e-14, ftol=1e-14, gtol=1e-14).x
+        assert 0.93 < (np.sum(residuals(v)[:-1] ** 2) - squares(f)) / spare < 1.02
+    low, high = f.interval([4000, 16_000])
+    assert (low < f.predict([4000, 16_000])).all() and (high > f.predict([4000, 16_000])).all()
+    assert high[1] - low[1] > 2 * (high[0] - low[0])  # extrapolation is less sure
+
+
+def test_interval_of_an_evaluation_by_hand():
+    """Half-widths add in quadrature: hypot(curve, t sqrt(phi p (1 - p) / n)); unweighted: hypot(curve, t sqrt(phi))."""
+    C, R = run_of(n=30)
+    for n, of in ((None, None), (5000, None), (5000, 200)):
+        f = fit(C, R, n_samples=n)
+        p, t = f.predict(20_000.0), student.ppf(0.975, f.dof)
+        m = of or n
+        q = 0.0 if n is None else (p * m + 1) / (m + 2)
+        sd = math.sqrt(f.phi if n is None else f.phi * q * (1 - q) / m)
+        (low,), (high,) = f.interval(20_000.0)
+        (a,), (b,) = f.interval(20_000.0, noise=True, n_samples=of)
+        assert (p - a, b - p) == pytest.approx((math.hypot(p - low, t * sd), math.hypot(high - p, t * sd)))
+
+
+def test_bound_is_no_news_to_predictions():
+    """A run rising faster than a ceiling of 1 allows: A stays <= 1, but its prediction may reach up to 1."""
+    C = np.linspace(0, 450, 10)
+    f = fit(C, 0.065 + 0.935 * (C / 640) ** 1.6)
+    assert f.A == pytest.approx(1.0) and f.A_interval[1] == 1.0 and not f.identifiable and "bound" in f.reason
+    (low,), (high,) = f.interval(900.0)
+    strict = sigmoid(900.0, *f.curves[:, f.curves[1] <= 1.0])
+    assert high > strict.max() + 0.01 and high <= 1.0 and low <= strict.min() + 1e-9
+    assert f.curves[1].max() == pytest.approx(1.25, abs=0.01)
+
+
+def test_open_ends():
+    """A step between two points: B has no upper end. No noise estimate: nothing is known."""
+    C = np.arange(1, 21.0)
+    f = fit(C, np.where(C < 10.5, 0.2, 0.6) + np.random.default_rng(0).normal(0, 0.01, 20))
+    assert f.B_interval[1] == math.inf and f.B_interval[0] > 5 and math.isfinite(f.C_mid_interval[1])
+    f = fit([1, 2, 3, 4], [0.2, 0.3, 0.38, 0.4])
+    assert not f.identifiable and "no residual" in f.reason and f.A_interval == (0.0, 1.0)
+    assert f.interval([5.0, 6.0]).tolist() == [[0, 0], [1, 1]]
+
+
+def test_same_data_same_answer():
+    C, R = run_of()
+    a, b = fit(C, R), fit(C, R)
+    assert (a.A, a.A_interval, a.B_interval) == (b.A, b.A_interval, b.B_interval)
+
+
+# -------------------------------------------------------------------------------------------------- the verdict
+
+X = np.arange(1, 25.0)
+NOISE = np.random.default_rng(9).normal(0, 0.008, 24)
+
+
+@pytest.mark.parametrize(("C", "R", "words"), [
+    ([], [], "0 usable points"), ([1, 2, 3], [0.1, 0.2, 0.3], "3 usable points"),
+    ([0, 1, 2], [0.1, 0.2, 0.3], "3 usable points"),
+    (X, np.full(24, np.nan), "0 usable points"), ([5, 5, 5, 5, 5], [0.1, 0.2, 0.3, 0.4, 0.5], "usable points"),
+    (X, np.full(24, 0.4), "does not rise"), (X, 0.4 + NOISE, "does not rise"), (X, np.ones(24), "does not rise"),
+    (X, np.zeros(24), "does not rise"), (X, 0.6 - 0.02 * X, "falls by"), (X, 0.6 - 0.015 * X + NOISE, "falls by"),
+    (X, 0.2 + 0.01 * X + NOISE, ""), (X, 0.2 + 0.01 * X, ""), (X, 0.2 + 0.06 * np.log(X) + NOISE, ""),
+    (X, 0.2 + 0.06 * np.log(X), ""), (X, 0.2 + 0.04 * np.log(X), ""),
+    (X, sigmoid(X, 0.2, 0.6, 3, 5) - 0.008 * np.maximum(X - 16, 0) + NOISE, "falls away"),
+])
+@pytest.mark.parametrize("n_samples", [None, 2000])
+def test_no_ceiling_no_claim(C, R, words, n_samples):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f = fit(C, R, n_samples=n_samples)
+        f.interval([1.0, 10.0, 100.0], noise=True)
+    assert not f.identifiable and f.reason and words in f.reason
+    assert f.A_interval[1] == 1.0  # whatever the fit says, no ceiling is excluded
+
+
+def test_a_run_that_falls_away_claims_nothing():
+    f = fit(X, sigmoid(X, 0.2, 0.6, 3, 5) - 0.008 * np.maximum(X - 16, 0) + NOISE)
+    assert f.A_interval == (0.0, 1.0)
+
+
+def test_identifiable_has_no_reason_and_its_limits():
+    C, R = run_of()
+    f = fit(C, R)
+    assert f.identifiable and f.reason == "" and f.A_interval[1] - f.A_interval[0] < 0.1
+    short = fit(C[:9], R[:9])  # up to 1.3 C_mid
+    assert not short.identifiable and "ceilings from" in short.reason
+    flat = fit(C, np.clip(sigmoid(C, 0.3, 1.0, 3.0, 1500.0) + np.random.default_rng(0).normal(0, 0.002, C.size), 0, 1))
+    assert flat.identifiable and flat.A > 0.99  # a ceiling of 1 that the data reach is measured, bound or not
+
+
+def test_line_in_log_C_alone_is_not_called_a_ceiling():
+    """0.2 + 0.06 log C, 40 points: many sigmoids fit, the interval of A is sometimes narrow by luck."""
+    exact = fit(X, 0.2 + 0.06 * np.log(X))
+    assert "straight line in log C" in exact.reason and exact.A_interval[0] > 0.4 and exact.A_interval[1] == 1.0
+    rng, C = np.random.default_rng(3), np.arange(1, 41.0)
+    assert not any(fit(C, 0.2 + 0.06 * np.log(C) + rng.normal(0, 0.006, 40)).identifiable for _ in range(20))
+
+
+# ------------------------------------------------------------------------------------------------ early points
+
+
+def test_early_transient_is_found_and_measured():
+    C, R = run_of(n=40, seed=1)
+    R[1:4] -= [0.05, 0.04, 0.04]
+    t = early_transient(C, R)
+    assert t.skip_below == C[4] and t.n_points == 3 and t.p_value < 1e-3
+    assert t.offset == pytest.approx(-0.043, abs=0.015)
+    assert t.A_before == fit(C, R).A and t.A_after == pytest.approx(fit(C, R, skip_below=C[4]).A, abs=1e-3)
+
+
+@pytest.mark.parametrize("n_samples", [None, 4000])
+def test_a_clean_start_is_not_cut(n_samples):
+    for seed in range(3):
+        C, R = run_of(n=24, seed=seed)
+        t = early_transient(C, R, n_samples=n_samples)
+        assert t.skip_below == 0.0 and t.p_value > 0.01
+
+
+@pytest.mark.parametrize("n", [0, 3, 5, 8])
+def test_early_transient_on_few_points(n):
+    C, R = run_of(n=20)
+    assert early_transient(C[:n], R[:n]).skip_below == 0.0
+
+
+# --------------------------------------------------------------------------------------- power law and windows
+
+
+def test_power_law_by_hand():
+    """A .6, D 20, B .5: at C = 10,000 the reward is .6 - 20 / 100 = .4."""
+    C = np.linspace(5000, 50_000, 20)
+    law = power_law(np.append(0, C), np.append(0.1, 0.6 - 20 / np.sqrt(C)))
+    assert (law["A"], law["B"], law["D"]) == pytest.approx((0.6, 0.5, 20), rel=1e-3) and law["rmse"] < 1e-5
+    assert power_law(C, 0.6 - 20 / np.sqrt(C), skip_below=20_000)["A"] == pytest.approx(0.6, rel=1e-3)
+    with pytest.raises(ValueError, match="needs 4 points"):
+        power_law([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4])
+
+
+def test_power_law_runs_to_the_bound_on_early_data_and_the_sigmoid_does_not():
+    """The paper's argument: from 1.5k to 50k GPU-hours the power law says A = 1."""
+    C = np.linspace(1500, 50_000, 40)
+    R = sigmoid(C, 0.25, 0.645, 1.7, 9000.0)
+    assert power_law(C, R)["A"] > 0.8 and fit(C, R).A == pytest.approx(0.645, abs=1e-3)
+
+
+def test_windows_take_the_points_between():
+    C, R = run_of(n=40, end=100_000, truth=(0.25, 0.65, 1.6, 9000.0))
+    table = windows(C, R, n_samples=np.full(41, 3000))
+    assert [(a, b) for a, b, _ in table] == [(1500, 50_000), (0, 100_000), (0, 50_000), (5000, 50_000)]
+    assert [f.n_points for *_, f in table] == [21, 41, 21, 20] and all(f.C[0] == 0 for *_, f in table)
+    assert windows(C, R, shares=[(0, 0.5)])[0][2].A == fit(C[:21], R[:21]).A
+
+
+# --------------------------------------------------------------------------------------------------- comparison
+
+
+def test_linearised_is_a_line_of_slope_B():
+    C = np.linspace(0, 16_000, 41)
+    f = fit(C, sigmoid(C, 0.3, 0.6, 1.8, 2500.0))
+    log_C, log_F, left_out = linearised(f)
+    slope, offset = np.polyfit(log_C, log_F, 1)
+    assert slope == pytest.approx(1.8, rel=1e-3) and offset == pytest.approx(0, abs=0.05)
+    assert (left_out, log_C.size) == (0, 40)
+    noisy = fit(*run_of(sd=0.01, end=60_000))
+    log_C, _, left_out = linearised(noisy)
+    assert left_out == np.sum((noisy.R[1:] <= noisy.R0) | (noisy.R[1:] >= noisy.A)) > 0
+    assert log_C.size + left_out == 40
+
+
+def fits_of(*ceilings, B=(1.8, 1.8, 1.8), sd=0.002, **options):
+    return [fit(*run_of((0.3, A, b, 2500.0), sd=sd, seed=i), **options)
+            for i, (A, b) in enumerate(zip(ceilings, B, strict=False))]
+
+
+def test_equal_ceilings_share_A_and_compare_B():
+    both = compare(*fits_of(0.60, 0.61, B=(1.3, 2.2)), names=["slow", "fast"])
+    assert both.shared_A == pytest.approx((both.fits[0].A + both.fits[1].A) / 2)
+    assert [f.A for f in both.refits] == [both.shared_A] * 2
+    assert "fast is the most efficient" in both.verdict and both.refits[0].B < both.refits[1].B
+    assert "overlap" in compare(*fits_of(0.60, 0.60, sd=0.006)).verdict
+    assert f"B at A = {both.shared_A:.3f}" in format_comparison(both) and "fast" in format_comparison(both)
+
+
+def test_refits_keep_what_the_fits_were_given():
+    given = compare(*fits_of(0.60, 0.61, R0=0.29, n_samples=9000, level=0.8)).refits[0]
+    assert given.R0 == 0.29 and given.n_samples[0] == 9000 and given.level == 0.8 and given.n_points == 40
+
+
+def test_margin_is_inclusive():
+    """.590 and .610, the paper's leave-one-out runs, agree; .590 and .611 do not."""
+    a, b = fits_of(0.60, 0.61)
+    a.A, b.A = 0.590, 0.610
+    assert compare(a, b).shared_A == pytest.approx(0.600)
+    b.A = 0.6101
+    assert compare(a, b).shared_A is None
+    assert compare(a, b, margin=0.03).shared_A is not None
+
+
+def test_different_ceilings_and_unknown_ones():
+    both = compare(*fits_of(0.55, 0.64), names=["low", "high"])
+    assert both.shared_A is None and both.refits == [] and "high is highest" in both.verdict
+    assert "overlaps" not in both.verdict
+    a, b = fits_of(0.55, 0.64)
+    b.A_interval = (0.54, 0.7)
+    assert "overlaps that of run 1" in compare(a, b).verdict
+    short = fit(*(v[:9] for v in run_of()))
+    assert compare(a, short, names=["a", "short"]).verdict == "no verdict: the ceiling of short is not identifiable"
+    with pytest.raises(ValueError, match="at least two"):
+        compare(a)
+
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def records(n=19, every=50_000, n_prompts=512, seed=0, **extra):
+    """Evaluations of a run of the built-in task's shape, as train.py writes them."""
+    rng, rows = np.random.default_rng(seed), []
+    for i in range(n):
+        p = float(sigmoid(i * every, 0.07, 0.97, 2.2, 330_000.0))
+        rate = rng.binomial(2 * n_prompts, p) / 2 / n_prompts
+        rows.append({"step": 5 * i, "tokens": i * every, "flops": 2e9 * i, "device_hours": 0.01 * i, "pass_rate": rate,
+                     "pass_at_k": 0.5, "n_prompts": n_prompts, "n_samples": 2, "interrupted": 0.1, "truncated": 0.0,
+                     "mean_length": 30.0, "device": "cpu"} | extra)
+    return rows
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_load_reads_an_eval_file(tmp_path):
+    rows = records()
+    rows[3]["pass_rate"] = None
+    x, C, R, n, last = load(write(tmp_path / "eval.jsonl", rows))
+    assert (x, C[2], last) == ("tokens", 100_000, 19) and math.isnan(R[3]) and R[4] == rows[4]["pass_rate"]
+    assert (n == 1024).all()
+    assert load(rows, x="flops")[1][1] == 2e9 and load(rows, samples=77)[3][0] == 77
+    assert load(rows, samples="n_prompts")[3][0] == 512 and load(rows, y="pass_at_k")[2][0] == 0.5
+
+
+@pytest.mark.parametrize(("extra", "x"), [
+    ({"device": "cpu"}, "tokens"), ({"device": "NVIDIA H100"}, "device_hours"), ({"device": None}, "device_hours")])
+def test_default_compute(extra, x):
+    assert load(records(**extra))[0] == x
+
+
+def test_default_compute_without_device():
+    rows = [{k: v for k, v in row.items() if k != "device"} for row in records()]
+    assert load(rows)[0] == "device_hours"
+    assert load([row | {"device_hours": 0.0} for row in rows])[0] == "tokens"
+    assert load([{"step": 1, "pass_rate": 0.1}])[0] == "step"
+    assert load([{"flops": 1, "step": 1, "pass_rate": 0.1}])[0] == "flops"
+
+
+def test_csv_with_named_columns(tmp_path):
+    path = tmp_path / "run.csv"
+    path.write_text("gpu_hours;accuracy;samples\n0;0.2;100\n10;;100\n20;0.4;100\n")
+    _, C, R, n, last = load(path, x="gpu_hours", y="accuracy", samples="samples")
+    assert C.tolist() == [0, 10, 20] and math.isnan(R[1]) and R[2] == 0.4 and n.tolist() == [100] * 3 and last == 4
+    assert load(path, x="gpu_hours", y="accuracy")[3] is None
+
+
+GOOD = "tokens,pass_rate\n0,0.1\n10,0.15\n20,0.3\n30,0.4\n40,0.45\n50,0.47\n"
+
+
+@pytest.mark.parametrize(("name", "text", "line", "words"), [
+    ("a.csv", GOOD.replace("pass_rate", "accuracy"), 1, "no column 'pass_rate'; name another with --y"),
+    ("a.csv", GOOD.replace("tokens", "hours"), 1, "there are: hours, pass_rate"),
+    ("a.csv", GOOD.replace("20,", "-20,"), 4, "tokens is -20"),
+    ("a.csv", GOOD.replace("20,", "inf,"), 4, "tokens is inf"),
+    ("a.csv", GOOD.replace("0.3", "30"), 4, "pass_rate is 30; rewards lie in [0, 1]"),
+    ("a.csv", GOOD.replace("0.3", "-0.3"), 4, "pass_rate is -0.3"),
+    ("a.csv", GOOD.replace("0.3", "high"), 4, "'high'; write a number"),
+    ("a.csv", GOOD + "0,0.2\n", 8, "0.2 at tokens = 0 but 0.1 on an earlier line; keep one"),
+    ("a.csv", "tokens,pass_rate\n0,0.1\n10,0.2\n20,0.3\n", 4, "3 usable points"),
+    ("a.csv", "", 1, "the file is empty"),
+    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n{"tokens": 2, "pass_\n', 2, "not JSON"),
+    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n[3]\n', 2, "not a JSON object"),
+    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1, "n_prompts": 0, "n_samples": 2}\n', 1, "0 samples"),
+    ("b.csv", None, 1, "not a readable text file"),
+])
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, name, text, line, words):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    assert main([str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert f"{path}, line {line}: " in captured.err and words in captured.err
+
+
+def test_bad_options_are_one_sentence(tmp_path, capsys):
+    path = write(tmp_path / "eval.jsonl", records())
+    other = write(tmp_path / "gpu.jsonl", records(device="H100"))
+    binary = tmp_path / "weights.bin"
+    binary.write_bytes(bytes(range(256)))
+    for argv, words in (([path, "--predict-at", "5M"], "'5M'"), ([path, "--skip-below", "soon"], "'soon'"),
+                        ([path, other], "choose one with --x"), ([binary], "not a readable text file"),
+                        ([path, "--fit-until", "0.1"], "usable points"),
+                        ([path, "--samples", "many"], "no column 'many'")):
+        assert main([str(a) for a in argv]) == 2
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1
+    with pytest.raises(SystemExit) as stop:
+        main([str(path), "--method", "magic"])
+    assert stop.value.code == 2
+
+
+def test_a_repeated_or_equal_zero_is_no_error(tmp_path):
+    rows = records()
+    assert main([str(write(tmp_path / "eval.jsonl", [rows[0], *rows]))]) == 0
+
+
+# ------------------------------------------------------------------------------------------------- whole runs
+
+
+def test_curve_splits_by_compute_and_scores_the_rest():
+    rows = records()
+    r = curve(rows, fit_until=0.5, predict_at=["2x", 5e6])
+    assert (r.x, r.fit_until, r.fit.n_points, r.held_out_points) == ("tokens", 450_000, 10, 9)  # 450k itself is fitted
+    unseen = np.array([[row["tokens"], row["pass_rate"]] for row in rows[10:]])
+    miss = r.fit.predict(unseen[:, 0]) - unseen[:, 1]
+    assert r.held_out_rmse == pytest.approx(math.sqrt(np.mean(miss**2)))
+    by_hand = fit([q["tokens"] for q in rows[:10]], [q["pass_rate"] for q in rows[:10]], n_samples=1024)
+    assert r.fit.A == by_hand.A
+    assert [p.C for p in r.predictions] == [900_000, 1_800_000, 5_000_000]
+    assert r.predictions[0].measured == rows[-1]["pass_rate"] and math.isnan(r.predictions[1].measured)
+    low, high = r.fit.interval(unseen[:, 0], noise=True, n_samples=1024)
+    assert r.held_out_covered == np.mean((low <= unseen[:, 1]) & (unseen[:, 1] <= high))
+    assert r.predictions[0].evaluation == pytest.approx((low[-1], high[-1]))
+    assert r.predictions[0].curve[0] > r.predictions[0].evaluation[0]
+
+
+def test_curve_options():
+    rows = records(n=40)
+    for i in (1, 2, 3):
+        rows[i]["pass_rate"] += 0.3
+    auto, by_hand = curve(rows, skip_below="auto"), curve(rows, skip_below=200_000)
+    assert auto.transient.skip_below == 200_000 and auto.fit.left_out["skipped"] == 3 == by_hand.fit.left_out["skipped"]
+    plain = curve(rows)
+    assert plain.fit.left_out["skipped"] == 0 and "consider --skip-below 200000" in format_report(plain)
+    assert math.isnan(plain.held_out_rmse) and plain.held_out_points == 0
+    assert curve(rows, A_max=0.9).fit.A <= 0.9
+    with pytest.raises(InputError, match="records, line 1"):
+        curve([])
+
+
+def test_report_of_a_run_too_short_to_fit(tmp_path):
+    r = curve(records(n=3), fit_until=0.5, plot=tmp_path / "curve.png")
+    text = format_report(r)
+    assert "not identifiable" in text and "usable points" in text and (tmp_path / "curve.png").stat().st_size > 5000
+
+
+def test_report_holds_the_numbers():
+    r = curve(records(), fit_until=0.5)
+    text, p = format_report(r), r.predictions[0]
+    low, high = r.fit.A_interval
+    for piece in (f"{r.fit.A:.3f}", f"[{low:.3f}, {high:.3f}]", f"{r.fit.B:.2f}", "measured", "10 fitted, 9 held out",
+                  f"{r.held_out_rmse:.4f} held out", f"{p.reward:.3f}  curve", f"measured {p.measured:.3f}, inside",
+                  r.fit.reason):
+        assert piece in text
+    p = r.predictions[0]._replace(measured=p.evaluation[1] + 0.001)
+    r.predictions[0] = p
+    assert "OUTSIDE" in format_report(r)
+
+
+def test_three_runs_of_the_tasks_shape_are_covered():
+    """Prediction from the first half: the last evaluation lies in its interval on three seeds."""
+    for seed in range(3):
+        r = curve(records(seed=seed), fit_until=0.5)
+        p = r.predictions[0]
+        assert p.evaluation[0] <= p.measured <= p.evaluation[1] and r.held_out_covered >= 0.8
+
+
+def test_plots_show_every_group_of_points(tmp_path):
+    """Pixels of the dashed extrapolation, the band and the markers: the picture with them differs from one without."""
+    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("matplotlib.image")
+    rows = records()
+    half, full = tmp_path / "half.png", tmp_path / "full.png"
+    r = curve(rows, fit_until=0.5, skip_below=120_000, plot=half)
+    curve(rows, plot=full)
+    a, b = image.imread(half), image.imread(full)
+    assert a.shape == b.shape == (690, 1125, 4) and np.abs(a - b).max() > 0.5
+    plot_slopes([r.fit], ["run"], tmp_path / "slopes.png")
+    assert (tmp_path / "slopes.png").stat().st_size > 10_000
+
+
+# ------------------------------------------------------------------------------------------- the command line
+
+
+def command(*argv, cwd=HERE):
+    return subprocess.run([sys.executable, str(cwd / "fit_sigmoid.py"), *map(str, argv)], capture_output=True,
+                          text=True, cwd=cwd, check=False)
+
+
+def test_command_line_in_an_empty_folder(tmp_path):
+    """The file alone, copied elsewhere: table, JSON and picture, with several runs."""
+    shutil.copy(HERE / "fit_sigmoid.py", tmp_path)
+    files = [write(tmp_path / f"{i}.jsonl", records(seed=i)) for i in range(2)]
+    done = command(*files, "--fit-until", "0.5", "--predict-at", "2x", "4x", "1e21", "--plot", tmp_path / "c.png",
+                   "--slopes", tmp_path / "s.png", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert (tmp_path / "c.png").exists() and (tmp_path / "s.png").exists()
+    assert all(word in done.stdout for word in ("at 1.8M", "at 3.6M", "at 1e+21", "measured", "no verdict"))
+
+
+def test_command_line_json_and_options(tmp_path, capsys):
+    path = write(tmp_path / "eval.jsonl", records())
+    assert main([str(path), "--json", "--windows", "--power-law", "--x", "step", "--predict-at", "2x"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    run = result["runs"][0]
+    assert run["x"] == "step" and run["held_out_rmse"] is None and run["predictions"][1]["C"] == 180
+    assert run["fit"]["A_interval"][0] < run["fit"]["A"] and "curves" not in run["fit"]
+    assert len(result[f"windows of {run['name']}"]) == 4 and result[f"power law of {run['name']}"]["A"] <= 1
+    assert main([str(path), "--windows", "--power-law", "--R0", "0.07", "--method", "paper_grid"]) == 0
+    text = capsys.readouterr().out
+    assert "windows of compute" in text and "A - D / C^B" in text and "0.070" in text and "given" in text
+
+
+def test_equal_runs_are_compared_on_the_command_line(tmp_path, capsys):
+    files = [str(write(tmp_path / f"{i}.jsonl", records(n=40, seed=i, n_prompts=20_000))) for i in range(2)]
+    assert main(files) == 0
+    assert "ceilings agree within 0.02" in capsys.readouterr().out
+
+
+def test_usage_example_of_the_docstring_runs(capsys):
+    lines = module.__doc__.splitlines()
+    start = next(i for i, line in enumerate(lines) if "from fit_sigmoid import fit" in line)
+    exec("\n".join(line.strip() for line in lines[start:start + 3]), {})
+    assert capsys.readouterr().out.startswith("0.60")
+
+
+# -------------------------------------------------------------------------------------------------- simulations
+
+
+def test_a_fit_with_intervals_is_fast():
+    """Well under 0.1 s of CPU time; the least of seven, for other work runs beside the tests."""
+    C, R = run_of(n=60)
+    spent = []
+    for _ in range(7):
+        start = time.process_time()
+        fit(C, R)
+        spent.append(time.process_time() - start)
+    assert min(spent) < 0.1
+
+
+def test_coverage_in_short():
+    found = paper_range(30, seed=5, reference=False)
+    assert found["A covered"] >= 0.85 and found["curve at 2 C covered"] >= 0.85
+
+
+@pytest.mark.slow
+def test_simulations_keep_their_promises():
+    found = paper_range(300, seed=0)
+    assert found["RMSE of A"] <= 1.1 * found["reference RMSE of A"] and found["failed convergence"] == 0
+    assert found["median error of A"] <= 1.1 * found["reference median error of A"]
+    assert 0.90 <= found["A covered"] <= 0.99 and 0.90 <= found["A covered where identifiable"] <= 0.98
+    for name in ("B covered", "C_mid covered", "curve at 2 C covered", "evaluation at 2 C covered"):
+        assert 0.90 <= found[name] <= 0.99
+    spanning = paper_range(200, seed=1, spanning=True, reference=False)
+    assert spanning["identifiable"] >= 0.6 and 0.90 <= spanning["A covered where identifiable"] <= 1.0
+    assert all(count <= 2 for count in no_ceiling(100, seed=0).values())
+    assert all(covered >= 0.9 for _, _, covered in half_runs(20, 0, 50).values())
