@@ -319,11 +319,11 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
         return f"the bound A <= {f.A_max:g} stopped the fit and not the data, which reach {reach:.2f} {end}"
     if f.curves[1].max() - f.A_interval[0] > min(MAX_WIDTH, (f.A - f.R0) / 2):
         return f"ceilings from {f.A_interval[0]:.2f} to {f.A_interval[1]:.2f} fit: the data reach {reach:.2f} {end}"
-    later = f.C > 0
-    for name, x in (("C", f.C[later] / f.C[-1]), ("log C", np.log(f.C[later]))):
-        line = np.polyval(np.polyfit(x, f.R[later], 1, w=np.sqrt(w[later])), x)
-        worse = max(w[later] @ (f.R[later] - line) ** 2 - z[later] @ z[later], 0.0)
-        if fdtrc(2, f.dof, worse / 2 / f.phi) > LINE_ALPHA:
+    v, R, Q = w[f.C > 0], f.R[f.C > 0], z[f.C > 0] @ z[f.C > 0]
+    for name, x in (("C", f.C[f.C > 0] / f.C[-1]), ("log C", np.log(f.C[f.C > 0]))):
+        Q_line, Q_flat = (v @ (R - np.polyval(np.polyfit(x, R, k, w=np.sqrt(v)), x)) ** 2 for k in (1, 0))
+        rises = Q_flat - Q_line > 4 * f.phi  # two standard errors; a flat line is a ceiling already reached
+        if rises and fdtrc(2, f.dof, max(Q_line - Q, 0.0) / 2 / f.phi) > LINE_ALPHA:
             f.A_interval = (f.A_interval[0], f.A_max)
             return f"a straight line in {name} fits about as well: no ceiling shows {end}"
     return ""

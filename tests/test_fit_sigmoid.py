@@ -305,6 +305,12 @@ def test_interval_of_an_evaluation_by_hand():
         (low,), (high,) = f.interval(20_000.0)
         (a,), (b,) = f.interval(20_000.0, noise=True, n_samples=of)
         assert (p - a, b - p) == pytest.approx((math.hypot(p - low, t * sd), math.hypot(high - p, t * sd)))
+    n = np.where(np.arange(31) < 16, 5000, 500)  # the median is 5000
+    f = fit(C, R, n_samples=n)
+    assert np.array_equal(f.interval(9e3, noise=True), f.interval(9e3, noise=True, n_samples=5000))
+    assert not np.array_equal(f.interval(9e3, noise=True), f.interval(9e3, noise=True, n_samples=500))
+    near_one = fit(C, np.minimum(R / 0.6, 1), n_samples=100).interval([0.0, 1e5], noise=True)
+    assert near_one.max() == 1.0 and near_one.min() > 0
 
 
 def test_bound_is_no_news_to_predictions():
@@ -323,6 +329,8 @@ def test_open_ends():
     C = np.arange(1, 21.0)
     f = fit(C, np.where(C < 10.5, 0.2, 0.6) + np.random.default_rng(0).normal(0, 0.01, 20))
     assert f.B_interval[1] == math.inf and f.B_interval[0] > 5 and math.isfinite(f.C_mid_interval[1])
+    f = fit(C, np.full(20, 0.4))
+    assert f.B_interval == (0.0, math.inf) and f.C_mid_interval[1] == math.inf
     f = fit([1, 2, 3, 4], [0.2, 0.3, 0.38, 0.4])
     assert not f.identifiable and "no residual" in f.reason and f.A_interval == (0.0, 1.0)
     assert f.interval([5.0, 6.0]).tolist() == [[0, 0], [1, 1]]
@@ -372,7 +380,11 @@ def test_identifiable_has_no_reason_and_its_limits():
     short = fit(C[:9], R[:9])  # up to 1.3 C_mid
     assert not short.identifiable and "ceilings from" in short.reason
     flat = fit(C, np.clip(sigmoid(C, 0.3, 1.0, 3.0, 1500.0) + np.random.default_rng(0).normal(0, 0.002, C.size), 0, 1))
-    assert flat.identifiable and flat.A > 0.99  # a ceiling of 1 that the data reach is measured, bound or not
+    assert flat.identifiable and flat.A > 0.99
+    flat = fit(C, np.minimum(sigmoid(C, 0.3, 1.0, 3.0, 1500.0) + 0.004, 1))
+    assert flat.identifiable and flat.A == pytest.approx(1.0, abs=1e-7)  # on the bound, but the data reach it
+    known = fit(C[1:], 0.55 + NOISE[:1] + R[1:] * 0 + np.resize([0.004, -0.004], 40), R0=0.2)  # risen before C[1]
+    assert known.identifiable and known.A == pytest.approx(0.55, abs=0.01)
 
 
 def test_line_in_log_C_alone_is_not_called_a_ceiling():

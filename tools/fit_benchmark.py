@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 from scipy.special import expit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fit_sigmoid import fit, sigmoid  # noqa: E402
+from fit_sigmoid import fit, sigmoid
 
 Draw = tuple[np.ndarray, np.ndarray, tuple[float, float, float, float], float]  # C (N,), R (N,), (R0, A, B, C_mid), sd
 TRIAL = ([0, 107, 207, 400, 600, 800, 900], [0.065, 0.173, 0.323, 0.623, 0.813, 0.893, 0.933])  # kilotokens, pass rate
@@ -88,28 +88,28 @@ def paper_range(draws: int, seed: int, *, spanning: bool = False, reference: boo
 
 def no_ceiling(draws: int, seed: int) -> dict[str, float]:
     """How many runs without a ceiling are called identifiable, of `draws` each, with 6 to 40 points."""
-    rng, shapes = np.random.default_rng(seed), {
-        "straight in C": lambda x: x, "straight in log C": lambda x: 1 + np.log(x) / np.log(x.size), "C^0.7": lambda x: x**0.7,
-        "constant": lambda x: 0 * x, "falling": lambda x: -0.5 * x}
-    counts = {}
+    rng, counts = np.random.default_rng(seed), {}
+    shapes = {"straight in C": lambda x: x, "straight in log C": lambda x: 1 + np.log(x) / np.log(x.size),
+              "C^0.7": lambda x: x**0.7, "constant": lambda x: 0 * x, "falling": lambda x: -0.5 * x}
     for name, shape in shapes.items():
         counts[name] = 0
         for _ in range(draws):
             x = np.linspace(0, 1, rng.integers(6, 41) + 1)[1:]
-            R = rng.uniform(0.15, 0.35) + rng.uniform(0.05, 0.3) * shape(x) + rng.normal(0, rng.uniform(0.005, 0.01), x.size)
+            R = rng.uniform(0.15, 0.35) + rng.uniform(0.05, 0.3) * shape(x)
+            R += rng.normal(0, rng.uniform(0.005, 0.01), x.size)
             counts[name] += fit(1e4 * x, np.clip(R, 0, 1)).identifiable
     return counts
 
 
 def task_shapes() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Pass rate against kilotokens, .065 to .93: a sigmoid, a logistic in linear compute, and the trial's points joined."""
+    """Pass rate against kilotokens, .065 to .93: a sigmoid, a logistic in C, and the points of a trial joined."""
     return {"sigmoid": lambda c: sigmoid(c, 0.065, 0.98, 2.3, 320.0),
             "logistic in C": lambda c: 0.94 * expit((c - 300) / 120),
             "trial, interpolated": PchipInterpolator(*TRIAL)}
 
 
 def half_runs(draws: int, seed: int, every: int) -> dict[str, tuple[float, float, float]]:
-    """Fit the first half of runs of the built-in task's shape, evaluated `every` kilotokens with 512 prompts x 2 samples.
+    """Fit the first half of runs of the built-in task's shape: an evaluation of 512 x 2 samples `every` kilotokens.
 
     Returns by shape: mean RMSE on the second half, share of runs with RMSE <= 0.05, share whose last evaluation lies in
     its interval. Prompts differ in difficulty (a beta distribution) and stay the same through a run.
@@ -139,14 +139,16 @@ def main() -> None:
     start = time.perf_counter()
     wide = paper_range(args.draws, args.seed)
     narrow = paper_range(args.draws // 2, args.seed + 1, spanning=True, reference=False)
-    print(f"| the paper's range of parameters | {args.draws} runs | {args.draws // 2} runs over C_mid/4 .. 4 C_mid |\n|---|---|---|")
+    print(f"| the paper's range of parameters | {args.draws} runs | {args.draws // 2} over C_mid/4 .. 4 C_mid |")
+    print("|---|---|---|")
     for key, value in wide.items():
         other = "" if "reference" in key or "failed" in key else f"{narrow[key]:.3f}"
         print(f"| {key} | {value:.4g} | {other} |")
     print(f"\n| no ceiling to find, {args.draws // 5} runs each | called identifiable |\n|---|---|")
     for key, value in no_ceiling(args.draws // 5, args.seed).items():
         print(f"| {key} | {value} |")
-    print("\n| first half fitted | evaluated every | RMSE on the second half | of runs <= 0.05 | last point covered |\n|---|---|---|---|---|")
+    print("\n| first half fitted | evaluated every | RMSE on the second half | runs <= 0.05 | last point covered |")
+    print("|---|---|---|---|---|")
     for every in (25, 50, 100):
         for key, (rmse, share, covered) in half_runs(max(args.draws // 10, 5), args.seed, every).items():
             print(f"| {key} | {every}k tokens | {rmse:.3f} | {share:.0%} | {covered:.0%} |")

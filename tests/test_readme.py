@@ -1,0 +1,52 @@
+"""The README and the module docstrings say what is so: snippets run, flags and files exist."""
+
+import contextlib
+import dataclasses
+import doctest
+import importlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import flags
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_python_snippets_print_what_they_say():
+    """A `print(...)  # value` line of a snippet prints that value."""
+    snippets = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert snippets
+    for code in snippets:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, "README.md", "exec"), {})
+        said = re.findall(r"print\(.*\)\s+# (.*)", code)
+        assert out.getvalue().split("\n")[:-1] == said
+
+
+def test_every_flag_named_exists():
+    """`--name` in the README is a flag of train.py or of the other programs that it shows."""
+    known = {field.name for group in flags.FLAGS for field in dataclasses.fields(group)}
+    others = set(re.findall(r"--([\w-]+)", (ROOT / "fit_sigmoid.py").read_text()))
+    others |= set(re.findall(r"--([\w-]+)", (ROOT / "tools" / "supervised_control.py").read_text()))
+    named = set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", README))
+    assert named - known - others <= {"help"}
+
+
+def test_every_file_named_exists():
+    """Files in backquotes that look like ours are there, and so is the picture."""
+    names = set(re.findall(r"`((?:tools/|tests/|docs/)?\w+\.(?:py|txt|toml))`", README))
+    assert names and all((ROOT / name).exists() for name in names)
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
+        assert (ROOT / picture).exists()
+
+
+@pytest.mark.parametrize("module", ["losses", "filters", "length_control", "pipeline_rl"])
+def test_docstring_examples(module):
+    """The examples that stand as doctests in the module docstrings."""
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.failed == 0
