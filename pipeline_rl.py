@@ -597,7 +597,9 @@ class Generator:
     async def _push(self, release: int) -> None:
         """New weights in flight: running requests freeze, keep their cache, and go on with the new weights."""
         await self._no_evaluation.wait()
-        started, number, engine = time.monotonic(), self._engine_number, self._engine
+        started = time.monotonic()
+        async with self._restarting:  # a restart under way ends with a new engine
+            number, engine = self._engine_number, self._engine
         try:
             try:
                 # clear_cache=True would prefill every running request anew

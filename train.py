@@ -190,7 +190,11 @@ class Trainer:
         options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": flags.trust_remote_code}
         if flags.attn_implementation:
             options["attn_implementation"] = flags.attn_implementation
-        model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"--model {model_folder} does not load as a causal LM ({reason}).") from error
         if flags.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.reference = None

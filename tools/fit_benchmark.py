@@ -8,6 +8,7 @@ The last table leaves the sigmoid: curves of the shape of the built-in task, som
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import least_squares
-from scipy.special import expit
+from scipy.signal import lfilter
+from scipy.special import betaincinv, expit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fit_sigmoid import fit, sigmoid
@@ -108,21 +110,48 @@ def task_shapes() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
             "trial, interpolated": PchipInterpolator(*TRIAL)}
 
 
+def evaluate(rng: np.random.Generator, mean: np.ndarray, prompts: int, samples: int, fresh: bool = False) -> np.ndarray:
+    """Measured pass rates (K,) of prompts whose difficulty has a beta distribution of the given means (K,).
+
+    The held-out prompts are the same at every evaluation, or with `fresh` drawn anew.
+    """
+    rank = rng.random((mean.size, prompts)) if fresh else (np.arange(prompts) + 0.5) / prompts
+    p = betaincinv(2 * mean[:, None], 2 - 2 * mean[:, None], rank)  # (K, prompts): easy prompts stay easy
+    return rng.binomial(samples, p).mean(1) / samples
+
+
+def noise_kinds(draws: int, seed: int) -> dict[str, tuple[float, float, float]]:
+    """Coverage of A, median phi and share identifiable when samples are correlated or residuals come in waves."""
+    result = {}
+    for name in ("independent samples", "one held-out set", "new prompts every time", "waves, correlation 0.6"):
+        rng, rows = np.random.default_rng(seed), []
+        for _ in range(draws):
+            C, _, truth, sd = draw(rng, spanning=True)
+            mean, n = sigmoid(C, *truth), 16_000
+            if name == "independent samples":
+                R = rng.binomial(n, mean) / n
+            elif name == "waves, correlation 0.6":
+                R, n = mean + sd * 0.8 * lfilter([1], [1, -0.6], rng.normal(size=C.size + 30))[30:], None
+            else:
+                R = evaluate(rng, mean, 1000, 16, fresh=name == "new prompts every time")
+            f = fit(C, R, n_samples=n)
+            rows.append((inside(f.A_interval, truth[1]), f.phi, f.identifiable))
+        covered, phi, known = np.array(rows, dtype=float).T
+        result[name] = covered.mean(), float(np.median(phi)), known.mean()
+    return result
+
+
 def half_runs(draws: int, seed: int, every: int) -> dict[str, tuple[float, float, float]]:
     """Fit the first half of runs of the built-in task's shape: an evaluation of 512 x 2 samples `every` kilotokens.
 
     Returns by shape: mean RMSE on the second half, share of runs with RMSE <= 0.05, share whose last evaluation lies in
-    its interval. Prompts differ in difficulty (a beta distribution) and stay the same through a run.
+    its interval.
     """
     rng, result, C = np.random.default_rng(seed), {}, np.arange(0, 901, every, dtype=float)
     for name, shape in task_shapes().items():
         rows = []
         for _ in range(draws):
-            mean, rank = np.clip(shape(C), 1e-3, 1 - 1e-3), rng.normal(0, 1.0, 512)
-            logit = np.log(mean / (1 - mean))[:, None] + rank  # (K, 512): easy prompts stay easy
-            logit -= (np.log(expit(logit).mean(1) / (1 - expit(logit).mean(1))) - np.log(mean / (1 - mean)))[:, None]
-            R = rng.binomial(2, expit(logit)).mean(1) / 2
-            first = C <= 450
+            R, first = evaluate(rng, shape(C), 512, 2), C <= 450
             f = fit(C[first], R[first], n_samples=1024)
             rmse = np.sqrt(np.mean((f.predict(C[~first]) - R[~first]) ** 2))
             rows.append((rmse, rmse <= 0.05, inside(f.interval(C[-1], noise=True)[:, 0], R[-1])))
@@ -147,6 +176,9 @@ def main() -> None:
     print(f"\n| no ceiling to find, {args.draws // 5} runs each | called identifiable |\n|---|---|")
     for key, value in no_ceiling(args.draws // 5, args.seed).items():
         print(f"| {key} | {value} |")
+    print("\n| kind of noise | A covered | median phi (waves: its root, an sd) | identifiable |\n|---|---|---|---|")
+    for key, (covered, phi, known) in noise_kinds(args.draws // 5, args.seed).items():
+        print(f"| {key} | {covered:.3f} | {phi if phi > 0.01 else math.sqrt(phi):.2g} | {known:.2f} |")
     print("\n| first half fitted | evaluated every | RMSE on the second half | runs <= 0.05 | last point covered |")
     print("|---|---|---|---|---|")
     for every in (25, 50, 100):
