@@ -38,6 +38,7 @@ import dataclasses
 import json
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import curve_fit, least_squares
+from scipy.optimize import OptimizeWarning, curve_fit, least_squares
 from scipy.special import expit, fdtrc, stdtrit
 
 METHODS = ("least_squares", "paper_grid")
@@ -298,8 +299,6 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
     """Why these data cannot tell the ceiling; empty if they can. Opens A's interval where no ceiling is in sight."""
     if f.curves is None:
         return f"{f.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
-    if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
-        return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
     w = 1 / _unit_variance(f.predict(f.C), f.n_samples)
     z = np.sqrt(w) * (f.R - f.predict(f.C))
     level = f.R0 if f.R0_source == "given" else w @ f.R / w.sum()
@@ -313,6 +312,8 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
     if z[-last:].mean() * math.sqrt(last) < -4 * noise:
         f.A_interval = (0.0, f.A_max)
         return f"the last {last} points lie below the curve: the run falls away from any ceiling"
+    if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
+        return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
     if A_given:
         return ""
     if f.A > f.A_max - 1e-6 and reach < f.A_max - MAX_WIDTH / 2:
@@ -344,8 +345,10 @@ def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float
     start, Q = B[Q.argmin(1)], Q.min(1)  # (71, 100)
     found = []
     for i, j in np.argwhere(np.partition(Q.ravel(), 100)[100] >= Q):
-        (log_B,), _ = curve_fit(lambda c, b, i=i, j=j: sigmoid(c, R0, A[i], np.exp(b), C_mid[j]), C, R,
-                                p0=[math.log(start[i, j])])
+        with warnings.catch_warnings():  # on a step or a flat curve B has no covariance, which is not asked for
+            warnings.simplefilter("ignore", OptimizeWarning)
+            (log_B,), _ = curve_fit(lambda c, b, i=i, j=j: sigmoid(c, R0, A[i], np.exp(b), C_mid[j]), C, R,
+                                    p0=[math.log(start[i, j])])
         cell = (R0, A[i], math.exp(log_B), C_mid[j])
         found.append((np.sum((sigmoid(C, *cell) - R) ** 2), *cell))
     return min(found)[1:]

@@ -54,6 +54,7 @@ from typing import Any, Protocol
 
 import torch
 
+PARENT = "SCALERL_TRAINER_PID"  # environment variable of the engine's process
 FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
 
 
@@ -219,17 +220,6 @@ class FileWeights:
 
 class WeightReceiver:
     """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
-
-    def end_with_parent(self) -> None:
-        """Ends this process within a second of its parent's death: SIGKILL leaves the parent no time to do it."""
-        parent = os.getppid()
-
-        def watch() -> None:
-            while os.getppid() == parent:
-                time.sleep(1.0)
-            os._exit(1)
-
-        threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
 
     def load_weight_file(self, path: str) -> None:
         """Replaces all weights by those of the safetensors file `path`, between two engine steps."""
@@ -440,7 +430,6 @@ class Generator:
 
             self._dead_engine = EngineDeadError
             engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
-        await engine.collective_rpc("end_with_parent")
         await self._load_weights(engine)
         self._engine = engine
         await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
@@ -698,6 +687,7 @@ def engine_environment(gpu: bool, eager: bool, folder: Path) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
+        PARENT: str(os.getpid()),
     }
     on_cpu = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -721,6 +711,17 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def end_with(parent: int) -> None:
+    """Ends this process within a second of `parent`'s death: SIGKILL leaves a parent no time to end its children."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end_with", daemon=True).start()
+
+
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
     """What the engine returned is whole: a missing log-prob read as 0.0 would mean probability 1 and a ratio of 1e4.
 
@@ -738,3 +739,7 @@ def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Seque
 def lags(rollout: Rollout, version: int) -> list[int]:
     """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none."""
     return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]
+
+
+if os.environ.get(PARENT) == str(os.getppid()):  # this is an engine's process, started by `Generator`
+    end_with(os.getppid())

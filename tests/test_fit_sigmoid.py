@@ -367,6 +367,8 @@ def test_no_ceiling_no_claim(C, R, words, n_samples):
         warnings.simplefilter("error")
         f = fit(C, R, n_samples=n_samples)
         f.interval([1.0, 10.0, 100.0], noise=True)
+        assert not fit(C, R, method="paper_grid").identifiable
+        early_transient(C, R, n_samples=n_samples)
     assert not f.identifiable and f.reason and words in f.reason
     assert f.A_interval[1] == 1.0  # whatever the fit says, no ceiling is excluded
 
