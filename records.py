@@ -45,9 +45,11 @@ class Folder:
             file.write(json.dumps(record) + "\n")
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        """All records of `name`; none if it does not exist."""
+        """All records of `name`; none if it does not exist. A last line that is not whole, as a reader beside a writer
+        or a killed writer leaves it, is left out."""
         file = self.path / name
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return [json.loads(line) for line in lines]
 
     def lengths(self) -> dict[str, int]:
         """Bytes in each log, for a checkpoint."""

@@ -417,10 +417,11 @@ class RewardPool:
         """Ends the workers and waits for them. A call that still runs raises RuntimeError."""
         with self._lock:
             self._closed = True
-        for worker in self._workers:
+            workers = list(self._workers)  # a call that runs takes its lost worker out of the list
+        for worker in workers:
             worker.kill()
         self._threads.shutdown(cancel_futures=True)
-        for worker in self._workers:
+        for worker in workers:
             worker.close()
 
     def __enter__(self) -> RewardPool:

@@ -103,7 +103,9 @@ def main(model, out, mode, rows):
     if accelerator.is_main_process:
         save_file(weights | {"scores": scores, "loss": torch.tensor([metrics["loss"], metrics["grad_norm"]])}, out)
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        torch.distributed.barrier()
+        sys.stdout.flush()
+        os._exit(0)  # gloo's threads sometimes abort the process when the interpreter takes them down
 
 
 if __name__ == "__main__":

@@ -313,3 +313,12 @@ def test_warnings():
     assert "entropy is 5.0e-04" in warnings_of(healthy | {"entropy": 0.0005}, 0)[0]
     assert "3 steps in a row" in warnings_of({"truncated": 0.0}, 3)[0]
     assert warnings_of({"truncated": 0.0}, 4) == []
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+    """A killed writer leaves half a line: the records before it are read."""
+    folder = Folder(tmp_path)
+    folder.append("metrics.jsonl", {"step": 1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rewa')
+    assert folder.read("metrics.jsonl") == [{"step": 1}]
