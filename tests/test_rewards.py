@@ -531,7 +531,7 @@ def test_workers_end_with_a_run_that_is_killed(functions, tmp_path):
     run.send_signal(signal.SIGKILL)
     run.wait()
     run.stdout.close()
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 60  # processor time passes slowly on a busy machine
     alive = set(pids)
     while alive and time.monotonic() < deadline:
         alive = {pid for pid in alive if group_of(pid) is not None}
