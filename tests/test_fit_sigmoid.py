@@ -308,7 +308,7 @@ def test_interval_of_an_evaluation_by_hand():
         (low,), (high,) = f.interval(20_000.0)
         (a,), (b,) = f.interval(20_000.0, noise=True, n_samples=of)
         assert (p - a, b - p) == pytest.approx((math.hypot(p - low, t * sd), math.hypot(high - p, t * sd)))
-    n = np.where(np.arange(31) < 16, 5000, 500)  # the median is 5000
+    n = np.repeat([5000, 500, 50_000], [16, 8, 7])  # the median is 5000
     f = fit(C, R, n_samples=n)
     assert np.array_equal(f.interval(9e3, noise=True), f.interval(9e3, noise=True, n_samples=5000))
     assert not np.array_equal(f.interval(9e3, noise=True), f.interval(9e3, noise=True, n_samples=500))
@@ -635,6 +635,15 @@ def test_curve_splits_by_compute_and_scores_the_rest():
     assert r.held_out_covered == np.mean((low <= unseen[:, 1]) & (unseen[:, 1] <= high))
     assert r.predictions[0].evaluation == pytest.approx((low[-1], high[-1]))
     assert r.predictions[0].curve[0] > r.predictions[0].evaluation[0]
+
+
+def test_held_out_points_are_judged_with_their_noise():
+    """Evaluations of 40 samples scatter far beyond the curve's own interval, and lie in that of an evaluation."""
+    rows = records(n=120, every=20_000, n_prompts=20)
+    r = curve(rows, fit_until=0.5)
+    C, R = np.array([[row["tokens"], row["pass_rate"]] for row in rows[60:]]).T
+    low, high = r.fit.interval(C)
+    assert np.mean((low <= R) & (R <= high)) < 0.75 < 0.85 <= r.held_out_covered
 
 
 def test_curve_options():
