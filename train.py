@@ -342,6 +342,23 @@ def load_task(flags: Any) -> Any:
         raise UsageError(str(error)) from error
 
 
+def check_model(flags: Any, config: Any, task: Any, control: length_control.Interruption | None) -> None:
+    """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
+    longest = control.max_completion if control else flags.max_budget + flags.answer_budget
+    needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
+    context = getattr(config, "max_position_embeddings", None) or math.inf
+    if needed > context:
+        raise UsageError(
+            f"--max_budget {flags.max_budget}: the longest prompt and completion take {needed} tokens, the model's "
+            f"context has {context}; lower --max_budget, --answer_budget or --max_prompt_tokens."
+        )
+    if len(task.tokenizer) > config.vocab_size:
+        raise UsageError(
+            f"--model has a vocabulary of {config.vocab_size}, the task's tokenizer has {len(task.tokenizer)}; "
+            "give the model that belongs to the task."
+        )
+
+
 @dataclass
 class Check:
     """An evaluation or a probe under way at one version."""
@@ -406,9 +423,15 @@ class Run:
         flags, task = self.flags, self.task
         control = None
         if flags.length_control == "interruption":
-            control = length_control.Interruption(
-                flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids
-            )
+            try:
+                control = length_control.Interruption(
+                    flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids
+                )
+            except ValueError as error:
+                raise UsageError(
+                    f"--length_control interruption: {error} Set --end_of_thinking or use `none`."
+                ) from error
+        check_model(flags, self.trainer.model.config, task, control)
         return pipeline_rl.Generator(
             model, self.prompts, task.score,
             pipeline_rl.Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None),

@@ -322,3 +322,28 @@ def test_a_line_cut_short_is_left_out(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rewa')
     assert folder.read("metrics.jsonl") == [{"step": 1}]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--max_budget", "300"], "--max_budget 300: .*context has 256; lower --max_budget"),
+        (["--max_budget", "300", "--length_control", "none"], "--max_budget 300: .*context has 256"),
+    ],
+)
+def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, argv, said):
+    """256 positions do not hold 300 thinking tokens: one sentence before the engine starts."""
+    with pytest.raises(train.UsageError, match=said):
+        go(monkeypatch, tmp_path / "run", model, *argv)
+
+
+def test_model_of_another_vocabulary_and_without_an_end_of_thinking(monkeypatch, tmp_path, model):
+    """A model with 40 tokens cannot answer a task with 47; a tokenizer without </think> cannot be interrupted."""
+    config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
+    task = tasks.ChainTask(pool_size=8, held_out_size=8)
+    flags = train.parse_flags([], "")
+    with pytest.raises(train.UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
+        train.check_model(flags, config, task, None)
+    monkeypatch.setattr(tasks.ChainTask, "end_of_thinking_ids", property(lambda self: (), lambda self, value: None), raising=False)
+    with pytest.raises(train.UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
+        go(monkeypatch, tmp_path / "run", model)
