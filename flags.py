@@ -101,6 +101,11 @@ class ScheduleFlags:
     max_num_seqs: int = flag(256, "Requests inside each engine at once.")
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.")
     data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.")
+    generator_devices: str = flag("", "Generator: this host's GPUs as 2,3; empty takes free ones, else the trainer's.")
+    weight_channel: Literal["auto", "file", "ipc", "nccl"] = flag(
+        "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs)."
+    )
+    weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
     gpu_memory_utilization: float = flag(0.0, "Generator: share of a GPU's memory; 0 leaves it to vLLM.")
     engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON).")
     max_restarts: int = flag(1, "Deaths of the engine that a run survives.")
@@ -254,6 +259,10 @@ def check_flags(flags: Any) -> list[str]:
     need(
         bool(flags.resume or flags.overwrite or flags.dry_run) or not holds_run,
         f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true.",
+    )
+    need(
+        not (flags.overwrite and flags.model and folder.resolve() in Path(flags.model).resolve().parents),
+        f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder.",
     )
     notes = []
     if flags.schedule == "ppo_off_policy" and flags.max_steps % flags.k:

@@ -37,24 +37,19 @@ import asyncio
 import math
 import os
 import random
-import shutil
 import signal
-import stat
-import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-PARENT = "SCALERL_TRAINER_PID"  # environment variable of the engine's process
 FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
 
 
@@ -186,58 +181,22 @@ class LengthControl(Protocol):
         """1 on sampled tokens, 0 on forced ones."""
 
 
-class FileWeights:
-    """Weight channel for engines on this host without GPU peer access: one safetensors file in shared memory.
+class WeightChannel(Protocol):
+    """How new weights reach the engine (weight_sync.py has two)."""
 
-    The file is private to the user (0600, in a folder 0700) and removed by `close`. `folder`'s name carries the pid, so
-    that files of a process that was killed can be told and removed at the next start.
-    """
+    engine_args: dict[str, Any]  # vLLM's arguments that it needs
+    environment: dict[str, str]  # of the engine's process
+    trainer_waits: bool  # the trainer's weights must not change before they are live
+    survives_restart: bool  # a new engine can be given the weights prepared last
 
-    PREFIX = "scalerl-weights-"
+    def prepare(self, weights: Any) -> None:
+        """Called in the trainer's thread, on every rank."""
 
-    def __init__(self) -> None:
-        base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-        for stale in base.glob(f"{self.PREFIX}*"):
-            pid = stale.name.removeprefix(self.PREFIX).split("-")[0]
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
-                shutil.rmtree(stale)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.PREFIX}{os.getpid()}-", dir=base))
-        self.path = self.folder / "weights.safetensors"
-
-    def write(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Replaces the file by these full tensors, named as in the Hugging Face checkpoint."""
-        from safetensors.torch import save_file
-
-        new = self.folder / "new.safetensors"
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, new)
-        new.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        new.replace(self.path)
+    async def deliver(self, call: Callable[[str], Callable[..., Awaitable[Any]]]) -> None:
+        """Brings the weights prepared last into the paused engine; `call("name")(...)` calls a method of it."""
 
     def close(self) -> None:
-        """Removes the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class WeightReceiver:
-    """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
-
-    def load_weight_file(self, path: str) -> None:
-        """Replaces all weights by those of the safetensors file `path`, between two engine steps."""
-        from safetensors.torch import load_file
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-        model = self.model_runner.get_model()
-        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
-            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
-            initialize_layerwise_reload(model)
-            model.load_weights(load_file(path).items())
-            finalize_layerwise_reload(model, self.model_config)
-            head, body = getattr(model, "lm_head", None), model.model
-            if getattr(self.model_config.hf_config, "tie_word_embeddings", False) and head is not None:
-                # A tied head keeps its own repacked copy, which the reload leaves at the old weights.
-                head.weight = body.embed_tokens.weight
-                head.quant_method.process_weights_after_loading(head)
+        """Removes what it made."""
 
 
 @dataclass
@@ -270,9 +229,10 @@ class Generator:
         max_tokens: completion tokens at most, when there is no interruption.
         stop_ids: token ids that end a completion.
         max_num_seqs: requests inside the engine at once; at least G.
-        weights: where new weights are written for the engine.
+        weights: the channel by which new weights reach the engine.
         max_restarts: engine deaths survived.
         engine_args: more of vLLM's AsyncEngineArgs.
+        devices: environment that shows the engine its devices, as {"CUDA_VISIBLE_DEVICES": "2,3"}; empty: all.
         interrupted: asked once a second while `take` or `result_of` waits; True raises Interrupted there.
     """
 
@@ -282,6 +242,7 @@ class Generator:
     pacer: Pacer
     rollouts: int
     stop_ids: Sequence[int]
+    weights: WeightChannel
     length_control: LengthControl | None = None
     max_tokens: int = 0
     temperature: float = 1.0
@@ -290,8 +251,8 @@ class Generator:
     dtype: str = "float32"
     seed: int = 0
     max_restarts: int = 1
-    weights: FileWeights = field(default_factory=FileWeights)
     engine_args: dict[str, Any] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)
     interrupted: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
@@ -309,7 +270,7 @@ class Generator:
         self._tasks: set[asyncio.Task] = set()
         self._error: BaseException | None = None
         self._pushing: Future | None = None
-        self._written = 0  # version of the weights in `weights`
+        self._prepared = 0  # version of the weights in `weights`
         self._engine = None
         self._engine_number = 0
         self._dead_engine: type[Exception] = RuntimeError  # vLLM's own class once vLLM is imported
@@ -321,11 +282,11 @@ class Generator:
 
     # ---- the trainer's side: plain calls from its thread ----
 
-    def start(self, tensors: dict[str, torch.Tensor], version: int = 0) -> None:
+    def start(self, weights: Any, version: int = 0) -> None:
         """Starts the engine, gives it the weights of `version` and opens admission. Raises what the start raises."""
         self._thread.start()
-        self.weights.write(tensors)
-        self._written = version
+        self.weights.prepare(weights)
+        self._prepared = version
         self._call(self._start_engine())
         self.counters = Counters()
         self._idle_since = time.monotonic()
@@ -341,13 +302,16 @@ class Generator:
         """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
         self._loop.call_soon_threadsafe(self._release, count)
 
-    def push(self, tensors: dict[str, torch.Tensor], version: int, release: int) -> None:
-        """Sends the weights of `version` to the engine in flight and returns once they are written; when they are live,
-        `release` groups stop being outstanding. The next `push`, `evaluate` or `settle` raises if that failed."""
+    def push(self, weights: Any, version: int, release: int) -> None:
+        """Sends the weights of `version` to the engine in flight and returns once the trainer may change them; when
+        they are live, `release` groups stop being outstanding. The next `push`, `evaluate` or `settle` raises if that
+        failed."""
         self.settle()
-        self.weights.write(tensors)
-        self._written = version
+        self.weights.prepare(weights)
+        self._prepared = version
         self._pushing = asyncio.run_coroutine_threadsafe(self._push(release), self._loop)
+        if self.weights.trainer_waits:
+            self.settle()
 
     def settle(self) -> None:
         """Waits until the last pushed weights are live."""
@@ -408,22 +372,26 @@ class Generator:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         gpu = torch.cuda.is_available()
         longest = self.length_control.max_completion if self.length_control else self.max_tokens
-        args = {
-            "model": self.model,
-            "dtype": self.dtype,
-            "enforce_eager": not gpu,
-            "block_size": None if gpu else 32,
-            "max_model_len": self.max_prompt + longest,
-            "max_num_seqs": self.max_num_seqs,
-            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
-            "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
-            "skip_tokenizer_init": True,
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            "seed": self.seed,
-            "worker_extension_cls": f"{__name__}.WeightReceiver",
-        } | self.engine_args
-        with environment(engine_environment(gpu, args["enforce_eager"], self.weights.folder)):
+        args = (
+            {
+                "model": self.model,
+                "dtype": self.dtype,
+                "enforce_eager": not gpu,
+                "block_size": None if gpu else 32,
+                "max_model_len": self.max_prompt + longest,
+                "max_num_seqs": self.max_num_seqs,
+                "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
+                "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
+                "skip_tokenizer_init": True,
+                "disable_log_stats": True,
+                "use_tqdm_on_load": False,
+                "seed": self.seed,
+            }
+            | self.weights.engine_args
+            | self.engine_args
+        )
+        variables = engine_environment(gpu, args["enforce_eager"]) | self.weights.environment
+        with environment(variables, self.devices):
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
             from vllm.v1.engine.exceptions import EngineDeadError
@@ -605,8 +573,8 @@ class Generator:
         self._release(release)
 
     async def _load_weights(self, engine: Any) -> None:
-        version = self._written
-        await self._answer(engine, engine.collective_rpc("load_weight_file", args=(str(self.weights.path),)))
+        version = self._prepared
+        await self.weights.deliver(lambda name: lambda *a, **k: self._answer(engine, getattr(engine, name)(*a, **k)))
         await self._answer(engine, engine.update_weight_version(str(version)))
         self.version = version
 
@@ -670,7 +638,7 @@ class Generator:
         async with self._restarting:
             if self._engine_number != dead:
                 return
-            if self.counters.restarts >= self.max_restarts:
+            if self.counters.restarts >= self.max_restarts or not self.weights.survives_restart:
                 raise EngineDied(f"the vLLM engine died {self.counters.restarts + 1} times; its own message is above")
             self.counters.restarts += 1
             self._engine_number += 1
@@ -679,15 +647,13 @@ class Generator:
         self._dispatch()
 
 
-def engine_environment(gpu: bool, eager: bool, folder: Path) -> dict[str, str]:
-    """Environment of the engine's process: errors are printed, chatter is not, and its sockets lie in `folder`."""
+def engine_environment(gpu: bool, eager: bool) -> dict[str, str]:
+    """Environment of the engine's process: errors are printed, chatter is not."""
     both = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_RPC_BASE_PATH": str(folder),
-        PARENT: str(os.getpid()),
     }
     on_cpu = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -700,26 +666,17 @@ def engine_environment(gpu: bool, eager: bool, folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets those of the variables that have no value, within the `with` block: processes started there inherit them."""
-    unset = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(unset)
+def environment(defaults: dict[str, str], forced: dict[str, str] | None = None) -> Iterator[None]:
+    """Sets `forced`, and those of `defaults` that have no value, within the `with` block: processes started there
+    inherit them."""
+    wanted = {name: value for name, value in defaults.items() if name not in os.environ} | (forced or {})
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        for name in unset:
-            os.environ.pop(name, None)
-
-
-def end_with(parent: int) -> None:
-    """Ends this process within a second of `parent`'s death: SIGKILL leaves a parent no time to end its children."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end_with", daemon=True).start()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
@@ -739,7 +696,3 @@ def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Seque
 def lags(rollout: Rollout, version: int) -> list[int]:
     """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none."""
     return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]
-
-
-if os.environ.get(PARENT) == str(os.getppid()):  # this is an engine's process, started by `Generator`
-    end_with(os.getppid())

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weight_sync import Meta
+
 
 @dataclass
 class Microbatch:
@@ -136,6 +138,7 @@ class Policy(nn.Module):
     ):
         super().__init__()
         self.model = model
+        self._no_split_modules = getattr(model, "_no_split_modules", None)  # FSDP shards layer by layer
         self.dtype = dtype
         self._head = (
             token_logprobs,
@@ -175,3 +178,45 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
         tensor: Any = parameter.detach()
         gather = getattr(tensor, "full_tensor", None)
         yield name, (gather() if gather else tensor).to(dtype)
+
+
+class CheckpointTensors:
+    """The parameters as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads.
+
+    transformers holds the experts of a layer in one tensor, checkpoints hold them apart.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        self.model, self.dtype = model, dtype
+        # name of a parameter -> names and shapes that it has in a checkpoint
+        self._stored = {name: self._as_stored(name, x.detach().to("meta")) for name, x in model.named_parameters()}
+
+    def _as_stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return revert_weight_conversion(self.model, {name: tensor})
+
+    def metadata(self) -> list[Meta]:
+        """Names, dtypes and shapes, in the order of `items()`; nothing is gathered."""
+        return [Meta(n, self.dtype, tuple(x.shape)) for stored in self._stored.values() for n, x in stored.items()]
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor); every rank must iterate."""
+        for name, tensor in full_tensors(self.model, self.dtype):
+            unchanged = list(self._stored[name]) == [name]
+            yield from [(name, tensor)] if unchanged else self._as_stored(name, tensor).items()
+
+
+def active_parameters(model: nn.Module) -> int:
+    """Parameters that one token is multiplied with: without the embedding table (it is looked up), with the head (tied
+    or not), and of a mixture of experts only as many experts as a token visits."""
+    config = model.config
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((x for x in (getattr(config, name, None) for name in names) if x), 1)
+    visited = getattr(config, "num_experts_per_tok", None) or 1
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    total = head.numel() if head is embedding else 0
+    for name, parameter in model.named_parameters():
+        if parameter is not embedding:
+            total += parameter.numel() * visited // experts if ".experts." in name else parameter.numel()
+    return total

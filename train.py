@@ -46,6 +46,7 @@ import losses
 import pipeline_rl
 import policy as policies
 import tasks
+import weight_sync
 from flags import UsageError, check_flags, engine_options, parse_flags
 from records import Clock, Folder, closing_table, evaluation_line, evaluation_record, step_line, warnings_of
 
@@ -207,10 +208,7 @@ class Trainer:
         )  # fmt: skip
         self.policy, self.optimizer = accelerator.prepare(self._policy(model), optimizer)
         self.model = accelerator.unwrap_model(self.policy).model
-        embedding, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
-        # The embedding table is looked up, not multiplied; the head is multiplied, tied or not.
-        self.parameters_in_flops = sum(p.numel() for p in self.model.parameters()) - embedding.numel()
-        self.parameters_in_flops += head.numel() if head is embedding else 0
+        self.weights = policies.CheckpointTensors(self.model, self.dtype)  # for the generator
 
     def _policy(self, model: torch.nn.Module) -> policies.Policy:
         return policies.Policy(
@@ -290,10 +288,6 @@ class Trainer:
         self.optimizer.zero_grad()
         return {"grad_norm": norm, "lr": lr, "updated": int(math.isfinite(norm))}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Whole parameters in the generator's dtype; every rank must call, since gathering shards is a collective."""
-        return dict(policies.full_tensors(self.model, self.dtype))
-
 
 def learning_rate(flags: Any, version: int) -> float:
     """Of the step that makes `version` + 1: linear warm-up, then constant (the paper) or half a cosine to 0."""
@@ -326,7 +320,11 @@ def load_task(flags: Any) -> Any:
         return tasks.ChainTask(seed=flags.seed, pool_size=flags.prompts)
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason}).") from error
     stop_ids = tokenizer.convert_tokens_to_ids(flags.stop_tokens.split(",")) if flags.stop_tokens else None
     options = tasks.PromptOptions(
         flags.prompt_column or None, flags.answer_column or None, flags.prompt_template, held_out=flags.held_out,
@@ -357,6 +355,45 @@ def check_model(flags: Any, config: Any, task: Any, control: length_control.Inte
             f"--model has a vocabulary of {config.vocab_size}, the task's tokenizer has {len(task.tokenizer)}; "
             "give the model that belongs to the task."
         )
+
+
+def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
+    """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
+    if not torch.cuda.is_available():
+        if flags.generator_devices or flags.weight_channel in ("ipc", "nccl"):
+            raise UsageError("--generator_devices and --weight_channel ipc, nccl need GPUs, and this host has none.")
+        return weight_sync.FileWeights(accelerator.process_index), {}
+    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # trainer processes on this host, on its first devices
+    devices = generator_devices(flags, torch.cuda.device_count(), trainers)
+    shared = any(device < trainers for device in devices)
+    kind = flags.weight_channel if flags.weight_channel != "auto" else "ipc" if shared else "nccl"
+    if kind == "nccl" and shared:
+        raise UsageError("--weight_channel nccl needs --generator_devices that no trainer process uses; or use `ipc`.")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in devices]
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
+    if kind == "file":
+        return weight_sync.FileWeights(accelerator.process_index), environment
+    workers = flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
+    return weight_sync.TransferWeights(kind, accelerator.process_index, workers, flags.weight_address), environment
+
+
+def generator_devices(flags: Any, count: int, trainers: int) -> list[int]:
+    """Which of this host's `count` GPUs the engines use, of which the first `trainers` train: those given, else free
+    ones, else the trainers' own; none if Ray places the engines. Raises UsageError."""
+    if engine_options(flags).get("distributed_executor_backend") == "ray":
+        return []
+    needed = flags.tensor_parallel * flags.data_parallel
+    if flags.generator_devices:
+        found = [int(x) if x.strip().isdigit() else -1 for x in flags.generator_devices.split(",")]
+    else:
+        found = list(range(trainers, trainers + needed) if trainers + needed <= count else range(min(needed, count)))
+    if len(set(found)) != needed or not all(0 <= device < count for device in found):
+        raise UsageError(
+            f"--generator_devices {flags.generator_devices or found}: --tensor_parallel x --data_parallel = {needed} "
+            f"different devices are needed, and this host has {count}, 0 to {count - 1}."
+        )
+    return found
 
 
 @dataclass
@@ -407,6 +444,7 @@ class Run:
             problem for source in self.task.sources
             for problem in [p for p in self.task.held_out if p.source == source][: flags.eval_problems]
         ]  # fmt: skip
+        self.channel, self.engine_devices = new_channel(flags, self.accelerator)
         self.step = self.version = 0
         self.evaluated = -1  # step of the last recorded evaluation
         self.bad_steps = self.empty_steps = 0  # in a row: gradient not finite; no row left to train on
@@ -435,10 +473,11 @@ class Run:
         return pipeline_rl.Generator(
             model, self.prompts, task.score,
             pipeline_rl.Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None),
-            flags.rollouts, task.stop_ids, length_control=control, max_tokens=flags.max_budget + flags.answer_budget,
+            flags.rollouts, task.stop_ids, weights=self.channel, length_control=control,
+            max_tokens=flags.max_budget + flags.answer_budget,
             temperature=flags.temperature, max_num_seqs=flags.max_num_seqs, dtype=flags.dtype, seed=flags.seed,
             max_prompt=max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out]),
-            max_restarts=flags.max_restarts, interrupted=lambda: self.stop_signal != 0,
+            max_restarts=flags.max_restarts, devices=self.engine_devices, interrupted=lambda: self.stop_signal != 0,
             engine_args=(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}) | engine_options(flags),
         )  # fmt: skip
 
@@ -455,13 +494,15 @@ class Run:
         from tqdm import tqdm
 
         flags = self.flags
-        weights = self.trainer.weights()
+        if not self.main:
+            self.channel.prepare(self.trainer.weights)
         if self.main:
             gpus = torch.cuda.device_count()
             self.device = torch.cuda.get_device_name() if gpus else "cpu"
             devices = gpus or min(os.cpu_count() or 1, self.accelerator.num_processes * flags.threads + 1)
-            self.generator.start(weights, self.version)
-            self.clock = Clock(self.generator, self.trainer.parameters_in_flops, devices, self.compute)
+            self.generator.start(self.trainer.weights, self.version)
+            active = policies.active_parameters(self.trainer.model)
+            self.clock = Clock(self.generator, active, devices, self.compute)
             self.counters, self.logged, self.waited = vars(self.generator.counters).copy(), time.monotonic(), 0.0
             (self.folder.path / "config.json").write_text(json.dumps(vars(flags), indent=1))
             if not flags.resume:
@@ -469,18 +510,28 @@ class Run:
             self.bar = tqdm(total=flags.max_steps, initial=self.step, unit="step", disable=None, leave=False)
         self.accelerator.init_trackers("scalerl", config=vars(flags))
 
-    def from_main(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+    def from_main(self, make: Callable[[], Any]) -> Any:
+        """Rank 0's `make()`, on every rank; if it raises there, every rank raises, so that none waits alone."""
         from accelerate.utils import broadcast_object_list
 
-        return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
+        if self.accelerator.num_processes == 1:
+            return make()
+        value = error = None
+        try:
+            value = make() if self.main else None
+        except Exception as raised:  # told to the other ranks
+            error = raised
+        value, error = broadcast_object_list([value, error])
+        if error is not None:
+            raise error
+        return value
 
     # ---- what the loop does ----
 
     def collect(self) -> list[list[pipeline_rl.Group]] | None:
         """The groups of the next steps: one batch of B under `pipeline`, k batches under `ppo_off_policy`; None at the
         end of the run."""
-        self.in_hand = self.from_main(self._collect() if self.main else None) or []
+        self.in_hand = self.from_main(self._collect) or []
         return list(self.in_hand) or None
 
     def _collect(self) -> list[list[pipeline_rl.Group]] | None:
@@ -557,12 +608,12 @@ class Run:
 
     def push(self, groups: int, updated: bool) -> None:
         """New weights to the generator; `groups` groups are done with. Without an update they are done with at once."""
-        weights = self.trainer.weights() if updated else {}
-        if self.main:
-            if updated:
-                self.generator.push(weights, self.version, release=groups)
-            else:
-                self.generator.release(groups)
+        if updated and not self.main:
+            self.channel.prepare(self.trainer.weights)
+        elif updated:
+            self.generator.push(self.trainer.weights, self.version, release=groups)
+        elif self.main:
+            self.generator.release(groups)
 
     def begin_check(self) -> None:
         """Starts an evaluation or a probe at the live version, if one is due now."""
@@ -590,7 +641,7 @@ class Run:
         LARGEST_GAP ends the run (RuntimeError). Returns the difference."""
         if self.check is None:
             return {}
-        rows, behaviour = self.from_main(self._checked_rows(self.check) if self.main else None)
+        rows, behaviour = self.from_main(lambda: self._checked_rows(self.check))
         check, self.check = self.check, None
         if check.record is not None:
             self.evaluated = self.step
@@ -666,7 +717,7 @@ class Run:
 
     def save(self) -> Path | None:
         """A checkpoint of the state after `step` steps; prompts in flight are listed, to come first on resume."""
-        temporary = self.from_main(str(self.folder.begin_checkpoint()) if self.main else None)
+        temporary = self.from_main(lambda: str(self.folder.begin_checkpoint()))
         try:
             self.accelerator.save_state(temporary)  # model, optimiser, random states; every rank, sharded under FSDP2
             self.accelerator.wait_for_everyone()
@@ -715,7 +766,9 @@ class Run:
         if self.evaluated != self.step:
             self.begin_evaluation()
             self.finish_check()
-        state = dict(policies.full_tensors(self.trainer.model, torch.float32))
+        state = {}
+        for name, tensor in policies.full_tensors(self.trainer.model, torch.float32):
+            state |= {name: tensor.cpu()} if self.main else {}
         if self.main:
             self.trainer.model.save_pretrained(self.folder.path / "model", state_dict=state)
             self.task.tokenizer.save_pretrained(self.folder.path / "model")
@@ -729,6 +782,7 @@ class Run:
         """Ends the generator and the trackers, whatever happened."""
         if self.generator is not None:
             self.generator.close()
+        self.channel.close()
         self.task.close()
         self.accelerator.end_training()
 
@@ -786,7 +840,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except pipeline_rl.Interrupted:
         run.say(f"stopped by signal {run.stop_signal} after step {run.step}; checkpoint {run.save()}")
-        return 128 + run.stop_signal
+        return 128 + (run.stop_signal or signal.SIGTERM)
     except pipeline_rl.EngineDied as error:
         run.say(f"train.py: {error}; checkpoint {run.save()}; go on with --resume {run.folder.path}")
         return 1

@@ -90,7 +90,9 @@ class TinyModel:
 def new_generator(tiny: TinyModel, **options: Any) -> Any:
     """A Generator that would start an engine of its own: 16 slots, two completions of a prompt, B = 1, k = 0."""
     import pipeline_rl
+    import weight_sync
 
+    options["weights"] = options.get("weights") or weight_sync.FileWeights()
     defaults: dict[str, Any] = {"problems": iter(()), "score": no_reward, "pacer": pipeline_rl.Pacer(1, 0)}
     defaults |= {"rollouts": 2, "stop_ids": [STOP], "max_tokens": 64, "max_num_seqs": 16}
     engine_args = {"max_model_len": 1024} | options.pop("engine_args", {})
@@ -112,7 +114,7 @@ class Engine:
         made._loop.close()
         made._loop, made._engine, made._dead_engine = host._loop, host._engine, host._dead_engine
         made._loop.set_exception_handler(made._fail)
-        made.weights.write(self.tiny.weights(0))
+        made.weights.prepare(self.tiny.weights(0))
 
         async def begin() -> set[asyncio.Task]:
             assert await made._engine.reset_prefix_cache()  # another test's keys and values, salted with "0" too

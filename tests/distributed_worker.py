@@ -99,7 +99,7 @@ def main(model, out, mode, rows):
         batch, _ = train.make_batch(recorded(step, int(rows)), flags, random.Random(0))
         metrics = trainer.gradients(batch) | trainer.update(step)
         scores = trainer.score(batch.rows)
-    weights = dict(trainer.weights())
+    weights = dict(trainer.weights.items())
     if accelerator.is_main_process:
         save_file(weights | {"scores": scores, "loss": torch.tensor([metrics["loss"], metrics["grad_norm"]])}, out)
     if torch.distributed.is_initialized():

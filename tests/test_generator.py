@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import random
 import signal
-import stat
 import subprocess
 import sys
 import textwrap
@@ -23,8 +22,10 @@ import pytest
 import torch
 from conftest import END_OF_THINKING, PHRASE, STOP, Engine, Problem, TinyModel, new_generator, no_reward, problems
 
+import weight_sync
 from length_control import Interruption
-from pipeline_rl import FORCED, Exhausted, FileWeights, Generator, Pacer, Rollout, check_arrival, environment, lags
+from pipeline_rl import FORCED, Exhausted, Generator, Pacer, Rollout, check_arrival, environment, lags
+from weight_sync import FileWeights
 
 ROOT = Path(__file__).resolve().parent.parent
 CLOSE = 1e-5  # nats a token, mean; measured 1e-6. The runs' own limit is 1e-4
@@ -507,8 +508,34 @@ def test_ctrl_c_spares_the_engine_and_a_run_prints_nothing(tmp_path: Path) -> No
     assert out == "restarts 0\n"
     noise = [line for line in err.splitlines() if line and "Triton" not in line and "model shards" not in line]
     assert noise == []
-    assert not list(Path("/dev/shm").glob(f"{FileWeights.PREFIX}{process.pid}-*"))
+    assert not list(Path("/dev/shm").glob(f"{weight_sync.PREFIX}{process.pid}-*"))
     wait_until(lambda: living_processes(process.pid) == [], 10)
+
+
+@pytest.mark.slow
+def test_two_data_parallel_engines_get_every_update(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two engines behind one client share the requests, and after each of five updates all completions, of either
+    engine, are wholly by the new version and have its log-probs, not those of the version before."""
+    tiny = TinyModel(tmp_path_factory.mktemp("tied"), tied=True)
+    generator = new_generator(tiny, max_tokens=16, max_num_seqs=64, engine_args={"data_parallel_size": 2})
+    prompts, served = problems(12), {}
+    try:
+        generator.start(tiny.weights(0))
+        for version in range(1, 6):
+            generator.push(tiny.weights(version), version, 0)
+            future = generator.evaluate(prompts, 4)
+            while not future.done():
+                served |= generator.in_loop(lambda made: dict(made._engine.engine_core.reqs_in_flight))
+            rollouts = [r for group in generator.result_of(future) for r in group]
+            asked = [problem for problem in prompts for _ in range(4)]
+            assert {v for r in rollouts for v in r.versions} == {version}
+            assert tiny.gap(tiny.weights(version), asked, rollouts).max() < CLOSE
+            assert tiny.gap(tiny.weights(version - 1), asked, rollouts).mean() > 0.1
+    finally:
+        generator.close()
+    engines = list(served.values())
+    assert len({bytes(engine) for engine in engines}) == 2
+    assert min(engines.count(engine) for engine in set(engines)) >= 20
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -518,7 +545,7 @@ def test_ctrl_c_spares_the_engine_and_a_run_prints_nothing(tmp_path: Path) -> No
 def test_a_start_that_fails_raises_and_leaves_nothing(tmp_path: Path) -> None:
     """A model folder that is none: the start raises vLLM's own error; the thread and the weights' folder are gone."""
     generator = Generator(
-        str(tmp_path), iter(()), no_reward, Pacer(1, 0), 2, [STOP], max_tokens=8, engine_args={"max_model_len": 64}
+        str(tmp_path), iter(()), no_reward, Pacer(1, 0), 2, [STOP], FileWeights(), max_tokens=8, engine_args={"max_model_len": 64}
     )
     with pytest.raises(ValueError):
         generator.start({"weight": torch.zeros(2)})
@@ -529,42 +556,8 @@ def test_a_start_that_fails_raises_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_more_rollouts_than_slots_are_refused() -> None:
     with pytest.raises(ValueError, match="9 rollouts per prompt do not fit 8 engine slots"):
-        Generator("", iter(()), no_reward, Pacer(1, 0), 9, [STOP], max_num_seqs=8)
-    Generator("", iter(()), no_reward, Pacer(1, 0), 8, [STOP], max_num_seqs=8).close()
-
-
-def test_weight_file_is_private_whole_and_removed(tmp_path: Path) -> None:
-    """0600 in a folder 0700; a second write replaces the first; a view is written as the tensor that it shows."""
-    from safetensors.torch import load_file
-
-    weights = FileWeights()
-    try:
-        assert stat.S_IMODE(weights.folder.stat().st_mode) == 0o700
-        for value in (1.0, 2.0):
-            weights.write({"w": torch.full((4, 3), value, requires_grad=True).T[1:]})
-            assert stat.S_IMODE(weights.path.stat().st_mode) == 0o600
-            assert torch.equal(load_file(weights.path)["w"], torch.full((2, 4), value))
-            assert os.listdir(weights.folder) == ["weights.safetensors"]
-    finally:
-        weights.close()
-    assert not weights.folder.exists()
-    weights.close()
-
-
-def test_leftovers_of_dead_processes_are_removed_and_no_others() -> None:
-    """A folder whose process has ended goes at the next start; that of a live process, this one, stays."""
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    mine = FileWeights()
-    leftover = mine.folder.parent / f"{FileWeights.PREFIX}{dead.pid}-x"
-    leftover.mkdir()
-    (leftover / "weights.safetensors").write_bytes(b"secret")
-    second = FileWeights()
-    try:
-        assert not leftover.exists() and mine.folder.exists() and second.folder != mine.folder
-    finally:
-        mine.close()
-        second.close()
+        Generator("", iter(()), no_reward, Pacer(1, 0), 9, [STOP], None, max_num_seqs=8)
+    Generator("", iter(()), no_reward, Pacer(1, 0), 8, [STOP], FileWeights(), max_num_seqs=8).close()
 
 
 def test_environment_is_set_inside_only_and_respects_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

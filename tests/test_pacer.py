@@ -10,11 +10,7 @@ import doctest
 import heapq
 import itertools
 import math
-import os
 import random
-import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -23,7 +19,7 @@ import pytest
 import torch
 
 import pipeline_rl
-from pipeline_rl import FORCED, FileWeights, Group, Pacer, Rollout, check_arrival, lags
+from pipeline_rl import FORCED, Group, Pacer, Rollout, check_arrival, lags
 
 torch.set_num_threads(1)
 
@@ -588,60 +584,3 @@ def test_trap_10_arrival_lets_whole_answers_pass():
 def test_trap_10_arrival_is_an_error_not_a_zero(ids, logprobs, versions, reason, message):
     with pytest.raises(RuntimeError, match=message):
         check_arrival(ids, logprobs, versions, reason)
-
-
-# ------------------------------------------------------------------------------------------------- the weight file
-
-
-@pytest.fixture
-def channel(monkeypatch):
-    """Under a prefix of its own, so that no file of a real run is touched."""
-    monkeypatch.setattr(FileWeights, "PREFIX", "scalerl-test-")
-    weights = FileWeights()
-    yield weights
-    weights.close()
-
-
-def test_weights_are_written_whole_and_private(channel):
-    from safetensors.torch import load_file
-
-    table = torch.arange(6.0).view(2, 3)
-    channel.write({"a.weight": table.t(), "b": torch.ones(2, requires_grad=True), "c": torch.ones(1).bfloat16()})
-    found = load_file(channel.path)
-    assert set(found) == {"a.weight", "b", "c"} and found["c"].dtype == torch.bfloat16
-    torch.testing.assert_close(found["a.weight"], torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
-    assert stat.S_IMODE(channel.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(channel.folder.stat().st_mode) == 0o700
-    assert [file.name for file in channel.folder.iterdir()] == [channel.path.name]
-
-
-def test_a_reader_of_the_old_weights_keeps_them(channel):
-    """The file is replaced, not written over: an engine that still reads it must not get half of each version."""
-    channel.write({"a": torch.zeros(3)})
-    with channel.path.open("rb") as old:
-        before = channel.path.read_bytes()
-        channel.write({"a": torch.ones(3)})
-        assert old.read() == before != channel.path.read_bytes()
-
-
-def test_files_of_dead_processes_are_removed(channel):
-    """A dead process's folder goes; those of living processes, this one among them, and other names stay."""
-    base = channel.folder.parent
-    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    dead.wait()
-    folders = {name: base / f"{FileWeights.PREFIX}{name}" for name in (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")}
-    try:
-        for folder in folders.values():
-            folder.mkdir()
-            (folder / "weights.safetensors").write_bytes(b"old")
-        second = FileWeights()
-        assert [folder.exists() for folder in folders.values()] == [False, True, True]
-        assert channel.folder.exists() and second.folder != channel.folder
-        second.close()
-        second.close()  # twice is fine
-        assert not second.folder.exists() and channel.folder.exists()
-    finally:
-        for folder in folders.values():
-            if folder.exists():
-                (folder / "weights.safetensors").unlink()
-                folder.rmdir()

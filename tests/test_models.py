@@ -1,0 +1,150 @@
+"""Hugging Face models and a data set of word problems, made here and saved in the formats of the hub, through the whole
+of train.py on a CPU with real vLLM: Llama (untied), Qwen3 (tied), Qwen3-MoE and Mixtral (experts held in one tensor by
+transformers and apart in a checkpoint)."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import policy
+
+ROOT = Path(__file__).parent.parent
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+)
+SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<think>", "</think>"]
+REWARD = """
+def even(prompt, completion, answer):
+    "A reward that a random model sometimes gets."
+    return len(completion) % 2 == 0
+"""
+
+
+def word_problems(count, seed=0):
+    """Rows of the shape of GSM8K."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        a, b, things = draw.randrange(50), draw.randrange(50), draw.choice(["apples", "pens", "books", "coins"])
+        question = f"Ann has {a} {things} and gets {b} more. How many {things} has she?"
+        yield {"question": question, "answer": f"{a} + {b} = {a + b}\n#### {a + b}"}
+
+
+def new_tokenizer():
+    """Byte-level BPE, trained on the spot, with a chat template that opens the thinking."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    made.train_from_iterator([row["question"] + row["answer"] for row in word_problems(500)], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def new_model(kind, vocabulary):
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": vocabulary, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 128, "head_dim": 32, "max_position_embeddings": 512,
+        "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": 0, "initializer_range": 0.1,
+        "tie_word_embeddings": kind == "Qwen3",
+    }  # fmt: skip
+    if kind == "Qwen3Moe":
+        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    if kind == "Mixtral":
+        shape |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = getattr(transformers, f"{kind}Config")(**shape)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def save(kind, folder):
+    tokenizer = new_tokenizer()
+    model = new_model(kind, len(tokenizer))
+    model.save_pretrained(folder / "start")
+    tokenizer.save_pretrained(folder / "start")
+    rows = "".join(json.dumps(row) + "\n" for row in word_problems(400))
+    (folder / "words.jsonl").write_text(rows)
+    (folder / "own.py").write_text(REWARD)
+    return model
+
+
+def train(folder, out, *more):
+    command = [
+        sys.executable, str(ROOT / "train.py"), "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "4",
+        "--batch_prompts", "4", "--rollouts", "4", "--k", "2", "--lr", "0.01", "--warmup_steps", "1", "--held_out",
+        "50", "--eval_every", "4", "--eval_problems", "16", "--eval_samples", "1", "--probe_every", "1",
+        "--min_budget", "8", "--max_budget", "12", "--answer_budget", "6", "--max_num_seqs", "32",
+        "--interruption_phrase", " stop </think>", "--pass_rate_threshold", "2", "--output_dir", out, *more,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()][1:]
+
+
+def check_a_run(kind, folder, load_again=True):
+    """Four steps from a JSONL of word problems: trainer and generator agree at every version after weights moved, and
+    the saved model loads in transformers and, with `load_again`, in vLLM."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    start = save(kind, folder)
+    steps = train(folder, "run", "--model", "start")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert sum(step.get("updated", 0) for step in steps) >= 3
+    gaps = [step["logprob_gap"] for step in steps if "logprob_gap" in step]
+    assert len(gaps) >= 3 and max(gaps) < 1e-4
+    trained = AutoModelForCausalLM.from_pretrained(folder / "run" / "model", dtype=torch.float32)
+    assert type(trained) is type(start) and len(AutoTokenizer.from_pretrained(folder / "run" / "model")) == 400
+    before, after = dict(start.named_parameters()), dict(trained.named_parameters())
+    assert before.keys() == after.keys()
+    # Adam's first steps move every coordinate with a gradient by about lr; every tensor of the body has some.
+    assert all((before[name] - after[name]).abs().max() > 1e-3 for name in before if "q_norm" not in name)
+    if not load_again:
+        return
+    second = train(folder, "again", "--model", "run/model", "--max_steps", "1", "--eval_every", "9")
+    assert second[0]["logprob_gap"] < 1e-4  # vLLM loaded it by itself; the trainer's weights came after
+
+
+def test_mixture_of_experts(tmp_path):
+    check_a_run("Qwen3Moe", tmp_path, load_again=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Qwen3Moe", "Mixtral"])
+def test_whole_architectures(kind, tmp_path):
+    check_a_run(kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Qwen3Moe", "Mixtral"])
+def test_weights_for_the_generator_are_those_of_a_checkpoint(kind, tmp_path):
+    """Same names, shapes and numbers as save_pretrained writes; metadata say the same before anything is gathered."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    new_model(kind, 400).save_pretrained(tmp_path)
+    for model in (new_model(kind, 400), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)):
+        sent = policy.CheckpointTensors(model, torch.float32)
+        found, written = dict(sent.items()), load_file(tmp_path / "model.safetensors")
+        assert found.keys() == written.keys()
+        assert all(torch.equal(found[name], written[name]) for name in written)
+        assert [(m.name, m.shape) for m in sent.metadata()] == [(name, tuple(x.shape)) for name, x in found.items()]
+
+
+@pytest.mark.parametrize(("kind", "experts"), [("Qwen3Moe", 3 * 64 * 32), ("Mixtral", 3 * 64 * 128)])
+def test_active_parameters_of_a_mixture(kind, experts):
+    """Two of four experts a token, in two layers; the router, attention, norms and head whole; no embedding table."""
+    model = new_model(kind, 400)
+    total = sum(p.numel() for p in model.parameters())
+    assert policy.active_parameters(model) == total - 2 * 2 * experts - 400 * 64

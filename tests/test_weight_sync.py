@@ -1,0 +1,203 @@
+"""weight_sync.py: the file is whole and private; vLLM's own channels are driven so that neither side waits forever."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from conftest import TinyModel, new_generator, problems
+from safetensors.torch import load_file
+
+import weight_sync
+from weight_sync import FileWeights, Meta, TransferWeights, metadata, safetensors_header
+
+
+@pytest.fixture
+def channel(monkeypatch):
+    """Under a prefix of its own, so that no file of a real run is touched."""
+    monkeypatch.setattr(weight_sync, "PREFIX", "scalerl-test-")
+    weights = FileWeights()
+    yield weights
+    weights.close()
+
+
+# ------------------------------------------------------------------------------------------------- the weight file
+
+
+def test_weights_are_written_whole_and_private(channel):
+    table = torch.arange(6.0).view(2, 3)
+    tensors = {"a.weight": table.t(), "b": torch.ones(2, requires_grad=True), "c": torch.ones(1).bfloat16()}
+    tensors |= {"half": torch.ones(2, 2).half(), "empty": torch.zeros(0, 3), "scalar": torch.tensor(3.0)}
+    channel.prepare(tensors)
+    found = load_file(channel.path)
+    assert set(found) == set(tensors)
+    assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in tensors.items()}
+    torch.testing.assert_close(found["a.weight"], torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
+    assert found["empty"].shape == (0, 3) and found["scalar"].item() == 3.0
+    assert stat.S_IMODE(channel.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(channel.folder.stat().st_mode) == 0o700
+    assert [file.name for file in channel.folder.iterdir()] == [channel.path.name]
+
+
+def test_a_reader_of_the_old_weights_keeps_them(channel):
+    """The file is replaced, not written over: an engine that still reads it must not get half of each version."""
+    channel.prepare({"a": torch.zeros(3)})
+    with channel.path.open("rb") as old:
+        before = channel.path.read_bytes()
+        channel.prepare({"a": torch.ones(3)})
+        assert old.read() == before != channel.path.read_bytes()
+
+
+def test_header_is_that_of_the_format():
+    """By hand: 8 bytes of length, then JSON padded to a multiple of 8, offsets from the end of it."""
+    header = safetensors_header([Meta("a", torch.float32, (2, 3)), Meta("b", torch.bfloat16, (5,))])
+    length = int.from_bytes(header[:8], "little")
+    assert length % 8 == 0 and len(header) == 8 + length
+    assert json.loads(header[8:]) == {
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "BF16", "shape": [5], "data_offsets": [24, 34]},
+    }
+
+
+class Gathered:
+    """Weights that are gathered one at a time, and the most that were held at once."""
+
+    def __init__(self, count):
+        self.count, self.alive, self.most, self.passes = count, 0, 0, 0
+
+    def metadata(self):
+        return [Meta(f"w{i}", torch.float32, (4,)) for i in range(self.count)]
+
+    def items(self):
+        self.passes += 1
+        for i in range(self.count):
+            tensor = torch.full((4,), float(i))
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+            weakref.finalize(tensor, self._gone)
+            yield f"w{i}", tensor
+            del tensor
+
+    def _gone(self):
+        self.alive -= 1
+
+
+def test_one_gathered_tensor_at_a_time(channel):
+    """Never the whole model: at most the tensor that is written and the one that is gathered next are alive."""
+    weights = Gathered(20)
+    channel.prepare(weights)
+    assert weights.most <= 2 and weights.passes == 1
+    assert {name: x.tolist() for name, x in load_file(channel.path).items()} == {f"w{i}": [i] * 4 for i in range(20)}
+
+
+def test_other_ranks_help_to_gather_and_write_nothing(monkeypatch):
+    monkeypatch.setattr(weight_sync, "PREFIX", "scalerl-test-")
+    channel, weights = FileWeights(rank=1), Gathered(3)
+    channel.prepare(weights)
+    assert weights.passes == 1 and list(channel.folder.iterdir()) == []
+    channel.close()
+    assert not channel.folder.exists()
+
+
+def test_metadata_of_a_dict():
+    assert metadata({"a": torch.zeros(2, 3).half()}) == [("a", torch.float16, (2, 3))]
+
+
+def test_files_of_dead_processes_are_removed(channel):
+    """A dead process's folder goes; those of living processes, this one among them, and other names stay."""
+    base = channel.folder.parent
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    folders = {
+        name: base / f"{weight_sync.PREFIX}{name}" for name in (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")
+    }
+    try:
+        for folder in folders.values():
+            folder.mkdir()
+            (folder / "weights.safetensors").write_bytes(b"old")
+        second = FileWeights()
+        assert [folder.exists() for folder in folders.values()] == [False, True, True]
+        assert channel.folder.exists() and second.folder != channel.folder
+        second.close()
+        second.close()  # twice is fine
+        assert not second.folder.exists() and channel.folder.exists()
+    finally:
+        for folder in folders.values():
+            if folder.exists():
+                (folder / "weights.safetensors").unlink()
+                folder.rmdir()
+
+
+# ------------------------------------------------------------------------------------------------- vLLM's own channels
+
+
+def test_a_transfer_in_flight(tmp_path_factory, monkeypatch):
+    """Through vLLM's start, update and finish, with a worker that blocks until the trainer sends: ten updates while
+    completions run; those wholly by one version agree with it, and `push` returns only when its weights are live."""
+    import rendezvous
+
+    tiny = TinyModel(tmp_path_factory.mktemp("untied"), tied=False)  # vLLM's CPU reload leaves a tied head behind
+    meeting = tmp_path_factory.mktemp("meeting") / "weights.safetensors"
+    channel = TransferWeights("rendezvous")
+    channel.engine_args["worker_extension_cls"] = "rendezvous.Receiver"
+    monkeypatch.setattr(channel, "_init_info", lambda: rendezvous.TrainerInfo(str(meeting), rank=0))
+    prompts = problems(6)
+    generator = new_generator(tiny, problems=iter(()), weights=channel, max_tokens=24)
+    try:
+        generator.start(tiny.weights(0))
+        for version in range(1, 11):
+            long = generator.evaluate(problems(4, seed=version), 2) if version == 5 else None
+            generator.push(tiny.weights(version), version, 0)
+            assert generator.version == version and generator.counters.pushes == version
+            if long is not None:
+                assert len(generator.result_of(long)) == 4
+        rollouts = [r for group in generator.result_of(generator.evaluate(prompts, 2)) for r in group]
+        asked = [problem for problem in prompts for _ in range(2)]
+        assert {v for r in rollouts for v in r.versions} == {10}
+        assert tiny.gap(tiny.weights(10), asked, rollouts).mean() < 1e-5
+        assert tiny.gap(tiny.weights(9), asked, rollouts).mean() > 0.1
+    finally:
+        generator.close()
+    assert not channel.folder.exists()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "nccl"])
+def test_what_vllm_is_told(kind, monkeypatch):
+    """Backends and fields of vLLM's own trainer-side classes; the buffer of `ipc` holds the largest tensor."""
+    pytest.importorskip("vllm")
+    channel = TransferWeights(kind, rank=0, workers=4)
+    weights = Gathered(2)
+    monkeypatch.setattr(weights, "metadata", lambda: [Meta("w", torch.float32, (2**28,))])
+    channel.prepare(weights)
+    info = channel._init_info()
+    assert info.backend == kind and info.rank == 0 and info.packed and weights.passes == 0
+    if kind == "ipc":
+        assert info.packed_buffer_size_bytes == 2**30
+    else:
+        assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
+    assert channel.engine_args["weight_transfer_config"] == {"backend": kind}
+    channel.close()
+
+
+def test_other_ranks_send_with_rank_0(monkeypatch):
+    """A rank other than 0 takes part in each sending as soon as it prepares; rank 0 only when it delivers."""
+    sent = []
+
+    class Sender:
+        def send_weights(self):
+            sent.append(sorted(dict(channel)))
+
+        def shutdown(self):
+            sent.append("shutdown")
+
+    for rank in (0, 1):
+        channel = TransferWeights("nccl", rank=rank)
+        monkeypatch.setattr(channel, "_connect", Sender)
+        channel.prepare(Gathered(2))
+        channel.prepare(Gathered(3))
+        channel.close()
+        assert sent == [[], [["w0", "w1"], ["w0", "w1", "w2"], "shutdown"]][rank]

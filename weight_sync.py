@@ -1,0 +1,319 @@
+"""New weights into a running vLLM engine: what travels between an optimiser step and the next sampled token.
+
+The problem. The generator is half way through its sequences when the trainer has made a step. Its engine must get every
+parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
+without a second copy of the whole model on the trainer's devices.
+
+Two ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(call)` on rank 0 alone, by
+the `Generator` (pipeline_rl.py), while the engine is paused.
+
+    FileWeights       a safetensors file in shared memory, written tensor by tensor; engines on this host read it.
+                      Any device. The trainer goes on as soon as it is written; a restarted engine reads it again.
+    TransferWeights   vLLM's own channels between GPUs: `ipc` (trainer and engine on the same GPU: handles of its
+                      memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
+                      trainer waits until it is done.
+
+`weights` is a dict of whole tensors, or an object with `metadata()` and `items()` that gathers one tensor at a time
+(policy.FullTensors): gathering a shard is a collective, so all ranks go through the items in lockstep.
+
+Simplified: a file serves one host; an engine that dies under TransferWeights ends the run (a checkpoint remains).
+
+Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+PARENT = "SCALERL_TRAINER_PID"  # environment variable of the engine's process
+
+
+class Meta(NamedTuple):
+    """What a tensor will be, known before it is gathered."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Weights(Protocol):
+    """Whole parameters, one at a time; a dict is one (its metadata are read off its tensors)."""
+
+    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """(name, tensor) of each parameter; a fresh pass at each call."""
+
+
+def metadata(weights: Weights) -> list[Meta]:
+    """Of all tensors, in the order of `items()`, without gathering them."""
+    if hasattr(weights, "metadata"):
+        return weights.metadata()
+    return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()]
+
+
+Call = Callable[[str], Callable[..., Awaitable[Any]]]  # name of an engine's method -> that method, awaited safely
+
+
+PREFIX = "scalerl-weights-"
+
+
+def private_folder() -> Path:
+    """A new folder in shared memory that only this user can enter. Its name carries the pid, so that the folders of
+    processes that were killed can be told; they are removed here."""
+    base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    for stale in base.glob(f"{PREFIX}*"):
+        pid = stale.name.removeprefix(PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
+            shutil.rmtree(stale)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+
+
+def engine_environment(folder: Path) -> dict[str, str]:
+    """The engine's process keeps its sockets in `folder` and ends with this one (`end_with`)."""
+    return {"VLLM_RPC_BASE_PATH": str(folder), PARENT: str(os.getpid())}
+
+
+class FileWeights:
+    """Weight channel through one safetensors file in shared memory, private to the user (0600, in a folder 0700).
+
+    Args:
+        rank: of this trainer process; rank 0 writes, the others only help to gather.
+    """
+
+    trainer_waits = False  # the engine reads a copy
+    survives_restart = True
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank, self.folder = rank, private_folder()
+        self.path = self.folder / "weights.safetensors"
+        self.engine_args = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
+        self.environment = engine_environment(self.folder)
+
+    def prepare(self, weights: Weights) -> None:
+        """Replaces the file by these tensors, holding one of them at a time."""
+        if self.rank != 0:
+            for _ in weights.items():
+                pass
+            return
+        new = self.folder / "new.safetensors"
+        with open(new, "wb", opener=private) as file:
+            file.write(safetensors_header(metadata(weights)))
+            for _, tensor in weights.items():
+                file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        new.replace(self.path)
+
+    async def deliver(self, call: Call) -> None:
+        """Every worker of every engine loads the file."""
+        await call("collective_rpc")("load_weight_file", args=(str(self.path),))
+
+    def close(self) -> None:
+        """Removes the file and its folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def private(path: str, flags: int) -> int:
+    """An `open` that makes files of mode 0600."""
+    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
+
+
+def safetensors_header(tensors: Iterable[Meta]) -> bytes:
+    """What a safetensors file begins with: length, then dtype, shape and place of each tensor. Written here, since the
+    library's own writer wants all tensors in memory at once."""
+    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+    header, end = {}, 0
+    for tensor in tensors:
+        start, end = end, end + torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
+        header[tensor.name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
+
+    def load_weight_file(self, path: str) -> None:
+        """Replaces all weights by those of the safetensors file `path`, between two engine steps.
+
+        Raises:
+            RuntimeError: the file lacks a weight of the model.
+        """
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        model = self.model_runner.get_model()
+        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
+        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
+            initialize_layerwise_reload(model)
+            for layer in model.modules() if not torch.cuda.is_available() else ():
+                if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
+                    layer.quant_method.moe_kernel = None  # experts are repacked by a new kernel only
+            loaded = model.load_weights(load_file(path).items())
+            finalize_layerwise_reload(model, self.model_config)
+            if loaded is not None and names - loaded:
+                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
+            if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
+                model.lm_head.weight = model.model.embed_tokens.weight
+                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+class TransferWeights:
+    """Weight channel through vLLM's own trainer-side engines.
+
+    Args:
+        backend: `ipc` or `nccl`.
+        rank: of this trainer process; rank 0 sends.
+        workers: processes of all engines together (tensor x pipeline x data parallel).
+        address: of this host, where the workers meet rank 0 for `nccl`; another than loopback for engines on other
+            hosts.
+    """
+
+    trainer_waits = True  # the engine reads the trainer's own tensors
+    survives_restart = False
+
+    def __init__(self, backend: str, rank: int = 0, workers: int = 1, address: str = "127.0.0.1"):
+        self.backend, self.rank, self.workers, self.address = backend, rank, workers, address
+        self.folder = private_folder()
+        self.engine_args = {
+            "weight_transfer_config": {"backend": backend},
+            "worker_extension_cls": f"{__name__}.WeightReceiver",  # its import makes the engine end with its trainer
+        }
+        self.environment = engine_environment(self.folder)
+        if (
+            backend == "ipc"
+        ):  # handles of GPU memory are no plain data: vLLM pickles them, here and in its own processes
+            os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+        self._weights: Weights | None = None
+        self._sender: Any = None
+        self._client = _Client()
+
+    # vLLM's trainer-side engine reads its source through these two.
+    def metadata(self) -> list[Meta]:
+        """Of the weights that are being sent."""
+        return metadata(self._weights)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self._weights.items())
+
+    def prepare(self, weights: Weights) -> None:
+        """Rank 0 only takes note of the weights; other ranks take part in the sending, which `deliver` does."""
+        self._weights = weights
+        if self.rank != 0:
+            self._send()
+
+    async def deliver(self, call: Call) -> None:
+        """Sends while the engine receives: both sides must run at once, so the sending stands in a thread of its own
+        (one that does not keep a process alive whose engine died)."""
+        loop, device = asyncio.get_running_loop(), torch.cuda.current_device() if torch.cuda.is_available() else None
+        sent = loop.create_future()
+        self._client.call, self._client.loop = call, loop
+
+        def send() -> None:
+            try:
+                if device is not None:
+                    torch.cuda.set_device(device)
+                self._send()
+            except BaseException as error:  # told to the waiting coroutine
+                loop.call_soon_threadsafe(settle, sent.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(settle, sent.set_result, None)
+
+        def settle(report: Callable[[Any], None], value: Any) -> None:
+            if not sent.done():
+                report(value)
+
+        threading.Thread(target=send, name="weights", daemon=True).start()
+        await sent
+
+    def _send(self) -> None:
+        if self._sender is None:
+            self._sender = self._connect()
+        self._sender.send_weights()
+
+    def _connect(self) -> Any:
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+
+        return WeightTransferTrainerFactory.trainer_init(self._init_info(), client=self._client, source=self)
+
+    def _init_info(self) -> Any:
+        largest = max(torch.Size(meta.shape).numel() * meta.dtype.itemsize for meta in self.metadata())
+        if self.backend == "ipc":
+            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+            buffer = max(largest, 256 * 2**20)  # bytes that the trainer holds beside its weights
+            return IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=buffer)
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        with socket.socket() as probe:
+            probe.bind((self.address, 0))
+            port = probe.getsockname()[1]
+        return NCCLTrainerInitInfo(self.address, port, 1 + self.workers, rank=self.rank, packed=True)
+
+    def close(self) -> None:
+        """Leaves the process group and removes the folder."""
+        if self._sender is not None:
+            self._sender.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Client:
+    """vLLM's trainer-side engine calls these from the sending thread; the engine lives in the generator's loop."""
+
+    call: Call
+    loop: asyncio.AbstractEventLoop
+
+    def _wait(self, coroutine: Coroutine) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Opens the workers' end."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        self._wait(self.call("init_weight_transfer_engine")(WeightTransferInitRequest(init_info)))
+
+    def start_weight_update(self) -> None:
+        """The workers make ready for new weights."""
+        self._wait(self.call("start_weight_update")())
+
+    def update_weights(self, update_info: Any) -> None:
+        """The workers receive one part, or all."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        self._wait(self.call("update_weights")(WeightTransferUpdateRequest(update_info)))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """The workers put the new weights in place; the generator names their version."""
+        self._wait(self.call("finish_weight_update")(weight_version))
+
+
+def end_with(trainer: int) -> None:
+    """Ends this process within a second of the trainer's death: SIGKILL leaves a parent no time to end its children."""
+    child = os.getppid() == trainer  # else this is the engine's own child, as under tensor parallelism
+
+    def watch() -> None:
+        while os.getppid() == trainer if child else Path(f"/proc/{trainer}").exists():
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end_with", daemon=True).start()
+
+
+if os.environ.get(PARENT, "").isdigit():  # this is an engine's process, started by a trainer
+    end_with(int(os.environ[PARENT]))
