@@ -108,7 +108,8 @@ class ScheduleFlags:
     weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
     gpu_memory_utilization: float = flag(0.0, "Generator: share of a GPU's memory; 0 leaves it to vLLM.")
     engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON).")
-    max_restarts: int = flag(1, "Deaths of the engine that a run survives.")
+    max_restarts: int = flag(1, "Deaths of the engine that a run survives within --restart_window.")
+    restart_window: int = flag(100, "Policy versions after which a death of the engine no longer counts.")
 
 
 @dataclass
@@ -205,7 +206,7 @@ def check_flags(flags: Any) -> list[str]:
     bounds = {  # names: (least, whether that value itself is allowed, largest, not allowed itself)
         "batch_prompts rollouts max_steps eval_every eval_problems eval_samples probe_every keep prompts min_budget "
         "answer_budget tokens_per_microbatch threads held_out max_prompt_tokens reward_workers tensor_parallel "
-        "data_parallel": (1, True, math.inf),
+        "data_parallel restart_window": (1, True, math.inf),
         "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps reward_timeout": (0, False, math.inf),
         "max_tokens max_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef max_restarts": (
             0,

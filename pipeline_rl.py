@@ -83,7 +83,7 @@ class Interrupted(Exception):
 
 
 class EngineDied(RuntimeError):
-    """The engine died more often than `max_restarts` allows."""
+    """The engine died more often than `max_restarts` allows, or did not start again."""
 
 
 class Exhausted(Exception):
@@ -230,7 +230,8 @@ class Generator:
         stop_ids: token ids that end a completion.
         max_num_seqs: requests inside the engine at once; at least G.
         weights: the channel by which new weights reach the engine.
-        max_restarts: engine deaths survived.
+        max_restarts: engine deaths survived within `restart_window` policy versions.
+        restart_window: versions after which a death no longer counts.
         engine_args: more of vLLM's AsyncEngineArgs.
         devices: environment that shows the engine its devices, as {"CUDA_VISIBLE_DEVICES": "2,3"}; empty: all.
         interrupted: asked once a second while `take` or `result_of` waits; True raises Interrupted there.
@@ -251,6 +252,7 @@ class Generator:
     dtype: str = "float32"
     seed: int = 0
     max_restarts: int = 1
+    restart_window: int = 100
     engine_args: dict[str, Any] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     interrupted: Callable[[], bool] = lambda: False
@@ -273,6 +275,7 @@ class Generator:
         self._prepared = 0  # version of the weights in `weights`
         self._engine = None
         self._engine_number = 0
+        self._deaths: list[int] = []  # versions at which an engine died and was replaced
         self._dead_engine: type[Exception] = RuntimeError  # vLLM's own class once vLLM is imported
         self._restarting, self._wake, self._no_evaluation = asyncio.Lock(), asyncio.Event(), asyncio.Event()
         self._no_evaluation.set()
@@ -399,7 +402,8 @@ class Generator:
             self._dead_engine = EngineDeadError
             engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
         await self._load_weights(engine)
-        self._engine = engine
+        # Together: what begins on the dead engine while the new one starts must not pass for a death of the new one.
+        self._engine, self._engine_number = engine, self._engine_number + 1
         await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
 
     async def _stop(self) -> None:
@@ -638,12 +642,17 @@ class Generator:
         async with self._restarting:
             if self._engine_number != dead:
                 return
-            if self.counters.restarts >= self.max_restarts or not self.weights.survives_restart:
-                raise EngineDied(f"the vLLM engine died {self.counters.restarts + 1} times; its own message is above")
+            recent = sum(self.version - version < self.restart_window for version in self._deaths)
+            if recent >= self.max_restarts or not self.weights.survives_restart:
+                died = f"the vLLM engine died {recent + 1} times within {self.restart_window} versions"
+                raise EngineDied(f"{died}; its own message is above")
+            self._deaths.append(self.version)
             self.counters.restarts += 1
-            self._engine_number += 1
             self._engine.shutdown(timeout=1)
-            await self._start_engine()
+            try:
+                await self._start_engine()
+            except Exception as error:  # whatever vLLM raises; told to the trainer, which saves and ends
+                raise EngineDied(f"the vLLM engine died and did not start again ({error})") from error
         self._dispatch()
 
 
@@ -654,6 +663,8 @@ def engine_environment(gpu: bool, eager: bool) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",  # nothing listens on other than loopback; several hosts: set your own
+        "GLOO_SOCKET_IFNAME": "lo",
     }
     on_cpu = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB

@@ -15,7 +15,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,15 @@ class Folder:
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One more line of the JSON-lines file `name`."""
-        with (self.path / name).open("a") as file:
+        with _named(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+    def replace(self, name: str, text: str) -> None:
+        """Writes the file `name` as a whole: a stop leaves the old one or the new one."""
+        new = self.path / f"{name}.new"
+        with _named(new):
+            new.write_text(text)
+        new.replace(self.path / name)
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """All records of `name`; none if it does not exist. A last line that is not whole, as a reader beside a writer
@@ -76,17 +84,21 @@ class Folder:
         return temporary
 
     def finish_checkpoint(self, temporary: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-        """Adds state.json, flushes everything, renames the folder to its final name and removes the oldest ones."""
+        """Adds state.json, flushes everything and the logs too, renames the folder to its final name and removes the
+        oldest ones."""
         files = {str(f.relative_to(temporary)): f.stat().st_size for f in sorted(temporary.rglob("*")) if f.is_file()}
         (temporary / "state.json").write_text(json.dumps(state | {"files": files}))
-        for file in temporary.rglob("*"):
+        logs = [self.path / name for name in LOGS if (self.path / name).exists()]
+        for file in [*temporary.rglob("*"), *logs]:
             _flush(file)
         _flush(temporary)
         final = self._checkpoints / f"step-{step:06d}"
-        if final.exists():
-            shutil.rmtree(final)
+        replaced = temporary.with_name(f"{temporary.name}-replaced")
+        if final.exists():  # a second save after the same step
+            final.rename(replaced)
         temporary.rename(final)
         _flush(self._checkpoints)
+        shutil.rmtree(replaced, ignore_errors=True)
         for old in self.checkpoints()[: -max(1, keep)]:
             shutil.rmtree(old)
         return final
@@ -103,6 +115,23 @@ class Folder:
                 return folder, state
             print(f"checkpoint {folder} is damaged and is passed over", flush=True)
         return None
+
+
+def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """A line for each flag that a resumed run has otherwise than before."""
+    own = ("resume", "output_dir", "overwrite")
+    changed = [name for name in new if name not in own and name in old and new[name] != old[name]]
+    return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An OSError in the block names `path`: a full disk is found when a file is written, where Python knows no name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _flush(path: Path) -> None:

@@ -29,9 +29,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -48,7 +49,16 @@ import policy as policies
 import tasks
 import weight_sync
 from flags import UsageError, check_flags, engine_options, parse_flags
-from records import Clock, Folder, closing_table, evaluation_line, evaluation_record, step_line, warnings_of
+from records import (
+    Clock,
+    Folder,
+    changed_flags,
+    closing_table,
+    evaluation_line,
+    evaluation_record,
+    step_line,
+    warnings_of,
+)
 
 # ------------------------------------------------------------------------------------------------- prompts and batches
 
@@ -396,6 +406,19 @@ def generator_devices(flags: Any, count: int, trainers: int) -> list[int]:
     return found
 
 
+class RunFailed(RuntimeError):
+    """Going on would train on what cannot be trusted; the message names the last good checkpoint."""
+
+
+@contextmanager
+def disk(path: str | Path) -> Iterator[None]:
+    """Turns what a full disk becomes in torch and safetensors into an OSError that names `path`."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise OSError(errno.ENOSPC, f"it could not be written ({error})", str(path)) from error
+
+
 @dataclass
 class Check:
     """An evaluation or a probe under way at one version."""
@@ -452,6 +475,7 @@ class Run:
         self.check: Check | None = None
         self.in_hand: list[list[pipeline_rl.Group]] = []  # taken, not yet trained
         self.stop_signal = 0
+        self.save_seconds = 0.0  # since the last record
         if flags.resume:
             self._load()
         if self.main:
@@ -477,7 +501,8 @@ class Run:
             max_tokens=flags.max_budget + flags.answer_budget,
             temperature=flags.temperature, max_num_seqs=flags.max_num_seqs, dtype=flags.dtype, seed=flags.seed,
             max_prompt=max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out]),
-            max_restarts=flags.max_restarts, devices=self.engine_devices, interrupted=lambda: self.stop_signal != 0,
+            max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=self.engine_devices,
+            interrupted=lambda: self.stop_signal != 0,
             engine_args=(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}) | engine_options(flags),
         )  # fmt: skip
 
@@ -500,13 +525,23 @@ class Run:
             gpus = torch.cuda.device_count()
             self.device = torch.cuda.get_device_name() if gpus else "cpu"
             devices = gpus or min(os.cpu_count() or 1, self.accelerator.num_processes * flags.threads + 1)
-            self.generator.start(self.trainer.weights, self.version)
+            try:
+                self.generator.start(self.trainer.weights, self.version)
+            except (ValueError, RuntimeError) as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise UsageError(
+                    f"--model {flags.model or 'built in'}: vLLM does not start with it; its own message is above ({reason}). "
+                    "Check --dtype, --gpu_memory_utilization and --engine_args, or take a model that vLLM can run here."
+                ) from error
             active = policies.active_parameters(self.trainer.model)
             self.clock = Clock(self.generator, active, devices, self.compute)
             self.counters, self.logged, self.waited = vars(self.generator.counters).copy(), time.monotonic(), 0.0
-            (self.folder.path / "config.json").write_text(json.dumps(vars(flags), indent=1))
-            if not flags.resume:
-                self.folder.append("metrics.jsonl", {"config": vars(flags)})
+            if flags.resume:
+                saved = json.loads((self.folder.path / "config.json").read_text())
+                for line in changed_flags(saved, vars(flags)):
+                    self.say(line)
+            self.folder.replace("config.json", json.dumps(vars(flags), indent=1))
+            self.folder.append("metrics.jsonl", {"config": vars(flags)})  # once more after each resume
             self.bar = tqdm(total=flags.max_steps, initial=self.step, unit="step", disable=None, leave=False)
         self.accelerator.init_trackers("scalerl", config=vars(flags))
 
@@ -583,17 +618,19 @@ class Run:
 
     def update(self, metrics: dict[str, Any]) -> bool:
         """The optimiser step; `metrics` gains its figures. False if the gradient was not finite: then nothing changed.
-        Raises RuntimeError after BAD_STEPS of those in a row."""
+        Raises RunFailed after BAD_STEPS of those in a row."""
         metrics |= self.trainer.update(self.version)
         self.version += metrics["updated"]
         self.bad_steps = 0 if metrics["updated"] else self.bad_steps + 1
         if self.bad_steps >= self.BAD_STEPS:
-            found = self.folder.newest_checkpoint()
-            raise RuntimeError(
-                f"the gradient was not finite {self.bad_steps} times in a row; the last good checkpoint is "
-                f"{found[0] if found else 'none'}: lower --lr and --resume {self.folder.path}"
-            )
+            reason = f"the gradient was not finite {self.bad_steps} times in a row"
+            raise RunFailed(f"{reason}; {self.last_good()}: lower --lr and --resume {self.folder.path}")
         return bool(metrics["updated"])
+
+    def last_good(self) -> str:
+        """Names the newest whole checkpoint, for a message."""
+        found = self.folder.newest_checkpoint()
+        return f"the last good checkpoint is {found[0] if found else 'none'}"
 
     def remember(self, groups: Sequence[pipeline_rl.Group]) -> int:
         """Counts consumed groups in the pass-rate history; returns how many were of a prompt retired meanwhile."""
@@ -638,7 +675,7 @@ class Run:
     def finish_check(self) -> dict[str, float]:
         """Waits for the evaluation or probe; must come before the weights change. Its completions were made wholly by
         this version, so the trainer's log-probs must be the generator's: in float32 a mean difference above
-        LARGEST_GAP ends the run (RuntimeError). Returns the difference."""
+        LARGEST_GAP ends the run (RunFailed). Returns the difference."""
         if self.check is None:
             return {}
         rows, behaviour = self.from_main(lambda: self._checked_rows(self.check))
@@ -649,9 +686,10 @@ class Run:
         mask = padded([row.mask for row in rows], torch.bool)  # (N, T)
         gap = (own - padded(behaviour, torch.float32))[mask].abs().mean().item()
         if self.flags.dtype == "float32" and not gap <= self.LARGEST_GAP:
-            raise RuntimeError(
+            raise RunFailed(
                 f"weights check: at version {check.version} trainer and generator differ by {gap:.1e} nats a token, "
-                f"more than {self.LARGEST_GAP}: the generator does not have the trainer's weights"
+                f"more than {self.LARGEST_GAP}: the generator does not have the trainer's weights; {self.last_good()}: "
+                f"--resume {self.folder.path}"
             )
         return {"logprob_gap": gap}
 
@@ -660,7 +698,9 @@ class Run:
         flat = [(problem, r) for problem, group in zip(check.problems, groups, strict=True) for r in group]
         mixed = sum(any(v != check.version for v, m in zip(r.versions, r.mask, strict=True) if m) for _, r in flat)
         if mixed:
-            raise RuntimeError(f"weights check: {mixed} evaluation completions are not wholly by {check.version}")
+            raise RunFailed(
+                f"weights check: {mixed} evaluation completions are not wholly by {check.version}; {self.last_good()}"
+            )
         if check.record is not None:
             record = check.record | evaluation_record(groups)
             if len(self.task.sources) > 1:
@@ -693,9 +733,11 @@ class Run:
             "seconds": now - self.logged, "trainer_idle": self.waited, "generator_idle": passed["idle_seconds"],
             "sync_seconds": passed["sync_seconds"], "outstanding": self.generator.pacer.outstanding,
             "retired": self.history.n_retired, "epoch": self.prompts.epoch, "restarts": counters["restarts"],
-            "redone_groups": counters["redone_groups"],
+            "redone_groups": counters["redone_groups"], "save_seconds": self.save_seconds,
         }  # fmt: skip
-        self.counters, self.logged, self.waited = counters, now, 0.0
+        if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
+            record["verdicts"] = dict(self.task.counts)
+        self.counters, self.logged, self.waited, self.save_seconds = counters, now, 0.0, 0.0
         self.folder.append("metrics.jsonl", record)
         self.accelerator.log({name: x for name, x in record.items() if isinstance(x, int | float)}, step=self.step)
         self.bar.update()
@@ -717,16 +759,22 @@ class Run:
 
     def save(self) -> Path | None:
         """A checkpoint of the state after `step` steps; prompts in flight are listed, to come first on resume."""
+        started = time.monotonic()
         temporary = self.from_main(lambda: str(self.folder.begin_checkpoint()))
         try:
-            self.accelerator.save_state(temporary)  # model, optimiser, random states; every rank, sharded under FSDP2
-            self.accelerator.wait_for_everyone()
+            with disk(temporary):
+                self.accelerator.save_state(temporary)  # model, optimiser, random states; every rank, FSDP2: sharded
+                self.accelerator.wait_for_everyone()
             if not self.main:
                 return None
-            return self.folder.finish_checkpoint(Path(temporary), self.step, self._state(), self.flags.keep)
-        except (OSError, RuntimeError, SafetensorError) as error:  # what a full disk becomes in torch and safetensors
+            state = self._state()
+            with disk(temporary):
+                return self.folder.finish_checkpoint(Path(temporary), self.step, state, self.flags.keep)
+        except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise OSError(errno.ENOSPC, f"the checkpoint could not be written ({error})", temporary) from error
+            raise
+        finally:
+            self.save_seconds += time.monotonic() - started
 
     def _state(self) -> dict[str, Any]:
         """What the trainer's side must remember beside tensors."""
@@ -747,9 +795,15 @@ class Run:
         checkpoint, state = found
         try:
             self.accelerator.load_state(str(checkpoint))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, EOFError, SafetensorError, UnpicklingError) as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise UsageError(f"--resume: {checkpoint} does not fit this model ({reason}).") from error
+        used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
+        if not used <= {problem.key for problem in self.task.train}:
+            raise UsageError(
+                f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset, "
+                "--prompts and --seed as before."
+            )
         self.step, self.version, self.evaluated = state["step"], state["version"], state["evaluated"]
         self.history.load_state_dict(state["history"])
         self.prompts.load_state_dict(state["prompts"])
@@ -770,8 +824,9 @@ class Run:
         for name, tensor in policies.full_tensors(self.trainer.model, torch.float32):
             state |= {name: tensor.cpu()} if self.main else {}
         if self.main:
-            self.trainer.model.save_pretrained(self.folder.path / "model", state_dict=state)
-            self.task.tokenizer.save_pretrained(self.folder.path / "model")
+            with disk(self.folder.path / "model"):
+                self.trainer.model.save_pretrained(self.folder.path / "model", state_dict=state)
+                self.task.tokenizer.save_pretrained(self.folder.path / "model")
             self.bar.close()
             evaluations, picture = self.folder.path / "eval.jsonl", self.folder.path / "curve.png"
             curve = fit_sigmoid.curve(evaluations, fit_until=0.5, plot=picture)
@@ -806,9 +861,11 @@ def train(run: Run) -> None:
             metrics["retired_in_flight"] = run.remember(groups)
             run.step += 1
             run.in_hand.pop(0)
-            if not run.in_hand:
-                run.push(sum(map(len, parts)), updated)
-            run.log(groups, batch, metrics, before)
+            try:
+                if not run.in_hand:
+                    run.push(sum(map(len, parts)), updated)
+            finally:  # a step that counts is logged, even if its weights go nowhere
+                run.log(groups, batch, metrics, before)
         run.sample(parts[-1])
         if run.flags.save_every and run.step // run.flags.save_every > (run.step - len(parts)) // run.flags.save_every:
             run.save()
@@ -818,9 +875,21 @@ def train(run: Run) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 1 failure, 2 usage, 130 after Ctrl-C, 143 after SIGTERM."""
+    try:
+        return run_with(sys.argv[1:] if argv is None else argv)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        where, why = error.filename, error.strerror
+        print(f"train.py: cannot write {where}: {why}; earlier checkpoints are whole", file=sys.stderr)
+        return 1
+
+
+def run_with(argv: Sequence[str]) -> int:
+    """One run with these flags, to its end or to the fault that ends it; returns the exit code."""
     run = None
     try:
-        flags = parse_flags(sys.argv[1:] if argv is None else argv, __doc__)
+        flags = parse_flags(argv, __doc__)
         for note in check_flags(flags):
             print(note)
         if flags.dry_run:
@@ -844,11 +913,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except pipeline_rl.EngineDied as error:
         run.say(f"train.py: {error}; checkpoint {run.save()}; go on with --resume {run.folder.path}")
         return 1
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        where = error.filename or (run.folder.path if run else "")
-        print(f"train.py: cannot write {where}: {error.strerror}; earlier checkpoints are whole", file=sys.stderr)
+    except RunFailed as error:
+        print(f"train.py: {error}", file=sys.stderr)
         return 1
     finally:
         if run is not None:
