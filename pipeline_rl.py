@@ -50,6 +50,7 @@ from typing import Any, Protocol
 
 import torch
 
+LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # the engine's processes listen there alone
 FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
 
 
@@ -394,6 +395,8 @@ class Generator:
             | self.engine_args
         )
         variables = engine_environment(gpu, args["enforce_eager"]) | self.weights.environment
+        if args.get("distributed_executor_backend") != "ray":  # an engine on this host
+            variables |= LOOPBACK
         with environment(variables, self.devices):
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -663,8 +666,6 @@ def engine_environment(gpu: bool, eager: bool) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HOST_IP": "127.0.0.1",  # nothing listens on other than loopback; several hosts: set your own
-        "GLOO_SOCKET_IFNAME": "lo",
     }
     on_cpu = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
