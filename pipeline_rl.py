@@ -42,7 +42,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -85,6 +85,10 @@ class Interrupted(Exception):
 
 class EngineDied(RuntimeError):
     """The engine died more often than `max_restarts` allows, or did not start again."""
+
+
+class EngineFailed(RuntimeError):
+    """The engine did not start."""
 
 
 class Exhausted(Exception):
@@ -287,11 +291,15 @@ class Generator:
     # ---- the trainer's side: plain calls from its thread ----
 
     def start(self, weights: Any, version: int = 0) -> None:
-        """Starts the engine, gives it the weights of `version` and opens admission. Raises what the start raises."""
+        """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
         self._thread.start()
         self.weights.prepare(weights)
         self._prepared = version
-        self._call(self._start_engine())
+        try:
+            self._call(self._start_engine())
+        except Exception as error:  # vLLM raises many kinds, bare Exception among them
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise EngineFailed(f"vLLM does not start ({reason}); its own message is above") from error
         self.counters = Counters()
         self._idle_since = time.monotonic()
         self._loop.call_soon_threadsafe(self._dispatch)
@@ -344,6 +352,8 @@ class Generator:
     def close(self) -> None:
         """Stops engine and thread; safe to call twice and after a failure."""
         if self._thread.is_alive():
+            if self._pushing is not None:
+                wait([self._pushing], timeout=5)  # the engine reads a file that goes next
             try:
                 asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=30)
             finally:
@@ -361,12 +371,16 @@ class Generator:
                 raise Interrupted
             try:
                 return future.result(timeout=1.0)
-            except TimeoutError:
-                if future.done():
-                    raise
-                if self._error is not None:
-                    future.cancel()
+            except Exception as error:
+                running = isinstance(error, TimeoutError) and not future.done()
+                if running and self._error is None:
+                    continue
+                future.cancel()
+                if interruptible and self.interrupted():  # a signal to the whole process group ends the engine, too
+                    raise Interrupted from error
+                if running:
                     raise self._error from None
+                raise
 
     # ---- the loop's side: everything below runs in the generator's thread, so it needs no locks ----
 
@@ -404,7 +418,11 @@ class Generator:
 
             self._dead_engine = EngineDeadError
             engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
-        await self._load_weights(engine)
+        try:
+            await self._load_weights(engine)
+        except Exception:
+            engine.shutdown(timeout=1)
+            raise
         # Together: what begins on the dead engine while the new one starts must not pass for a death of the new one.
         self._engine, self._engine_number = engine, self._engine_number + 1
         await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds

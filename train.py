@@ -527,11 +527,10 @@ class Run:
             devices = gpus or min(os.cpu_count() or 1, self.accelerator.num_processes * flags.threads + 1)
             try:
                 self.generator.start(self.trainer.weights, self.version)
-            except (ValueError, RuntimeError) as error:
-                reason = str(error).strip().splitlines()[-1]
+            except pipeline_rl.EngineFailed as error:
                 raise UsageError(
-                    f"--model {flags.model or 'built in'}: vLLM does not start with it; its own message is above ({reason}). "
-                    "Check --dtype, --gpu_memory_utilization and --engine_args, or take a model that vLLM can run here."
+                    f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
+                    "--dtype, --gpu_memory_utilization and --engine_args."
                 ) from error
             active = policies.active_parameters(self.trainer.model)
             self.clock = Clock(self.generator, active, devices, self.compute)

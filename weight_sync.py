@@ -154,6 +154,7 @@ class WeightReceiver:
         """
         from safetensors.torch import load_file
         from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         model = self.model_runner.get_model()
@@ -170,7 +171,8 @@ class WeightReceiver:
             if loaded is not None and names - loaded:
                 raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
             if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
-                model.lm_head.weight = model.model.embed_tokens.weight
+                tables = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
+                model.lm_head.weight = tables[0].weight
                 model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
@@ -316,4 +318,5 @@ def end_with(trainer: int) -> None:
 
 
 if os.environ.get(PARENT, "").isdigit():  # this is an engine's process, started by a trainer
+    os.setpgid(0, 0)  # a signal to the trainer's whole group is the trainer's to answer
     end_with(int(os.environ[PARENT]))

@@ -4,9 +4,12 @@ Rows of 2 to 40 tokens and several microbatches a rank, or two rows over three r
 reference model of a KL term runs beside the policy.
 """
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,46 @@ def test_a_rank_with_nothing(tmp_path):
     row = train.policies.Row([1, 2], [3, 4], [1, 1])
     first, second = (train.policies.microbatches([row], 64, rank=rank, ranks=2) for rank in (0, 1))
     assert [len(m.rows) for m in first] == [1] and [len(m.rows) for m in second] == [0]
+
+
+@pytest.mark.slow
+def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path):
+    """Rank 0 has the engine and the files; SIGTERM to the group ends both ranks with one checkpoint, and two processes
+    go on from it: every step once, and the generator has the trainer's weights at every probe."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(ROOT / "train.py"), "--output_dir", str(tmp_path / "run"), "--probe_every", "1", "--eval_every", "50"]
+    command += ["--cache_dir", str(ROOT / "runs" / "cache"), "--eval_problems", "64", "--eval_samples", "1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    log = (tmp_path / "log").open("w")
+    job = subprocess.Popen([*command, "--max_steps", "500"], env=environment, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 180
+        while not (metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3):
+            assert job.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=60) != 0
+    finally:
+        if job.poll() is None:
+            job.kill()
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    stopped = int(checkpoint.name.removeprefix("step-"))
+    again = [*command, "--resume", str(tmp_path / "run"), "--max_steps", str(stopped + 2)]
+    done = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [record for record in records if "step" in record]
+    assert [record["step"] for record in steps] == list(range(1, stopped + 3))
+    assert all(record["logprob_gap"] < 1e-4 for record in steps if "logprob_gap" in record)
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_the_accelerate_files_are_read_by_accelerate():
+    """Field by field, as accelerate's own launcher reads them."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    for name, kind in (("ddp", "MULTI_GPU"), ("fsdp2", "FSDP")):
+        config = load_config_from_file(str(ROOT / "configs" / f"{name}.yaml"))
+        assert config.distributed_type == kind and config.num_machines == 1 and config.mixed_precision == "no"
+    assert config.fsdp_config["fsdp_version"] == 2

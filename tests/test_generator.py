@@ -24,7 +24,7 @@ from conftest import END_OF_THINKING, PHRASE, STOP, Engine, Problem, TinyModel, 
 
 import weight_sync
 from length_control import Interruption
-from pipeline_rl import FORCED, Exhausted, Generator, Pacer, Rollout, check_arrival, environment, lags
+from pipeline_rl import FORCED, EngineFailed, Exhausted, Generator, Pacer, Rollout, check_arrival, environment, lags
 from weight_sync import FileWeights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -543,11 +543,12 @@ def test_two_data_parallel_engines_get_every_update(tmp_path_factory: pytest.Tem
 
 
 def test_a_start_that_fails_raises_and_leaves_nothing(tmp_path: Path) -> None:
-    """A model folder that is none: the start raises vLLM's own error; the thread and the weights' folder are gone."""
+    """A model folder that is none: the start ends in one sentence; the thread and the weights' folder are gone."""
     generator = Generator(
-        str(tmp_path), iter(()), no_reward, Pacer(1, 0), 2, [STOP], FileWeights(), max_tokens=8, engine_args={"max_model_len": 64}
-    )
-    with pytest.raises(ValueError):
+        str(tmp_path), iter(()), no_reward, Pacer(1, 0), 2, [STOP], FileWeights(), max_tokens=8,
+        engine_args={"max_model_len": 64},
+    )  # fmt: skip
+    with pytest.raises(EngineFailed, match="vLLM does not start"):
         generator.start({"weight": torch.zeros(2)})
     assert generator.weights.path.exists()
     generator.close()
