@@ -33,8 +33,21 @@ def test_every_flag_named_exists():
     known = {field.name for group in flags.FLAGS for field in dataclasses.fields(group)}
     others = set(re.findall(r"--([\w-]+)", (ROOT / "fit_sigmoid.py").read_text()))
     others |= set(re.findall(r"--([\w-]+)", (ROOT / "tools" / "supervised_control.py").read_text()))
+    others |= {"config_file", "num_processes", "standalone", "nproc_per_node"}  # launchers of accelerate and torch
+    others |= {"head", "node-ip-address", "num-gpus", "address"}  # ray
     named = set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", README))
     assert named - known - others <= {"help"}
+
+
+def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
+    """Every `train.py` command of the README passes all checks that come before anything is loaded."""
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^(?!ray).*\btrain\.py ((?:.*\\\n)*.*)$", "\n".join(re.findall(r"```\n(.*?)```", README, re.S)), re.M)
+    assert len(commands) >= 3
+    for command in commands:
+        parsed = flags.parse_flags(command.replace("\\\n", " ").split(), "")
+        flags.check_flags(parsed)
+        flags.engine_options(parsed)
 
 
 def test_every_file_named_exists():
