@@ -219,6 +219,7 @@ class Trainer:
         self.policy, self.optimizer = accelerator.prepare(self._policy(model), optimizer)
         self.model = accelerator.unwrap_model(self.policy).model
         self.weights = policies.CheckpointTensors(self.model, self.dtype)  # for the generator
+        self.parameters_in_flops = policies.active_parameters(self.model)
 
     def _policy(self, model: torch.nn.Module) -> policies.Policy:
         return policies.Policy(
@@ -532,8 +533,7 @@ class Run:
                     f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
                     "--dtype, --gpu_memory_utilization and --engine_args."
                 ) from error
-            active = policies.active_parameters(self.trainer.model)
-            self.clock = Clock(self.generator, active, devices, self.compute)
+            self.clock = Clock(self.generator, self.trainer.parameters_in_flops, devices, self.compute)
             self.counters, self.logged, self.waited = vars(self.generator.counters).copy(), time.monotonic(), 0.0
             if flags.resume:
                 saved = json.loads((self.folder.path / "config.json").read_text())

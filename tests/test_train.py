@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 import flags as flags_module
 import losses
-import policy
 import records
 import tasks
 import train
@@ -657,7 +656,7 @@ def test_weights_and_parameters_that_cost_flops(model_folder):
     head's product costs vocabulary x hidden. The generator gets its own dtype; the trainer's weights stay FP32."""
     trainer, _ = trainer_and_batch(model_folder, dtype="bfloat16")
     sizes = {name: p.numel() for name, p in trainer.model.named_parameters()}
-    assert policy.active_parameters(trainer.model) == sum(sizes.values()) and "lm_head.weight" not in sizes
+    assert trainer.parameters_in_flops == sum(sizes.values()) and "lm_head.weight" not in sizes
     weights = dict(trainer.weights.items())
     assert set(weights) == set(sizes) and {w.dtype for w in weights.values()} == {torch.bfloat16}
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
@@ -670,7 +669,7 @@ def test_an_untied_embedding_costs_no_flops(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     trainer, _ = trainer_and_batch(str(tmp_path))
     sizes = {name: p.numel() for name, p in trainer.model.named_parameters()}
-    assert policy.active_parameters(trainer.model) == sum(sizes.values()) - sizes["model.embed_tokens.weight"]
+    assert trainer.parameters_in_flops == sum(sizes.values()) - sizes["model.embed_tokens.weight"]
 
 
 # ------------------------------------------------------------------------------------------------------------- the loop

@@ -35,6 +35,7 @@ TIME_LIMIT = 120.0  # seconds for the tests of one mutation
 TESTS: dict[str, list[str]] = {
     "pipeline_rl.py": ["tests/test_pacer.py"],
     "flags.py": ["tests/test_train.py"],
+    "policy.py": ["tests/test_policy.py", "tests/test_train.py", "tests/test_models.py"],
     "records.py": ["tests/test_train.py", "tests/test_checkpoint.py"],
 }
 
@@ -510,12 +511,30 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
             'if finish_reason not in ("stop", "length"):',
             'if finish_reason not in ("stop", "length", "abort"):',
         ),
+    ],
+    "weight_sync.py": [
         ("weight file written over", "new.replace(self.path)", "shutil.copyfile(new, self.path); new.unlink()"),
-        ("weight file readable by others", "new.chmod(stat.S_IRUSR | stat.S_IWUSR)", "new.chmod(0o644)"),
-        ("transposed weight not made contiguous", "tensor.detach().contiguous()", "tensor.detach()"),
+        ("weight file readable by others", "stat.S_IRUSR | stat.S_IWUSR)", "0o644)"),
         ("files of living processes removed", 'and not Path(f"/proc/{pid}").exists()', ""),
         ("files of dead processes stay", "shutil.rmtree(stale)", "pass"),
-        ("folder stays after close", "shutil.rmtree(self.folder, ignore_errors=True)", "pass"),
+        ("other ranks write, too", "if self.rank != 0:\n            for _", "if self.rank < 0:\n            for _"),
+        (
+            "all tensors gathered before one is written",
+            "for _, tensor in weights.items():",
+            "for _, tensor in list(weights.items()):",
+        ),
+        ("offsets not summed", "start, end = end, end + torch", "start, end = 0, torch"),
+        ("header not padded", 'text += b" " * (-len(text) % 8)', "pass"),
+        ("a missing weight is not noticed", "if loaded is not None and names - loaded:", "if False:"),
+        ("tied head left at the old weights", "if tied:  #", "if False:  #"),
+        ("other ranks do not take part", "if self.rank != 0:\n            self._send()", "pass"),
+        (
+            "sent in the generator's own loop",
+            'threading.Thread(target=send, name="weights", daemon=True).start()',
+            "send()",
+        ),
+        ("workers not counted", "1 + self.workers, rank", "self.workers, rank"),
+        ("buffer smaller than a tensor", "max(largest, 256 * 2**20)", "256 * 2**20"),
     ],
     "policy.py": [
         ("trap 12: scored by its own position", "len(row.prompt_ids) + t - 1)", "len(row.prompt_ids) + t)"),
@@ -576,7 +595,18 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ("padding not counted", "lengths[row] if packed or not pieces else lengths[pieces[-1][0]]", "lengths[row]"),
         ("packed rows counted as padded", "lengths[row] if packed or not pieces", "lengths[row] if not pieces"),
         ("rows of a microbatch forgotten", "used, cost = 0, lengths[row]", "used, cost = 0, 0"),
-        ("tied head sent twice", "in model.named_parameters():", "in model.named_parameters(remove_duplicate=False):"),
+        (
+            "tied head sent twice",
+            "for name, parameter in model.named_parameters():\n        tensor",
+            "for name, parameter in model.named_parameters(remove_duplicate=False):\n        tensor",
+        ),
+        (
+            "experts sent as transformers holds them",
+            "unchanged = list(self._stored[name]) == [name]",
+            "unchanged = True",
+        ),
+        ("all experts counted as visited", "parameter.numel() * visited // experts if", "parameter.numel() if"),
+        ("tied head costs no FLOPs", "head.numel() if head is embedding else 0", "0"),
         ("shards sent, not the whole", "(gather() if gather else tensor).to(dtype)", "tensor.to(dtype)"),
         (
             "weights sent in the trainer's dtype",
@@ -692,7 +722,6 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("a clip of 0 taken for none", "if value >= 0}", "if value > 0}"),
         ("GRPO's clip ignored", '{"eps": given["eps_low"]} if "eps_low" in given else {}', "{}"),
-        ("tied head costs no FLOPs", "head.numel() if head is embedding else 0", "0"),
         ("pushed after every update of a phase", "if not run.in_hand:", "if run.step:"),
         ("weights change under an evaluation", "metrics |= run.finish_check()", "metrics |= {}"),
         ("lag at the version after the step", "metrics, before)", "metrics, run.version)"),
