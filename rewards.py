@@ -477,7 +477,9 @@ class RewardPool:
             return ["died", -1.0, False, ""]
 
     def _show(self, name: str, told: str) -> None:
-        """A user's function raised: stop with its traceback, or show the first one and go on."""
+        """A user's function raised: stop with its traceback, or show the first one and go on. A traceback may quote
+        what a model wrote: nothing in it steers a terminal."""
+        told = "".join(c if c.isprintable() or c == "\n" else "?" for c in told)
         if self.errors == "raise":
             raise RewardError(f"--reward {name} raised (--reward_errors zero goes on without it):\n{told}")
         with self._lock:

@@ -59,6 +59,7 @@ from records import (
     step_line,
     warnings_of,
 )
+from rewards import RewardError
 
 # ------------------------------------------------------------------------------------------------- prompts and batches
 
@@ -909,7 +910,7 @@ def run_with(argv: Sequence[str]) -> int:
     except pipeline_rl.Interrupted:
         run.say(f"stopped by signal {run.stop_signal} after step {run.step}; checkpoint {run.save()}")
         return 128 + (run.stop_signal or signal.SIGTERM)
-    except pipeline_rl.EngineDied as error:
+    except (pipeline_rl.EngineDied, RewardError) as error:
         run.say(f"train.py: {error}; checkpoint {run.save()}; go on with --resume {run.folder.path}")
         return 1
     except RunFailed as error:

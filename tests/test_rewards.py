@@ -338,6 +338,7 @@ def loud(prompt, completion, answer):
     print("noise\\n" * 1000); os.write(1, b"more noise\\n"); return True
 def fails(prompt, completion, answer):
     if completion == "bad": raise KeyError("the user's own mistake")
+    if completion.startswith("quoted"): raise ValueError(completion)
     return True
 def process(prompt, completion, answer):
     if completion == "pid": return os.getpid()
@@ -415,6 +416,19 @@ def test_an_exception_stops_with_its_traceback(functions, capfd):
         assert "own.py" in str(caught.value)
         assert "--reward_errors zero" in str(caught.value)
         assert pool.judge([Job("own:fails", "", "good", "")])[0].correct
+
+
+@pytest.mark.parametrize("errors", ["raise", "zero"])
+def test_a_traceback_cannot_steer_the_terminal(functions, capfd, errors):
+    """What the model wrote may be quoted in it: escape codes, carriage returns and direction marks come out as `?`."""
+    with RewardPool(["own:fails"], workers=1, timeout=5, errors=errors) as pool:
+        told = ""
+        try:
+            pool.judge([Job("own:fails", "", "quoted \x1b[2J\r\x07\u202e end", "")])
+        except RewardError as error:
+            told = str(error)
+        told += capfd.readouterr().err
+    assert "quoted ?[2J??? end" in told and not set("\x1b\r\x07\u202e") & set(told)
 
 
 def test_reward_errors_zero_shows_the_first_and_goes_on(functions, capfd):
