@@ -23,7 +23,8 @@ import train
 from flags import FLAGS, UsageError, check_flags, engine_options, parse_flags
 from pipeline_rl import FORCED, Counters, Group, Rollout
 from records import Clock, Folder, evaluation_line, evaluation_record, pass_at_k, step_line
-from train import PromptStream, clip_options, make_batch
+from train import PromptStream, make_batch
+from trainer import clip_options, learning_rate
 
 torch.set_num_threads(1)
 
@@ -159,13 +160,13 @@ def test_learning_rates_by_hand():
     """4 warm-up steps of 1e-3: 1/4, 2/4, 3/4, 1, then constant. Cosine over 12 steps: full at step 4, half at 8, and
     (1 + cos(7/8 pi)) / 2 = 0.0381 at the last. sqrt: 32 x 8 = 256 completions, a quarter of 1024, give half."""
     flags = default_flags(lr=1e-3, warmup_steps=4, max_steps=12)
-    rates = [train.learning_rate(flags, v) for v in (0, 1, 2, 3, 4, 11, 50)]
+    rates = [learning_rate(flags, v) for v in (0, 1, 2, 3, 4, 11, 50)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3, 1e-3])
     flags.lr_schedule = "cosine"
-    rates = [train.learning_rate(flags, v) for v in (0, 3, 4, 8, 11, 12, 50)]
+    rates = [learning_rate(flags, v) for v in (0, 3, 4, 8, 11, 12, 50)]
     assert rates == pytest.approx([0.25e-3, 1e-3, 1e-3, 0.5e-3, 0.0380602e-3, 0, 0], abs=1e-9)
     flags = default_flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=8)
-    assert train.learning_rate(flags, 0) == pytest.approx(0.5e-3)
+    assert learning_rate(flags, 0) == pytest.approx(0.5e-3)
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
@@ -228,7 +229,7 @@ def test_no_flag_is_dead():
     """Every flag is read outside its own definition and the check of its bounds."""
     rest = (ROOT / "flags.py").read_text()
     check = rest[rest.index("def check_flags") : rest.index("def engine_options")]
-    source = (ROOT / "train.py").read_text() + rest.replace(check, "")
+    source = (ROOT / "train.py").read_text() + (ROOT / "trainer.py").read_text() + rest.replace(check, "")
     assert len(NAMES) == len(set(NAMES))
     assert [name for name in NAMES if not re.search(rf"\bflags\.{name}\b", source)] == []
 
