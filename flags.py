@@ -36,6 +36,7 @@ class RunFlags:
     max_steps: int = flag(130, "Batches to train on.")
     max_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.")
     max_hours: float = flag(0.0, "Stop after this many hours of wall time; 0 means no limit.")
+    max_device_hours: float = flag(0.0, "Stop after this many device-hours, evaluation not counted; 0: no limit.")
     eval_every: int = flag(5, "Evaluate the held-out prompts every so many steps, at the start and at the end.")
     eval_problems: int = flag(512, "Held-out prompts per evaluation.")
     eval_samples: int = flag(2, "Completions per held-out prompt (the paper's mean@16 has 16).")
@@ -71,6 +72,7 @@ class DataFlags:
         "chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG][=WEIGHT],..."
     )
     prompts: int = flag(2048, "Training prompts of the built-in task.")
+    rambling: float = flag(0.35, "Built-in task: share of its warm start that thinks all over again; 1: length-hungry.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")
@@ -208,11 +210,8 @@ def check_flags(flags: Any) -> list[str]:
         "answer_budget tokens_per_microbatch threads held_out max_prompt_tokens reward_workers tensor_parallel "
         "data_parallel restart_window": (1, True, math.inf),
         "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps reward_timeout": (0, False, math.inf),
-        "max_tokens max_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef max_restarts": (
-            0,
-            True,
-            math.inf,
-        ),
+        "max_tokens max_hours max_device_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef "
+        "max_restarts": (0, True, math.inf),
         "beta1 beta2 gpu_memory_utilization": (0, True, 1),
     }
     for names, (least, included, most) in bounds.items():
@@ -236,6 +235,7 @@ def check_flags(flags: Any) -> list[str]:
         "--dynamic_sampling looks at true rewards; use --reward task with it.",
     )
     need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
+    need(0 <= flags.rambling <= 1, f"--rambling must be from 0 to 1, not {flags.rambling}.")
     cap = flags.max_budget + flags.answer_budget
     need(
         flags.length_control != "penalty" or 1 <= flags.penalty_window <= cap,

@@ -313,7 +313,8 @@ class Run:
             if flags.overwrite and not flags.resume:
                 self.folder.clear()
             self.folder.path.mkdir(parents=True, exist_ok=True)
-        model = flags.model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, report=self.say))
+        start = tasks.WarmStart(restart=flags.rambling)
+        model = flags.model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
         self.task = load_task(flags)
         self.trainer = Trainer(flags, self.accelerator, model)
         self.history = filters.PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
@@ -458,6 +459,7 @@ class Run:
         for name, limit, spent in (
             ("max_tokens", flags.max_tokens, self.clock.now()["tokens"]),
             ("max_hours", flags.max_hours, hours),
+            ("max_device_hours", flags.max_device_hours, self.clock.now()["device_hours"]),
         ):
             if limit and spent >= limit:
                 self.say(f"--{name} {limit} reached")

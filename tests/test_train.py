@@ -82,6 +82,7 @@ def command(monkeypatch, capsys, tmp_path):
         "--max_num_seqs 8", "--min_budget 31", "--max_budget 25", "--min_budget 0", "--answer_budget 0",
         "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0",
         "--save_every -1", "--keep 0", "--prompts 0", "--max_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",
+        "--max_device_hours -1", "--rambling 1.1", "--rambling -0.1",
         "--lr -1e-3", "--lr nan", "--lr inf", "--temperature 0", "--eps_max 0", "--pass_rate_threshold 0",
         "--clip_grad 0", "--tis_cap 0", "--beta1 1", "--beta2 -0.1", "--adam_eps 0", "--weight_decay -1",
         "--warmup_steps -1", "--tokens_per_microbatch 0", "--threads 0", "--kl_coef nan", "--entropy_coef -1",
@@ -818,6 +819,22 @@ def test_the_loop_on_the_pipeline_schedule(play, k):
     assert [p.key for p in run.generator.taken] == keys(fresh, 36)
     assert run.trainer.prompts == [p.prompt_ids for p in run.generator.taken for _ in range(2)]
     assert all(r["logprob_gap"] == 0 for r in steps if r["step"] in (1, 4, 5))
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(0.0, 3), (1e-12, 0), (1e3, 3)])
+def test_a_budget_of_device_hours_ends_the_run(play, limit, steps):
+    """0 is no limit; 1e-12 hours have passed before the first step; 1,000 have not after the last."""
+    assert len(play(max_device_hours=limit, max_steps=3)[1]) == steps
+
+
+def test_rambling_chooses_the_warm_start(monkeypatch):
+    """--rambling 0.9 asks for demonstrations of which 0.9 start over, and the default for those of WarmStart()."""
+    asked = []
+    monkeypatch.setattr(train.tasks, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
+    for flags in (default_flags(rambling=0.9), default_flags()):
+        with pytest.raises(ZeroDivisionError):
+            train.Run(flags)
+    assert asked == [train.tasks.WarmStart(restart=0.9), train.tasks.WarmStart()]
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
