@@ -48,8 +48,9 @@ from torch.autograd.function import once_differentiable
 GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "float32"}}
 
 # Size of one (C, V) buffer when the caller names no chunk. Every chunk reads the (V, H) head and updates its gradient,
-# so small chunks are slow: at V = 152k, C = 110 took 20 % longer than C = 220 (this budget) and C = 512 was no faster.
-CHUNK_BYTES = 128 * 2**20
+# so small chunks are slow: at V = 152k, C = 110 took 20 % longer than C = 220 and C = 512 was no faster. Two buffers of
+# this budget (C = 193) stay below a tenth of the logits of 4,096 tokens.
+CHUNK_BYTES = 112 * 2**20
 
 
 class _Options(NamedTuple):
