@@ -295,11 +295,7 @@ class Generator:
         self._thread.start()
         self.weights.prepare(weights)
         self._prepared = version
-        try:
-            self._call(self._start_engine())
-        except Exception as error:  # vLLM raises many kinds, bare Exception among them
-            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            raise EngineFailed(f"vLLM does not start ({reason}); its own message is above") from error
+        self._call(self._start_engine())
         self.counters = Counters()
         self._idle_since = time.monotonic()
         self._loop.call_soon_threadsafe(self._dispatch)
@@ -385,29 +381,40 @@ class Generator:
     # ---- the loop's side: everything below runs in the generator's thread, so it needs no locks ----
 
     async def _start_engine(self) -> None:
+        engine = None
+        try:
+            engine = self._new_engine()
+            await self._load_weights(engine)
+            # Together: what begins on a dead engine while this one starts must not pass for a death of this one.
+            self._engine, self._engine_number = engine, self._engine_number + 1
+            await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
+        except Exception as error:  # vLLM raises many kinds, bare Exception among them
+            if engine is not None:
+                engine.shutdown(timeout=1)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise EngineFailed(f"vLLM does not start ({reason}); its own message is above") from error
+
+    def _new_engine(self) -> Any:
         # Ctrl-C reaches every process of the terminal. The engine inherits this thread's mask: it ends when we say so.
         resource_tracker.ensure_running()  # when it starts it unblocks SIGINT in its caller
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         gpu = torch.cuda.is_available()
         longest = self.length_control.max_completion if self.length_control else self.max_tokens
-        args = (
-            {
-                "model": self.model,
-                "dtype": self.dtype,
-                "enforce_eager": not gpu,
-                "block_size": None if gpu else 32,
-                "max_model_len": self.max_prompt + longest,
-                "max_num_seqs": self.max_num_seqs,
-                "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
-                "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
-                "skip_tokenizer_init": True,
-                "disable_log_stats": True,
-                "use_tqdm_on_load": False,
-                "seed": self.seed,
-            }
-            | self.weights.engine_args
-            | self.engine_args
-        )
+        args = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "enforce_eager": not gpu,
+            "block_size": None if gpu else 32,
+            "max_model_len": self.max_prompt + longest,
+            "max_num_seqs": self.max_num_seqs,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
+            "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "seed": self.seed,
+        }
+        args |= self.weights.engine_args | self.engine_args
         variables = engine_environment(gpu, args["enforce_eager"]) | self.weights.environment
         if args.get("distributed_executor_backend") != "ray":  # an engine on this host
             variables |= LOOPBACK
@@ -417,15 +424,7 @@ class Generator:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             self._dead_engine = EngineDeadError
-            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
-        try:
-            await self._load_weights(engine)
-        except Exception:
-            engine.shutdown(timeout=1)
-            raise
-        # Together: what begins on the dead engine while the new one starts must not pass for a death of the new one.
-        self._engine, self._engine_number = engine, self._engine_number + 1
-        await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
     async def _stop(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -672,8 +671,8 @@ class Generator:
             self._engine.shutdown(timeout=1)
             try:
                 await self._start_engine()
-            except Exception as error:  # whatever vLLM raises; told to the trainer, which saves and ends
-                raise EngineDied(f"the vLLM engine died and did not start again ({error})") from error
+            except EngineFailed as error:
+                raise EngineDied(f"the vLLM engine died and did not start again: {error}") from error
         self._dispatch()
 
 

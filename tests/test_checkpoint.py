@@ -810,13 +810,13 @@ def test_deaths_of_the_engine_count_within_a_window(monkeypatch, tmp_path, versi
 def test_an_engine_that_does_not_start_again(monkeypatch, tmp_path):
     """Whatever vLLM raises when the new engine starts becomes EngineDied, which saves and ends the run."""
 
-    async def start_engine(self):
+    def new_engine(self):
         raise ValueError("no memory")
 
-    monkeypatch.setattr(pipeline_rl.Generator, "_start_engine", start_engine)
+    monkeypatch.setattr(pipeline_rl.Generator, "_new_engine", new_engine)
     generator = new_generator(SimpleNamespace(folder=str(tmp_path)))
     generator._engine = SimpleNamespace(shutdown=lambda timeout: None)
-    with pytest.raises(pipeline_rl.EngineDied, match=r"died and did not start again \(no memory\)"):
+    with pytest.raises(pipeline_rl.EngineDied, match=r"did not start again: .*\(no memory\)"):
         generator._loop.run_until_complete(generator._restart(0))
     generator._engine = None
     generator.close()
