@@ -75,8 +75,8 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """The ratio of each turn."""
-    return [a / b for a, b in zip(above, below, strict=True)]
+    """The ratio of each turn; nan over 0."""
+    return [a / b if b else math.nan for a, b in zip(above, below, strict=True)]
 
 
 def timed(function: Callable[[], Any]) -> float:
@@ -909,7 +909,7 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
         try:
             for name, (command, threads) in commands.items():
                 running[name] = Contestant(command, root / name.replace(" ", "-"), threads)
-                running[name].advance(3)
+                running[name].advance(3 if small else 1)  # not timed
             completions = args.batch_prompts * 16 * args.steps
             found = take_turns({name: lambda c=c: completions / c.advance(args.steps) for name, c in running.items()},
                                args.repeats)  # fmt: skip
@@ -1041,7 +1041,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         one.add_argument("--repeats", type=positive, default=5, help="turns of each case")
         one.add_argument("--seed", type=int, default=0)
         for name, (default, text) in options.items():
-            kind = {"environment": other_environment, "contestants": contestant_name}.get(name)
+            kind = {"environment": other_environment, "contestants": contestant_name, "seeds": int}.get(name)
             first = default[0] if isinstance(default, list) else default
             kind = kind or {int: positive, float: above_zero, str: str}[type(first)]
             many = {"nargs": "+"} if isinstance(default, list) else {}
