@@ -378,10 +378,11 @@ def test_the_report_by_hand(table, tmp_path):
     dapo 424 and 387. Differences of -176 and -120: -148, sd 40, -+ 12.7 * 40 / sqrt 2: not told apart."""
     results = [result(v, s, sigmoid_evals(0.60 + 0.04 * s + extra, n=30), tmp_path)
                for v, extra in (("base", 0.0), ("dapo", 0.10)) for s in range(2)]  # fmt: skip
-    text = ablate.report("one", results, 0.5, "one.png", 6)
+    text = ablate.report("one", results, 0.5, "one.png", [(v, s) for v in ("base", "dapo") for s in range(3)])
     ends = [[r.final for r in results if r.variant == v] for v in ("base", "dapo")]
     assert np.subtract(*ends) == pytest.approx([-0.096] * 2, abs=1e-3)
     assert "4 of 6 runs finished, seeds 0, 1; 4 minutes of machine time" in text
+    assert "Not finished: base seed 2, dapo seed 2." in text
     assert "*dapo* against *base*" in text and "*base* against" not in text
     line = next(line for line in text.splitlines() if line.startswith("- *dapo*"))
     assert "pass rate at the end +0.0" in line and line.count("**higher**") == 2
@@ -395,7 +396,7 @@ def test_the_report_by_hand(table, tmp_path):
 
 def test_the_report_of_one_seed_claims_nothing(table, tmp_path):
     results = [result("base", 0, sigmoid_evals(0.5), tmp_path), result("dapo", 0, sigmoid_evals(0.9), tmp_path)]
-    text = ablate.report("one", results, 0.3, "one.png", 2)
+    text = ablate.report("one", results, 0.3, "one.png", [("base", 0), ("dapo", 0)])
     assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
 
 

@@ -51,14 +51,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # ------------------------------------------------------------------------------------------------------- what is run
 
-# The harder setting: the thinking budget is too short for the longest chains, so the ceiling is below 1; many requests
-# in flight and a deep queue keep the lag high, so that ratios leave 1 and clipping acts.
+# The harder setting. The thinking budget is too short for the longest chains, so the ceiling is below 1; many requests
+# in flight and a deep queue bring the lag near k, so that ratios leave 1 and clipping acts.
 HARD = (
-    "--min_budget 18 --max_budget 22 --lr 5e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 "
-    "--max_tokens 900000 --eval_every 8 --save_every 24"
+    "--min_budget 18 --max_budget 22 --lr 5e-4 --k 8 --max_num_seqs 1024 --max_ready 256 --max_steps 4000 "
+    "--max_tokens 900000 --eval_every 6 --save_every 24"
 )
-# Every demonstration of the warm start rambles, and all problems fit the budget if the policy learns not to.
-HUNGRY = HARD
+# A length-hungry start: all demonstrations of the warm start think all over again, so that half of the first
+# completions are cut, and yet every problem fits if the policy learns to stop.
+HUNGRY = (
+    "--rambling 1 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 --max_tokens 900000 "
+    "--eval_every 4 --save_every 20"
+)
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,11 @@ COMPARISONS = {
             "deepseek-grpo": "--loss grpo --aggregation sample --normalize_advantages prompt --schedule ppo_off_policy "
             "--k 8 --zero_variance_filter false --pass_rate_threshold 1.1",
             "qwen2.5-dapo": "--loss dapo --normalize_advantages prompt --schedule ppo_off_policy --k 8 "
-            "--batch_prompts 53 --max_ready 212 --pass_rate_threshold 1.1",
-            "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 212 "
+            "--batch_prompts 53 --max_ready 424 --pass_rate_threshold 1.1",
+            "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 424 "
             "--pass_rate_threshold 1.1",
             "minimax-m1": "--normalize_advantages prompt --schedule ppo_off_policy --k 8 --batch_prompts 53 "
-            "--max_ready 212 --pass_rate_threshold 1.1",
+            "--max_ready 424 --pass_rate_threshold 1.1",
         },
     ),
     "clip": Comparison(
@@ -147,16 +151,16 @@ COMPARISONS = {
         "prompts per optimiser step, at equal tokens",
         {
             "batch-32": "",
-            "batch-16": "--batch_prompts 16 --max_ready 64 --eval_every 16 --save_every 48",
-            "batch-64": "--batch_prompts 64 --max_ready 256 --eval_every 4 --save_every 12",
+            "batch-16": "--batch_prompts 16 --max_ready 128 --eval_every 12 --save_every 48",
+            "batch-64": "--batch_prompts 64 --max_ready 512 --eval_every 3 --save_every 12",
         },
     ),
     "rollouts": Comparison(
         "completions per prompt, at equal completions per step",
         {
             "rollouts-16": "",
-            "rollouts-8": "--rollouts 8 --batch_prompts 64 --max_ready 256",
-            "rollouts-32": "--rollouts 32 --batch_prompts 16 --max_ready 64",
+            "rollouts-8": "--rollouts 8 --batch_prompts 64 --max_ready 512",
+            "rollouts-32": "--rollouts 32 --batch_prompts 16 --max_ready 128",
         },
     ),
     "length": Comparison(
@@ -662,15 +666,19 @@ def extrapolation_text(results: Sequence[Result]) -> str:
     return table(head, rows) + (f"\n\n{failed} runs have too few evaluations in their first half." if failed else "")
 
 
-def report(name: str, results: Sequence[Result], rate: float, picture: str, wanted: int) -> str:
-    """The whole report of one comparison, Markdown."""
+def report(
+    name: str, results: Sequence[Result], rate: float, picture: str, wanted: Sequence[tuple[str, int]]
+) -> str:
+    """The whole report of one comparison, Markdown. `wanted`: (variant, seed) of all its runs."""
     c, groups = COMPARISONS[name], by_variant(results)
     seeds = sorted({r.seed for r in results})
+    missing = [f"{v} seed {s}" for v, s in wanted if (v, s) not in {(r.variant, r.seed) for r in results}]
     minutes, dates = sum(r.closing["seconds"] for r in results) / 60, sorted(r.closing["finished"] for r in results)
     text = [
         f"## {name}: {c.about}",
-        f"{len(results)} of {wanted} runs finished, seeds {', '.join(map(str, seeds))}; {minutes:.0f} minutes of "
-        f"machine time, {dates[0]} to {dates[-1]}; {'; '.join(sorted({r.closing['machine'] for r in results}))}.",
+        f"{len(results)} of {len(wanted)} runs finished, seeds {', '.join(map(str, seeds))}; {minutes:.0f} minutes of "
+        f"machine time, {dates[0]} to {dates[-1]}; {'; '.join(sorted({r.closing['machine'] for r in results}))}."
+        + (f" Not finished: {', '.join(missing)}." if missing else ""),
         f"Setting: `{c.setting}`. Variants: "
         + "; ".join(f"*{v}* `{c.variants[v] or 'the setting as it is'}`" for v in groups) + ".",
         f"![{name}]({picture})",
@@ -782,7 +790,7 @@ def write_report(name: str, runs: Mapping[tuple[str, int], Run], args: argparse.
     picture = pictures / f"{name}.png"
     draw(name, results, picture)
     shown = picture.name if pictures == folder else str(picture)
-    text = report(name, results, args.pass_rate, shown, len(runs))
+    text = report(name, results, args.pass_rate, shown, list(runs))
     (folder / "report.md").write_text(text)
     print(f"{text}\nwritten to {folder / 'report.md'} and {picture}")
 
