@@ -278,6 +278,7 @@ class Generator:
         self._error: BaseException | None = None
         self._pushing: Future | None = None
         self._prepared = 0  # version of the weights in `weights`
+        self._versions: list[int] = []  # n-th entry: version live in the engine after n pauses
         self._engine = None
         self._engine_number = 0
         self._deaths: list[int] = []  # versions at which an engine died and was replaced
@@ -385,6 +386,7 @@ class Generator:
         try:
             engine = self._new_engine()
             await self._load_weights(engine)
+            self._versions = [self.version]
             # Together: what begins on a dead engine while this one starts must not pass for a death of this one.
             self._engine, self._engine_number = engine, self._engine_number + 1
             await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
@@ -414,6 +416,8 @@ class Generator:
             "use_tqdm_on_load": False,
             "seed": self.seed,
         }
+        if not gpu:
+            args |= {"scheduler_cls": "engine_side.WholeCompletions", "async_scheduling": False}
         args |= self.weights.engine_args | self.engine_args
         variables = engine_environment(gpu, args["enforce_eager"]) | self.weights.environment
         if args.get("distributed_executor_backend") != "ray":  # an engine on this host
@@ -546,9 +550,12 @@ class Generator:
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
         async for output in self._engine.generate(prompt, params, request_id=str(self._request_number)):
             done = output.outputs[0]
-        ids = list(done.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(ids, done.logprobs, strict=True)]
-        versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
+        ids, whole = list(done.token_ids), output.kv_transfer_params
+        if whole:  # sent at once by engine_side.WholeCompletions
+            logprobs, versions = whole["logprobs"], [self._versions[n] for n in whole["pauses"]]
+        else:
+            logprobs = [entry[token].logprob for token, entry in zip(ids, done.logprobs, strict=True)]
+            versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
         check_arrival(ids, logprobs, versions, done.finish_reason)
         prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
         return Rollout(ids, logprobs, versions, [1] * len(ids), done.finish_reason, prefilled=prefilled)
@@ -584,6 +591,7 @@ class Generator:
         try:
             try:
                 # clear_cache=True would prefill every running request anew
+                self._versions.append(self._prepared)
                 await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=False))
                 await self._load_weights(engine)
                 await self._answer(engine, engine.resume_generation())

@@ -29,14 +29,11 @@ import socket
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-
-PARENT = "SCALERL_TRAINER_PID"  # environment variable of the engine's process
 
 
 class Meta(NamedTuple):
@@ -79,8 +76,8 @@ def private_folder() -> Path:
 
 
 def engine_environment(folder: Path) -> dict[str, str]:
-    """The engine's process keeps its sockets in `folder` and ends with this one (`end_with`)."""
-    return {"VLLM_RPC_BASE_PATH": str(folder), PARENT: str(os.getpid())}
+    """The engine's process keeps its sockets in `folder` and ends with this one (engine_side.py)."""
+    return {"VLLM_RPC_BASE_PATH": str(folder), "SCALERL_TRAINER_PID": str(os.getpid())}
 
 
 class FileWeights:
@@ -96,7 +93,7 @@ class FileWeights:
     def __init__(self, rank: int = 0) -> None:
         self.rank, self.folder = rank, private_folder()
         self.path = self.folder / "weights.safetensors"
-        self.engine_args = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
+        self.engine_args = {"worker_extension_cls": "engine_side.WeightReceiver"}
         self.environment = engine_environment(self.folder)
 
     def prepare(self, weights: Weights) -> None:
@@ -143,39 +140,6 @@ def safetensors_header(tensors: Iterable[Meta]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-class WeightReceiver:
-    """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
-
-    def load_weight_file(self, path: str) -> None:
-        """Replaces all weights by those of the safetensors file `path`, between two engine steps.
-
-        Raises:
-            RuntimeError: the file lacks a weight of the model.
-        """
-        from safetensors.torch import load_file
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-        model = self.model_runner.get_model()
-        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
-        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
-        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
-            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
-            initialize_layerwise_reload(model)
-            for layer in model.modules() if not torch.cuda.is_available() else ():
-                if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
-                    layer.quant_method.moe_kernel = None  # experts are repacked by a new kernel only
-            loaded = model.load_weights(load_file(path).items())
-            finalize_layerwise_reload(model, self.model_config)
-            if loaded is not None and names - loaded:
-                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
-            if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
-                tables = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
-                model.lm_head.weight = tables[0].weight
-                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-
 class TransferWeights:
     """Weight channel through vLLM's own trainer-side engines.
 
@@ -195,7 +159,7 @@ class TransferWeights:
         self.folder = private_folder()
         self.engine_args = {
             "weight_transfer_config": {"backend": backend},
-            "worker_extension_cls": f"{__name__}.WeightReceiver",  # its import makes the engine end with its trainer
+            "worker_extension_cls": "engine_side.WeightReceiver",
         }
         self.environment = engine_environment(self.folder)
         if (
@@ -303,20 +267,3 @@ class _Client:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """The workers put the new weights in place; the generator names their version."""
         self._wait(self.call("finish_weight_update")(weight_version))
-
-
-def end_with(trainer: int) -> None:
-    """Ends this process within a second of the trainer's death: SIGKILL leaves a parent no time to end its children."""
-    child = os.getppid() == trainer  # else this is the engine's own child, as under tensor parallelism
-
-    def watch() -> None:
-        while os.getppid() == trainer if child else Path(f"/proc/{trainer}").exists():
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end_with", daemon=True).start()
-
-
-if os.environ.get(PARENT, "").isdigit():  # this is an engine's process, started by a trainer
-    os.setpgid(0, 0)  # a signal to the trainer's whole group is the trainer's to answer
-    end_with(int(os.environ[PARENT]))

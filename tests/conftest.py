@@ -113,12 +113,14 @@ class Engine:
         made = new_generator(self.tiny, problems=iter(prompts), weights=host.weights, **options)
         made._loop.close()
         made._loop, made._engine, made._dead_engine = host._loop, host._engine, host._dead_engine
+        made._versions = host._versions
         made._loop.set_exception_handler(made._fail)
         made.weights.prepare(self.tiny.weights(0))
 
         async def begin() -> set[asyncio.Task]:
             assert await made._engine.reset_prefix_cache()  # another test's keys and values, salted with "0" too
             await made._load_weights(made._engine)
+            made._versions[-1] = made.version
             return asyncio.all_tasks() - {asyncio.current_task()}
 
         async def end() -> None:

@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-import weight_sync
+import engine_side
 
 
 @dataclass
@@ -95,5 +95,5 @@ WeightTransferEngineFactory.register_engine("rendezvous", WorkerSide)
 WeightTransferTrainerFactory.register_engine("rendezvous", TrainerSide)
 
 
-class Receiver(weight_sync.WeightReceiver):
+class Receiver(engine_side.WeightReceiver):
     """Named as `worker_extension_cls`, so that a worker imports this module."""

@@ -36,6 +36,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline_rl.py": ["tests/test_pacer.py"],
     "flags.py": ["tests/test_train.py"],
     "trainer.py": ["tests/test_train.py"],
+    "engine_side.py": ["tests/test_engine_side.py", "tests/test_generator.py"],
     "policy.py": ["tests/test_policy.py", "tests/test_train.py", "tests/test_models.py"],
     "records.py": ["tests/test_train.py", "tests/test_checkpoint.py"],
 }
@@ -513,6 +514,20 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
             'if finish_reason not in ("stop", "length", "abort"):',
         ),
     ],
+    "engine_side.py": [
+        ("a missing weight is not noticed", "if loaded is not None and names - loaded:", "if False:"),
+        ("tied head left at the old weights", "if tied:  #", "if False:  #"),
+        ("pauses not counted", "self._pauses += self", "self._pauses += 0 and self"),
+        ("a pause said twice counted twice", "self.pause_state == PauseState.UNPAUSED and pause", "pause"),
+        (
+            "all tokens by the last version",
+            "held.pauses += [self._pauses] * count",
+            "held.pauses = [self._pauses] * len(held.token_ids)",
+        ),
+        ("another token's log-prob", "logprobs[:count, 0]", "logprobs[:count, -1]"),
+        ("aborted requests stay", "self._held.pop(request_id, None)", "pass"),
+        ("cached prompt tokens unknown", "held.prefill_stats or output.prefill_stats", "output.prefill_stats"),
+    ],
     "weight_sync.py": [
         ("weight file written over", "new.replace(self.path)", "shutil.copyfile(new, self.path); new.unlink()"),
         ("weight file readable by others", "stat.S_IRUSR | stat.S_IWUSR)", "0o644)"),
@@ -526,8 +541,6 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("offsets not summed", "start, end = end, end + torch", "start, end = 0, torch"),
         ("header not padded", 'text += b" " * (-len(text) % 8)', "pass"),
-        ("a missing weight is not noticed", "if loaded is not None and names - loaded:", "if False:"),
-        ("tied head left at the old weights", "if tied:  #", "if False:  #"),
         ("other ranks do not take part", "if self.rank != 0:\n            self._send()", "pass"),
         (
             "sent in the generator's own loop",

@@ -1,0 +1,131 @@
+"""What stands inside vLLM's processes: it is imported there, through vLLM's own arguments, never by the trainer.
+
+    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model
+    WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
+                         token by token, packing and unpacking took as much time as computing them (CPU, small model)
+    end_with             the engine's process ends with its trainer
+
+Source: vLLM 0.32, vllm/model_executor/model_loader/reload and vllm/v1/core/sched.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
+
+    def load_weight_file(self, path: str) -> None:
+        """Replaces all weights by those of the safetensors file `path`, between two engine steps.
+
+        Raises:
+            RuntimeError: the file lacks a weight of the model.
+        """
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        model = self.model_runner.get_model()
+        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
+        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
+            initialize_layerwise_reload(model)
+            for layer in model.modules() if not torch.cuda.is_available() else ():
+                if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
+                    layer.quant_method.moe_kernel = None  # experts are repacked by a new kernel only
+            loaded = model.load_weights(load_file(path).items())
+            finalize_layerwise_reload(model, self.model_config)
+            if loaded is not None and names - loaded:
+                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
+            if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
+                tables = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
+                model.lm_head.weight = tables[0].weight
+                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+@dataclass
+class Held:
+    """What a running request has sampled so far; lists have one entry per token."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pauses: list[int] = field(default_factory=list)  # pauses of generation before the token was sampled
+    prefill_stats: Any = None
+
+
+class WholeCompletions(Scheduler):
+    """Sends each completion once, whole. Weights change only in a pause, so the number of pauses that came before a
+    token says which weights sampled it; the generator knows which pause brought which version.
+
+    Log-probs and pauses travel as plain lists in `kv_transfer_params`, a field that vLLM hands through untouched and
+    that is empty here; its own field holds three small arrays for every token.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._held: dict[str, Held] = {}
+        self._pauses = 0
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """Counts the pauses."""
+        self._pauses += self.pause_state == PauseState.UNPAUSED and pause_state != PauseState.UNPAUSED
+        super().set_pause_state(pause_state)
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        """Aborted requests: what they had sampled goes nowhere."""
+        ids = [request_ids] if isinstance(request_ids, str) else self._held if request_ids is None else request_ids
+        for request_id in list(ids):
+            self._held.pop(request_id, None)
+        return super().finish_requests(request_ids, finished_status)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """After each step: vLLM's messages, with only the requests that are done."""
+        messages = super().update_from_output(scheduler_output, model_runner_output)
+        for message in messages.values():
+            message.outputs = list(self._whole(message.outputs))
+        return messages
+
+    def _whole(self, outputs: Iterable[Any]) -> Iterable[Any]:
+        for output in outputs:
+            held = self._held.setdefault(output.request_id, Held())
+            count = len(output.new_token_ids)
+            held.token_ids += output.new_token_ids
+            held.pauses += [self._pauses] * count
+            if output.new_logprobs is not None:
+                held.logprobs += output.new_logprobs.logprobs[:count, 0].tolist()  # column 0 is the sampled token's
+            held.prefill_stats = held.prefill_stats or output.prefill_stats
+            if output.finished:
+                del self._held[output.request_id]
+                output.new_token_ids, output.new_logprobs = held.token_ids, None
+                output.prefill_stats = held.prefill_stats
+                output.kv_transfer_params = {"logprobs": held.logprobs, "pauses": held.pauses}
+                yield output
+
+
+def end_with(trainer: int) -> None:
+    """Ends this process within a second of the trainer's death: SIGKILL leaves a parent no time to end its children."""
+    child = os.getppid() == trainer  # else this is the engine's own child, as under tensor parallelism
+
+    def watch() -> None:
+        while os.getppid() == trainer if child else Path(f"/proc/{trainer}").exists():
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end_with", daemon=True).start()
+
+
+trainer_pid = os.environ.get("SCALERL_TRAINER_PID", "")
+if trainer_pid.isdigit() and int(trainer_pid) != os.getpid():  # this is an engine's process, started by a trainer
+    os.setpgid(0, 0)  # a signal to the trainer's whole group is the trainer's to answer
+    end_with(int(trainer_pid))

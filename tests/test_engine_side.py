@@ -1,0 +1,70 @@
+"""engine_side.WholeCompletions by hand: what a request sampled over several steps and pauses arrives once, whole.
+
+Real engines use it in test_generator.py, where the versions of completions are compared with log-probs.
+"""
+
+import numpy as np
+import pytest
+
+from engine_side import WholeCompletions
+
+PauseState = pytest.importorskip("vllm.v1.core.sched.interface").PauseState
+
+
+def output(request, tokens, logprobs=None, done=False, prefill=None):
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+    from vllm.v1.outputs import LogprobsLists
+
+    lists = None
+    if logprobs is not None:  # two columns: the sampled token's own comes first
+        ids, values = np.array([[t, 9] for t in tokens]), np.array([[x, -0.5] for x in logprobs], dtype=np.float64)
+        lists = LogprobsLists(ids, values, np.zeros(len(tokens), dtype=np.int64))
+    reason = FinishReason.STOP if done else None
+    return EngineCoreOutput(request, list(tokens), lists, finish_reason=reason, prefill_stats=prefill)
+
+
+@pytest.fixture
+def scheduler(monkeypatch):
+    """Without vLLM's own scheduling: `steps` are what its `update_from_output` returns."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutputs
+
+    made = object.__new__(WholeCompletions)
+    made._held, made._pauses, made._pause_state = {}, 0, PauseState.UNPAUSED
+    monkeypatch.setattr(Scheduler, "update_from_output", lambda self, step, _: {0: EngineCoreOutputs(outputs=step)})
+    monkeypatch.setattr(Scheduler, "finish_requests", lambda self, ids, status: ids)
+    return made
+
+
+def pause(scheduler):
+    scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    scheduler.set_pause_state(PauseState.PAUSED_ALL)  # said twice, it is one pause
+    scheduler.set_pause_state(PauseState.UNPAUSED)
+
+
+def test_a_completion_over_two_pauses(scheduler):
+    sent = []
+    for step in (
+        [output("a", [5], [-1.0], prefill="stats"), output("b", [6], [-2.0])],
+        "pause",
+        [output("a", [7, 8], [-0.25, -4.0]), output("b", [9], [-8.0], done=True)],
+        "pause",
+        [output("a", [3], [-0.125], done=True)],
+    ):
+        if step == "pause":
+            pause(scheduler)
+        else:
+            sent.append(scheduler.update_from_output(step, None)[0].outputs)
+    assert [[one.request_id for one in step] for step in sent] == [[], ["b"], ["a"]]
+    (b,), (a,) = sent[1:]
+    assert a.new_token_ids == [5, 7, 8, 3] and b.new_token_ids == [6, 9]
+    assert a.kv_transfer_params == {"logprobs": [-1.0, -0.25, -4.0, -0.125], "pauses": [0, 1, 1, 2]}
+    assert b.kv_transfer_params == {"logprobs": [-2.0, -8.0], "pauses": [0, 1]}
+    assert a.prefill_stats == "stats" and a.new_logprobs is None and scheduler._held == {}
+
+
+@pytest.mark.parametrize(("aborted", "left"), [("a", {"b"}), (["a", "b"], set()), (None, set())])
+def test_aborted_requests_leave_nothing_behind(scheduler, aborted, left):
+    scheduler.update_from_output([output("a", [5], [-1.0]), output("b", [6], [-2.0])], None)
+    scheduler.finish_requests(aborted, None)
+    assert set(scheduler._held) == left
