@@ -422,14 +422,15 @@ def read(run: Run, variant: str, axes: Sequence[str]) -> Result:
 def share_ceiling(results: Sequence[Result], axis: str) -> tuple[float | None, str]:
     """Refits every run with the shared ceiling; (that ceiling or None, the verdict of `fit_sigmoid.compare`).
 
-    The shared ceiling is the mean over all runs whose own is identifiable, as in the paper's leave-one-out; where
-    `compare` finds that ceilings differ, B at the shared one still describes the runs, with the verdict beside it."""
+    The shared ceiling is the mean over all runs whose own is identifiable, as in the paper's leave-one-out, or over all
+    runs if none is; where `compare` gives no shared one, B there still describes the runs, with the verdict beside it.
+    """
     fits = [r.whole[axis].fit for r in results]
     if len(fits) < 2:
         return None, "one run: nothing to compare"
     both = fit_sigmoid.compare(*fits, names=[r.whole[axis].name for r in results])
-    known = [f.A for f in fits if f.identifiable]
-    A = both.shared_A if both.refits else float(np.mean(known)) if known else None
+    ceilings = [f.A for f in fits if f.identifiable] or [f.A for f in fits if math.isfinite(f.A)]
+    A = both.shared_A if both.refits else float(np.mean(ceilings)) if ceilings else None
     if A is not None:
         refits = both.refits or [fit_sigmoid.fit(f.C, f.R, A=A, n_samples=f.n_samples) for f in fits]
         for result, refit in zip(results, refits, strict=True):
@@ -523,8 +524,8 @@ def extrapolation(results: Sequence[Result]) -> dict[str, Any]:
 # What is compared with the baseline: (heading, words for more and for less, what it is of a result)
 MEASURES = {
     "final": ("pass rate at the end", "higher", "lower"),
-    "A": ("A", "higher", "lower"),
-    "B": ("B at the shared A", "more efficient", "less efficient"),
+    "A known": ("A where identifiable", "higher", "lower"),
+    "B shared": ("B at the shared A", "more efficient", "less efficient"),
     "tokens": ("tokens to the rate", "needs more", "needs fewer"),
     "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
 }
@@ -536,18 +537,18 @@ RULE = (
 
 
 def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> dict[int, float]:
-    """{seed: value} of one variant's runs; runs without that value (ceiling not identifiable, rate not reached) are
-    missing."""
+    """{seed: value} of one variant's runs; runs without that value (no ceiling to speak of, rate not reached) are
+    missing. `A known` is A where it is identifiable."""
     found: dict[int, float | None] = {}
     for r in results:
         if measure == "final":
             found[r.seed] = r.final
-        elif measure == "A":
+        elif measure == "A known":
             found[r.seed] = r.whole[axis].fit.A if r.whole[axis].fit.identifiable else None
-        elif measure == "B":
+        elif measure == "B shared":
             found[r.seed] = r.shared[axis].B if axis in r.shared else None
-        elif measure == "C_mid":
-            found[r.seed] = r.whole[axis].fit.C_mid if r.whole[axis].fit.identifiable else None
+        elif measure in ("A", "B", "C_mid"):
+            found[r.seed] = getattr(r.whole[axis].fit, measure)
         else:
             found[r.seed] = compute_to(r.evals, rate, measure)
     return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
@@ -588,16 +589,15 @@ def by_variant(results: Sequence[Result]) -> dict[str, list[Result]]:
 def main_table(groups: Mapping[str, Sequence[Result]], axis: str, shared: float | None, rate: float) -> str:
     """Fits and compute to the rate, one row a variant."""
     unit = fit_sigmoid.UNITS.get(axis, axis)
-    head = ["variant", "seeds", "pass rate at the end", "A", "B", f"C_mid ({unit})",
+    head = ["variant", "seeds", "pass rate at the end", "A", "A identifiable", "B", f"C_mid ({unit})",
             f"B at A = {shared:.3f}" if shared else "B at a shared A", f"tokens to {rate:g}",
             f"device-hours to {rate:g}"]  # fmt: skip
     rows = []
     for name, results in groups.items():
-        known = {r.seed: r.whole[axis].fit.B for r in results if r.whole[axis].fit.identifiable}
-        n = len(results)
-        names = ("final", "A", "C_mid", "B", "tokens", "device_hours")
+        names, n = ("final", "A", "B", "C_mid", "B shared", "tokens", "device_hours"), len(results)
         found = [cell(values(results, measure, axis, rate), n) for measure in names]
-        rows.append([name, str(n), found[0], found[1], cell(known, n), *found[2:]])
+        known = len(values(results, "A known", axis, rate))
+        rows.append([name, str(n), *found[:2], f"{known} of {n}", *found[2:]])
     return table(head, rows)
 
 
@@ -686,8 +686,9 @@ def report(
     ]  # fmt: skip
     for axis in c.axes:
         shared, said = share_ceiling(results, axis)
-        text += [f"**Fits against {fit_sigmoid.UNITS.get(axis, axis)}.** Mean [95 % interval over seeds]; "
-                 "A, B, C_mid over runs whose ceiling is identifiable.", main_table(groups, axis, shared, rate),
+        text += [f"**Fits against {fit_sigmoid.UNITS.get(axis, axis)}.** Mean [95 % interval over seeds]. "
+                 "A ceiling that is not identifiable is a guess, and so are its B and C_mid.",
+                 main_table(groups, axis, shared, rate),
                  f"`fit_sigmoid.compare` on all runs: {said}."]  # fmt: skip
         lines = sentences(c, groups, axis, rate)
         text += [RULE, "\n".join(lines)] if lines else []
