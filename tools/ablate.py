@@ -19,6 +19,7 @@ and nothing is corrected for their number: of twenty without any effect, one wil
 """
 
 import argparse
+import ctypes
 import dataclasses
 import datetime
 import fcntl
@@ -285,8 +286,6 @@ def alone(output: Path) -> Iterator[int]:
 
 def end_with_parent() -> None:
     """In the child, on Linux: SIGTERM if the sweep dies, so that the run saves a checkpoint and nothing is orphaned."""
-    import ctypes
-
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
