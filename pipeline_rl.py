@@ -277,6 +277,7 @@ class Generator:
         self._tasks: set[asyncio.Task] = set()
         self._error: BaseException | None = None
         self._pushing: Future | None = None
+        self._closing = False  # nothing enters the engine any more, and a dead one stays dead
         self._prepared = 0  # version of the weights in `weights`
         self._versions: list[int] = []  # n-th entry: version live in the engine after n pauses
         self._engine = None
@@ -431,6 +432,7 @@ class Generator:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
     async def _stop(self) -> None:
+        self._closing = True
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -458,7 +460,7 @@ class Generator:
     def _dispatch(self) -> None:
         """Fills the engine: evaluation first, then new groups. Nothing ever queues inside vLLM, so the version at
         admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
-        if self._restarting.locked():  # the new engine may not have its weights yet
+        if self._closing or self._restarting.locked():  # a new engine may not have its weights yet
             return
         while self._wanted and self._inside < self.max_num_seqs:
             self._occupy(1)
@@ -670,6 +672,8 @@ class Generator:
         async with self._restarting:
             if self._engine_number != dead:
                 return
+            if self._closing:
+                raise EngineDied("the engine was closed")
             recent = sum(self.version - version < self.restart_window for version in self._deaths)
             if recent >= self.max_restarts or not self.weights.survives_restart:
                 died = f"the vLLM engine died {recent + 1} times within {self.restart_window} versions"

@@ -81,26 +81,24 @@ def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: b
 def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packed: bool = False) -> Microbatch:
     """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
     chosen = [batch[i] for i in rows]
+    ids = torch.tensor([token for row in chosen for token in (*row.prompt_ids, *row.completion_ids)], dtype=torch.long)
+    trains = torch.tensor([m for row in chosen for m in (*[0] * len(row.prompt_ids), *row.mask)], dtype=torch.bool)
+    lengths = torch.tensor([len(row) for row in chosen], dtype=torch.long)  # (N,)
+    prompts = torch.tensor([len(row.prompt_ids) for row in chosen], dtype=torch.long)  # (N,)
+    n = torch.arange(len(chosen)).repeat_interleave(lengths)  # the row of each token
+    t = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[n]  # its position in the row
     longest = max((len(row) for row in chosen), default=1)
-    total = sum(len(row) for row in chosen) or 1
-    shape = (1, total) if packed else (max(len(chosen), 1), longest)
+    shape = (1, max(len(ids), 1)) if packed else (max(len(chosen), 1), longest)
+    place = torch.arange(len(ids)) if packed else n * longest + t
     input_ids, position_ids = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)  # (R, L)
     if not packed:
-        position_ids += torch.arange(longest)
-    read, write, targets, start = [], [], [], 0
-    for n, row in enumerate(chosen):
-        ids = torch.tensor([*row.prompt_ids, *row.completion_ids])
-        first = start if packed else n * longest
-        input_ids.view(-1)[first : first + len(ids)] = ids
-        if packed:
-            position_ids[0, first : first + len(ids)] = torch.arange(len(ids))
-        t = torch.tensor(row.mask).nonzero().squeeze(1)  # completion positions that train
-        read.append(first + len(row.prompt_ids) + t - 1)  # position t - 1 predicts token t
-        write.append(n * width + t)
-        targets.append(ids[len(row.prompt_ids) + t])
-        start += len(ids)
-    index = [torch.cat(x) if x else torch.zeros(0, dtype=torch.long) for x in (read, write, targets)]
-    return Microbatch(torch.tensor(list(rows), dtype=torch.long), input_ids, position_ids, *index, width)
+        position_ids += torch.arange(longest)  # padding counts on
+    input_ids.view(-1)[place], position_ids.view(-1)[place] = ids, t
+    read = (place - 1)[trains]  # position t - 1 predicts token t
+    write = (n * width + t - prompts[n])[trains]
+    return Microbatch(
+        torch.tensor(list(rows), dtype=torch.long), input_ids, position_ids, read, write, ids[trains], width
+    )
 
 
 def microbatches(

@@ -5,6 +5,7 @@ cache that is filled piece by piece with the weights that were live. Weights are
 versions, so that tokens, keys or values of a wrong version are nats away, not 1e-4.
 """
 
+import asyncio
 import itertools
 import math
 import multiprocessing
@@ -17,6 +18,7 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -553,6 +555,27 @@ def test_a_start_that_fails_raises_and_leaves_nothing(tmp_path: Path) -> None:
     assert generator.weights.path.exists()
     generator.close()
     assert not generator.weights.folder.exists() and not generator._thread.is_alive()
+
+
+def test_closing_admits_nothing_and_starts_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that end because the generator closes give their slots to no new group, and the engine that is gone by
+    then is not replaced."""
+
+    async def request(self: Generator, *_: object) -> None:
+        await asyncio.sleep(100)
+
+    monkeypatch.setattr(Generator, "_request", request)
+    monkeypatch.setattr(Generator, "_new_engine", lambda self: pytest.fail("a new engine was started"))
+    pacer = Pacer(4, 8)
+    generator = Generator(
+        "", iter(problems(50)), no_reward, pacer, 2, [STOP], FileWeights(), max_tokens=8, max_num_seqs=4
+    )
+    generator._thread.start()
+    generator._engine = SimpleNamespace(shutdown=lambda timeout: None)
+    generator._loop.call_soon_threadsafe(generator._dispatch)
+    wait_until(lambda: pacer.admitted == 2)
+    generator.close()
+    assert pacer.admitted == 2 and not generator._tasks
 
 
 def test_more_rollouts_than_slots_are_refused() -> None:

@@ -442,6 +442,12 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "pipeline_rl.py": [
         (
+            "groups admitted while it closes",
+            "if self._closing or self._restarting.locked():",
+            "if self._restarting.locked():",
+        ),
+        ("versions off by one pause", "self._versions[n] for n", "self._versions[n - 1] for n"),
+        (
             "bound off by one batch",
             "self.capacity = (k + 1) * batch_prompts",
             "self.capacity = (k + 2) * batch_prompts",
@@ -551,26 +557,19 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ("buffer smaller than a tensor", "max(largest, 256 * 2**20)", "256 * 2**20"),
     ],
     "policy.py": [
-        ("trap 12: scored by its own position", "len(row.prompt_ids) + t - 1)", "len(row.prompt_ids) + t)"),
-        (
-            "target shifted by one",
-            "targets.append(ids[len(row.prompt_ids) + t])",
-            "targets.append(ids[len(row.prompt_ids) + t - 1])",
-        ),
-        ("output rows as wide as the input", "write.append(n * width + t)", "write.append(n * longest + t)"),
+        ("trap 12: scored by its own position", "(place - 1)[trains]", "place[trains]"),
+        ("target shifted by one", "ids[trains], width", "ids.roll(1)[trains], width"),
+        ("output rows as wide as the input", "n * width + t - prompts", "n * longest + t - prompts"),
         (
             "packed rows see each other",
-            "position_ids[0, first : first + len(ids)] = torch.arange(len(ids))",
-            "position_ids[0, first : first + len(ids)] = torch.arange(first, first + len(ids))",
+            "position_ids.view(-1)[place] = ids, t",
+            "position_ids.view(-1)[place] = ids, place",
         ),
+        ("forced tokens scored", "*row.mask)], dtype=torch.bool", "*[1] * len(row.mask))], dtype=torch.bool"),
+        ("rows begin where the last one began", "lengths.cumsum(0) - lengths", "0 * lengths"),
+        ("rows start at the wrong place", "else n * longest + t", "else n * width + t"),
+        ("written where the prompt stands", "t - prompts[n])", "t)"),
         ("padded positions do not count up", "position_ids += torch.arange(longest)", "position_ids += 0"),
-        ("forced tokens scored", "torch.tensor(row.mask).nonzero().squeeze(1)", "torch.arange(len(row.mask))"),
-        ("packed rows begin where the last one began", "start += len(ids)", "start += 0"),
-        (
-            "rows start at the wrong place",
-            "first = start if packed else n * longest",
-            "first = start if packed else n * width",
-        ),
         ("empty microbatch without gradients", ".view(n, batch.width) + hidden.sum() * 0", ".view(n, batch.width)"),
         (
             "trap 16: head not rounded",
