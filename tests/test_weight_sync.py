@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from conftest import TinyModel, new_generator, problems
 from safetensors.torch import load_file
 
 import weight_sync
+from flags import UsageError, parse_flags
+from train import new_channel
 from weight_sync import FileWeights, Meta, TransferWeights, metadata, safetensors_header
 
 
@@ -201,3 +204,59 @@ def test_other_ranks_send_with_rank_0(monkeypatch):
         channel.prepare(Gathered(3))
         channel.close()
         assert sent == [[], [["w0", "w1"], ["w0", "w1", "w2"], "shutdown"]][rank]
+
+
+# ------------------------------------------------------------------------------------------------- which channel, where
+
+
+def choose(monkeypatch, gpus, trainers=1, visible=None, **changes):
+    """(kind of channel, CUDA_VISIBLE_DEVICES of the engine) that train.py takes on a host with `gpus` GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    options = [x for name, value in changes.items() for x in (f"--{name}", str(value))]
+    flags = parse_flags(["--output_dir", "none", *options], "")
+    channel, environment = new_channel(flags, SimpleNamespace(process_index=0))
+    channel.close()
+    return getattr(channel, "backend", "file"), environment.get("CUDA_VISIBLE_DEVICES"), getattr(channel, "workers", 0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "trainers", "changes", "found"),
+    [
+        (0, 1, {}, ("file", None, 0)),
+        (1, 1, {}, ("ipc", "0", 1)),  # one GPU, shared
+        (2, 1, {}, ("nccl", "1", 1)),  # the free one
+        (8, 4, {"data_parallel": 4}, ("nccl", "4,5,6,7", 4)),
+        (8, 4, {"data_parallel": 2, "tensor_parallel": 2, "generator_devices": "7,6,5,4"}, ("nccl", "7,6,5,4", 4)),
+        (8, 8, {"data_parallel": 8}, ("ipc", "0,1,2,3,4,5,6,7", 8)),  # every trainer shares its own
+        (8, 4, {"generator_devices": "4", "weight_channel": "file"}, ("file", "4", 0)),
+        (8, 8, {"tensor_parallel": 8, "engine_args": "distributed_executor_backend=ray"}, ("nccl", None, 8)),
+    ],
+)
+def test_devices_and_channel(monkeypatch, gpus, trainers, changes, found):
+    assert choose(monkeypatch, gpus, trainers, **changes) == found
+
+
+def test_devices_are_counted_among_the_visible_ones(monkeypatch):
+    assert choose(monkeypatch, 4, 2, visible="2,3,6,7", data_parallel=2) == ("nccl", "6,7", 2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "trainers", "changes", "words"),
+    [
+        (0, 1, {"generator_devices": "0"}, "--generator_devices and --weight_channel"),
+        (0, 1, {"weight_channel": "nccl"}, "this host has none"),
+        (2, 1, {"generator_devices": "2"}, "this host has 2, 0 to 1"),
+        (4, 2, {"generator_devices": "2,2", "data_parallel": 2}, "--generator_devices 2,2"),
+        (4, 2, {"generator_devices": "2,x", "data_parallel": 2}, "--generator_devices 2,x"),
+        (4, 2, {"tensor_parallel": 8}, "= 8"),
+        (2, 2, {"weight_channel": "nccl"}, "--weight_channel nccl needs"),
+    ],
+)
+def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, changes, words):
+    with pytest.raises(UsageError, match=words):
+        choose(monkeypatch, gpus, trainers, **changes)
