@@ -420,9 +420,11 @@ class Generator:
         if not gpu:
             args |= {"scheduler_cls": "engine_side.WholeCompletions", "async_scheduling": False}
         args |= self.weights.engine_args | self.engine_args
-        variables = engine_environment(gpu, args["enforce_eager"]) | self.weights.environment
-        if args.get("distributed_executor_backend") != "ray":  # an engine on this host
-            variables |= LOOPBACK
+        variables = engine_environment(gpu, args["enforce_eager"])
+        if args.get("distributed_executor_backend") == "ray":  # workers elsewhere: no folder, process, file of ours
+            args.pop("worker_extension_cls", None)
+        else:
+            variables |= self.weights.environment | LOOPBACK
         with environment(variables, self.devices):
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM

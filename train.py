@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -235,6 +236,11 @@ def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
     kind = flags.weight_channel if flags.weight_channel != "auto" else "ipc" if shared else "nccl"
     if kind == "nccl" and shared:
         raise UsageError("--weight_channel nccl needs --generator_devices that no trainer process uses; or use `ipc`.")
+    if kind == "ipc" and not (devices and all(device < trainers for device in devices)):
+        raise UsageError(
+            f"--weight_channel ipc needs engines on the trainers' own GPUs, 0 to {trainers - 1}, but "
+            f"--generator_devices are {devices}; use `nccl` and other GPUs, or `file`."
+        )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in devices]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
@@ -294,7 +300,7 @@ class Run:
     BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
 
     def __init__(self, flags: Any):
-        from accelerate import Accelerator
+        from accelerate import Accelerator, InitProcessGroupKwargs
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()
@@ -302,9 +308,13 @@ class Run:
         torch.manual_seed(flags.seed)
         torch.set_num_threads(flags.threads)
         self.flags = flags
+        # Ranks wait for rank 0, which waits for the generator: as long as it takes, and for objects not on the GPU.
+        group = InitProcessGroupKwargs(timeout=timedelta(days=7))
+        if torch.cuda.is_available():
+            group.backend = "cpu:gloo,cuda:nccl"
         self.accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(), log_with=None if flags.report_to == "none" else flags.report_to,
-            project_dir=flags.output_dir,
+            cpu=not torch.cuda.is_available(), kwargs_handlers=[group], project_dir=flags.output_dir,
+            log_with=None if flags.report_to == "none" else flags.report_to,
         )  # fmt: skip
         self.main = self.accelerator.is_main_process
         self.generator: pipeline_rl.Generator | None = None

@@ -84,6 +84,8 @@ class Trainer:
         found = torch.zeros(len(rows), max(len(row.completion_ids) for row in rows), device=self.accelerator.device)
         for microbatch in self._microbatches(rows):
             found[microbatch.rows] = self.policy(microbatch)[0]
+        if hasattr(self.policy, "reshard"):  # FSDP2 leaves the root whole after a forward without a backward: the
+            self.policy.reshard()  # optimiser would step shards that nobody sees
         return self.accelerator.reduce(found).cpu()  # each rank filled in its own rows
 
     def gradients(self, batch: Batch) -> dict[str, float]:
@@ -96,7 +98,9 @@ class Trainer:
         for i, microbatch in enumerate(work):
             rows = microbatch.rows.cpu()
             mask, weights = batch.mask[rows].to(device), batch.weights[rows].to(device)  # (n, T)
-            with self.accelerator.no_sync(self.policy) if i < len(work) - 1 else nullcontext():
+            # Under FSDP2 gradients that are not reduced are whole: each rank would hold the whole model's.
+            later = i < len(work) - 1 and not getattr(self.accelerator, "is_fsdp2", False)
+            with self.accelerator.no_sync(self.policy) if later else nullcontext():
                 logprobs, entropy = self.policy(microbatch)  # (n, T)
                 if flags.loss == "tis":
                     clips["old_logprobs"] = batch.old_logprobs[rows].to(device)

@@ -16,7 +16,8 @@ the `Generator` (pipeline_rl.py), while the engine is paused.
 `weights` is a dict of whole tensors, or an object with `metadata()` and `items()` that gathers one tensor at a time
 (policy.FullTensors): gathering a shard is a collective, so all ranks go through the items in lockstep.
 
-Simplified: a file serves one host; an engine that dies under TransferWeights ends the run (a checkpoint remains).
+Simplified: a file serves one host; an engine that dies under TransferWeights ends the run (one trainer process saves a
+checkpoint; several may not, and go on from the last one).
 
 Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
 """
@@ -30,6 +31,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -181,6 +183,8 @@ class TransferWeights:
     def prepare(self, weights: Weights) -> None:
         """Rank 0 only takes note of the weights; other ranks take part in the sending, which `deliver` does."""
         self._weights = weights
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # vLLM gathers and sends on streams of its own, which wait for no optimiser step
         if self.rank != 0:
             self._send()
 
@@ -189,7 +193,14 @@ class TransferWeights:
         (one that does not keep a process alive whose engine died)."""
         loop, device = asyncio.get_running_loop(), torch.cuda.current_device() if torch.cuda.is_available() else None
         sent = loop.create_future()
-        self._client.call, self._client.loop = call, loop
+
+        def settle(error: BaseException | None) -> None:
+            if not sent.done():
+                sent.set_exception(error) if error else sent.set_result(None)
+
+        def tell(error: BaseException | None) -> None:
+            with suppress(RuntimeError):  # the loop may be closed by then
+                loop.call_soon_threadsafe(settle, error)
 
         def send() -> None:
             try:
@@ -197,14 +208,11 @@ class TransferWeights:
                     torch.cuda.set_device(device)
                 self._send()
             except BaseException as error:  # told to the waiting coroutine
-                loop.call_soon_threadsafe(settle, sent.set_exception, error)
+                tell(error)
             else:
-                loop.call_soon_threadsafe(settle, sent.set_result, None)
+                tell(None)
 
-        def settle(report: Callable[[Any], None], value: Any) -> None:
-            if not sent.done():
-                report(value)
-
+        self._client.call, self._client.loop, self._client.failed = call, loop, tell
         threading.Thread(target=send, name="weights", daemon=True).start()
         await sent
 
@@ -227,9 +235,11 @@ class TransferWeights:
             return IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=buffer)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        with socket.socket() as probe:
-            probe.bind((self.address, 0))
-            port = probe.getsockname()[1]
+        port = 0
+        if self.rank == 0:  # the others never meet the workers
+            with socket.socket() as probe:
+                probe.bind((self.address, 0))
+                port = probe.getsockname()[1]
         return NCCLTrainerInitInfo(self.address, port, 1 + self.workers, rank=self.rank, packed=True)
 
     def close(self) -> None:
@@ -244,9 +254,14 @@ class _Client:
 
     call: Call
     loop: asyncio.AbstractEventLoop
+    failed: Callable[[BaseException], Any]
 
     def _wait(self, coroutine: Coroutine) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        except BaseException as error:
+            self.failed(error)  # told now: the sending thread may stand in a broadcast that nobody receives
+            raise
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Opens the workers' end."""

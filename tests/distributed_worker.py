@@ -97,8 +97,11 @@ def main(model, out, mode, rows):
     trainer = train.Trainer(flags, accelerator, model)
     for step in range(STEPS):
         batch, _ = train.make_batch(recorded(step, int(rows)), flags, random.Random(0))
-        metrics = trainer.gradients(batch) | trainer.update(step)
+        metrics = trainer.gradients(batch)
+        before = trainer.score(batch.rows)  # as the log-prob check does, between gradient and update
+        metrics |= trainer.update(step)
         scores = trainer.score(batch.rows)
+        assert step == 0 or not torch.equal(before, scores)
     weights = dict(trainer.weights.items())
     if accelerator.is_main_process:
         save_file(weights | {"scores": scores, "loss": torch.tensor([metrics["loss"], metrics["grad_norm"]])}, out)

@@ -1,10 +1,13 @@
 """weight_sync.py: the file is whole and private; vLLM's own channels are driven so that neither side waits forever."""
 
+import asyncio
+import contextlib
 import json
 import os
 import stat
 import subprocess
 import sys
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -255,8 +258,34 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
         (4, 2, {"generator_devices": "2,x", "data_parallel": 2}, "--generator_devices 2,x"),
         (4, 2, {"tensor_parallel": 8}, "= 8"),
         (2, 2, {"weight_channel": "nccl"}, "--weight_channel nccl needs"),
+        (4, 2, {"weight_channel": "ipc", "generator_devices": "3"}, "--weight_channel ipc needs"),
+        (4, 2, {"data_parallel": 3, "generator_devices": "0,1,2"}, "trainers' own GPUs, 0 to 1"),
     ],
 )
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, changes, words):
     with pytest.raises(UsageError, match=words):
         choose(monkeypatch, gpus, trainers, **changes)
+
+
+def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(monkeypatch):
+    """As in a broadcast whose receiver has died: the sending thread stands still for good, the error is told."""
+    channel, forever = TransferWeights("nccl"), threading.Event()
+
+    async def dies(*_):
+        raise RuntimeError("the engine died")
+
+    class Sender:
+        def send_weights(self):
+            with contextlib.suppress(RuntimeError):
+                channel._client.update_weights({})
+            forever.wait()
+
+        def shutdown(self):
+            pass
+
+    monkeypatch.setattr(channel, "_connect", Sender)
+    channel.prepare(Gathered(1))
+    with pytest.raises(RuntimeError, match="the engine died"):
+        asyncio.run(asyncio.wait_for(channel.deliver(lambda name: dies), 10))
+    forever.set()
+    channel.close()
