@@ -7,6 +7,7 @@ fixture's. An engine that a test kills or breaks is the test's own: `new_generat
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,8 @@ class Engine:
             yield made
         finally:
             made._error = None  # or the wait for the end raises it
+            if made._pushing is not None:  # half a push would leave `_versions` one ahead of the engine's pauses
+                wait([made._pushing], timeout=3)
             made._call(end())
 
 
