@@ -347,6 +347,19 @@ def test_interrupted_ends_a_wait(vllm_engine: Engine) -> None:
         assert generator.take(1)[0].number == 0  # nothing was lost
 
 
+def test_weights_that_lack_a_tensor_are_refused_by_its_name(vllm_engine: Engine) -> None:
+    """vLLM would keep the old one and say nothing."""
+    weights = vllm_engine.tiny.weights(1)
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    with vllm_engine.generator(max_tokens=8) as generator:
+        generator.push(weights, 1, 0)
+        with pytest.raises(Exception, match=r"no weights for .*layers\.1\.mlp\.down_proj"):
+            generator.settle()
+    with vllm_engine.generator(max_tokens=8) as generator:  # the next weights are whole
+        asked, rollouts = evaluated(generator, problems(2), 1)
+        assert vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts).mean() < CLOSE
+
+
 def test_weights_that_do_not_fit_end_the_wait_with_that_error(vllm_engine: Engine) -> None:
     """The push fails in the engine, which stands still: whoever waits next gets the error, in seconds, `take` too."""
     with vllm_engine.generator(problems(2), length_control=LongTraining(800), stop_ids=[]) as generator:
