@@ -226,6 +226,20 @@ def test_defaults_are_the_recipe():
     assert {name: getattr(found, name) for name in recipe} == recipe
 
 
+def test_overwrite_does_not_delete_the_model_it_starts_from(tmp_path):
+    """--model inside --output_dir is refused, through a link too; a neighbour of the same beginning is not."""
+    for model in (tmp_path / "run" / "model", tmp_path / "runner" / "model"):
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text("{}")
+    options = {"overwrite": True, "output_dir": str(tmp_path / "run")}
+    for inside in ("run/model", "link/model"):
+        with pytest.raises(UsageError, match="--overwrite would delete --model"):
+            check_flags(default_flags(**options, model=str(tmp_path / inside)))
+    check_flags(default_flags(**options, model=str(tmp_path / "runner" / "model")))
+
+
 def test_no_flag_is_dead():
     """Every flag is read outside its own definition and the check of its bounds."""
     rest = (ROOT / "flags.py").read_text()
