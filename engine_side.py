@@ -3,6 +3,7 @@
     WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
+    at_borders           a request's blocks of cache are looked at when it enters or fills one, not at every token
     end_with             the engine's process ends with its trainer
 
 Source: vLLM 0.32, vllm/model_executor/model_loader/reload and vllm/v1/core/sched.
@@ -11,7 +12,7 @@ Source: vLLM 0.32, vllm/model_executor/model_loader/reload and vllm/v1/core/sche
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,9 @@ class WholeCompletions(Scheduler):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
+        if len(self.kv_cache_config.kv_cache_groups) == 1:  # else their blocks have different borders
+            manager = self.kv_cache_manager
+            manager.allocate_slots = at_borders(manager.allocate_slots, manager.empty_kv_cache_blocks, self.block_size)
         self._held: dict[str, Held] = {}
         self._pauses = 0
 
@@ -111,6 +115,19 @@ class WholeCompletions(Scheduler):
                 output.prefill_stats = held.prefill_stats
                 output.kv_transfer_params = {"logprobs": held.logprobs, "pauses": held.pauses}
                 yield output
+
+
+def at_borders(allocate_slots: Callable[..., Any], nothing: Any, block_size: int) -> Callable[..., Any]:
+    """vLLM's `allocate_slots`, spared for a token that goes into the middle of a block that its request has: it would
+    find `nothing` new after a quarter of all the work that a small model's engine does. Blocks are taken, freed and
+    cached at their borders."""
+
+    def allocate(request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
+        if num_new_tokens == 1 and 0 < request.num_computed_tokens % block_size < block_size - 1:
+            return nothing
+        return allocate_slots(request, num_new_tokens, *args, **options)
+
+    return allocate
 
 
 def end_with(trainer: int) -> None:

@@ -594,9 +594,10 @@ class Generator:
             number, engine = self._engine_number, self._engine
         try:
             try:
-                # clear_cache=True would prefill every running request anew
+                # clear_cache=True would prefill every running request anew; pause_generation adds 20 ms of sleep
                 self._versions.append(self._prepared)
-                await self._answer(engine, engine.pause_generation(mode="keep", clear_cache=False))
+                pause = engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+                await self._answer(engine, pause)
                 await self._load_weights(engine)
                 await self._answer(engine, engine.resume_generation())
             except self._dead_engine:

@@ -340,6 +340,7 @@ def generator(args: argparse.Namespace) -> dict[str, Any]:
         turn = iter(range(10**9))
 
         def load() -> None:
+            run.generator.take(run.flags.batch_prompts)  # a step for each batch sampled, as in training
             train_once(run, batches[next(turn) % len(batches)])
             run.push(0, True)
 

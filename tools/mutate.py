@@ -532,6 +532,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("another token's log-prob", "logprobs[:count, 0]", "logprobs[:count, -1]"),
         ("aborted requests stay", "self._held.pop(request_id, None)", "pass"),
+        ("no block at its first token", "1 and 0 < request", "1 and 0 <= request"),
+        ("full blocks not cached in time", "% block_size < block_size - 1", "% block_size < block_size"),
         ("cached prompt tokens unknown", "held.prefill_stats or output.prefill_stats", "output.prefill_stats"),
     ],
     "weight_sync.py": [
