@@ -205,16 +205,19 @@ class CheckpointTensors:
             yield from [(name, tensor)] if unchanged else self._as_stored(name, tensor).items()
 
 
+def experts(config: Any) -> int:
+    """Experts of a layer; 1 if the model is no mixture."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((x for x in (getattr(config, name, None) for name in names) if x), 1)
+
+
 def active_parameters(model: nn.Module) -> int:
     """Parameters that one token is multiplied with: without the embedding table (it is looked up), with the head (tied
     or not), and of a mixture of experts only as many experts as a token visits."""
-    config = model.config
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((x for x in (getattr(config, name, None) for name in names) if x), 1)
-    visited = getattr(config, "num_experts_per_tok", None) or 1
+    visited = getattr(model.config, "num_experts_per_tok", None) or 1
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     total = head.numel() if head is embedding else 0
     for name, parameter in model.named_parameters():
         if parameter is not embedding:
-            total += parameter.numel() * visited // experts if ".experts." in name else parameter.numel()
+            total += parameter.numel() * visited // experts(model.config) if ".experts." in name else parameter.numel()
     return total

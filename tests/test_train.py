@@ -768,16 +768,20 @@ class ScriptedTrainer:
 
     bad: frozenset[int] = frozenset()
     parameters_in_flops = 1
+    experts = 1
+    off = (0.0,)  # log-probs of the first rows, the last one of all others, too
 
     def __init__(self, flags, accelerator, model_folder):
-        self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=99), named_parameters=lambda: [], save_pretrained=lambda *a, **k: None)
+        config = SimpleNamespace(vocab_size=99, num_experts=self.experts)
+        self.model = SimpleNamespace(config=config, named_parameters=lambda: [], save_pretrained=lambda *a, **k: None)
         self.versions, self.steps, self.prompts = [], 0, []
 
     def weights(self):
         return {}
 
     def score(self, rows):
-        return torch.zeros(len(rows), max(len(row.completion_ids) for row in rows))
+        values = torch.tensor([*self.off, *[self.off[-1]] * len(rows)][: len(rows)])
+        return values[:, None].expand(-1, max(len(row.completion_ids) for row in rows))
 
     def gradients(self, batch):
         self.prompts += [tuple(row.prompt_ids) for row in batch.rows]
@@ -794,12 +798,12 @@ class ScriptedTrainer:
 def play(monkeypatch, tmp_path):
     """Runs the real loop over the scripted generator and trainer; returns (run, step records, evaluation records)."""
 
-    def call(generator: dict | None = None, bad=(), **changes):
+    def call(generator: dict | None = None, trainer: dict | None = None, **changes):
         scripted = type("Scripted", (ScriptedGenerator,), generator or {})
         monkeypatch.setattr(train.pipeline_rl, "Generator", scripted)
         monkeypatch.setattr(train.fit_sigmoid, "curve", lambda *a, **k: None)  # half a second a picture
         monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda curve: "")
-        monkeypatch.setattr(train, "Trainer", type("T", (ScriptedTrainer,), {"bad": frozenset(bad)}))
+        monkeypatch.setattr(train, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
         options = {
             "output_dir": str(tmp_path / "run"), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
             "eval_every": 4, "eval_problems": 5, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
@@ -870,7 +874,7 @@ def test_skipped_steps_release_their_groups_and_make_no_version(play):
     """Prompts 3 to 8 have equal rewards: steps 2 and 3 have nothing to train on. No push, no version; the groups are
     let go, and the run goes on. A gradient that is not finite (the second update) does the same."""
     same = {"rewards": staticmethod(lambda n, problem: [1.0, 1.0] if 3 <= n < 9 else [1.0, -1.0])}
-    run, steps, _ = play(same, bad=[1], max_steps=6, pass_rate_threshold=2.0)
+    run, steps, _ = play(same, trainer={"bad": [1]}, max_steps=6, pass_rate_threshold=2.0)
     assert [r["version"] for r in steps] == [1, 1, 1, 1, 2, 3]
     assert [r.get("updated") for r in steps] == [1, None, None, 0, 1, 1]
     assert [x for x in run.generator.calls if x[0] != "evaluate"] == [
@@ -881,8 +885,8 @@ def test_skipped_steps_release_their_groups_and_make_no_version(play):
 
 def test_gradients_that_stay_bad_end_the_run(play):
     with pytest.raises(RuntimeError, match="not finite 3 times in a row"):
-        play(bad=[2, 3, 4])
-    play(bad=[1, 2, 4, 5], overwrite=True)  # never three in a row
+        play(trainer={"bad": [2, 3, 4]})
+    play(trainer={"bad": [1, 2, 4, 5]}, overwrite=True)  # never three in a row
 
 
 def test_dynamic_sampling_fills_the_batch(play):
@@ -928,6 +932,17 @@ def test_weights_that_did_not_move_end_the_run(play):
     run, steps, _ = play({"logprob": -5e-5}, overwrite=True)
     assert steps[0]["logprob_gap"] == pytest.approx(5e-5) and run.step == 8
     play({"logprob": -2e-4}, overwrite=True, dtype="bfloat16")  # measured there, not bounded
+
+
+def test_the_median_row_decides_for_a_mixture_of_experts(play):
+    """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
+    for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
+        _, steps, _ = play(trainer={"experts": 4, "off": off}, overwrite=True)
+        assert steps[0]["logprob_gap"] == 0.0
+    with pytest.raises(RuntimeError, match=r"differ by 1\.0e-01"):
+        play(trainer={"experts": 4, "off": [0.1] * 7 + [0.0]}, overwrite=True)
+    with pytest.raises(RuntimeError, match=r"differ by 1\.0e-02"):  # the mean of one in ten
+        play(trainer={"off": [0.1, 0.0]}, overwrite=True)
 
 
 def test_token_budget_ends_the_run_cleanly(play):

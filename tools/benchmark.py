@@ -101,7 +101,7 @@ class Figure:
         bounds = [median >= self.least] if self.least is not None else []
         bounds += [median <= self.most] if self.most is not None else []
         target = f">= {self.least}" if self.least is not None else f"<= {self.most}" if self.most is not None else ""
-        met = all(bounds) if bounds else None
+        met = all(bounds) and not any(map(math.isnan, self.values)) if bounds else None
         return {"name": self.name, "median": median, "low": low, "high": high, "target": target, "met": met}
 
 
@@ -1064,7 +1064,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             batch_prompts=(32, "prompts of a step"), microbatch=(64, "TRL's completions per forward pass"),
             environment=environment)  # fmt: skip
     command(race, contestants=(["pipeline-8:1", "ppo_off_policy-8:1", "ppo_off_policy-1:2", "trl:2"], "NAME-K:THREADS"),
-            seeds=([0, 1, 2], "seeds"), rate=(0.9, "held-out pass rate"), limit=(230.0, "seconds of one contestant"),
+            seeds=([0, 1, 2], "seeds"), rate=(0.9, "held-out pass rate"), limit=(330.0, "seconds of one contestant"),
             max_steps=(200, "steps at most"), output_dir=("runs/race", "folder of the runs"),
             environment=environment)  # fmt: skip
     return parser.parse_args(argv)
