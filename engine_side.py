@@ -65,6 +65,19 @@ class Held:
     prefill_stats: Any = None
 
 
+class SampledLogprobs:
+    """Stands for vLLM's LogprobsLists in its scheduler: a list of numbers for each request, not three small arrays."""
+
+    def __init__(self, lists: Any):
+        self.values = lists.logprobs[:, 0].tolist()  # column 0 is the sampled token's
+        self.starts = lists.cu_num_generated_tokens  # of each request's tokens; None: one token each
+
+    def slice_request(self, index: int, count: int) -> list[float]:
+        """Of the step's `index`-th request, which sampled `count` tokens."""
+        start = index if self.starts is None else self.starts[index]
+        return self.values[start : start + count]
+
+
 class WholeCompletions(Scheduler):
     """Sends each completion once, whole. Weights change only in a pause, so the number of pauses that came before a
     token says which weights sampled it; the generator knows which pause brought which version.
@@ -95,6 +108,8 @@ class WholeCompletions(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """After each step: vLLM's messages, with only the requests that are done."""
+        if model_runner_output.logprobs is not None:
+            model_runner_output.logprobs = SampledLogprobs(model_runner_output.logprobs)
         messages = super().update_from_output(scheduler_output, model_runner_output)
         for message in messages.values():
             message.outputs = list(self._whole(message.outputs))
@@ -107,7 +122,7 @@ class WholeCompletions(Scheduler):
             held.token_ids += output.new_token_ids
             held.pauses += [self._pauses] * count
             if output.new_logprobs is not None:
-                held.logprobs += output.new_logprobs.logprobs[:count, 0].tolist()  # column 0 is the sampled token's
+                held.logprobs += output.new_logprobs
             held.prefill_stats = held.prefill_stats or output.prefill_stats
             if output.finished:
                 del self._held[output.request_id]

@@ -3,6 +3,9 @@
 Real engines use it in test_generator.py, where the versions of completions are compared with log-probs.
 """
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -11,27 +14,40 @@ from engine_side import WholeCompletions, at_borders
 PauseState = pytest.importorskip("vllm.v1.core.sched.interface").PauseState
 
 
-def output(request, tokens, logprobs=None, done=False, prefill=None):
+def output(request, tokens, done=False, prefill=None):
     from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+    reason = FinishReason.STOP if done else None
+    return EngineCoreOutput(request, list(tokens), finish_reason=reason, prefill_stats=prefill)
+
+
+def sampled(*logprobs):
+    """What the model runner returns: a row a token, two columns, of which the sampled token's own comes first. Several
+    tokens a request, as under speculative decoding, have their starts beside them."""
     from vllm.v1.outputs import LogprobsLists
 
-    lists = None
-    if logprobs is not None:  # two columns: the sampled token's own comes first
-        ids, values = np.array([[t, 9] for t in tokens]), np.array([[x, -0.5] for x in logprobs], dtype=np.float64)
-        lists = LogprobsLists(ids, values, np.zeros(len(tokens), dtype=np.int64))
-    reason = FinishReason.STOP if done else None
-    return EngineCoreOutput(request, list(tokens), lists, finish_reason=reason, prefill_stats=prefill)
+    rows = [x for one in logprobs for x in one]
+    starts = list(itertools.accumulate([len(one) for one in logprobs], initial=0))
+    values = np.array([[x, -0.5] for x in rows], dtype=np.float64)
+    several = starts if len(rows) > len(logprobs) else None
+    return SimpleNamespace(logprobs=LogprobsLists(np.zeros((len(rows), 2)), values, np.zeros(len(rows)), several))
 
 
 @pytest.fixture
 def scheduler(monkeypatch):
-    """Without vLLM's own scheduling: `steps` are what its `update_from_output` returns."""
+    """Without vLLM's own scheduling: `steps` are the messages of its `update_from_output`, before the log-probs."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutputs
 
+    def update_from_output(self, step, runner):
+        for index, one in enumerate(step):
+            if runner.logprobs:
+                one.new_logprobs = runner.logprobs.slice_request(index, len(one.new_token_ids))
+        return {0: EngineCoreOutputs(outputs=step)}
+
     made = object.__new__(WholeCompletions)
     made._held, made._pauses, made._pause_state = {}, 0, PauseState.UNPAUSED
-    monkeypatch.setattr(Scheduler, "update_from_output", lambda self, step, _: {0: EngineCoreOutputs(outputs=step)})
+    monkeypatch.setattr(Scheduler, "update_from_output", update_from_output)
     monkeypatch.setattr(Scheduler, "finish_requests", lambda self, ids, status: ids)
     return made
 
@@ -44,17 +60,17 @@ def pause(scheduler):
 
 def test_a_completion_over_two_pauses(scheduler):
     sent = []
-    for step in (
-        [output("a", [5], [-1.0], prefill="stats"), output("b", [6], [-2.0])],
-        "pause",
-        [output("a", [7, 8], [-0.25, -4.0]), output("b", [9], [-8.0], done=True)],
-        "pause",
-        [output("a", [3], [-0.125], done=True)],
+    for step, runner in (
+        ([output("a", [5], prefill="stats"), output("b", [6])], sampled([-1.0], [-2.0])),
+        ("pause", None),
+        ([output("a", [7, 8]), output("b", [9], done=True)], sampled([-0.25, -4.0], [-8.0])),
+        ("pause", None),
+        ([output("a", [3], done=True)], sampled([-0.125])),
     ):
         if step == "pause":
             pause(scheduler)
         else:
-            sent.append(scheduler.update_from_output(step, None)[0].outputs)
+            sent.append(scheduler.update_from_output(step, runner)[0].outputs)
     assert [[one.request_id for one in step] for step in sent] == [[], ["b"], ["a"]]
     (b,), (a,) = sent[1:]
     assert a.new_token_ids == [5, 7, 8, 3] and b.new_token_ids == [6, 9]
@@ -65,7 +81,7 @@ def test_a_completion_over_two_pauses(scheduler):
 
 @pytest.mark.parametrize(("aborted", "left"), [("a", {"b"}), (["a", "b"], set()), (None, set())])
 def test_aborted_requests_leave_nothing_behind(scheduler, aborted, left):
-    scheduler.update_from_output([output("a", [5], [-1.0]), output("b", [6], [-2.0])], None)
+    scheduler.update_from_output([output("a", [5]), output("b", [6])], sampled([-1.0], [-2.0]))
     scheduler.finish_requests(aborted, None)
     assert set(scheduler._held) == left
 
