@@ -59,6 +59,7 @@ class ModelFlags:
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.")
     cache_dir: str = flag("runs/cache", "Where the warm-started model is kept.")
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
+    peak_tflops: float = flag(0.0, "Peak TFLOP/s of a trainer's device; metrics.jsonl then has `mfu`. 0: not known.")
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
@@ -211,7 +212,7 @@ def check_flags(flags: Any) -> list[str]:
         "data_parallel restart_window": (1, True, math.inf),
         "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps reward_timeout": (0, False, math.inf),
         "max_tokens max_hours max_device_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef "
-        "max_restarts": (0, True, math.inf),
+        "max_restarts peak_tflops": (0, True, math.inf),
         "beta1 beta2 gpu_memory_utilization": (0, True, 1),
     }
     for names, (least, included, most) in bounds.items():

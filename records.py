@@ -164,6 +164,10 @@ class Clock:
         self.started = time.monotonic()
         self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
 
+    def trained_flops(self, batch: Any) -> int:
+        """Forward and backward of one step, attention's products left out."""
+        return 6 * self.parameters * sum(map(len, batch.rows))
+
     def now(self) -> dict[str, float]:
         """tokens (sampled, dropped ones too), trained_tokens, flops, device_hours."""
         counters, past = self.generator.counters, self.past

@@ -604,6 +604,9 @@ class Run:
             "retired": self.history.n_retired, "epoch": self.prompts.epoch, "restarts": counters["restarts"],
             "redone_groups": counters["redone_groups"], "save_seconds": self.save_seconds,
         }  # fmt: skip
+        if self.flags.peak_tflops and batch is not None:
+            ranks, busy = self.accelerator.num_processes, record["seconds"] - record["trainer_idle"]
+            record["mfu"] = self.clock.trained_flops(batch) / (busy * ranks * self.flags.peak_tflops * 1e12)
         if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
             record["verdicts"] = dict(self.task.counts)
         self.counters, self.logged, self.waited, self.save_seconds = counters, now, 0.0, 0.0

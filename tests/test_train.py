@@ -934,6 +934,16 @@ def test_weights_that_did_not_move_end_the_run(play):
     play({"logprob": -2e-4}, overwrite=True, dtype="bfloat16")  # measured there, not bounded
 
 
+def test_model_flops_utilisation(play):
+    """6 FLOPs a parameter (here one) and position of the batch, over what a trainer of 2 FLOP/s could have done."""
+    run, steps, _ = play(peak_tflops=2e-12, max_steps=2)
+    prompts = iter(run.trainer.prompts)  # of each row trained on, step after step; completions have two tokens
+    for step in steps:
+        positions = sum(len(next(prompts)) + 2 for _ in range(step["rows"]))
+        assert step["mfu"] * 2 * (step["seconds"] - step["trainer_idle"]) == pytest.approx(6 * positions)
+    assert "mfu" not in play(overwrite=True, max_steps=2)[1][0]
+
+
 def test_the_median_row_decides_for_a_mixture_of_experts(play):
     """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
     for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
