@@ -1,4 +1,4 @@
-"""The arithmetic, the table, the JSON line and the argument errors of tools/benchmark.py; no engine is started."""
+"""The arithmetic, the table, the JSON line and the argument errors of tools/benchmark.py and its parts; no engine is started."""
 
 import json
 import math
@@ -10,23 +10,25 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import benchmark
+import contests
+import measuring
 
 
 def test_cases_take_turns():
     """A B A B, never A A B B: what else the machine does falls on both."""
     calls = []
     cases = {"A": lambda: calls.append("A") or len(calls), "B": lambda: calls.append("B") or len(calls)}
-    assert benchmark.take_turns(cases, 3) == {"A": [1, 3, 5], "B": [2, 4, 6]}
+    assert measuring.take_turns(cases, 3) == {"A": [1, 3, 5], "B": [2, 4, 6]}
     assert "".join(calls) == "ABABAB"
 
 
 def test_a_figure_is_the_median_of_the_turns_ratios():
     """Turns 2/1, 9/3, 4/4 have the ratios 2, 3, 1, whose median is 2; the ratio of the medians would be 4 / 3."""
-    found = benchmark.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    found = measuring.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
     assert found == [2.0, 3.0, 1.0]
-    assert benchmark.spread(found) == (2.0, 1.0, 3.0)
+    assert measuring.spread(found) == (2.0, 1.0, 3.0)
     with pytest.raises(ValueError):
-        benchmark.ratios([1.0], [1.0, 2.0])
+        measuring.ratios([1.0], [1.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -35,16 +37,16 @@ def test_a_figure_is_the_median_of_the_turns_ratios():
      ({"most": 1.9}, False, "<= 1.9"), ({}, None, "")],
 )  # fmt: skip
 def test_a_figure_knows_its_target(bounds, met, target):
-    record = benchmark.Figure("x", [1.0, 2.0, 3.0], **bounds).record()
+    record = measuring.Figure("x", [1.0, 2.0, 3.0], **bounds).record()
     assert (record["met"], record["target"]) == (met, target)
     assert (record["median"], record["low"], record["high"]) == (2.0, 1.0, 3.0)
 
 
 def test_table_and_json_line(capsys):
     args = benchmark.parse(["scale", "--repeats", "2"])
-    report = benchmark.Report(args)
+    report = measuring.Report(args)
     report.add({"ours": [1.0, 3.0]}, "s")
-    report.figures = [benchmark.Figure("ours / bare", [1.0, 2.0], most=1.2)]
+    report.figures = [measuring.Figure("ours / bare", [1.0, 2.0], most=1.2)]
     report.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| ours | 2 | 1 | 3 | s |"
@@ -80,10 +82,10 @@ def test_bad_arguments_name_the_flag_and_exit_2(argv, part, capsys):
 def test_where_a_curve_reaches_a_rate():
     """0.80 at 100 s and 0.95 at 130 s: 0.90 lies two thirds of the way, at 120 s."""
     records = [{"pass_rate": p, "seconds": s} for p, s in ((0.5, 50.0), (0.8, 100.0), (0.95, 130.0))]
-    assert benchmark.reached(records, 0.9, "seconds") == pytest.approx(120.0)
-    assert benchmark.reached(records, 0.4, "seconds") == 50.0
-    assert benchmark.reached(records, 0.99, "seconds") == math.inf
-    assert benchmark.reached([], 0.9, "seconds") == math.inf
+    assert contests.reached(records, 0.9, "seconds") == pytest.approx(120.0)
+    assert contests.reached(records, 0.4, "seconds") == 50.0
+    assert contests.reached(records, 0.99, "seconds") == math.inf
+    assert contests.reached([], 0.9, "seconds") == math.inf
 
 
 def test_synthetic_groups_have_the_length_asked_for():

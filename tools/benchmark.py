@@ -20,16 +20,12 @@ changes nothing), no prompt is retired, and no row is filtered, unless the comma
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import math
 import os
-import platform
 import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +38,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
+from contests import peer, race
+from measuring import QUIET, ROOT, SIZES, Figure, Measured, Report, random_model, ratios, take_turns, timed
 
 import pipeline_rl
 import policy as policies
@@ -49,108 +47,7 @@ import tasks
 import train
 from flags import parse_flags
 
-ROOT = Path(__file__).resolve().parent.parent
 STILL = ["--lr", "1e-12", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
-QUIET = ["--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
-PEER_PACKAGES = ["transformers==5.19.0", "accelerate==1.15.0", "safetensors==0.8.0", "trl==1.16.0"]
-
-# ------------------------------------------------------------------------------------------------- taking turns, tables
-
-Measured = dict[str, list[float]]  # case -> one value a turn
-
-
-def take_turns(cases: dict[str, Callable[[], float]], repeats: int) -> Measured:
-    """A B A B ...: every case once, `repeats` times over."""
-    found: Measured = {name: [] for name in cases}
-    for _ in range(repeats):
-        for name, case in cases.items():
-            gc.collect()
-            found[name].append(case())
-    return found
-
-
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, smallest, largest)."""
-    return statistics.median(values), min(values), max(values)
-
-
-def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """The ratio of each turn; nan over 0."""
-    return [a / b if b else math.nan for a, b in zip(above, below, strict=True)]
-
-
-def timed(function: Callable[[], Any]) -> float:
-    """Seconds that one call takes."""
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
-@dataclass
-class Figure:
-    """One number beside its target; `values` has one a turn. `least` is a lower bound, `most` an upper one."""
-
-    name: str
-    values: Sequence[float]
-    least: float | None = None
-    most: float | None = None
-
-    def record(self) -> dict[str, Any]:
-        """For the JSON line; `met` is None without a target."""
-        median, low, high = spread(self.values)
-        bounds = [median >= self.least] if self.least is not None else []
-        bounds += [median <= self.most] if self.most is not None else []
-        target = f">= {self.least}" if self.least is not None else f"<= {self.most}" if self.most is not None else ""
-        met = all(bounds) and not any(map(math.isnan, self.values)) if bounds else None
-        return {"name": self.name, "median": median, "low": low, "high": high, "target": target, "met": met}
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; numbers with four significant digits."""
-    cells = [[f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in (head, *rows)]
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": names[0] if names else platform.machine(), "cores": os.cpu_count(), "gpu": gpu,
-            "torch": torch.__version__, "date": time.strftime("%Y-%m-%d %H:%M")}  # fmt: skip
-
-
-class Report:
-    """What one command found: measurements by unit, and figures beside their targets."""
-
-    def __init__(self, args: argparse.Namespace):
-        self.args, self.load = args, [os.getloadavg()[0]]
-        self.rows: list[list[Any]] = []
-        self.figures: list[Figure] = []
-        self.measured: Measured = {}
-
-    def add(self, measured: Measured, unit: str) -> None:
-        """Measurements in one unit."""
-        self.measured |= measured
-        self.rows += [[name, *spread(values), unit] for name, values in measured.items()]
-
-    def close(self) -> dict[str, Any]:
-        """Prints the tables and the JSON line, and returns the record."""
-        self.load.append(os.getloadavg()[0])
-        figures = [figure.record() for figure in self.figures]
-        settings = {name: x for name, x in vars(self.args).items() if isinstance(x, int | float | str | list)}
-        record = {"benchmark": self.args.command, "machine": machine(), "load": self.load, "settings": settings,
-                  "figures": figures, "measured": self.measured}  # fmt: skip
-        print(table(["measured", "median", "low", "high", "unit"], self.rows) + "\n")
-        marks = {True: "yes", False: "NO", None: ""}
-        lines = [[f["name"], f["median"], f["low"], f["high"], f["target"], marks[f["met"]]] for f in figures]
-        print(table(["figure", "median", "low", "high", "target", "met"], lines))
-        before, after = self.load
-        print(f"\n{record['machine']['cpu']}, {os.cpu_count()} cores, {record['machine']['date']}, "
-              f"load average {before:.2f} before and {after:.2f} after\n{json.dumps(record)}", flush=True)
-        return record
-
 
 # ---------------------------------------------------------------------------------------------- a product to measure
 
@@ -226,25 +123,6 @@ def cpu_seconds() -> float:
     me = psutil.Process()
     found = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return sum(times.user + times.system for times in found)
-
-
-SIZES = {  # name -> settings of tasks.WarmStart; heads of 32, which vLLM's CPU kernel takes
-    "0.2M": {},
-    "2M": {"hidden_size": 192, "layers": 4, "heads": 6, "kv_heads": 3, "intermediate_size": 576},
-    "8M": {"hidden_size": 256, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate_size": 1024},
-    "32M": {"hidden_size": 512, "layers": 8, "heads": 16, "kv_heads": 8, "intermediate_size": 2048},
-}
-
-
-def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
-    """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
-    made = tasks.new_model(tasks.WarmStart(init_std=0.02, **SIZES[size]), seed=0)
-    made.config.max_position_embeddings = context
-    if not ends:
-        made.config.eos_token_id = made.generation_config.eos_token_id = None
-    made.save_pretrained(folder)
-    tasks.word_tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 # ------------------------------------------------------------------------------------------- helpers in other processes
@@ -822,173 +700,6 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
         grown = ratios(found[f"{n} rollouts of 32 tokens"], found[f"{fewest} rollouts of 32 tokens"])
         report.figures.append(Figure(f"{n} / {fewest} rollouts", grown))
     return report.close()
-
-
-# -------------------------------------------------------------------------------------------------------- peer and race
-
-
-def peer_environment(folder: Path) -> str:
-    """Python of TRL's own environment, made first if it is missing."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        print(f"installing TRL into {folder}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for packages in (["torch==2.13.0"], PEER_PACKAGES):
-            subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
-    return str(python)
-
-
-class Contestant:
-    """A training program in a process group of its own, which can be frozen; it writes metrics.jsonl, a line a step."""
-
-    def __init__(self, command: list[str], folder: Path, threads: int):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder, self.log = folder, (folder.parent / f"{folder.name}.log").open("w")
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        self.process = subprocess.Popen([*command, "--output_dir", str(folder)], env=environment, cwd=ROOT,
-                                        stdout=self.log, stderr=self.log, start_new_session=True)  # fmt: skip
-
-    def records(self, name: str) -> list[dict[str, Any]]:
-        """Records of steps or evaluations so far."""
-        found = train.Folder(self.folder).read(name)
-        return [record for record in found if "step" in record]
-
-    def advance(self, count: int) -> float:
-        """Thaws it for `count` more steps; seconds that they take. Raises RuntimeError if it ends."""
-        target = len(self.records("metrics.jsonl")) + count
-        started = time.perf_counter()
-        self._signal(signal.SIGCONT)
-        while len(self.records("metrics.jsonl")) < target:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"{self.folder.name} ended with {self.process.returncode}; see {self.log.name}")
-            time.sleep(0.005)
-        seconds = time.perf_counter() - started
-        self._signal(signal.SIGSTOP)
-        return seconds
-
-    def close(self) -> None:
-        """Ends it."""
-        for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
-            try:
-                self._signal(signal.SIGCONT)
-                self._signal(number)
-                self.process.wait(timeout=patience)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
-        self.log.close()
-
-    def _signal(self, number: int) -> None:
-        os.killpg(self.process.pid, number)
-
-
-def ours(*arguments: str) -> list[str]:
-    """Command line of a run of ours."""
-    return [sys.executable, "train.py", *arguments]
-
-
-def peer(args: argparse.Namespace) -> dict[str, Any]:
-    """Completions a second of ours and of TRL's GRPOTrainer, thawed in turn; neither evaluates."""
-    report, python = Report(args), peer_environment(args.environment)
-    longest = 256 if args.size != "0.2M" else 37
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        small = args.size == "0.2M"
-        model = random_model(root / "model", args.size)
-        if small:
-            model = str(tasks.warm_start("runs/cache", seed=args.seed))
-        both = ["--model", model, "--seed", str(args.seed), "--max_steps", "100000"]
-        both += ["--batch_prompts", str(args.batch_prompts)]
-        budget = ["--length_control", "none", "--max_budget", str(longest - 4)]
-        every_row = ["--zero_variance_filter", "false", "--pass_rate_threshold", "2"]
-        mine = [*both, *QUIET, *budget, "--threads", "1"]
-        theirs = [python, "tools/benchmark_peer.py", *both, "--eval_every", "0", "--max_tokens", str(longest)]
-        commands = {"ours, every row trains": (ours(*mine, *every_row), 1)}
-        if small:
-            commands["ours, with its filters"] = (ours(*mine), 1)
-        commands["TRL"] = ([*theirs, "--threads", "2", "--microbatch", str(args.microbatch)], 2)
-        found, running = {}, {}
-        try:
-            for name, (command, threads) in commands.items():
-                running[name] = Contestant(command, root / name.replace(" ", "-"), threads)
-                running[name].advance(3 if small else 1)  # not timed
-            completions = args.batch_prompts * 16 * args.steps
-            found = take_turns({name: lambda c=c: completions / c.advance(args.steps) for name, c in running.items()},
-                               args.repeats)  # fmt: skip
-        finally:
-            for contestant in running.values():
-                contestant.close()
-    report.add(found, "completions/s")
-    least = 1.3 if small else 1.8
-    report.figures = [Figure(f"{name} / TRL", ratios(values, found["TRL"]), least=least)
-                      for name, values in found.items() if name != "TRL"]  # fmt: skip
-    return report.close()
-
-
-def reached(records: Sequence[dict[str, Any]], rate: float, what: str) -> float:
-    """Value of `what` where the held-out pass rate first reaches `rate`, on the line between two evaluations; inf if it
-    never does."""
-    before = None
-    for record in records:
-        if record["pass_rate"] >= rate:
-            if before is None:
-                return record[what]
-            share = (rate - before["pass_rate"]) / (record["pass_rate"] - before["pass_rate"])
-            return before[what] + share * (record[what] - before[what])
-        before = record
-    return math.inf
-
-
-def contestant(name: str, seed: int, args: argparse.Namespace) -> tuple[list[str], int]:
-    """(command, threads) of `pipeline-8:1`, `ppo_off_policy-1:2` or `trl:2`."""
-    label, _, threads = name.partition(":")
-    if label == "trl":
-        model = str(tasks.warm_start("runs/cache", seed=seed))
-        more = ["--model", model, "--seed", str(seed), "--threads", threads, "--max_steps", str(args.max_steps)]
-        return [peer_environment(args.environment), "tools/benchmark_peer.py", *more], int(threads)
-    schedule, _, k = label.rpartition("-")
-    more = ["--schedule", schedule, "--k", k, "--seed", str(seed), "--threads", threads, "--save_every", "0"]
-    return ours(*more, "--max_steps", str(args.max_steps)), int(threads)
-
-
-def race(args: argparse.Namespace) -> dict[str, Any]:
-    """Wall time and sampled tokens to a held-out pass rate, seed by seed; each contestant has the machine to itself.
-    Start-up and evaluation are off every clock."""
-    report, folder = Report(args), Path(args.output_dir)
-    seconds: Measured = {name: [] for name in args.contestants}
-    tokens: Measured = {name: [] for name in args.contestants}
-    for seed in args.seeds:
-        for name in args.contestants:
-            command, threads = contestant(name, seed, args)
-            place = folder / f"{name.replace(':', '-threads-')}-seed-{seed}"
-            shutil.rmtree(place, ignore_errors=True)
-            runner = Contestant(command, place, threads)
-            try:
-                found = wait_until(runner, args.rate, args.limit)
-            finally:
-                runner.close()
-            seconds[name].append(reached(found, args.rate, "seconds"))
-            tokens[name].append(reached(found, args.rate, "tokens"))
-            print(f"{name} seed {seed}: {seconds[name][-1]:.0f} s, {tokens[name][-1]:,.0f} tokens", flush=True)
-    report.add({f"{name}: time": values for name, values in seconds.items()}, f"s to {args.rate}")
-    report.add({f"{name}: tokens": values for name, values in tokens.items()}, f"tokens to {args.rate}")
-    first, *others = args.contestants
-    for name in others:
-        report.figures += [Figure(f"{first} / {name}: time", ratios(seconds[first], seconds[name]), most=1.0),
-                           Figure(f"{first} / {name}: tokens", ratios(tokens[first], tokens[name]))]  # fmt: skip
-    return report.close()
-
-
-def wait_until(runner: Contestant, rate: float, limit: float) -> list[dict[str, Any]]:
-    """Evaluations with their seconds, until one reaches `rate`, the program ends or `limit` seconds have passed."""
-    started = time.monotonic()
-    while True:
-        records = runner.records("eval.jsonl")
-        for record in records:  # ours counts devices' hours
-            record.setdefault("seconds", record.get("device_hours", 0.0) * 3600 / min(2, os.cpu_count()))
-        late = time.monotonic() > started + limit
-        if late or runner.process.poll() is not None or any(record["pass_rate"] >= rate for record in records):
-            return records
-        time.sleep(0.5)
 
 
 # --------------------------------------------------------------------------------------------------------- command line
