@@ -774,7 +774,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command(peer, size=("0.2M", "model size; others than 0.2M sample up to 256 tokens"), steps=(6, "steps of a turn"),
             batch_prompts=(32, "prompts of a step"), microbatch=(64, "TRL's completions per forward pass"),
             environment=environment)  # fmt: skip
-    command(race, contestants=(["pipeline-8:1", "ppo_off_policy-8:1", "ppo_off_policy-1:2", "trl:2"], "NAME-K:THREADS"),
+    command(race, contestants=(["pipeline-8:1", "ppo_off_policy-8:2", "ppo_off_policy-1:2", "trl:2"], "NAME-K:THREADS"),
             seeds=([0, 1, 2], "seeds"), rate=(0.9, "held-out pass rate"), limit=(330.0, "seconds of one contestant"),
             max_steps=(200, "steps at most"), output_dir=("runs/race", "folder of the runs"),
             environment=environment)  # fmt: skip
