@@ -621,7 +621,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
             "unchanged = list(self._stored[name]) == [name]",
             "unchanged = True",
         ),
-        ("all experts counted as visited", "parameter.numel() * visited // experts if", "parameter.numel() if"),
+        ("all experts counted as visited", "* visited // experts(model.config) if", "if"),
         ("tied head costs no FLOPs", "head.numel() if head is embedding else 0", "0"),
         ("shards sent, not the whole", "(gather() if gather else tensor).to(dtype)", "tensor.to(dtype)"),
         (
@@ -671,6 +671,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str]]] = {
         ("GRPO's clip ignored", '{"eps": given["eps_low"]} if "eps_low" in given else {}', "{}"),
     ],
     "train.py": [
+        ("a mixture judged by its mean", ".median().item()  # is off", ".mean().item()  # is off"),
         ("every epoch in one order", "self.weights, self.seed, self.epoch))", "self.weights, self.seed, 0))"),
         ("order without the seed", "self.weights, self.seed, self.epoch))", "self.weights, 0, self.epoch))"),
         ("order of the first epoch kept", "if self._shuffled[0] != self.epoch:", "if self._shuffled[0] < 0:"),
