@@ -1,4 +1,4 @@
-"""tools/ablate.py: which runs are made, which are not made again, and the report's numbers worked by hand. A scripted
+"""tools/ablate.py and its report: which runs are made, which are not made again, and the report's numbers worked by hand. A scripted
 stand-in takes the place of train.py, so nothing is trained."""
 
 import json
@@ -15,7 +15,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import ablate
-from ablate import COMPARISONS, Comparison, Run, UsageError, plan
+import ablation_report
+from ablate import UsageError, plan
+from comparisons import COMPARISONS, Comparison
 
 WRITE_REPORT = ablate.write_report
 
@@ -272,35 +274,35 @@ def test_a_folder_with_other_flags_is_refused(sweep, table, capsys):
 def test_interval_and_difference_by_hand():
     """1, 2, 3: mean 2, sd 1, t(2 degrees, 97.5 %) = 4.3027: 2 -+ 4.3027 / sqrt 3 = 2 -+ 2.4841. Paired by seed:
     (5 - 4), (7 - 5), (9 - 6), while seeds 3 and 8 have no partner."""
-    assert ablate.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-4)
-    mean, low, high = ablate.interval([0.7])
+    assert ablation_report.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-4)
+    mean, low, high = ablation_report.interval([0.7])
     assert mean == 0.7 and math.isnan(low) and math.isnan(high)
-    found = ablate.difference({0: 5.0, 1: 7.0, 2: 9.0, 3: 0.0}, {0: 4.0, 1: 5.0, 2: 6.0, 8: 1.0})
+    found = ablation_report.difference({0: 5.0, 1: 7.0, 2: 9.0, 3: 0.0}, {0: 4.0, 1: 5.0, 2: 6.0, 8: 1.0})
     assert found == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841, 3), abs=1e-4)
-    assert ablate.difference({0: 1.0}, {1: 1.0})[3] == 0
+    assert ablation_report.difference({0: 1.0}, {1: 1.0})[3] == 0
 
 
 def test_the_rule_in_words():
-    words = [ablate.verdict(0.1, low, high, "more", "less") for low, high in ((0.01, 0.2), (-0.1, 0.3), (-0.3, -0.1))]
+    words = [ablation_report.verdict(0.1, low, high, "more", "less") for low, high in ((0.01, 0.2), (-0.1, 0.3), (-0.3, -0.1))]
     assert words == ["more", "not distinguishable", "less"]
-    assert ablate.verdict(0.1, 0.0, 0.2, "more", "less") == "not distinguishable"
-    assert "nothing" in ablate.verdict(0.1, math.nan, math.nan, "more", "less")
+    assert ablation_report.verdict(0.1, 0.0, 0.2, "more", "less") == "not distinguishable"
+    assert "nothing" in ablation_report.verdict(0.1, math.nan, math.nan, "more", "less")
 
 
 def test_compute_to_a_rate_by_hand():
     """.2 at 100, .6 at 300: .3 is reached at 100 + (.1 / .4) 200 = 150; the first crossing counts; .9 never is."""
     evals = [{"tokens": 0, "pass_rate": 0.1}, {"tokens": 100, "pass_rate": 0.2}, {"tokens": 300, "pass_rate": 0.6},
              {"tokens": 400, "pass_rate": 0.25}, {"tokens": 500, "pass_rate": 0.7}]  # fmt: skip
-    assert ablate.compute_to(evals, 0.3, "tokens") == pytest.approx(150)
-    assert ablate.compute_to(evals, 0.6, "tokens") == pytest.approx(300)
-    assert ablate.compute_to(evals, 0.05, "tokens") == 0
-    assert ablate.compute_to(evals, 0.9, "tokens") is None
+    assert ablation_report.compute_to(evals, 0.3, "tokens") == pytest.approx(150)
+    assert ablation_report.compute_to(evals, 0.6, "tokens") == pytest.approx(300)
+    assert ablation_report.compute_to(evals, 0.05, "tokens") == 0
+    assert ablation_report.compute_to(evals, 0.9, "tokens") is None
 
 
 def sigmoid_evals(A, C_mid=300, n=16, noise=0.0, seed=0):
     """Evaluations on R0 = .1, B = 2, every 50 tokens; device-hours are a thousandth of the tokens."""
     C = 50.0 * np.arange(n + 1)
-    rates = ablate.fit_sigmoid.sigmoid(C, 0.1, A, 2.0, C_mid) + noise * np.random.default_rng(seed).normal(size=n + 1)
+    rates = ablation_report.fit_sigmoid.sigmoid(C, 0.1, A, 2.0, C_mid) + noise * np.random.default_rng(seed).normal(size=n + 1)
     return [{"step": 8 * i, "tokens": c, "device_hours": c / 1000, "pass_rate": float(r), "n_prompts": 512,
              "n_samples": 2, "truncated": 0.0, "interrupted": 0.25, "mean_length": 20.0}
             for i, (c, r) in enumerate(zip(C, rates, strict=True))]  # fmt: skip
@@ -314,7 +316,7 @@ def result(variant, seed, evals, tmp_path, steps=()):
         (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     closing = {"finished": "2026-11-21 10:00:00 UTC", "seconds": 60.0, "machine": "2 x X"}
     (folder / "finished.json").write_text(json.dumps(closing))
-    return ablate.read(Run(folder, (("k", 4),), seed), variant, ("tokens",))
+    return ablation_report.read(folder, variant, seed, ("tokens",))
 
 
 def test_health_counts_by_hand(tmp_path):
@@ -330,31 +332,41 @@ def test_health_counts_by_hand(tmp_path):
          "capped_negative": 0.4, "updated": 1},
     ]  # fmt: skip
     evals = sigmoid_evals(0.8)
-    evals[-2]["pass_rate"] = evals[-1]["pass_rate"] = max(e["pass_rate"] for e in evals) - 0.15
-    found = ablate.health(result("a", 0, evals, tmp_path, steps))
+    evals[-2]["pass_rate"] = evals[-1]["pass_rate"] = max(e["pass_rate"] for e in evals[:-2]) - 0.15
+    found = ablation_report.health(result("a", 0, evals, tmp_path, steps))
     assert (found["lag"], found["lag_max"], found["gap"]) == (2.0, 5, 3e-4)
     assert (found["ess"], found["clipped +"], found["clipped -"]) == pytest.approx((0.8, 0.2, 0.4))
     assert found["truncated"] == pytest.approx(0.055) and found["interrupted"] == 0.25
     assert [s.split(" in ")[0] for s in found["signs"][:-1]] == [
         "truncated above 10 %", "gradient not finite", "nothing to train on", "gap above 1e-4",
     ]  # fmt: skip
-    assert all(" in 1 of 4 steps" in s for s in found["signs"][:-1]) and found["signs"][-1].startswith("fell from")
+    assert all(" in 1 of 4 steps" in s for s in found["signs"][:-1]) and found["signs"][-1].startswith("fell by up to 0.15 (2 of")
+
+
+def test_falls_by_hand(tmp_path):
+    """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0."""
+    evals = sigmoid_evals(0.8)[:6]
+    for record, rate in zip(evals, (0.1, 0.3, 0.2, 0.5, 0.1, 0.6), strict=True):
+        record["pass_rate"] = rate
+    run = result("a", 0, evals, tmp_path)
+    assert run.falls == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
+    assert ablation_report.values([run], "fall", "tokens", 0.5) == {0: pytest.approx(0.4)}
 
 
 def test_the_shared_ceiling_is_compares(tmp_path):
     """Ceilings .80 and .81 agree: both are refitted with .805 (to the fit's precision), and B is about the true 2."""
     runs = [result(name, 0, sigmoid_evals(A, n=24), tmp_path) for name, A in (("a", 0.80), ("b", 0.81))]
-    shared, said = ablate.share_ceiling(runs, "tokens")
+    shared, said = ablation_report.share_ceiling(runs, "tokens")
     assert shared == pytest.approx(0.805, abs=2e-3) and "agree" in said
     assert [r.shared["tokens"].A for r in runs] == [shared] * 2
     assert [r.shared["tokens"].B for r in runs] == pytest.approx([2.0, 2.0], abs=0.1)
-    assert ablate.share_ceiling(runs[:1], "tokens")[0] is None
+    assert ablation_report.share_ceiling(runs[:1], "tokens")[0] is None
 
 
 def test_ceilings_that_differ_are_told_and_still_described(tmp_path):
     """.6 and .8: `compare` names the higher; the refits use the mean, .7."""
     runs = [result(name, 0, sigmoid_evals(A, n=24), tmp_path) for name, A in (("a", 0.6), ("b", 0.8))]
-    shared, said = ablate.share_ceiling(runs, "tokens")
+    shared, said = ablation_report.share_ceiling(runs, "tokens")
     assert shared == pytest.approx(0.7, abs=5e-3) and "b seed 0 is highest" in said
     assert [r.shared["tokens"].A for r in runs] == [shared] * 2
 
@@ -365,7 +377,7 @@ def test_extrapolation_counts_by_hand(tmp_path):
     evals = [sigmoid_evals(0.8, n=40) for _ in range(3)]
     for record in evals[2][21:]:
         record["pass_rate"] = 0.2
-    found = ablate.extrapolation([result("a", i, e, tmp_path) for i, e in enumerate(evals)])
+    found = ablation_report.extrapolation([result("a", i, e, tmp_path) for i, e in enumerate(evals)])
     assert (found["runs"], found["inside"], found["points"]) == (3, 2, 60)
     assert found["covered"] == pytest.approx(40 / 60)
     assert found["errors"][1] < 0.01 and found["errors"][2] == pytest.approx(evals[0][-1]["pass_rate"] - 0.2, abs=0.01)
@@ -378,25 +390,46 @@ def test_the_report_by_hand(table, tmp_path):
     dapo 424 and 387. Differences of -176 and -120: -148, sd 40, -+ 12.7 * 40 / sqrt 2: not told apart."""
     results = [result(v, s, sigmoid_evals(0.60 + 0.04 * s + extra, n=30), tmp_path)
                for v, extra in (("base", 0.0), ("dapo", 0.10)) for s in range(2)]  # fmt: skip
-    text = ablate.report("one", results, 0.5, "one.png", [(v, s) for v in ("base", "dapo") for s in range(3)])
+    text = ablation_report.report("one", table["one"], results, 0.5, "one.png", [(v, s) for v in ("base", "dapo") for s in range(3)])
     ends = [[r.final for r in results if r.variant == v] for v in ("base", "dapo")]
     assert np.subtract(*ends) == pytest.approx([-0.096] * 2, abs=1e-3)
     assert "4 of 6 runs finished, seeds 0, 1; 4 minutes of machine time" in text
     assert "Not finished: base seed 2, dapo seed 2." in text
-    assert "*dapo* against *base*" in text and "*base* against" not in text
-    line = next(line for line in text.splitlines() if line.startswith("- *dapo*"))
-    assert "pass rate at the end +0.0" in line and line.count("**higher**") == 2
-    tokens = next(part for part in line.split("; ") if part.startswith("tokens to 0.5 -"))
-    assert abs(float(tokens.split()[3]) + 148) < 3 and tokens.endswith("**not distinguishable**")
+    dapo = next(line for line in text.splitlines() if line.startswith("| dapo | base |")).split(" | ")
+    assert "| base | base |" not in text
+    assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and dapo[3].startswith("**+0.")
+    assert abs(float(dapo[5].split()[0]) + 148) < 3 and "*" not in dapo[5]
+    assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
     row = next(line for line in text.splitlines() if line.startswith("| base | 2 |"))
-    mean, low, high = ablate.interval(ends[0])
+    mean, low, high = ablation_report.interval(ends[0])
     assert f"| {mean:.3g} [{low:.3g}, {high:.3g}] |" in row
     assert "![one](one.png)" in text and "4 of 4" in text.split("Half a run")[1]
 
 
+def test_pairs_follow_against(tmp_path):
+    """`c` is compared with `b`, which is no variant of `a` then; a variant whose baseline has no finished run has none."""
+    c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2", "d": "--k 3"}, against={"c": "b"})
+    assert ablation_report.pairs(c, dict.fromkeys("abcd", ())) == {"c": "b", "d": "a"}
+    assert ablation_report.pairs(c, dict.fromkeys("bcd", ())) == {"c": "b"}
+
+
+def test_the_simpler_rules_by_hand(tmp_path):
+    """R = .9 - .8 / C^.5 in units of 50 tokens: the power law finds its own curve, .9 - .8 / sqrt(40) at the end. That
+    the pass rate stays: the mean at C = 19 and 20."""
+    evals = sigmoid_evals(0.8, n=40)
+    for i, record in enumerate(evals[1:], 1):
+        record["pass_rate"] = 0.9 - 0.8 / math.sqrt(i)
+    found = ablation_report.other_predictions(result("a", 0, evals, tmp_path).half)
+    short = result("b", 0, sigmoid_evals(0.8, n=7), tmp_path)  # 3 points and the start: enough for the sigmoid alone
+    assert ablation_report.extrapolation([short])["runs"] == 1
+    assert "power law" not in ablation_report.other_predictions(short.half)
+    assert found["power law"] == pytest.approx(0.9 - 0.8 / math.sqrt(40), abs=1e-3)
+    assert found["the pass rate stays"] == pytest.approx(0.9 - 0.4 * (1 / math.sqrt(19) + 1 / math.sqrt(20)))
+
+
 def test_the_report_of_one_seed_claims_nothing(table, tmp_path):
     results = [result("base", 0, sigmoid_evals(0.5), tmp_path), result("dapo", 0, sigmoid_evals(0.9), tmp_path)]
-    text = ablate.report("one", results, 0.3, "one.png", [("base", 0), ("dapo", 0)])
+    text = ablation_report.report("one", table["one"], results, 0.3, "one.png", [("base", 0), ("dapo", 0)])
     assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
 
 
@@ -410,3 +443,15 @@ def test_report_alone_reads_what_is_finished(sweep, monkeypatch, tmp_path, capsy
     text = (tmp_path / "runs/one/report.md").read_text()
     assert text in capsys.readouterr().out and "1 of 2 runs finished" in text
     assert f"![one]({tmp_path / 'docs/one.png'})" in text
+
+
+def test_all_runs_every_comparison_once_and_predicts_each_run_once(sweep, monkeypatch, tmp_path, capsys):
+    """One and two have three different runs a seed; `all` makes them, reports both, and counts 3 predictions, not 5."""
+    call, _, calls = sweep
+    monkeypatch.setattr(ablate, "write_report", WRITE_REPORT)
+    assert call("all", "--seeds", "1") == 0
+    assert names(calls()) == ["one/base/0", "one/dapo/0", "two/grpo/0"]
+    text = (tmp_path / "runs/all/report.md").read_text()
+    assert "all 3 runs" in text and "| sigmoid, all | 3 |" in text and (tmp_path / "runs/all/predictions.png").exists()
+    assert all((tmp_path / f"runs/{name}/report.md").exists() for name in ("one", "two"))
+    assert call("all", "--seeds", "1", "--dry-run") == 0 and len(calls()) == 3
