@@ -635,6 +635,8 @@ def format_report(*reports: CurveReport) -> str:
 def _block(r: CurveReport) -> list[tuple[str, str]]:
     f, t = r.fit, r.transient
     held_out = f"; {r.held_out_rmse:.4f} held out, {r.held_out_covered:.0%} of it inside the intervals"
+    if math.isnan(f.A):
+        return [(f"{r.name}: ", f"no fit, for there are {f.reason}")]
     rows = [(f"{r.name}: ", f"{r.x} up to {_short(r.fit_until)}, {f.level:.0%} intervals"),
             ("A     ceiling", f"{f.A:.3f}  {_span(f.A_interval, '.3f')}" + (" identifiable" if f.identifiable else "")),
             *([] if f.identifiable else [("      not identifiable", f.reason)]),
