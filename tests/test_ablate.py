@@ -343,13 +343,14 @@ def test_health_counts_by_hand(tmp_path):
     assert all(" in 1 of 4 steps" in s for s in found["signs"][:-1]) and found["signs"][-1].startswith("fell by up to 0.15 (2 of")
 
 
-def test_falls_by_hand(tmp_path):
-    """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0."""
+def test_best_and_falls_by_hand(tmp_path):
+    """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0; the best two in a row are .2 and .5, or .1 and .6."""
     evals = sigmoid_evals(0.8)[:6]
     for record, rate in zip(evals, (0.1, 0.3, 0.2, 0.5, 0.1, 0.6), strict=True):
         record["pass_rate"] = rate
     run = result("a", 0, evals, tmp_path)
     assert run.falls == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
+    assert run.best == pytest.approx(0.35)
     assert ablation_report.values([run], "fall", "tokens", 0.5) == {0: pytest.approx(0.4)}
 
 
@@ -397,8 +398,8 @@ def test_the_report_by_hand(table, tmp_path):
     assert "Not finished: base seed 2, dapo seed 2." in text
     dapo = next(line for line in text.splitlines() if line.startswith("| dapo | base |")).split(" | ")
     assert "| base | base |" not in text
-    assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and dapo[3].startswith("**+0.")
-    assert abs(float(dapo[5].split()[0]) + 148) < 3 and "*" not in dapo[5]
+    assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and dapo[4].startswith("**+0.")
+    assert abs(float(dapo[6].split()[0]) + 148) < 3 and "*" not in dapo[6]
     assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
     row = next(line for line in text.splitlines() if line.startswith("| base | 2 |"))
     mean, low, high = ablation_report.interval(ends[0])

@@ -47,6 +47,12 @@ class Result:
         return sum(rates) / len(rates)
 
     @property
+    def best(self) -> float:
+        """Best pass rate of the run: the highest mean of two evaluations in a row."""
+        rates = np.array([record["pass_rate"] for record in self.evals])
+        return float((rates[1:] + rates[:-1]).max(initial=2 * rates[0]) / 2)
+
+    @property
     def falls(self) -> np.ndarray:
         """(evaluations,): how far each lies below the best before it; 0 at a new best."""
         rates = np.array([record["pass_rate"] for record in self.evals])
@@ -81,7 +87,8 @@ def share_ceiling(results: Sequence[Result], axis: str) -> tuple[float | None, s
         refits = both.refits or [fit_sigmoid.fit(f.C, f.R, A=A, n_samples=f.n_samples) for f in fits]
         for result, refit in zip(results, refits, strict=True):
             result.shared[axis] = refit
-    return A, both.verdict
+    unknown = sum(not f.identifiable for f in fits)
+    return A, f"no verdict: {unknown} of {len(fits)} ceilings are not identifiable" if unknown else both.verdict
 
 
 def compute_to(evals: Sequence[Mapping[str, Any]], rate: float, axis: str) -> float | None:
@@ -187,6 +194,7 @@ def extrapolation(results: Sequence[Result]) -> dict[str, Any]:
 # What is compared with the baseline: (heading, words for more and for less, what it is of a result)
 MEASURES = {
     "final": ("pass rate at the end", "higher", "lower"),
+    "best": ("best pass rate", "higher", "lower"),
     "A known": ("A where identifiable", "higher", "lower"),
     "B shared": ("B at the shared A", "more efficient", "less efficient"),
     "tokens": ("tokens to the rate", "needs more", "needs fewer"),
@@ -205,8 +213,8 @@ def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> d
     missing. `A known` is A where it is identifiable, `fall` the largest fall of the pass rate below its best before."""
     found: dict[int, float | None] = {}
     for r in results:
-        if measure == "final":
-            found[r.seed] = r.final
+        if measure in ("final", "best"):
+            found[r.seed] = getattr(r, measure)
         elif measure == "A known":
             found[r.seed] = r.whole[axis].fit.A if r.whole[axis].fit.identifiable else None
         elif measure == "fall":
@@ -255,15 +263,15 @@ def by_variant(results: Sequence[Result]) -> dict[str, list[Result]]:
 def main_table(groups: Mapping[str, Sequence[Result]], axis: str, shared: float | None, rate: float) -> str:
     """Fits and compute to the rate, one row a variant."""
     unit = fit_sigmoid.UNITS.get(axis, axis)
-    head = ["variant", "seeds", "pass rate at the end", "A", "A identifiable", "B", f"C_mid ({unit})",
+    head = ["variant", "seeds", "pass rate at the end", "best", "A", "A identifiable", "B", f"C_mid ({unit})",
             f"B at A = {shared:.3f}" if shared else "B at a shared A", f"tokens to {rate:g}",
             f"device-hours to {rate:g}"]  # fmt: skip
     rows = []
     for name, results in groups.items():
-        names, n = ("final", "A", "B", "C_mid", "B shared", "tokens", "device_hours"), len(results)
+        names, n = ("final", "best", "A", "B", "C_mid", "B shared", "tokens", "device_hours"), len(results)
         found = [cell(values(results, measure, axis, rate), n) for measure in names]
         known = len(values(results, "A known", axis, rate))
-        rows.append([name, str(n), *found[:2], f"{known} of {n}", *found[2:]])
+        rows.append([name, str(n), *found[:3], f"{known} of {n}", *found[3:]])
     return table(head, rows)
 
 
@@ -395,9 +403,9 @@ def draw(c: Comparison, results: Sequence[Result], path: Path) -> None:
         panel.set(xlabel=fit_sigmoid.UNITS.get(axis, axis), ylim=(0, 1))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("pass rate on held-out prompts")
-    first = next(iter(c.variants))
+    against = pairs(c, groups)
     for i, (variant, some) in enumerate(groups.items()):
-        base = groups.get(c.against.get(variant, first), [])
+        base = groups[against.get(variant, variant)]
         mean, low, high, _ = difference(values(some, "final", "", 0.0), values(base, "final", "", 0.0))
         reach = 0.0 if math.isnan(low) else high - mean
         last.errorbar(mean, i, xerr=reach, color=f"C{i % 10}", marker="o", capsize=3)
