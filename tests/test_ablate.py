@@ -378,9 +378,12 @@ def test_extrapolation_counts_by_hand(tmp_path):
     evals = [sigmoid_evals(0.8, n=40) for _ in range(3)]
     for record in evals[2][21:]:
         record["pass_rate"] = 0.2
-    found = ablation_report.extrapolation([result("a", i, e, tmp_path) for i, e in enumerate(evals)])
+    runs = [result("a", i, e, tmp_path) for i, e in enumerate(evals)]
+    found = ablation_report.extrapolation(runs)
     assert (found["runs"], found["inside"], found["points"]) == (3, 2, 60)
     assert found["covered"] == pytest.approx(40 / 60)
+    runs[1].half.predictions[0] = runs[1].half.predictions[0]._replace(measured=0.99)
+    assert ablation_report.extrapolation(runs[1:])["too high"] == 1  # the third; the second ends above
     assert found["errors"][1] < 0.01 and found["errors"][2] == pytest.approx(evals[0][-1]["pass_rate"] - 0.2, abs=0.01)
 
 

@@ -183,6 +183,7 @@ def extrapolation(results: Sequence[Result]) -> dict[str, Any]:
     return {
         "runs": len(rows), "not fitted": len(results) - len(rows), "others": others, "points": points,
         "errors": [abs(end.reward - end.measured) for end in ends],
+        "too high": sum(end.reward > end.measured for end in ends),
         "inside": sum(end.evaluation[0] <= end.measured <= end.evaluation[1] for end in ends),
         "covered": sum(row.held_out_covered * row.held_out_points for row in rows) / max(1, points),
         "rmse": float(np.median([row.held_out_rmse for row in rows])) if rows else math.nan,
@@ -333,7 +334,7 @@ def apart(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str, rate
 
 def extrapolation_text(results: Sequence[Result]) -> str:
     """The table of predictions."""
-    head = ["from the first half", "runs", "error at the end: median", "9 of 10 below", "largest",
+    head = ["from the first half", "runs", "error at the end: median", "9 of 10 below", "largest", "too high in",
             "last evaluation inside its 95 % interval", "all held-out evaluations inside", "RMSE of the second half"]
 
     def errors(found: Sequence[float]) -> list[str]:
@@ -344,12 +345,13 @@ def extrapolation_text(results: Sequence[Result]) -> str:
     rows = []
     for name, some in (("ceiling identifiable", known), ("ceiling not identifiable", unknown), ("all", results)):
         e = extrapolation(some)
-        if e["runs"]:
-            rows.append([f"sigmoid, {name}", str(e["runs"]), *errors(e["errors"]), f"{e['inside']} of {e['runs']}",
-                         f"{e['covered']:.0%} of {e['points']}", f"{e['rmse']:.3f}"])  # fmt: skip
+        n = e["runs"]
+        if n:
+            rows.append([f"sigmoid, {name}", str(n), *errors(e["errors"]), f"{e['too high']} of {n}",
+                         f"{e['inside']} of {n}", f"{e['covered']:.0%} of {e['points']}", f"{e['rmse']:.3f}"])
         else:
-            rows.append([f"sigmoid, {name}", "0", *["–"] * 6])
-    rows += [[rule, str(len(found)), *errors(found), *["–"] * 3] for rule, found in e["others"].items()]
+            rows.append([f"sigmoid, {name}", "0", *["–"] * 7])
+    rows += [[rule, str(len(found)), *errors(found), *["–"] * 4] for rule, found in e["others"].items()]
     failed = e["not fitted"]
     return table(head, rows) + (f"\n\n{failed} runs have too few evaluations in their first half." if failed else "")
 
