@@ -361,6 +361,8 @@ def test_the_shared_ceiling_is_compares(tmp_path):
     assert shared == pytest.approx(0.805, abs=2e-3) and "agree" in said
     assert [r.shared["tokens"].A for r in runs] == [shared] * 2
     assert [r.shared["tokens"].B for r in runs] == pytest.approx([2.0, 2.0], abs=0.1)
+    found = [ablation_report.values([r], "C_mid shared", "tokens", 0.5)[0] for r in runs]
+    assert found == pytest.approx([300, 300], abs=8)
     assert ablation_report.share_ceiling(runs[:1], "tokens")[0] is None
 
 
@@ -399,10 +401,10 @@ def test_the_report_by_hand(table, tmp_path):
     assert np.subtract(*ends) == pytest.approx([-0.096] * 2, abs=1e-3)
     assert "4 of 6 runs finished, seeds 0, 1; 4 minutes of machine time" in text
     assert "Not finished: base seed 2, dapo seed 2." in text
-    dapo = next(line for line in text.splitlines() if line.startswith("| dapo | base |")).split(" | ")
+    dapo, fits = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
     assert "| base | base |" not in text
-    assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and dapo[4].startswith("**+0.")
-    assert abs(float(dapo[6].split()[0]) + 148) < 3 and "*" not in dapo[6]
+    assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and fits[2].startswith("**+0.")
+    assert abs(float(dapo[5].split()[0]) + 148) < 3 and "*" not in dapo[5]
     assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
     row = next(line for line in text.splitlines() if line.startswith("| base | 2 |"))
     mean, low, high = ablation_report.interval(ends[0])

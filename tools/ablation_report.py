@@ -192,20 +192,24 @@ def extrapolation(results: Sequence[Result]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------------------- the report
 
-# What is compared with the baseline: (heading, words for more and for less, what it is of a result)
-MEASURES = {
+# What is compared with the baseline: (heading, words for more and for less)
+FITTED = {  # of the curve, so for each axis of compute
+    "A known": ("A where identifiable", "higher", "lower"),
+    "B shared": ("B at the shared A", "steeper", "flatter"),
+    "C_mid shared": ("C_mid at the shared A", "needs more", "needs less"),
+}
+MEASURED = {  # of the run, without a fit
     "final": ("pass rate at the end", "higher", "lower"),
     "best": ("best pass rate", "higher", "lower"),
-    "A known": ("A where identifiable", "higher", "lower"),
-    "B shared": ("B at the shared A", "more efficient", "less efficient"),
-    "tokens": ("tokens to the rate", "needs more", "needs fewer"),
-    "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
     "fall": ("largest fall below the best before", "falls further", "falls less"),
+    "tokens": ("tokens to the rate", "needs more", "needs fewer"),
+    "step": ("steps to the rate", "needs more", "needs fewer"),
+    "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
 }
 
 RULE = (
-    "**What can be told apart.** Variant minus baseline, paired by seed, with the 95 % interval over seeds; in bold "
-    "where 0 is outside, which is what *distinguishable* means here. Not corrected for the number of comparisons."
+    "Differences are variant minus baseline, paired by seed, with the 95 % interval over seeds; in bold where 0 is "
+    "outside, which is what *distinguishable* means here. Not corrected for the number of comparisons."
 )
 
 
@@ -220,8 +224,8 @@ def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> d
             found[r.seed] = r.whole[axis].fit.A if r.whole[axis].fit.identifiable else None
         elif measure == "fall":
             found[r.seed] = float(r.falls.max())
-        elif measure == "B shared":
-            found[r.seed] = r.shared[axis].B if axis in r.shared else None
+        elif measure in ("B shared", "C_mid shared"):
+            found[r.seed] = getattr(r.shared[axis], measure.split()[0]) if axis in r.shared else None
         elif measure in ("A", "B", "C_mid"):
             found[r.seed] = getattr(r.whole[axis].fit, measure)
         else:
@@ -261,19 +265,29 @@ def by_variant(results: Sequence[Result]) -> dict[str, list[Result]]:
     return found
 
 
-def main_table(groups: Mapping[str, Sequence[Result]], axis: str, shared: float | None, rate: float) -> str:
-    """Fits and compute to the rate, one row a variant."""
-    unit = fit_sigmoid.UNITS.get(axis, axis)
-    head = ["variant", "seeds", "pass rate at the end", "best", "A", "A identifiable", "B", f"C_mid ({unit})",
-            f"B at A = {shared:.3f}" if shared else "B at a shared A", f"tokens to {rate:g}",
-            f"device-hours to {rate:g}"]  # fmt: skip
+def fit_table(groups: Mapping[str, Sequence[Result]], axis: str, shared: float | None) -> str:
+    """Fits against one axis of compute, one row a variant."""
+    unit, at = fit_sigmoid.UNITS.get(axis, axis), f"A = {shared:.3f}" if shared else "a shared A"
+    head = ["variant", "seeds", "A", "A identifiable", "B", f"C_mid ({unit})", f"B at {at}", f"C_mid at {at}"]
     rows = []
     for name, results in groups.items():
-        names, n = ("final", "best", "A", "B", "C_mid", "B shared", "tokens", "device_hours"), len(results)
-        found = [cell(values(results, measure, axis, rate), n) for measure in names]
-        known = len(values(results, "A known", axis, rate))
-        rows.append([name, str(n), *found[:3], f"{known} of {n}", *found[3:]])
+        names, n = ("A", "B", "C_mid", "B shared", "C_mid shared"), len(results)
+        A, *others = (cell(values(results, measure, axis, 0.0), n) for measure in names)
+        rows.append([name, str(n), A, f"{len(values(results, 'A known', axis, 0.0))} of {n}", *others])
     return table(head, rows)
+
+
+def run_table(groups: Mapping[str, Sequence[Result]], rate: float) -> str:
+    """What needs no fit, one row a variant."""
+    head = ["variant", "seeds", *headings(MEASURED, rate)]
+    rows = [[name, str(len(some)), *(cell(values(some, measure, "", rate), len(some)) for measure in MEASURED)]
+            for name, some in groups.items()]  # fmt: skip
+    return table(head, rows)
+
+
+def headings(measures: Mapping[str, tuple[str, str, str]], rate: float) -> list[str]:
+    """Their headings, with the pass rate in its place."""
+    return [heading.replace("the rate", f"{rate:g}") for heading, *_ in measures.values()]
 
 
 def health_table(groups: Mapping[str, Sequence[Result]]) -> str:
@@ -306,12 +320,15 @@ def pairs(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> dict[str, st
     return {name: base for name, base in found.items() if name != base and base in groups and name not in own}
 
 
-def apart(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str, rate: float) -> list[str]:
-    """A table of each variant against its baseline, measure by measure, and the same in words; by THE RULE."""
-    against = pairs(c, groups)
+def apart(
+    against: Mapping[str, str], groups: Mapping[str, Sequence[Result]], axis: str, rate: float,
+    measures: Mapping[str, tuple[str, str, str]],
+) -> list[str]:
+    """A table of each variant against its baseline, measure by measure, and the same in words; by THE RULE. `against`:
+    {variant: baseline}; `axis`: of the fits."""
     rows = {name: [name, base] for name, base in against.items()}
     lines = []
-    for measure, (heading, more, less) in MEASURES.items():
+    for (measure, (_, more, less)), heading in zip(measures.items(), headings(measures, rate), strict=True):
         said: dict[str, list[str]] = {}
         for name, base in against.items():
             ours, theirs = (values(groups[v], measure, axis, rate) for v in (name, base))
@@ -324,12 +341,9 @@ def apart(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str, rate
             text = f"{'+' if mean >= 0 else ''}{amount(mean)}{span}{few}" if n else "–"
             rows[name].append(f"**{text}**" if sure else text)
         found = sorted(said, key=lambda word: word[0] != "*")  # first what is told apart
-        told = "; ".join(f"{word}: {', '.join(said[word])}" for word in found)
-        lines.append(f"- {heading.replace('the rate', f'{rate:g}')}: {told}.")
-    if not rows:
-        return []
-    head = ["variant", "against", *(heading.replace("the rate", f"{rate:g}") for heading, *_ in MEASURES.values())]
-    return [RULE, table(head, list(rows.values())), "\n".join(lines)]
+        lines.append(f"- {heading}: " + "; ".join(f"{word}: {', '.join(said[word])}" for word in found) + ".")
+    head = ["variant", "against", *headings(measures, rate)]
+    return [table(head, list(rows.values())), "\n".join(lines)] if rows else []
 
 
 def extrapolation_text(results: Sequence[Result]) -> str:
@@ -372,14 +386,19 @@ def report(
         f"Setting: `{c.setting}`. Variants: "
         + "; ".join(f"*{v}* `{c.variants[v] or 'the setting as it is'}`" for v in groups) + ".",
         f"![{name}]({picture})",
+        RULE,
+        "**Without a fit.** Mean [95 % interval over seeds].",
+        run_table(groups, rate),
     ]  # fmt: skip
+    against = pairs(c, groups)
+    text += apart(against, groups, "", rate, MEASURED)
     for axis in c.axes:
         shared, said = share_ceiling(results, axis)
-        text += [f"**Fits against {fit_sigmoid.UNITS.get(axis, axis)}.** Mean [95 % interval over seeds]. "
-                 "A ceiling that is not identifiable is a guess, and so are its B and C_mid.",
-                 main_table(groups, axis, shared, rate),
-                 f"`fit_sigmoid.compare` on all runs: {said}."]  # fmt: skip
-        text += apart(c, groups, axis, rate)
+        text += [f"**Fits against {fit_sigmoid.UNITS.get(axis, axis)}.** A ceiling that is not identifiable is a "
+                 "guess, and so are its B and C_mid.",
+                 fit_table(groups, axis, shared),
+                 f"`fit_sigmoid.compare` on all runs: {said}.",
+                 *apart(against, groups, axis, rate, FITTED)]  # fmt: skip
     text += ["**Health of the runs.**", health_table(groups), "**Half a run predicts the other.**",
              extrapolation_text(results)]  # fmt: skip
     return "\n\n".join(text) + "\n"

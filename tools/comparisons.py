@@ -32,7 +32,7 @@ class Comparison:
     setting: str = HARD
     against: dict[str, str] = field(default_factory=dict)
     axes: tuple[str, ...] = ("tokens",)
-    minutes: float = 2.8
+    minutes: float = 2.3
 
 
 COMPARISONS = {
