@@ -336,6 +336,8 @@ def test_health_counts_by_hand(tmp_path):
     found = ablation_report.health(result("a", 0, evals, tmp_path, steps))
     assert (found["lag"], found["lag_max"], found["gap"]) == (2.0, 5, 3e-4)
     assert (found["ess"], found["clipped +"], found["clipped -"]) == pytest.approx((0.8, 0.2, 0.4))
+    run = result("b", 0, evals, tmp_path, steps)
+    assert ablation_report.values([run], "truncated", "", 0.5) == {0: pytest.approx(0.055)}
     assert found["truncated"] == pytest.approx(0.055) and found["interrupted"] == 0.25
     assert [s.split(" in ")[0] for s in found["signs"][:-1]] == [
         "truncated above 10 %", "gradient not finite", "nothing to train on", "gap above 1e-4",
@@ -404,7 +406,7 @@ def test_the_report_by_hand(table, tmp_path):
     dapo, fits = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
     assert "| base | base |" not in text
     assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and fits[2].startswith("**+0.")
-    assert abs(float(dapo[5].split()[0]) + 148) < 3 and "*" not in dapo[5]
+    assert abs(float(dapo[6].split()[0]) + 148) < 3 and "*" not in dapo[6]
     assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
     row = next(line for line in text.splitlines() if line.startswith("| base | 2 |"))
     mean, low, high = ablation_report.interval(ends[0])

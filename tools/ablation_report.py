@@ -202,6 +202,7 @@ MEASURED = {  # of the run, without a fit
     "final": ("pass rate at the end", "higher", "lower"),
     "best": ("best pass rate", "higher", "lower"),
     "fall": ("largest fall below the best before", "falls further", "falls less"),
+    "truncated": ("truncated, share of all steps", "more", "fewer"),
     "tokens": ("tokens to the rate", "needs more", "needs fewer"),
     "step": ("steps to the rate", "needs more", "needs fewer"),
     "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
@@ -224,6 +225,8 @@ def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> d
             found[r.seed] = r.whole[axis].fit.A if r.whole[axis].fit.identifiable else None
         elif measure == "fall":
             found[r.seed] = float(r.falls.max())
+        elif measure == "truncated":
+            found[r.seed] = health(r)["truncated"]
         elif measure in ("B shared", "C_mid shared"):
             found[r.seed] = getattr(r.shared[axis], measure.split()[0]) if axis in r.shared else None
         elif measure in ("A", "B", "C_mid"):
