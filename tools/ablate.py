@@ -279,7 +279,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--jobs", type=int, default=1, help="runs at a time; above 1 they slow each other, and device-hours mean less")
     add("--budget", default="", help="of each run: tokens as 800k or 1.5M, or device-hours as 0.05h")
     add("--output", default="runs/ablate", metavar="FOLDER", help="where the runs are (default runs/ablate)")
-    add("--pass-rate", type=float, default=0.5, metavar="P", help="compute to this pass rate is reported (default 0.5)")
+    add("--pass-rate", type=float, default=0.0, metavar="P",
+        help="compute to this pass rate is reported (default: the comparison's)")  # fmt: skip
     add("--dry-run", action="store_true", help="list the commands and end")
     add("--report", action="store_true", help="no runs, only the report of the finished ones")
     add("--pictures", default="", metavar="FOLDER", help="of the picture (default: beside the report)")
@@ -318,7 +319,7 @@ def write_report(name: str, runs: Mapping[tuple[str, int], Run], args: argparse.
     shown = picture.name if pictures == folder else str(picture)
     if c:
         ablation_report.draw(c, results, picture)
-        text = ablation_report.report(name, c, results, args.pass_rate, shown, list(runs))
+        text = ablation_report.report(name, c, results, args.pass_rate or c.pass_rate, shown, list(runs))
     else:
         ablation_report.draw_predictions(results, picture)
         text = (f"## Half a run predicts the other: all {len(results)} runs, each counted once\n\n"
