@@ -505,7 +505,8 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
     """Read evaluations: -> name of x, compute (N,), reward (N,), samples per point (N,) or None, last line's number.
 
     `x` names the column of compute; None: tokens on a CPU run, else device_hours, else what there is. `samples` is a
-    column or a number; None: n_prompts * n_samples where the file has both. InputError names the file, line and fix.
+    column or a number; None: n_prompts * n_samples where the file has both. A record with `step` 0 is at compute 0.
+    InputError names the file, line and fix.
     """
     rows, name = _rows(source), source if isinstance(source, (str, Path)) else "records"
 
@@ -529,6 +530,7 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
     points, zero = [], math.nan
     for line, row in rows:
         c, r = _number(line, row, x), _number(line, row, y)
+        c = 0.0 if row.get("step") in (0, "0") else c  # before the first step: a clock that ran has trained nothing
         n = math.prod(_number(line, row, k) for k in counts) if counts else math.nan if samples is None else samples
         if c < 0 or math.isinf(c):
             raise _bad(line, f"{x} is {c:g}; compute is finite and >= 0, correct the value or delete the line")

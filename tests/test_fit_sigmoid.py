@@ -660,6 +660,13 @@ def test_curve_options():
         curve([])
 
 
+def test_the_evaluation_before_the_first_step_is_at_compute_0():
+    """A clock that ran 2 ms before training: else log C of that point would be a lever of 15 e-folds."""
+    rows = [row | {"device_hours": row["tokens"] / 1e6 + 5e-7, "step": i} for i, row in enumerate(records())]
+    r = curve(rows, x="device_hours")
+    assert r.C[0] == 0 and r.C[1] > 0 and r.fit.R0_source == "measured"
+
+
 def test_report_of_a_run_too_short_to_fit(tmp_path):
     r = curve(records(n=3), fit_until=0.5, plot=tmp_path / "curve.png")
     text = format_report(r)

@@ -202,7 +202,7 @@ MEASURED = {  # of the run, without a fit
     "final": ("pass rate at the end", "higher", "lower"),
     "best": ("best pass rate", "higher", "lower"),
     "fall": ("largest fall below the best before", "falls further", "falls less"),
-    "truncated": ("truncated, share of all steps", "more", "fewer"),
+    "truncated": ("truncated completions, mean over steps", "more", "fewer"),
     "tokens": ("tokens to the rate", "needs more", "needs fewer"),
     "step": ("steps to the rate", "needs more", "needs fewer"),
     "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
@@ -295,7 +295,7 @@ def headings(measures: Mapping[str, tuple[str, str, str]], rate: float) -> list[
 
 def health_table(groups: Mapping[str, Sequence[Result]]) -> str:
     """What the runs were like, one row a variant."""
-    head = ["variant", "lag mean / max", "ESS", "clipped A > 0 / A < 0", "truncated, all steps / at the end",
+    head = ["variant", "lag mean / max", "ESS", "clipped A > 0 / A < 0", "truncated, mean over steps / at the end",
             "interrupted at the end", "length at the end", "largest log-prob gap", "instabilities"]  # fmt: skip
     rows = []
     for name, results in groups.items():
@@ -351,8 +351,8 @@ def apart(
 
 def extrapolation_text(results: Sequence[Result]) -> str:
     """The table of predictions."""
-    head = ["from the first half", "runs", "error at the end: median", "9 of 10 below", "largest", "too high in",
-            "last evaluation inside its 95 % interval", "all held-out evaluations inside", "RMSE of the second half"]
+    head = ["from the first half", "runs", "error at the end: median", "90 % quantile", "largest", "too high in",
+            "last evaluation inside its 95 % interval", "all held-out evaluations inside", "median RMSE, second half"]
 
     def errors(found: Sequence[float]) -> list[str]:
         return [f"{v:.3f}" for v in (np.median(found), np.quantile(found, 0.9), max(found))]
@@ -384,7 +384,8 @@ def report(
     text = [
         f"## {name}: {c.about}",
         f"{len(results)} of {len(wanted)} runs finished, seeds {', '.join(map(str, seeds))}; {minutes:.0f} minutes of "
-        f"machine time, {dates[0]} to {dates[-1]}; {'; '.join(sorted({r.closing['machine'] for r in results}))}."
+        f"machine time, finished between {dates[0]} and {dates[-1]}; "
+        f"{'; '.join(sorted({r.closing['machine'] for r in results}))}."
         + (f" Not finished: {', '.join(missing)}." if missing else ""),
         f"Setting: `{c.setting}`. Variants: "
         + "; ".join(f"*{v}* `{c.variants[v] or 'the setting as it is'}`" for v in groups) + ".",
@@ -398,7 +399,7 @@ def report(
     for axis in c.axes:
         shared, said = share_ceiling(results, axis)
         text += [f"**Fits against {fit_sigmoid.UNITS.get(axis, axis)}.** A ceiling that is not identifiable is a "
-                 "guess, and so are its B and C_mid.",
+                 "guess, and so are its B and C_mid; B and C_mid at the shared A are as good as that A.",
                  fit_table(groups, axis, shared),
                  f"`fit_sigmoid.compare` on all runs: {said}.",
                  *apart(against, groups, axis, rate, FITTED)]  # fmt: skip
