@@ -32,7 +32,8 @@ def test_every_flag_named_exists():
     """`--name` in the README is a flag of train.py or of the other programs that it shows."""
     known = {field.name for group in flags.FLAGS for field in dataclasses.fields(group)}
     others = set(re.findall(r"--([\w-]+)", (ROOT / "fit_sigmoid.py").read_text()))
-    others |= set(re.findall(r"--([\w-]+)", (ROOT / "tools" / "supervised_control.py").read_text()))
+    for tool in ("supervised_control.py", "ablate.py"):
+        others |= set(re.findall(r"--([\w-]+)", (ROOT / "tools" / tool).read_text()))
     others |= {"config_file", "num_processes", "standalone", "nproc_per_node"}  # launchers of accelerate and torch
     others |= {"head", "node-ip-address", "num-gpus", "address"}  # ray
     named = set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", README))
