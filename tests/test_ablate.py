@@ -353,6 +353,9 @@ def test_best_and_falls_by_hand(tmp_path):
     run = result("a", 0, evals, tmp_path)
     assert run.falls == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
     assert run.best == pytest.approx(0.35)
+    run.evals[-2]["pass_rate"] = 0.2
+    assert run.final == pytest.approx(0.4)  # of .2 and .6
+    run.evals[-2]["pass_rate"] = 0.1
     assert ablation_report.values([run], "fall", "tokens", 0.5) == {0: pytest.approx(0.4)}
 
 
@@ -387,7 +390,7 @@ def test_extrapolation_counts_by_hand(tmp_path):
     assert (found["runs"], found["inside"], found["points"]) == (3, 2, 60)
     assert found["covered"] == pytest.approx(40 / 60)
     runs[1].half.predictions[0] = runs[1].half.predictions[0]._replace(measured=0.99)
-    assert ablation_report.extrapolation(runs[1:])["too high"] == 1  # the third; the second ends above
+    assert [ablation_report.extrapolation([run])["too high"] for run in runs[1:]] == [0, 1]  # one ends above, one falls
     assert found["errors"][1] < 0.01 and found["errors"][2] == pytest.approx(evals[0][-1]["pass_rate"] - 0.2, abs=0.01)
 
 
@@ -441,16 +444,20 @@ def test_the_report_of_one_seed_claims_nothing(table, tmp_path):
     assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
 
 
-def test_report_alone_reads_what_is_finished(sweep, monkeypatch, tmp_path, capsys):
-    """One of two variants is finished: its report and picture are written, and nothing is run."""
+def test_report_alone_reads_what_is_finished(sweep, table, monkeypatch, tmp_path, capsys):
+    """One of two variants is finished: its report and picture are written, and nothing is run. The pass rate is the
+    comparison's own, or the one given."""
     call, _, calls = sweep
+    object.__setattr__(table["one"], "pass_rate", 0.3)
     assert call("one", "--seeds", "1", "--only", "base") == 0
     monkeypatch.setattr(ablate, "write_report", WRITE_REPORT)
     assert call("one", "--seeds", "1", "--report", "--pictures", str(tmp_path / "docs")) == 0 and len(calls()) == 1
     assert (tmp_path / "docs/one.png").read_bytes()[:4] == b"\x89PNG"
     text = (tmp_path / "runs/one/report.md").read_text()
     assert text in capsys.readouterr().out and "1 of 2 runs finished" in text
-    assert f"![one]({tmp_path / 'docs/one.png'})" in text
+    assert f"![one]({tmp_path / 'docs/one.png'})" in text and "tokens to 0.3" in text
+    assert call("one", "--seeds", "1", "--report", "--pass-rate", "0.4") == 0
+    assert "tokens to 0.4" in (tmp_path / "runs/one/report.md").read_text()
 
 
 def test_all_runs_every_comparison_once_and_predicts_each_run_once(sweep, monkeypatch, tmp_path, capsys):
