@@ -460,6 +460,15 @@ def test_report_alone_reads_what_is_finished(sweep, table, monkeypatch, tmp_path
     assert "tokens to 0.4" in (tmp_path / "runs/one/report.md").read_text()
 
 
+def test_the_report_names_the_budget_that_was_given(sweep, monkeypatch, tmp_path):
+    """Not the one of the setting, which it took the place of."""
+    call, _, _ = sweep
+    monkeypatch.setattr(ablate, "write_report", WRITE_REPORT)
+    assert call("one", "--seeds", "1", "--only", "base", "--budget", "90k") == 0
+    text = (tmp_path / "runs/one/report.md").read_text()
+    assert "Setting: `--k 4 --max_tokens 90000 --max_device_hours 0.0`" in text
+
+
 def test_all_runs_every_comparison_once_and_predicts_each_run_once(sweep, monkeypatch, tmp_path, capsys):
     """One and two have three different runs a seed; `all` makes them, reports both, and counts 3 predictions, not 5."""
     call, _, calls = sweep

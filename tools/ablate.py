@@ -317,6 +317,9 @@ def write_report(name: str, runs: Mapping[tuple[str, int], Run], args: argparse.
         path.mkdir(parents=True, exist_ok=True)
     picture = pictures / f"{name if c else 'predictions'}.png"
     shown = picture.name if pictures == folder else str(picture)
+    if c and args.budget:  # it took the place of the setting's own
+        given = resolved(c.setting) | budget_flags(args.budget)
+        c = dataclasses.replace(c, setting=" ".join(f"--{flag} {_word(value)}" for flag, value in given.items()))
     if c:
         ablation_report.draw(c, results, picture)
         text = ablation_report.report(name, c, results, args.pass_rate or c.pass_rate, shown, list(runs))
