@@ -1,35 +1,43 @@
-# make demo · make test: each builds .venv first if it is missing.
+# make demo · make test: each builds its environment first if it is missing.
 PYTHON ?= python3
 export OMP_NUM_THREADS ?= 1
-REQUIREMENTS := $(if $(shell command -v nvidia-smi 2>/dev/null),requirements.txt,requirements-cpu.txt)
+NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
+# Tests always run on the CPU build of vLLM: where .venv holds the NVIDIA build they have an environment of their own.
+TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
+test test-slow smoke mutate: export CUDA_VISIBLE_DEVICES =
 
-.PHONY: setup demo test test-slow mutate lint clean
+.PHONY: setup demo test test-slow mutate lint smoke clean
 
 setup: .venv/installed
 
-.venv/installed: $(REQUIREMENTS)
-	$(PYTHON) -m venv .venv
-	.venv/bin/pip install -q torch==2.13.0
-	.venv/bin/pip install -q -r $(REQUIREMENTS)
-ifeq ($(REQUIREMENTS),requirements-cpu.txt)
-	.venv/bin/pip uninstall -q -y torchvision torchaudio torchcodec  # CUDA builds; vLLM's import fails with them
-endif
+.venv/installed: $(if $(NVIDIA),requirements.txt,requirements-cpu.txt)
+.venv-cpu/installed: requirements-cpu.txt
+.venv/installed .venv-cpu/installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q torch==2.13.0
+	$(@D)/bin/pip install -q -r $<
+	$(if $(findstring cpu,$<),$(@D)/bin/pip uninstall -q -y torchvision torchaudio torchcodec)  # CUDA builds: vLLM's import fails
 	touch $@
 
-demo: setup  ## the built-in task, the whole recipe: about 2 minutes on 2 cores
+demo: setup  ## the built-in task with the whole recipe
 	.venv/bin/python train.py --output_dir runs/demo --overwrite true
 
-test: setup  ## fast tests, real vLLM among them
-	.venv/bin/python -m pytest -m "not slow"
+test: $(TESTS)/installed  ## fast tests, real vLLM among them
+	$(TESTS)/bin/python -m pytest -m "not slow"
 
-test-slow: setup  ## what takes minutes
-	.venv/bin/python -m pytest -m slow
+test-slow: $(TESTS)/installed  ## what takes minutes
+	$(TESTS)/bin/python -m pytest -m slow
 
-mutate: setup  ## breaks the code on purpose, one place at a time; every mutation must fail a test
-	.venv/bin/python tools/mutate.py
+smoke: $(TESTS)/installed  ## thirty steps of the demo, which must learn
+	$(TESTS)/bin/python train.py --output_dir runs/smoke --overwrite true --max_steps 30 --eval_every 15 --save_every 15
+	$(TESTS)/bin/python -c 'import json; rates = [json.loads(x)["pass_rate"] for x in open("runs/smoke/eval.jsonl")]; \
+	print("held-out pass rates:", rates); assert rates[0] < 0.15 and rates[-1] > rates[0] + 0.15, "it did not learn"'
 
-lint: setup
-	.venv/bin/ruff check .
+mutate: $(TESTS)/installed  ## breaks the code on purpose, one place at a time; every mutation must fail a test
+	$(TESTS)/bin/python tools/mutate.py
+
+lint: $(TESTS)/installed
+	$(TESTS)/bin/ruff check .
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-cpu runs

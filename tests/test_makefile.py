@@ -1,0 +1,59 @@
+"""`make test` runs on the CPU build of vLLM, also on a machine with an NVIDIA GPU, and never in the GPU's environment."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def commands(target: str, folder: Path, nvidia: bool) -> str:
+    """What `make target` would run in a fresh checkout, with a false `nvidia-smi` on PATH or without any."""
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("requirements.txt", "requirements-cpu.txt"):
+        (folder / name).touch()
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("sh", "make", "python3"):
+        (programs / name).symlink_to(shutil.which(name))
+    if nvidia:
+        (programs / "nvidia-smi").symlink_to(shutil.which("true"))
+    done = subprocess.run(
+        ["make", "-n", target], cwd=folder, env={"PATH": str(programs)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_tests_have_an_environment_of_their_own_beside_a_gpus(tmp_path):
+    said = commands("test", tmp_path, nvidia=True)
+    assert ".venv-cpu/bin/pip install -q -r requirements-cpu.txt" in said
+    assert "pip uninstall -q -y torchvision" in said
+    assert "requirements.txt" not in said and ".venv/" not in said
+    assert said.rstrip().endswith('.venv-cpu/bin/python -m pytest -m "not slow"')
+
+
+def test_the_demo_takes_the_gpus_build_where_there_is_one(tmp_path):
+    said = commands("demo", tmp_path, nvidia=True)
+    assert ".venv/bin/pip install -q -r requirements.txt" in said
+    assert "requirements-cpu.txt" not in said and "pip uninstall" not in said
+
+
+def test_without_a_gpu_there_is_one_environment(tmp_path):
+    said = commands("test", tmp_path, nvidia=False)
+    assert ".venv/bin/pip install -q -r requirements-cpu.txt" in said and ".venv-cpu" not in said
+
+
+def test_tests_see_no_gpu(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "requirements-cpu.txt").touch()
+    for name in (".venv", ".venv-cpu"):  # whose Python says what it sees
+        (tmp_path / name / "bin").mkdir(parents=True)
+        python = tmp_path / name / "bin" / "python"
+        python.write_text("#!/bin/sh\nenv\n")
+        python.chmod(0o755)
+        (tmp_path / name / "installed").touch()
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1"}
+    said = subprocess.run(["make", "test"], cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    assert "\nCUDA_VISIBLE_DEVICES=\n" in said
