@@ -14,6 +14,10 @@ DAPO's dynamic sampling (2503.14476, section 3.2) is the alternative to the firs
 SYMBOLS. N rows (rollouts) · r reward · prompt_ids (N,) one id a group: a prompt twice in a batch is two groups ·
 prompt_id in `PassRateHistory`: the data set's own stable key, the same in every epoch · B prompts an optimiser step.
 
+SEVERAL RANKS. Each rank must see every group of the step: gather rewards and ids before `zero_variance`, and (id,
+correct) before `PassRateHistory.update`, in the same order everywhere. Otherwise the ranks come to retire different
+prompts, and denominators differ.
+
 CHOICES, where the paper is silent. F1: the pass rate is cumulative over all epochs; `window="latest"` takes the last
 group only. F2: retirement is for good, also if a group still in flight lowers the rate afterwards. F3: the rate counts
 0/1 correctness, never a shaped reward, and there is no least number of rollouts beyond one group.
@@ -40,12 +44,13 @@ def zero_variance(rewards: Tensor, prompt_ids: Tensor) -> Tensor:
 
     Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN reward is
     unequal to all, so that its group stays and the error shows. Groups of one row are dropped.
-    rewards (N,), prompt_ids (N,) in any order.
+    rewards (N,), prompt_ids (N,) in any order. Raises ValueError for other shapes.
     """
+    if rewards.dim() != 1 or rewards.shape != prompt_ids.shape:
+        raise ValueError(f"rewards {tuple(rewards.shape)} and prompt_ids {tuple(prompt_ids.shape)} must be (N,).")
     _, group = torch.unique(prompt_ids, return_inverse=True)  # (N,)
-    blank = torch.zeros_like(rewards)  # (N,), room for a value a group
-    highest = blank.scatter_reduce(0, group, rewards, "amax", include_self=False)  # (N,), the first P used
-    lowest = blank.scatter_reduce(0, group, rewards, "amin", include_self=False)  # (N,), the first P used
+    blank = torch.zeros_like(rewards)  # (N,), room for a value a group: the first P are used
+    highest, lowest = (blank.scatter_reduce(0, group, rewards, f, include_self=False) for f in ("amax", "amin"))
     return (highest != lowest)[group]  # (N,)
 
 
@@ -78,14 +83,14 @@ class PassRateHistory:
     def update(self, prompt_id: PromptId, correct: Iterable[bool | int]) -> None:
         """Count one group: `correct` has a 0/1 (or bool) for each of its rollouts.
 
-        Raises ValueError if `correct` is empty or holds anything but 0 and 1 (a reward of -1, a shaped 0.5), TypeError
-        if `prompt_id` is neither str nor int (a 0-d tensor hashes by identity and would be a new prompt every time).
+        Raises ValueError if `correct` is empty or holds anything but 0 and 1 (a reward of -1, a shaped 0.5). This and
+        the other methods raise TypeError for a prompt id that is neither str nor int: a 0-d tensor hashes by identity
+        and would be a new prompt every time, one that is never retired.
         """
         values = [float(c) for c in correct]
         if not values or any(v not in (0.0, 1.0) for v in values):
             raise ValueError(f"PassRateHistory: expected a 0 or 1 for each rollout of the group, got {values}.")
-        if not isinstance(prompt_id, PromptId):
-            raise TypeError(f"PassRateHistory: prompt_id must be str or int, got {type(prompt_id).__name__}.")
+        self._check(prompt_id)
         before = self._counts.get(prompt_id, (0, 0)) if self.window == "cumulative" else (0, 0)
         solved, rollouts = before[0] + int(sum(values)), before[1] + len(values)
         self._counts[prompt_id] = (solved, rollouts)
@@ -94,13 +99,20 @@ class PassRateHistory:
         if solved * bound.denominator >= bound.numerator * rollouts:
             self._retired[prompt_id] = None
 
+    def _check(self, prompt_id: Any) -> None:
+        if not isinstance(prompt_id, PromptId):
+            kind = type(prompt_id).__name__
+            raise TypeError(f"PassRateHistory: prompt_id must be str or int, got {kind}; use int(id) or str(id).")
+
     def pass_rate(self, prompt_id: PromptId) -> float | None:
         """Share of the prompt's counted rollouts that were correct, or None if none was counted yet."""
+        self._check(prompt_id)
         solved, rollouts = self._counts.get(prompt_id, (0, 0))
         return solved / rollouts if rollouts else None
 
     def retired(self, prompt_id: PromptId) -> bool:
         """Whether the prompt must not be sampled again. A prompt never seen is not retired."""
+        self._check(prompt_id)
         return prompt_id in self._retired
 
     @property
@@ -110,7 +122,7 @@ class PassRateHistory:
 
     def remaining(self, prompt_ids: Sequence[PromptId]) -> list[PromptId]:
         """Those of a pool that may still be sampled, in order. Raises PromptsExhausted if none is left."""
-        left = [p for p in prompt_ids if p not in self._retired]
+        left = [p for p in prompt_ids if not self.retired(p)]
         if not left:
             raise PromptsExhausted(
                 f"All {len(prompt_ids)} prompts reached a pass rate of {self.threshold}: the run has learnt its pool. "
@@ -159,7 +171,9 @@ class DynamicSampling:
             sampler.offer(next_group, rewards)
         groups = sampler.take()
 
-    A refill costs sampling that is not trained on: `discarded` and `offered` count it since the last `take`.
+    A refill costs sampling that is not trained on: `discarded` and `offered` count it since the last `take`. One
+    consumer only: with two, both may see `full` as False, and the second offer raises. There is no `state_dict`: the
+    groups it holds are lost at a checkpoint, so sample their prompts again after a resume.
 
     Args:
         batch_prompts: B.
@@ -187,11 +201,14 @@ class DynamicSampling:
     def offer(self, group: Any, rewards: Sequence[float] | Tensor) -> bool:
         """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept.
 
-        Raises RuntimeError if the batch is full already, and PromptsExhausted after `max_in_a_row` discarded groups.
+        Raises RuntimeError if the batch is full already, ValueError for a group without rewards, and PromptsExhausted
+        after `max_in_a_row` discarded groups.
         """
         if self.full:
             raise RuntimeError("DynamicSampling: the batch is full; call take() before the next offer().")
         values = torch.as_tensor(rewards, dtype=torch.float64)  # (G,)
+        if not len(values):
+            raise ValueError("DynamicSampling: a group without rewards has nothing to keep or to discard.")
         keep = bool(zero_variance(values, torch.zeros(len(values), dtype=torch.long)).any())
         self.offered += 1
         if keep:

@@ -43,7 +43,7 @@ def test_zero_variance_against_sets(seed, dtype):
     assert got.dtype == torch.bool and got.tolist() == [len(groups[p]) > 1 for p in ids]
 
 
-def test_trap_18_zero_variance_is_exact_equality():
+def test_zero_variance_is_exact_equality():
     """Seven FP32 thirds have a std of 3e-8 in FP32, not 0: equal all the same. Two rewards 1e-7 apart are not equal."""
     thirds = torch.full((7,), 1 / 3)
     assert not zero_variance(thirds, torch.zeros(7)).any()
@@ -64,7 +64,7 @@ def test_zero_variance_edges():
 
 
 @pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
-def test_trap_4_filtered_rows_leave_loss_and_denominators(how):
+def test_filtered_rows_leave_loss_and_denominators(how):
     """A step on a batch with two dead groups, their mask set to 0, is the step on the batch that never had them."""
     g = torch.Generator().manual_seed(0)
     logprobs = -torch.rand(8, 3, generator=g, dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_trap_4_filtered_rows_leave_loss_and_denominators(how):
     removed, masked = step(keep, mask), step(torch.ones(8, dtype=torch.bool), mask * keep[:, None])
     torch.testing.assert_close(masked, removed)
     left_in = step(torch.ones(8, dtype=torch.bool), mask)
-    torch.testing.assert_close(left_in, removed / 2)  # the trap: half the groups are dead, so half the step
+    torch.testing.assert_close(left_in, removed / 2)  # left in, half the groups are dead, so half the step
 
 
 # ------------------------------------------------------------------------------------- no-positive-resampling
@@ -140,7 +140,7 @@ def test_above_one_nothing_retires():
 
 
 @pytest.mark.parametrize("correct", [[1, -1], [0.5], [0.9, 1.0], [math.nan], [2], []])
-def test_trap_20_a_shaped_reward_is_no_pass_rate(correct):
+def test_a_shaped_reward_is_no_pass_rate(correct):
     """Rewards of -1, lengths' penalties and NaN are refused, and leave the history as it was."""
     history = PassRateHistory()
     history.update("a", [1, 0])
@@ -159,7 +159,7 @@ def test_correct_may_be_a_tensor_and_ids_may_not():
             history.update(bad, [1])
 
 
-def test_trap_20_history_goes_through_a_checkpoint():
+def test_history_goes_through_a_checkpoint():
     """Through JSON text, with ids of both kinds (1 and "1" are two prompts), and goes on counting as if never saved."""
     history = PassRateHistory()
     history.update(1, [1] * 17 + [0])
@@ -221,7 +221,7 @@ def test_load_is_strict_and_leaves_the_history_alone(change, message):
     assert history.state_dict() == before
 
 
-def test_trap_20_an_exhausted_pool_is_said_not_spun_on():
+def test_an_exhausted_pool_is_said_not_spun_on():
     """Prompts still to sample keep their order; when none is left, an error names the flag's idea instead of a loop."""
     history = PassRateHistory()
     pool = ["c", "a", "b"]
