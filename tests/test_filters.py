@@ -63,6 +63,14 @@ def test_zero_variance_edges():
     assert rewards.tolist() == [1.0, 0.0] and ids.tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("rewards, ids", [(3, 2), (2, 3), ((4, 1), 4), ((), ())])
+def test_zero_variance_refuses_shapes_that_do_not_agree(rewards, ids):
+    rewards, ids = torch.zeros(rewards), torch.zeros(ids)
+    with pytest.raises(ValueError) as error:
+        zero_variance(rewards, ids)
+    assert str(tuple(rewards.shape)) in str(error.value) and str(tuple(ids.shape)) in str(error.value)
+
+
 @pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
 def test_filtered_rows_leave_loss_and_denominators(how):
     """A step on a batch with two dead groups, their mask set to 0, is the step on the batch that never had them."""
@@ -154,9 +162,17 @@ def test_correct_may_be_a_tensor_and_ids_may_not():
     for correct in (torch.tensor([1, 0]), torch.tensor([True, False]), np.array([1.0, 0.0]), (c for c in (1, 0))):
         history.update(3, correct)
     assert history.pass_rate(3) == 0.5
-    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):
-        with pytest.raises(TypeError, match="str or int"):
-            history.update(bad, [1])
+    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):  # to ask is refused too: the answer would be "not retired"
+        for question in (
+            lambda: history.update(bad, [1]),
+            lambda: history.retired(bad),
+            lambda: history.pass_rate(bad),
+            lambda: history.remaining([3, bad]),
+        ):
+            with pytest.raises(TypeError, match=r"str or int, got .*; use int\(id\) or str\(id\)"):
+                question()
+    with pytest.raises(TypeError, match="got Tensor"):
+        history.remaining(torch.tensor([3, 4]))
 
 
 def test_history_goes_through_a_checkpoint():
@@ -273,6 +289,15 @@ def test_dynamic_sampling_compares_as_exactly_as_the_filter():
     assert sampler.offer("a", [0.5, 0.5 + 1e-12])
     assert not sampler.offer("b", [1.0])
     assert sampler.offer("c", [math.nan, 1.0])
+
+
+def test_dynamic_sampling_refuses_an_empty_group():
+    """A group without rewards is a bug of the caller, not one to discard; the counts stay."""
+    sampler = DynamicSampling(batch_prompts=1)
+    for rewards in ([], torch.zeros(0)):
+        with pytest.raises(ValueError, match="without rewards"):
+            sampler.offer("a", rewards)
+    assert (sampler.offered, sampler.discarded) == (0, 0)
 
 
 def test_dynamic_sampling_gives_up():

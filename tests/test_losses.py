@@ -224,6 +224,24 @@ def test_gspo_against_the_papers_own_expression():
     )
 
 
+def test_gspo_with_advantages_per_token_is_gspo_token():
+    """rho = 1.10 and .88, so s = sqrt(.968) = .9838699, inside both clips of .04; A = 2 and -3. Loss and gradient of each
+    token are -s A_t. A third token, rho = 1.2 and A = 0, makes s = (1.1616)^(1/3) = 1.0512, above the clip: it holds
+    the token with A = 2 and not the one with A = -3, and the third does not move.
+    """
+    logprobs, behaviour = ratios(1.10, 0.88)
+    a, clips = torch.tensor([[2.0, -3.0]], dtype=F64), {"eps_low": 0.04, "eps_high": 0.04}
+    token_loss, _, grad = run("gspo", logprobs, behaviour, behaviour, a, torch.ones(1, 2), **clips)
+    expected = torch.tensor([[-2 * 0.9838699, 3 * 0.9838699]], dtype=F64)
+    torch.testing.assert_close(token_loss, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(grad, expected, atol=1e-6, rtol=0)
+    logprobs, behaviour = ratios(1.10, 0.88, 1.2)
+    a = torch.tensor([[2.0, -3.0, 0.0]], dtype=F64)
+    _, metrics, grad = run("gspo", logprobs, behaviour, behaviour, a, torch.ones(1, 3), **clips)
+    torch.testing.assert_close(grad, torch.tensor([[0.0, 3 * 1.0512, 0.0]], dtype=F64), atol=1e-3, rtol=0)
+    assert (int(metrics["capped_positive"]), int(metrics["capped_negative"])) == (1, 0)
+
+
 def test_tis_by_hand():
     """pi_gen = .1, pi_old = .3, pi = .33, A = 2: min(.3/.1, 2) = 2 and r = 1.1, so loss = -2 * 1.1 * 2 = -4.4 and the
     gradient is the same. Second token: pi_old = .15, factor 1.5, r = 1.1: -3.3. Against pi_gen both would be clipped.
@@ -237,6 +255,56 @@ def test_tis_by_hand():
     summary = summarise_metrics(metrics)
     assert summary["tis_capped"] == 0.5 and summary["capped_positive"] == 0
     assert summary["ratio_max"] == pytest.approx(3.3)  # pi / pi_gen, as in every loss
+
+
+def test_sequence_level_tis_by_hand():
+    """pi_old / pi_gen = 2, .5, 1.5 and an untrained 9: the product is 1.5 on each trained token, not min(2, 1.2), .5 and
+    min(1.5, 1.2). pi = pi_old, A = 2: gradient -3 a token; with a cap of 1.2, -2.4, and all 3 trained tokens count.
+    """
+    behaviour = torch.tensor([[0.1, 0.2, 0.1, 0.1]], dtype=F64).log()
+    old = torch.tensor([[0.2, 0.1, 0.15, 0.9]], dtype=F64).log()
+    a, mask = torch.tensor([2.0], dtype=F64), torch.tensor([[1, 1, 1, 0]])
+    for cap, slope, capped in [(2.0, -3.0, 0), (1.2, -2.4, 3)]:
+        _, metrics, grad = run("tis", old, behaviour, old, a, mask, cap=cap, level="sequence")
+        torch.testing.assert_close(grad, torch.tensor([[slope, slope, slope, 0.0]], dtype=F64))
+        assert int(metrics["tis_capped"]) == capped
+    _, _, grad = run("tis", old, behaviour, old, a, mask, cap=1.2)  # the default is the token's own ratio
+    torch.testing.assert_close(grad, torch.tensor([[-2.4, -1.0, -2.4, 0.0]], dtype=F64))
+    with pytest.raises(ValueError, match="level='row' is not one of token, sequence"):
+        tis(old, behaviour, a, mask, old_logprobs=old, level="row")
+
+
+def test_tis_per_sequence_is_unbiased_without_its_cap_and_per_token_is_not():
+    """Oracle: all 9 sequences of two tokens out of three, the second's distribution depending on the first. The mean
+    gradient over what the generator samples must be that of E_{y~pi}[A(y)] = sum_y pi(y) A(y), by autograd.
+    """
+    g = torch.Generator().manual_seed(3)
+    first, second = (torch.randn(*n, generator=g, dtype=F64, requires_grad=True) for n in ((3,), (3, 3)))
+    mu = torch.randn(3, generator=g, dtype=F64).log_softmax(0), torch.randn(3, 3, generator=g, dtype=F64).log_softmax(1)
+    advantages = torch.randn(9, generator=g, dtype=F64)
+    y1, y2 = torch.arange(9) // 3, torch.arange(9) % 3
+    pi = torch.stack([first.log_softmax(0)[y1], second.log_softmax(1)[y1, y2]], 1)  # (9, 2)
+    sampled = torch.stack([mu[0][y1], mu[1][y1, y2]], 1)  # (9, 2)
+    leaves = [first, second]
+    expected = torch.autograd.grad(-(pi.sum(1).exp() * advantages).sum(), leaves, retain_graph=True)
+    errors = {}
+    for level in ("token", "sequence"):
+        token_loss, _ = tis(pi, sampled, advantages, torch.ones(9, 2), old_logprobs=pi, cap=1e6, level=level)
+        mean = (sampled.sum(1).exp()[:, None] * token_loss).sum()
+        got = torch.autograd.grad(mean, leaves, retain_graph=True)
+        errors[level] = max(float((x - y).abs().max()) for x, y in zip(got, expected, strict=True))
+    assert errors["sequence"] < 1e-12 and errors["token"] > 0.01
+
+
+def test_tis_with_one_update_a_batch_is_cispo():
+    """pi_old = pi: per token the gradient is that of CISPO with eps_max = cap to the bit, and no clip acts, however
+    narrow (rho of e^+-3 here)."""
+    logprobs, behaviour, _, advantages, mask = batch(spread=1.5)
+    _, _, wanted = run("cispo", logprobs, behaviour, logprobs, advantages, mask, eps_max=2.0)
+    for clips in ({}, {"eps_low": 1e-9, "eps_high": 1e-9}):
+        _, metrics, grad = run("tis", logprobs, behaviour, logprobs, advantages, mask, **clips)
+        assert torch.equal(grad, wanted) and int(metrics["capped_positive"] + metrics["capped_negative"]) == 0
+        assert int(metrics["tis_capped"]) > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -285,6 +353,14 @@ def test_a_nan_inside_the_mask_is_not_hidden(name, which):
         assert math.isnan(summarise_metrics(merge_metrics([metrics, metrics]))["ratio_max"])
 
 
+def test_a_nan_in_a_sequences_ratio_stays_out_of_the_padding():
+    logprobs, behaviour, old, advantages, mask = batch()
+    behaviour[1, 0] = math.nan
+    token_loss, _, _ = run("tis", logprobs, behaviour, old, advantages, mask, level="sequence")
+    assert token_loss[1][mask[1] == 1].isnan().all() and not token_loss[mask == 0].any()
+    assert token_loss[torch.arange(6) != 1].isfinite().all()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("gap", [300.0, -300.0])
 def test_log_ratio_is_bounded_before_exp(name, gap):
@@ -308,6 +384,32 @@ def test_dtype_follows_the_log_probs(name):
     assert run(name, logprobs.float(), *others, mask)[0].dtype == torch.float32  # advantages in FP64 do not promote
     for kind in (torch.bool, torch.float32, torch.int32):
         assert torch.equal(run(name, logprobs, *others, mask.to(kind))[0], run(name, *inputs)[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_log_probs_are_raised_before_the_ratio(name):
+    """64 rows of 64 tokens at log-probs of which bfloat16 keeps 3 digits; the generator's are FP32. Loss, gradient and
+    clip decisions are those of the same values in FP32: in bfloat16 ratios near 1 are .996, 1 or 1.008, and a quarter of
+    the rows fall on the other side of GSPO's clips at .997 and 1.004.
+    """
+    g = torch.Generator().manual_seed(0)
+    coarse = (-2 * torch.rand(64, 64, generator=g)).bfloat16()
+    behaviour = coarse.float() + torch.empty(64, 1).uniform_(-0.01, 0.01, generator=g)
+    behaviour += 0.003 * torch.randn(64, 64, generator=g)
+    advantages, mask = torch.randn(64, generator=g), torch.ones(64, 64)
+    wanted = run(name, coarse.float(), behaviour, behaviour, advantages, mask)
+    got = run(name, coarse, behaviour, behaviour, advantages, mask)
+    assert got[0].dtype == torch.float32 and torch.equal(got[0], wanted[0])
+    assert got[2].dtype == torch.bfloat16 and torch.equal(got[2], wanted[2].bfloat16())
+    assert {k: float(v) for k, v in got[1].items()} == {k: float(v) for k, v in wanted[1].items()}
+    if name == "gspo":
+        assert torch.equal(got[2].any(1), wanted[2].any(1)) and 8 <= int((~got[2].any(1)).sum()) <= 56  # clips act
+
+
+def test_bfloat16_kl_is_computed_in_fp32():
+    """log pi = -1, log pi_ref = -1.001, which bfloat16 rounds to -1: k1 is .001, not 0."""
+    got = kl_penalty(torch.tensor([[-1.0]]).bfloat16(), torch.tensor([[-1.001]]), torch.ones(1, 1), "k1")
+    assert got.dtype == torch.float32 and float(got) == pytest.approx(0.001, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -343,6 +445,59 @@ def test_advantages_belong_to_rows_and_shapes_must_agree(name):
     if name == "tis":
         with pytest.raises(ValueError, match="expected logprobs"):
             tis(*good, old_logprobs=torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advantages_per_token_that_are_equal_in_a_row_are_the_rows_own(name):
+    """(N, T), with junk outside the mask, against (N,): the same bits in loss, gradient and metrics."""
+    logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
+    wanted = run(name, logprobs, behaviour, old, advantages, mask)
+    per_token = advantages[:, None].expand(6, 5).masked_fill(mask == 0, math.nan)
+    got = run(name, logprobs, behaviour, old, per_token, mask)
+    assert torch.equal(got[0], wanted[0]) and torch.equal(got[2], wanted[2])
+    assert {k: float(v) for k, v in got[1].items()} == {k: float(v) for k, v in wanted[1].items()}
+
+
+@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "tis"])
+def test_advantages_per_token_act_on_their_own_token(name):
+    """Rows of one token each are worked out elsewhere: a token with its own advantage must be such a row."""
+    logprobs, behaviour, old, _, mask = batch(spread=0.3)
+    advantages = torch.randn(6, 5, generator=torch.Generator().manual_seed(9), dtype=F64)
+    token_loss, metrics, grad = run(name, logprobs, behaviour, old, advantages, mask)
+    column = [x.reshape(-1, 1) for x in (logprobs, behaviour, old)]
+    wanted = run(name, *column, advantages.flatten(), mask.reshape(-1, 1))
+    assert torch.equal(token_loss.reshape(-1, 1), wanted[0]) and torch.equal(grad.reshape(-1, 1), wanted[2])
+    assert {k: float(v) for k, v in metrics.items()} == pytest.approx({k: float(v) for k, v in wanted[1].items()})
+
+
+@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
+@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "tis"])
+def test_packed_rows_equal_padded_ones(name, how):
+    """Rows of 3, 5, 1 and 4 tokens end to end, (1, 13), with advantages and weights per token: as padded (4, 5)."""
+    lengths, ids = [3, 5, 1, 4], torch.tensor([0, 0, 1, 1])
+    row = torch.arange(4).repeat_interleave(torch.tensor(lengths))  # (13,)
+    *packed, _, _ = batch(rows=1, length=13, seed=4, spread=0.3)
+    mask = torch.tensor([[1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0]])  # 2, 4, 1 and 2 tokens train
+    advantages = torch.tensor([1.0, -1.0, 0.5, -0.5], dtype=F64)
+    divisors = {"sample": [2 * 4, 4 * 4, 1 * 4, 2 * 4], "prompt": [6 * 2, 6 * 2, 3 * 2, 3 * 2], "token": [9] * 4,
+                "constant": [7 * 4] * 4}  # fmt: skip
+    weights = mask / torch.tensor(divisors[how], dtype=F64)[row]  # (1, 13)
+
+    def step(tensors, advantages, mask, weights):
+        leaf = tensors[0].clone().requires_grad_()
+        token_loss, metrics = LOSSES[name](leaf, tensors[1], advantages, mask, **extra(name, tensors[2]))
+        loss = (weights * token_loss).sum()
+        return loss.detach(), metrics, torch.autograd.grad(loss, leaf)[0]
+
+    def pad(x: Tensor) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(x[0].split(lengths), batch_first=True)
+
+    mask_padded = pad(mask)
+    wanted = step([pad(x) for x in packed], advantages, mask_padded, aggregation_weights(mask_padded.double(), ids, how, 7))
+    got = step(packed, advantages[row][None], mask, weights)
+    torch.testing.assert_close(got[0], wanted[0])
+    torch.testing.assert_close(pad(got[2]), wanted[2])
+    assert {k: float(v) for k, v in got[1].items()} == pytest.approx({k: float(v) for k, v in wanted[1].items()})
 
 
 # ------------------------------------------------------------------------------------------------- metrics
@@ -513,6 +668,35 @@ def test_any_split_gives_the_same_gradient(name, how):
     assert (naive - whole).abs().max() > 1e-3 * whole.abs().max()
 
 
+def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
+    """accelerate's own `accumulate` and `backward` over 3 microbatches of unequal size: the loss times 3 gives the
+    gradient of the whole batch in one backward pass, the bare loss a third of it. (Ranks: see test_fp32_head.py.)
+    """
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    features, actions = torch.randn(8, 5, 4), torch.randint(6, (8, 5, 1))
+    _, noise, _, advantages, mask = (x.float() for x in batch(rows=8, spread=0.2))
+    weights = aggregation_weights(mask, torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]))
+    model = torch.nn.Linear(4, 6)
+
+    def loss(module: torch.nn.Module, rows: slice) -> Tensor:
+        logprobs = module(features[rows]).log_softmax(-1).gather(2, actions[rows]).squeeze(2)  # (n, 5)
+        token_loss, _ = cispo(logprobs, noise[rows], advantages[rows], mask[rows])
+        return (weights[rows] * token_loss).sum()
+
+    wanted = torch.autograd.grad(loss(model, slice(None)), model.weight)[0]
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    prepared = accelerator.prepare(model)
+    for factor in (1, 3):
+        model.zero_grad()
+        for rows in (slice(0, 2), slice(2, 7), slice(7, 8)):
+            with accelerator.accumulate(prepared):
+                accelerator.backward(loss(prepared, rows) * factor)
+        torch.testing.assert_close(model.weight.grad, wanted * factor / 3)
+    accelerator.gradient_accumulation_steps = 1  # accelerate keeps it for the whole process
+
+
 @pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
 def test_dropped_rows_leave_the_denominators(how):
     """A row or prompt whose mask is all 0 weighs as if it were not in the batch."""
@@ -658,6 +842,8 @@ def test_advantage_dtypes_nan_and_errors():
     for how in ("batch", "prompt", "none"):  # a NaN reward is not hidden, in a group of equal rewards neither
         assert normalize_advantages(torch.tensor([math.nan, 1.0, 1, 0]), ids, how)[:2].isnan().all()
         assert normalize_advantages(torch.tensor([math.nan, math.nan, 1, 0]), ids, how)[:2].isnan().all()
+    hidden = normalize_advantages(torch.tensor([math.nan, 1.0, 1, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2]), "batch")
+    assert hidden[:4].isnan().all() and hidden[4:].tolist() == [0, 0]  # other prompts lose theirs too, but for exact 0
     with pytest.raises(ValueError, match="batch, prompt, none"):
         normalize_advantages(ints, ids, "group")
     for bad in (torch.zeros(3), torch.zeros(4, 1)):
