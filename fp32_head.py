@@ -23,11 +23,18 @@ states by the bfloat16 head with FP32 accumulation and FP32 logits on CUDA and R
 product elsewhere; a quantised head is refused. Both are the FP32 product of ROUNDED weights, so a trainer with FP32
 master weights must multiply with `rounded(master, torch.bfloat16)`, and with hidden states that are rounded too.
 
+SEVERAL PROCESSES. DDP and FSDP work inside the forward of the module that they wrap: there a sharded head is gathered,
+and gradients are reduced for what went through it. `token_logprobs` called on `ddp.module`'s parts trains each rank on
+its own gradient, without a message. So wrap a `Scorer`, which has the whole computation inside, and call the wrapped:
+
+    scorer = DDP(Scorer(model))  # or fully_shard(scorer), or accelerator.prepare(scorer)
+    logprobs, entropy = scorer(input_ids, start)  # (N, L - start) each, of the tokens input_ids[:, start:]
+
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
-SIMPLIFIED. One device (no vocabulary-parallel head); no soft cap and no scale on the logits (Gemma 2, Granite); a head
-stored in bfloat16 is cast to FP32 whole, one (V, H) copy a pass. CUDA may run FP32 products in TF32 if told to
-(`torch.set_float32_matmul_precision`): operands rounded to bfloat16 lose nothing by it, FP32 ones do.
+SIMPLIFIED. The head is whole on each device (no vocabulary-parallel head); no soft cap and no scale on the logits (Gemma
+2, Granite); a head stored in bfloat16 is cast to FP32 whole, one (V, H) copy a pass. CUDA may run FP32 products in TF32
+if told to (`torch.set_float32_matmul_precision`): operands rounded to bfloat16 lose nothing by it, FP32 ones do.
 
 CHOICE. H1: with `fp32=False` only the forward product is computed in the model's dtype; gradients stay FP32 products.
 
@@ -38,10 +45,11 @@ CHOICE. H1: with `fp32=False` only the forward product is computed in the model'
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.autograd.function import once_differentiable
 
 # What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
@@ -77,8 +85,9 @@ def token_logprobs(
     Args:
         hidden: (M, H) last hidden states, any float dtype.
         weight: (V, H) head; the embedding if they are tied.
-        targets: (M,) int64 ids. `targets[i]` FOLLOWS position i: the caller has shifted by one (trap 12).
-        temperature: the generator's (trap 11).
+        targets: (M,) int64 ids. `targets[i]` FOLLOWS position i: the caller has shifted by one. Padding may be any id
+            from 0 to V - 1 (not -100): mask its log-prob afterwards.
+        temperature: the one that the generator sampled at.
         bias: (V,) or None.
         chunk_tokens: C; None fills `CHUNK_BYTES`.
         entropy_grad: let the entropy carry a gradient; otherwise it is a monitor.
@@ -123,6 +132,47 @@ def rounded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
 
 
+def head_of(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(weight (V, H), bias (V,) or None) of a Hugging Face causal LM's head, the embedding's weight if they are tied.
+
+    Raises TypeError for a head under a PEFT adapter such as LoRA, whose `weight` is that of the base layer alone.
+    """
+    head = model.get_output_embeddings()
+    if hasattr(head, "base_layer"):  # what PEFT calls the layer that its adapter wraps
+        raise TypeError(
+            f"the head is a {type(head).__name__}, whose `weight` leaves the adapter out; keep the head out of "
+            "target_modules, or merge the adapter."
+        )
+    return head.weight, getattr(head, "bias", None)
+
+
+class Scorer(nn.Module):
+    """A Hugging Face causal LM that returns log-probs: the module to wrap in DDP or FSDP, and to call.
+
+    Args:
+        model: has `base_model`, which returns hidden states, and `get_output_embeddings()`.
+        options: keywords of `token_logprobs`, such as temperature.
+    """
+
+    def __init__(self, model: nn.Module, **options: Any):
+        super().__init__()
+        self.model, self.options = model, options
+
+    def forward(
+        self, input_ids: torch.Tensor, start: int = 1, **inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logprobs, entropy), each (N, L - start), of the tokens from position `start` >= 1 of `input_ids` (N, L).
+
+        `inputs` go to the body: attention_mask, position_ids. Errors: those of `head_of` and `token_logprobs`.
+        """
+        body = self.model.base_model(input_ids=input_ids, use_cache=False, **inputs)
+        hidden = body.last_hidden_state[:, start - 1 : -1]  # (N, L - start, H): position t - 1 predicts token t
+        weight, bias = head_of(self.model)
+        targets = input_ids[:, start:]  # (N, L - start)
+        found = token_logprobs(hidden.flatten(0, 1), weight, targets.flatten(), bias=bias, **self.options)
+        return found[0].view(targets.shape), found[1].view(targets.shape)
+
+
 class _TokenLogprobs(torch.autograd.Function):
     """The chunked computation; `token_logprobs` checks the arguments and explains them."""
 
@@ -146,7 +196,7 @@ class _TokenLogprobs(torch.autograd.Function):
             total = e.sum(-1)  # (C,)
             # log p_y = (z_y - top) - log sum_i exp(z_i - top)
             logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
-            # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, of the distribution (trap 26)
+            # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
             entropy[rows] = total.log() - e.mul_(z).sum(-1) / total
             logsumexp[rows] = top.squeeze(1) + total.log()
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
@@ -206,7 +256,7 @@ def _chunks(
         rows = slice(start, start + options.chunk_tokens)
         h = hidden[rows].to(options.product_dtype)  # (C, H)
         z = buffer[: len(h)]
-        # Mixed precision would silently cast `h @ head` back to bfloat16 (trap 15). Products with out= and in-place
+        # Mixed precision would silently cast `h @ head` back to bfloat16. Products with out= and in-place
         # ones are exempt from autocast, here and in the backward pass.
         if options.product_dtype != options.dtype:
             z.copy_(F.linear(h, head.t(), bias))  # the product that the FP32 head replaces
@@ -215,5 +265,5 @@ def _chunks(
         else:
             torch.addmm(bias, h, head, out=z)
         if options.temperature != 1.0:
-            z.div_(options.temperature)  # trap 11: the generator's log-probs are those at T
+            z.div_(options.temperature)  # the generator's log-probs are those at T
         yield rows, z

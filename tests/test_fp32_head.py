@@ -2,14 +2,19 @@
 
 import doctest
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import scorer_worker
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fp32_head
-from fp32_head import GENERATOR_ARGS, rounded, token_logprobs
+from fp32_head import GENERATOR_ARGS, Scorer, head_of, rounded, token_logprobs
 
 M, H, V = 7, 5, 11  # 7 tokens: chunks of 3 leave a rest
 
@@ -138,7 +143,7 @@ def test_gradcheck(chunk_tokens, entropy_grad):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_tied_and_untied_heads(tied):
-    """A tied embedding gets both gradients, that of the look-up and that of the head, and is not upcast (trap 15)."""
+    """A tied embedding gets both gradients, that of the look-up and that of the head, and is not upcast."""
     _, table, targets, _ = inputs(torch.float32)
     head = table if tied else inputs(torch.float32)[1].detach().flip(0).requires_grad_()
     ids = torch.tensor([0, 3, 3, 10, 2, 1, 0])
@@ -225,7 +230,7 @@ def test_gradients_only_where_asked(trained):
 
 
 def test_no_tokens():
-    """An empty microbatch still has a backward pass, with zeros (trap 5)."""
+    """An empty microbatch still has a backward pass, with zeros."""
     hidden, weight, targets, bias = inputs(torch.float32, m=0)
     logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias)
     assert logprobs.shape == entropy.shape == (0,)
@@ -284,7 +289,7 @@ def test_chunk_fills_the_byte_budget(monkeypatch):
 
 
 def test_product_stays_fp32_under_autocast():
-    """Trap 15: mixed precision casts products to bfloat16. Operands and results of all four products are looked at."""
+    """Mixed precision casts products to bfloat16. Operands and results of all four products are looked at."""
     hidden, weight, targets, bias = inputs(torch.float32)
     expected = token_logprobs(hidden, weight, targets, bias=bias)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -367,7 +372,7 @@ def test_rounded_is_the_identity_in_the_same_dtype():
 
 
 def test_trainer_and_generator_compute_the_same_function():
-    """Trap 16. The generator holds the head in bfloat16 and casts when it multiplies. With `rounded` the trainer's
+    """The generator holds the head in bfloat16 and casts when it multiplies. With `rounded` the trainer's
     FP32 masters give its numbers; without, they are off by the rounding."""
     assert getattr(torch, GENERATOR_ARGS["hf_overrides"]["head_dtype"]) is torch.float32
     hidden, weight, targets, _ = inputs(torch.float32, m=64, h=64, v=50)
@@ -377,6 +382,68 @@ def test_trainer_and_generator_compute_the_same_function():
     trainer = token_logprobs(half, rounded(weight, torch.bfloat16), targets)[0]
     torch.testing.assert_close(trainer, generator, rtol=0, atol=1e-5)
     assert (token_logprobs(half, weight, targets)[0] - generator).abs().max() > 1e-3
+
+
+# ---------------------------------------------------------------------------------------- a model, several processes
+
+
+def test_scorer_is_the_models_own_log_softmax():
+    """A Hugging Face model with two padded rows, whose padding id is any in range; T = .7; from position 2 on."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen3Config(vocab_size=19, num_key_value_heads=1, head_dim=8, tie_word_embeddings=False, **sizes)
+    model = Qwen3ForCausalLM(config).double()
+    ids = torch.tensor([[4, 5, 6, 7, 8, 9], [3, 1, 2, 18, 0, 0]])
+    for inputs in ({}, {"attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2])}):
+        logprobs, entropy = Scorer(model, temperature=0.7)(ids, 2, **inputs)
+        expected = torch.distributions.Categorical(logits=model(ids, **inputs).logits[:, 1:-1] / 0.7)
+        assert logprobs.shape == entropy.shape == (2, 4)
+        torch.testing.assert_close(logprobs, expected.log_prob(ids[:, 2:]))
+        torch.testing.assert_close(entropy, expected.entropy())
+
+
+def test_a_wrapped_scorer_on_two_ranks_has_the_gradient_of_one_process(tmp_path):
+    """DDP and FSDP2 on gloo, 1 and 3 of 4 rows; the oracle is plain log_softmax and autograd over the whole batch. As
+    both average over the ranks, the loss is multiplied by 2; without the factor the gradient is half.
+    """
+    model = scorer_worker.Model()
+    ids = scorer_worker.batch()[0]
+    logits = model.lm_head(model.base_model(ids, use_cache=False).last_hidden_state)[:, scorer_worker.START - 1 : -1]
+    logprobs = logits.log_softmax(-1).gather(2, ids[:, scorer_worker.START :, None]).squeeze(2)
+    scorer_worker.loss_of(logprobs, [0, 1, 2, 3]).backward()
+    command = [sys.executable, str(Path(scorer_worker.__file__)), str(tmp_path / "store"), str(tmp_path / "out")]
+    shared = os.environ | {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen(command, env=shared | {"RANK": rank}, stderr=subprocess.PIPE) for rank in "01"]
+    try:
+        for rank in ranks:
+            _, err = rank.communicate(timeout=120)
+            assert rank.returncode == 0, err.decode()[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    found = torch.load(tmp_path / "out")
+    for name, factor in (("ddp", 1), ("fsdp2", 1), ("ddp without the factor", 0.5)):
+        for parameter, tensor in model.named_parameters():
+            torch.testing.assert_close(
+                found[name, parameter], tensor.grad * factor, msg=lambda m, n=name, p=parameter: f"{n} {p}: {m}"
+            )
+
+
+def test_an_adapter_on_the_head_is_refused_by_name():
+    """A PEFT layer holds the layer that it adapts as `base_layer`, and shows that one's weight as its own."""
+
+    class LoraLinear(torch.nn.Module):
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer, self.weight, self.bias = base_layer, base_layer.weight, base_layer.bias
+
+    model = scorer_worker.Model()
+    weight, bias = head_of(model)
+    assert weight is model.base_model.embedding.weight and bias is model.lm_head.bias
+    model.lm_head = LoraLinear(model.lm_head)
+    with pytest.raises(TypeError, match="the head is a LoraLinear, .* target_modules"):
+        Scorer(model)(torch.zeros(1, 4, dtype=torch.long))
 
 
 # ---------------------------------------------------------------------------------------------------------- errors

@@ -389,7 +389,7 @@ def test_dtype_follows_the_log_probs(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_log_probs_are_raised_before_the_ratio(name):
     """64 rows of 64 tokens at log-probs of which bfloat16 keeps 3 digits; the generator's are FP32. Loss, gradient and
-    clip decisions are those of the same values in FP32: in bfloat16 ratios near 1 are .996, 1 or 1.008, and a quarter of
+    clip decisions are those of the same values in FP32: in bfloat16 ratios near 1 are .996, 1 or 1.008, and a third of
     the rows fall on the other side of GSPO's clips at .997 and 1.004.
     """
     g = torch.Generator().manual_seed(0)
