@@ -127,6 +127,7 @@ class LossFlags:
     eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; negative means the loss's own default.")
     eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; negative means the loss's own default.")
     tis_cap: float = flag(2.0, "TIS: cap on pi_train_old / pi_gen.")
+    tis_level: Literal["token", "sequence"] = flag("token", "TIS: that ratio per token, or its product per sequence.")
     kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.")
     kl_estimator: Literal["k1", "k2", "k3"] = flag("k3", "KL estimator; k1 is a monitor, not a loss.")
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.")
@@ -236,6 +237,10 @@ def check_flags(flags: Any) -> list[str]:
         "--dynamic_sampling looks at true rewards; use --reward task with it.",
     )
     need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
+    need(
+        flags.loss == "tis" or flags.tis_level == "token",
+        f"--tis_level {flags.tis_level} does nothing with --loss {flags.loss}; use --loss tis with it.",
+    )
     need(0 <= flags.rambling <= 1, f"--rambling must be from 0 to 1, not {flags.rambling}.")
     cap = flags.max_budget + flags.answer_budget
     need(
@@ -271,6 +276,16 @@ def check_flags(flags: Any) -> list[str]:
         rounded_up = -(-flags.max_steps // flags.k) * flags.k
         notes.append(f"--max_steps {flags.max_steps} is rounded up to {rounded_up}, a multiple of --k {flags.k}")
         flags.max_steps = rounded_up
+    if flags.loss == "tis" and (flags.schedule == "pipeline" or flags.k == 1):
+        same = f"; with --tis_level token it equals --loss cispo --eps_max {flags.tis_cap:g}"
+        notes.append(
+            "--loss tis: every batch gets one update, so pi_old is pi and the clip never acts"
+            + (same if flags.tis_level == "token" else "")
+        )
+    if flags.loss == "gspo" and flags.aggregation != "sample":
+        notes.append(
+            f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
+        )
     return notes
 
 

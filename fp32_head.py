@@ -32,8 +32,8 @@ its own gradient, without a message. So wrap a `Scorer`, which has the whole com
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
-SIMPLIFIED. The head is whole on each device (no vocabulary-parallel head); no soft cap and no scale on the logits (Gemma
-2, Granite); a head stored in bfloat16 is cast to FP32 whole, one (V, H) copy a pass. CUDA may run FP32 products in TF32
+SIMPLIFIED. The head is whole on each device (no vocabulary-parallel head); no soft cap or scale on the logits (Gemma 2,
+Granite); a head stored in bfloat16 is cast to FP32 whole, one (V, H) copy a pass. CUDA may run FP32 products in TF32
 if told to (`torch.set_float32_matmul_precision`): operands rounded to bfloat16 lose nothing by it, FP32 ones do.
 
 CHOICE. H1: with `fp32=False` only the forward product is computed in the model's dtype; gradients stay FP32 products.

@@ -159,7 +159,7 @@ def learning_rate(flags: Any, version: int) -> float:
     return lr
 
 
-def clip_options(flags: Any) -> dict[str, float]:
+def clip_options(flags: Any) -> dict[str, Any]:
     """The chosen loss's keyword options; what was not given stays at the loss's own default."""
     given = {"eps_low": flags.eps_low, "eps_high": flags.eps_high}
     given = {name: value for name, value in given.items() if value >= 0}
@@ -167,4 +167,4 @@ def clip_options(flags: Any) -> dict[str, float]:
         return {"eps_max": flags.eps_max}
     if flags.loss == "grpo":
         return {"eps": given["eps_low"]} if "eps_low" in given else {}
-    return given | ({"cap": flags.tis_cap} if flags.loss == "tis" else {})
+    return given | ({"cap": flags.tis_cap, "level": flags.tis_level} if flags.loss == "tis" else {})

@@ -112,12 +112,12 @@ def test_equal_flags_are_one_run_in_the_folder_of_the_first_comparison(table, tm
 
 def test_the_table_makes_no_run_twice(tmp_path):
     """Over all comparisons: as many folders as there are different sets of flags. Leave-one-out has 10 runs a seed, to
-    which the losses add GSPO and GRPO, the schedules pipeline-4, pipeline-1 and off-policy-1."""
+    which the losses add GSPO under two averages and GRPO, the schedules pipeline-4, pipeline-1 and off-policy-1."""
     runs = {run for name in COMPARISONS for run in plan(name, [0], tmp_path, {}).values()}
     assert len({run.folder for run in runs}) == len({run.flags for run in runs}) == len(runs)
     first = set(plan("leave-one-out", [0], tmp_path, {}).values())
     assert len(first) == 10
-    assert len(set(plan("losses", [0], tmp_path, {}).values()) - first) == 2
+    assert len(set(plan("losses", [0], tmp_path, {}).values()) - first) == 3
     assert len(set(plan("schedules", [0], tmp_path, {}).values()) - first) == 3
 
 
@@ -128,7 +128,7 @@ def test_every_row_is_accepted_by_train(name, tmp_path):
 
     for run in plan(name, [0], tmp_path, {}).values():
         flags = parse_flags(run.command(Path("train.py"), False)[2:], "about")
-        assert check_flags(flags) == []
+        assert not [note for note in check_flags(flags) if "GSPO's own paper" not in note]
         assert all(getattr(flags, key) == value for key, value in run.flags)
     assert {*COMPARISONS[name].against, *COMPARISONS[name].against.values()} <= set(COMPARISONS[name].variants)
 

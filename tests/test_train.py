@@ -91,6 +91,7 @@ def command(monkeypatch, capsys, tmp_path):
         # pairs that do not fit
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
+        "--tis_level sequence", "--tis_level row",
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
@@ -115,6 +116,23 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
 )  # fmt: skip
 def test_good_input_at_the_same_boundaries_starts(command, argv):
     assert command(*argv.split())[0] == "started"
+
+
+@pytest.mark.parametrize(
+    ("argv", "notes"),
+    [
+        ("", []),
+        ("--loss tis --tis_cap 3", ["clip never acts; with --tis_level token it equals --loss cispo --eps_max 3"]),
+        ("--loss tis --schedule ppo_off_policy --k 1", ["it equals --loss cispo --eps_max 2"]),
+        ("--loss tis --tis_level sequence", ["the clip never acts"]),
+        ("--loss tis --schedule ppo_off_policy --k 2", []),
+        ("--loss gspo", ["--aggregation prompt: GSPO's own paper averages by --aggregation sample"]),
+        ("--loss gspo --aggregation sample", []),
+    ],
+)
+def test_a_loss_that_is_not_what_its_name_promises_is_said(argv, notes):
+    found = check_flags(parse_flags(["--output_dir", "/nowhere/run", *argv.split()], ""))
+    assert len(found) == len(notes) and all(note.endswith(end) for note, end in zip(found, notes, strict=True))
 
 
 def test_an_existing_run_is_not_overwritten(command):
@@ -492,8 +510,8 @@ def test_padded_by_hand():
         ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}),
         ("grpo", {}, {}),
         ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
-        ("tis", {"tis_cap": 3.0}, {"cap": 3.0}),
-        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3, "cap": 2.0}),
+        ("tis", {"tis_cap": 3.0, "tis_level": "sequence"}, {"cap": 3.0, "level": "sequence"}),
+        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3, "cap": 2.0, "level": "token"}),
     ],
 )
 def test_clip_options(loss, changes, wanted):

@@ -55,7 +55,8 @@ COMPARISONS = {
     ),
     "losses": Comparison(
         "the loss (Figure 5)",
-        {"cispo": "", "gspo": "--loss gspo", "dapo": "--loss dapo", "grpo": "--loss grpo"},
+        {"cispo": "", "gspo": "--loss gspo", "gspo-sample": "--loss gspo --aggregation sample", "dapo": "--loss dapo",
+         "grpo": "--loss grpo"},
     ),
     "schedules": Comparison(
         "generator and trainer one after the other or side by side (Figure 4)",
@@ -77,7 +78,7 @@ COMPARISONS = {
         "what divides the advantages",
         {"batch": "", "prompt": "--normalize_advantages prompt", "none": "--normalize_advantages none"},
     ),
-    "recipes": Comparison(  # batches 5/3 as large where zero-variance groups leave them; see PAPER.md, section 1.6
+    "recipes": Comparison(  # batches 5/3 as large where zero-variance groups leave them: there 1280 for 768
         "prevalent recipes as the paper ran them again (Figure 2); the head is FP32 in all, as in float32 it must be",
         {
             "scalerl": "",
