@@ -16,10 +16,12 @@ Symbols: N rows (rollouts), T completion positions, R x L input positions, M tok
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from weight_sync import Meta
 
@@ -149,17 +151,20 @@ class Policy(nn.Module):
         low = (
             self.dtype != torch.float32 and self.model.dtype == torch.float32
         )  # FP32 master weights, low-precision body
-        with torch.autocast(batch.input_ids.device.type, dtype=self.dtype, enabled=low):
+        # No cache: it would keep a low-precision copy of every weight until the body's end, on every rank and of layers
+        # that FSDP has resharded; and no weight is used twice.
+        with torch.autocast(batch.input_ids.device.type, dtype=self.dtype, enabled=low, cache_enabled=False):
             hidden = self.model.base_model(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
             ).last_hidden_state  # (R, L, H)
         head = self.model.get_output_embeddings()
         token_logprobs, rounded, options = self._head
         hidden = hidden.flatten(0, 1)[batch.read]  # (M, H)
-        weight = head.weight
+        weight, bias = head.weight, head.bias
         if low:
             hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
-        found = token_logprobs(hidden, weight, batch.targets, bias=head.bias, **options)  # (M,), (M,)
+            bias = None if bias is None else rounded(bias, self.dtype)
+        found = token_logprobs(hidden, weight, batch.targets, bias=bias, **options)  # (M,), (M,)
         n = len(batch.rows)
         # (N, T); the sum * 0 ties an empty microbatch to the parameters, so that its backward runs
         logprobs, entropy = (
@@ -167,6 +172,37 @@ class Policy(nn.Module):
             for x in found
         )
         return logprobs, entropy
+
+
+def recompute_layers(model: nn.Module) -> int:
+    """Gradient checkpointing: each layer keeps its input only and runs again in the backward pass. Returns the number
+    of layers; 0 if transformers knows none of this model.
+
+    Not by `model.gradient_checkpointing_enable`: its layers recompute in training mode only, and there the dropout of
+    some models is on (OPT's layers drop by their own flag).
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    return len(layers)
+
+
+@torch.no_grad()
+def has_plain_head(model: nn.Module) -> bool:
+    """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them, or are scaled
+    or capped (Granite, Cohere, Gemma 2). Two forward passes of four tokens, on the CPU, before any sharding."""
+    body, head, ids = model.base_model, model.get_output_embeddings(), torch.arange(4)[None]
+    if body is model or head is None:
+        return False
+    attention = model.config._attn_implementation
+    model.config._attn_implementation = "eager"  # flash attention does not run on a CPU
+    hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
+    found = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
+    model.config._attn_implementation = attention
+    wanted = nn.functional.linear(hidden, head.weight, head.bias)
+    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.std()))
 
 
 def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -310,7 +310,7 @@ class Run:
         self.flags = flags
         # Ranks wait for rank 0, which waits for the generator: as long as it takes, and for objects not on the GPU.
         group = InitProcessGroupKwargs(timeout=timedelta(days=7))
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:  # without it accelerate makes no process group
             group.backend = "cpu:gloo,cuda:nccl"
         self.accelerator = Accelerator(
             cpu=not torch.cuda.is_available(), kwargs_handlers=[group], project_dir=flags.output_dir,

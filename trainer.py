@@ -50,8 +50,14 @@ class Trainer:
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(f"--model {model_folder} does not load as a causal LM ({reason}).") from error
-        if flags.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if not policies.has_plain_head(model):
+            raise UsageError(
+                f"--model {model_folder}: its logits are not the plain product of head and last hidden states, but scaled "
+                "or capped (as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
+            )
+        if flags.gradient_checkpointing and not policies.recompute_layers(model):
+            name = type(model).__name__
+            raise UsageError(f"--gradient_checkpointing true: {name} has no layers for it; leave it out.")
         self.reference = None
         if flags.kl_coef:
             self.reference = AutoModelForCausalLM.from_pretrained(model_folder, **options)

@@ -9,14 +9,24 @@ import copy
 import itertools
 import math
 import random
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from accelerate import Accelerator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 import losses
+import policy
+import trainer
+from flags import UsageError, parse_flags
 from policy import Microbatch, Policy, Row, cut_rows, full_tensors, make_microbatch, microbatches, share_rows
 
 torch.set_num_threads(1)
@@ -141,7 +151,7 @@ MODELS = [
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("kind", "tied", "attention"), MODELS)
-def test_trap_1_the_cut_does_not_change_the_gradient(kind, tied, attention, packed):
+def test_the_cut_does_not_change_the_gradient(kind, tied, attention, packed):
     """1, 2, 4 and 9 microbatches, padded or packed, give the gradient of one row at a time."""
     exact = 1e-12 if attention == "sdpa" else 1e-6  # eager attention has a float32 softmax
     net = policy_of(tiny_model(kind, tied, attention))
@@ -157,7 +167,7 @@ def test_trap_1_the_cut_does_not_change_the_gradient(kind, tied, attention, pack
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_trap_1_the_ranks_gradients_sum_to_one_ranks(ranks, packed):
+def test_the_ranks_gradients_sum_to_one_ranks(ranks, packed):
     net = policy_of(tiny_model())
     rows, prompts = uneven_batch()
     wanted = brute_force_gradient(net.model, rows, prompts.tolist())
@@ -169,8 +179,8 @@ def test_trap_1_the_ranks_gradients_sum_to_one_ranks(ranks, packed):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("kind", "tied", "attention"), MODELS)
-def test_trap_12_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperature):
-    """Shifted by one, at the sampling temperature (trap 11), 0 on forced tokens and padding. Packed rows must not see
+def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperature):
+    """Shifted by one, at the sampling temperature, 0 on forced tokens and padding. Packed rows must not see
     each other: transformers makes that out of the position ids alone."""
     net = policy_of(tiny_model(kind, tied, attention), temperature=temperature)
     rows, _ = uneven_batch()
@@ -205,7 +215,7 @@ def test_every_earlier_token_matters_and_no_later_one():
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_trap_5_an_empty_microbatch_runs_backward(tied, dtype, packed):
+def test_an_empty_microbatch_runs_backward(tied, dtype, packed):
     """No rows: outputs (0, T), a loss of 0, and a gradient, all 0, on every parameter, as data parallelism expects."""
     model = tiny_model(tied=tied, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     net = policy_of(model, dtype=dtype)
@@ -256,7 +266,7 @@ def spied(model, **options) -> tuple[Policy, list[tuple]]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_trap_16_bf16_multiplies_with_the_rounded_head(tied):
+def test_bf16_multiplies_with_the_rounded_head(tied):
     """FP32 master weights, bfloat16 policy: body in bfloat16, head rounded to bfloat16, an FP32 product; the gradient
     reaches the FP32 master weights. The generator's head is the model's weights in bfloat16."""
     model = tiny_model(tied=tied, dtype=torch.float32)
@@ -309,6 +319,197 @@ def test_a_head_with_a_bias():
         found = policy_of(model)(make_microbatch([row], [0], 3))[0]
         wanted = torch.stack(brute_force(model, row)[0])
     torch.testing.assert_close(found[0], wanted, atol=1e-5, rtol=0)
+
+
+def test_the_bias_is_the_generators_too():
+    """In bfloat16 a bias of sd 3 moves by up to 8e-3 when the generator gets it: the policy's log-probs are those of
+    its own hidden states with head and bias as the generator has them."""
+    torch.manual_seed(0)
+    config = transformers.PhiConfig(**shape(), partial_rotary_factor=0.5)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    torch.nn.init.normal_(model.lm_head.bias, std=3)
+    rows, _ = uneven_batch()
+    part = microbatches(rows, 10**6)[0]
+    net, calls = spied(model, dtype=torch.bfloat16)
+    found = net(part)[0]
+    [(hidden, _, targets, _)] = calls
+    weight, bias = (x.detach().bfloat16().double() for x in (model.lm_head.weight, model.lm_head.bias))
+    wanted = F.log_softmax(hidden.double() @ weight.t() + bias, dim=-1).gather(1, targets[:, None]).squeeze(1)
+    torch.testing.assert_close(found.flatten()[part.write].double(), wanted, atol=1e-5, rtol=0)
+    found.sum().backward()
+    assert model.lm_head.bias.grad.dtype == torch.float32 and model.lm_head.bias.grad.any()
+
+
+def test_no_low_precision_copy_of_a_weight_outlives_its_layer():
+    """Autocast's cache would keep a bfloat16 copy of every weight until the body ends, resharded layers' too. Counted
+    without gradients, where nothing else holds the copies."""
+    copies = []
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter):
+                copies.append(weakref.ref(found))
+            return found
+
+    model = tiny_model(dtype=torch.float32)
+    alive = []
+    model.model.norm.register_forward_hook(lambda *_: alive.append(sum(copy() is not None for copy in copies)))
+    rows, _ = uneven_batch()
+    with torch.no_grad(), Casts():
+        policy_of(model, dtype=torch.bfloat16)(microbatches(rows, 10**6)[0])
+    assert len(copies) >= 2 * 7 and alive == [0]  # seven matrices a layer
+
+
+# ------------------------------------------------------------------------------------------- heads
+
+
+def shape(**more) -> dict:
+    """Of a tiny model of any kind that takes the usual names."""
+    return {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "head_dim": 16,
+        "initializer_range": 0.5, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+    } | more  # fmt: skip
+
+
+def saved_model(kind: str, folder: Path, **more) -> str:
+    """The folder of a random model of that kind of config."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**shape(**more))).save_pretrained(folder)
+    return str(folder)
+
+
+def trainer_of(folder: str, *argv: str) -> trainer.Trainer:
+    flags = parse_flags(["--tokens_per_microbatch", "4096", *argv], "")
+    return trainer.Trainer(flags, Accelerator(cpu=True), folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Granite", {"logits_scaling": 8.0}),
+        ("Cohere", {}),  # logit_scale 0.0625
+        ("Cohere2", {"logit_scale": 0.5}),
+        ("Gemma2", {}),  # final_logit_softcapping 30
+        ("NanoChat", {}),
+        ("RecurrentGemma", {"lru_width": 32}),
+        ("Bert", {"is_decoder": True}),  # a layer more before the head
+    ],
+)
+def test_a_head_that_is_more_than_a_product_is_refused(kind, more, tmp_path):
+    """The trainer's head is W h + b; a Granite's log-probs would be nats off."""
+    with pytest.raises(UsageError, match=r"^--model .* logits are not the plain product .* take another model\.$"):
+        trainer_of(saved_model(kind, tmp_path, **more))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Qwen3", {"tie_word_embeddings": True}),
+        ("Llama", {}),
+        ("Phi", {}),  # with a bias
+        ("Mixtral", {"num_local_experts": 2}),
+        ("GPT2", {"n_inner": 48}),
+        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),  # calls its body's decoder, not its body
+        ("Granite", {"logits_scaling": 1.0}),
+        ("Cohere", {"logit_scale": 1.0}),
+        ("Gemma2", {"final_logit_softcapping": None}),
+    ],
+)
+def test_a_plain_head_is_taken(kind, more):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**shape(**more))).eval()
+    attention = model.config._attn_implementation
+    assert policy.has_plain_head(model)
+    assert model.config._attn_implementation == attention
+
+
+# ------------------------------------------------------------------------------------------- gradient checkpointing
+
+
+def saved_bytes(model, run) -> int:
+    """Bytes that `run()` keeps for its backward pass, parameters left out, each storage once."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept = {}  # the tensors too, or a freed storage's address would come again
+
+    def keep(tensor):
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return sum(x.untyped_storage().nbytes() for address, x in kept.items() if address not in own)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path):
+    """Four layers, 2,048 positions: at most a quarter of the bytes for backward, and the same gradient."""
+    folder = saved_model("Qwen3", tmp_path, num_hidden_layers=4, max_position_embeddings=512, initializer_range=0.1)
+    rng = random.Random(0)
+    rows = [Row([1], [rng.randrange(VOCABULARY) for _ in range(255)], [1] * 255) for _ in range(8)]
+    sizes, gradients = [], []
+    for switch in ("false", "true"):
+        found = trainer_of(folder, "--gradient_checkpointing", switch, "--dtype", dtype)
+        [part] = found._microbatches(rows)
+        outputs = []
+        sizes.append(saved_bytes(found.model, lambda p=part, f=found, o=outputs: o.append(f.policy(p)[0])))
+        outputs[0].sum().backward()
+        gradients.append(gradient(found.model))
+    assert sizes[1] < sizes[0] / 4
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6 * float(gradients[0].abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Qwen3", {"attention_dropout": 0.5}),
+        ("GPT2", {"n_inner": 48, "resid_pdrop": 0.5, "attn_pdrop": 0.5}),
+        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}),  # drops by the layer's own flag
+    ],
+)
+def test_gradient_checkpointing_switches_no_dropout_on(kind, more, tmp_path):
+    """Log-probs twice the same, and those without it."""
+    folder = saved_model(kind, tmp_path, **more)
+    rows, _ = uneven_batch()
+    plain, checkpointed = (trainer_of(folder, "--gradient_checkpointing", switch) for switch in ("false", "true"))
+    [part] = plain._microbatches(rows)
+    wanted, first, second = plain.policy(part)[0], checkpointed.policy(part)[0], checkpointed.policy(part)[0]
+    assert torch.equal(first, second) and torch.equal(first, wanted)
+
+
+def test_gradient_checkpointing_of_a_model_without_such_layers_is_refused(tmp_path):
+    folder = saved_model("CTRL", tmp_path, n_embd=32, n_layer=1, n_head=2, dff=48)
+    with pytest.raises(UsageError, match="--gradient_checkpointing true: CTRLLMHeadModel has no layers for it; leave"):
+        trainer_of(folder, "--gradient_checkpointing", "true")
+
+
+QWEN3 = {
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "tie_word_embeddings": True},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["0.6B", pytest.param("8B", marks=pytest.mark.slow)])
+def test_readme_says_what_real_models_keep_for_backward(size, monkeypatch):
+    """16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without data."""
+    monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda *_: None)  # reads data
+    n, found = 16384, []
+    part = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        config = Qwen3Config(
+            vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, **QWEN3[size]
+        )
+        model = AutoModelForCausalLM.from_config(config).eval()
+        net = policy_of(model, dtype=torch.bfloat16)
+        found.append(saved_bytes(model, lambda: net(part)))
+        assert policy.recompute_layers(model) == QWEN3[size]["num_hidden_layers"]
+        found.append(saved_bytes(model, lambda: net(part)))
+    without, kept = (f"{n_bytes / 1e9:.{3 if n_bytes > 1e11 else 2}g}" for n_bytes in found)
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert f"{kept} GB for {size} (without it {without} GB)" in readme
 
 
 # ------------------------------------------------------------------------------------------- microbatches by hand
@@ -405,7 +606,7 @@ def test_cutting_respects_the_token_limit_and_wastes_little(seed, packed):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 5, 12])
-def test_trap_5_all_ranks_get_equally_many_microbatches(ranks, packed):
+def test_all_ranks_get_equally_many_microbatches(ranks, packed):
     """Nine rows over up to twelve ranks: every row once, one width T, and empty microbatches where a rank has none."""
     rows, _ = uneven_batch()
     mine = [microbatches(rows, 25, rank=rank, ranks=ranks, packed=packed) for rank in range(ranks)]
