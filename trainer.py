@@ -52,7 +52,7 @@ class Trainer:
             raise UsageError(f"--model {model_folder} does not load as a causal LM ({reason}).") from error
         if not policies.has_plain_head(model):
             raise UsageError(
-                f"--model {model_folder}: its logits are not the plain product of head and last hidden states, but scaled "
+                f"--model {model_folder}: its logits are no plain product of head and last hidden states but scaled "
                 "or capped (as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
             )
         if flags.gradient_checkpointing and not policies.recompute_layers(model):

@@ -2,12 +2,18 @@
 fully_shard on a CPU mesh, since accelerate offers FSDP on accelerators only), and saves the full weights.
 
     python tests/distributed_worker.py MODEL OUT MODE ROWS
+
+MODE is `plain`, `fsdp2` (with gradient checkpointing) or `memory`: then OUT gets the bytes that a forward pass in
+bfloat16 under FSDP2 adds to the process by the end of the body.
 """
 
+import gc
 import os
 import random
+import re
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -73,13 +79,32 @@ def recorded(step, rows):
     return groups
 
 
+def anonymous_bytes():
+    """Memory of this process that is no file's, as the kernel counts it."""
+    return 1024 * int(re.search(r"Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[1])
+
+
+def body_memory(trainer):
+    """Bytes that a forward pass adds by the end of the body: the second one's, as the first one fills FSDP's buffers."""
+    marks = []
+    trainer.model.base_model.norm.register_forward_hook(lambda *_: marks.append(anonymous_bytes()))
+    [microbatch] = trainer._microbatches([train.policies.Row([1, 2], [3, 4], [1, 1])])
+    for _ in range(2):
+        gc.collect()
+        before = anonymous_bytes()
+        trainer.policy(microbatch)[0].sum().backward()
+        trainer.optimizer.zero_grad()
+    return marks[-1] - before
+
+
 def main(model, out, mode, rows):
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    flags = train.parse_flags(
-        ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--kl_coef", "0.1"], ""
-    )
-    if mode == "fsdp2":
+    argv = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64"]
+    argv += ["--kl_coef", "0.1"] if mode != "memory" else ["--dtype", "bfloat16"]
+    argv += ["--gradient_checkpointing", "true"] if mode != "plain" else []
+    flags = train.parse_flags(argv, "")
+    if mode != "plain":
         import accelerate.utils
 
         accelerator = Sharding()
@@ -95,6 +120,12 @@ def main(model, out, mode, rows):
 
         accelerator = Accelerator(cpu=True)
     trainer = train.Trainer(flags, accelerator, model)
+    if mode == "memory":
+        grown = torch.tensor(body_memory(trainer))
+        if accelerator.is_main_process:
+            save_file({"grown": grown}, out)
+        torch.distributed.barrier()
+        os._exit(0)
     for step in range(STEPS):
         batch, _ = train.make_batch(recorded(step, int(rows)), flags, random.Random(0))
         metrics = trainer.gradients(batch)

@@ -399,7 +399,7 @@ def trainer_of(folder: str, *argv: str) -> trainer.Trainer:
 )
 def test_a_head_that_is_more_than_a_product_is_refused(kind, more, tmp_path):
     """The trainer's head is W h + b; a Granite's log-probs would be nats off."""
-    with pytest.raises(UsageError, match=r"^--model .* logits are not the plain product .* take another model\.$"):
+    with pytest.raises(UsageError, match=r"^--model .* logits are no plain product .* take another model\.$"):
         trainer_of(saved_model(kind, tmp_path, **more))
 
 
