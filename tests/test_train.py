@@ -942,14 +942,55 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(play):
 
 
 def test_weights_that_did_not_move_end_the_run(play):
-    """Trap 25: log-probs that differ by more than 1e-4, or evaluation tokens of another version, are an error."""
-    with pytest.raises(RuntimeError, match=r"weights check: at version 0 .* differ by 2\.0e-04"):
+    """Log-probs that differ by more than 1e-4 (bfloat16: 0.1) are an error, and evaluation tokens of another version."""
+    with pytest.raises(RuntimeError, match=r"weights check: at version 0 .* by 2\.0e-04 .* than 0.0001 \(float32\)"):
         play({"logprob": -2e-4})
     with pytest.raises(RuntimeError, match="weights check: 10 evaluation completions are not wholly by"):
         play({"mixed": True}, overwrite=True)
     run, steps, _ = play({"logprob": -5e-5}, overwrite=True)
     assert steps[0]["logprob_gap"] == pytest.approx(5e-5) and run.step == 8
-    play({"logprob": -2e-4}, overwrite=True, dtype="bfloat16")  # measured there, not bounded
+    assert play({"logprob": -0.08}, overwrite=True, dtype="bfloat16")[0].step == 8
+    with pytest.raises(RuntimeError, match=r"by 1\.2e-01 .* than 0.1 \(bfloat16\): .* weights .* precision"):
+        play({"logprob": -0.12}, overwrite=True, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gap_that_is_no_number_ends_the_run(play, dtype, experts):
+    """One row of ten."""
+    with pytest.raises(RuntimeError, match="weights check: at version 0 trainer and generator differ by nan nats"):
+        play(trainer={"experts": experts, "off": [math.nan, 0.0]}, dtype=dtype)
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
+    """Without LOCAL_RANK, as under plain `python train.py`, accelerate must not be told of a backend: it would ask a
+    process group that nobody made. With it, objects travel by gloo."""
+    import accelerate
+    from accelerate.state import AcceleratorState
+
+    class Reached(Exception):
+        pass
+
+    def folder(path):
+        raise Reached
+
+    made = []
+    handlers = accelerate.InitProcessGroupKwargs
+    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: made.append(handlers(**k)) or made[-1])
+    monkeypatch.setattr(train, "Folder", folder)  # what `Run` makes next
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setattr(accelerate, "Accelerator", lambda **k: SimpleNamespace(is_main_process=True))
+    AcceleratorState._reset_state(True)
+    try:
+        with pytest.raises(Reached):
+            train.Run(default_flags())
+    finally:
+        AcceleratorState._reset_state(True)
+    assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
 
 
 def test_model_flops_utilisation(play):
