@@ -297,7 +297,7 @@ class Run:
     CHECK_ROWS = 64  # completions that the log-prob check scores
     PROBES = 16  # completions of a probe
     # Mean |difference| of log-probs, nats a token, that rounding explains. float32: measured up to 4e-6; weights one
-    # update old differ by 1.6e-3 to 5.4e-2 (lr 5e-4). bfloat16: measured up to 0.04 (random Qwen3s, more the further
+    # update old differ by 1.3e-3 to 5.4e-2 (lr 5e-4). bfloat16: measured up to 0.04 (random Qwen3s, more the further
     # apart the logits are: 0.1M parameters 7e-4 to 8e-3, 0.9M .018, 6M 2e-3 to .033, 8M .04, 29M 4e-3 to .025; an FP32
     # head changes little), so that only weights that are far off are noticed.
     LARGEST_GAP: ClassVar = {"float32": 1e-4, "bfloat16": 0.1}
