@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fp32_head import head_of
 from weight_sync import Meta
 
 
@@ -157,10 +158,9 @@ class Policy(nn.Module):
             hidden = self.model.base_model(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
             ).last_hidden_state  # (R, L, H)
-        head = self.model.get_output_embeddings()
         token_logprobs, rounded, options = self._head
         hidden = hidden.flatten(0, 1)[batch.read]  # (M, H)
-        weight, bias = head.weight, head.bias
+        weight, bias = head_of(self.model)
         if low:
             hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
             bias = None if bias is None else rounded(bias, self.dtype)
