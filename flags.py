@@ -100,7 +100,8 @@ class ScheduleFlags:
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.")
     batch_prompts: int = flag(32, "B, prompts per optimiser step.")
     rollouts: int = flag(16, "G, completions per prompt.")
-    max_ready: int = flag(0, "Admission stops while this many finished groups wait; 0 means B.")
+    max_ready: int = flag(0, "Admission stops while this many groups are ready; 0 means B, and --min_ready more.")
+    min_ready: int = flag(0, "Groups that stay ready behind each batch: holds the lag up, by about min_ready / B.")
     max_num_seqs: int = flag(256, "Requests inside each engine at once.")
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.")
     data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.")
@@ -212,8 +213,8 @@ def check_flags(flags: Any) -> list[str]:
         "answer_budget tokens_per_microbatch threads held_out max_prompt_tokens reward_workers tensor_parallel "
         "data_parallel restart_window": (1, True, math.inf),
         "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps reward_timeout": (0, False, math.inf),
-        "max_tokens max_hours max_device_hours save_every max_ready warmup_steps weight_decay kl_coef entropy_coef "
-        "max_restarts peak_tflops": (0, True, math.inf),
+        "max_tokens max_hours max_device_hours save_every max_ready min_ready warmup_steps weight_decay kl_coef "
+        "entropy_coef max_restarts peak_tflops": (0, True, math.inf),
         "beta1 beta2 gpu_memory_utilization": (0, True, 1),
     }
     for names, (least, included, most) in bounds.items():
@@ -224,6 +225,22 @@ def check_flags(flags: Any) -> list[str]:
             need(good, f"--{name} must be {'at least' if included else 'above'} {least}{below}, not {value}.")
     least = 1 if flags.schedule == "ppo_off_policy" else 0
     need(flags.k >= least, f"--k must be at least {least} with --schedule {flags.schedule}, not {flags.k}.")
+    size, most = flags.batch_prompts, flags.k * flags.batch_prompts
+    pipeline = flags.schedule == "pipeline"
+    need(
+        flags.min_ready == 0 or pipeline,
+        "--min_ready works with --schedule pipeline; with ppo_off_policy the lag is set by --k alone.",
+    )
+    need(
+        flags.min_ready <= most,
+        f"--min_ready {flags.min_ready} is never met: at most --k * --batch_prompts = {most} groups wait behind a "
+        "batch; lower it or raise --k.",
+    )
+    need(
+        flags.max_ready == 0 or not pipeline or flags.max_ready >= size + flags.min_ready,
+        f"--max_ready {flags.max_ready} would never let a batch be ready; give at least --batch_prompts + --min_ready "
+        f"= {size + flags.min_ready}, or 0.",
+    )
     need(
         flags.rollouts <= flags.max_num_seqs,
         f"--rollouts {flags.rollouts} do not fit the engine; raise --max_num_seqs (now {flags.max_num_seqs}).",
@@ -272,6 +289,12 @@ def check_flags(flags: Any) -> list[str]:
         f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder.",
     )
     notes = []
+    if flags.max_ready and not pipeline:
+        notes.append(f"--max_ready {flags.max_ready} does nothing with --schedule ppo_off_policy")
+        flags.max_ready = 0
+    if flags.min_ready and flags.dynamic_sampling:
+        notes.append(f"--min_ready {flags.min_ready} does nothing with --dynamic_sampling, which takes groups singly")
+        flags.min_ready = 0
     if flags.schedule == "ppo_off_policy" and flags.max_steps % flags.k:
         rounded_up = -(-flags.max_steps // flags.k) * flags.k
         notes.append(f"--max_steps {flags.max_steps} is rounded up to {rounded_up}, a multiple of --k {flags.k}")

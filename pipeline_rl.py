@@ -21,7 +21,15 @@ and a new one enters only while
 A group admitted at version w has at most (k + 1)·B − 1 groups before it, so it trains in one of the next k + 1 steps:
 the one that makes w + 1 (lag 0), ..., or the one that makes w + k + 1 (lag k). Counting a group as done when it is
 taken, not when its step's weights are live, would train k = 0 at lag 1; taking whichever group finishes first would
-break the bound too. `Pacer` is this rule; `Generator` drives a vLLM engine by it.
+break the bound too.
+
+The bound is not a target. Admission also stops while B finished groups wait that the trainer could take now, so that a
+generator that is faster runs no further ahead than it must. Groups that finished behind a running one do not count
+there: the trainer cannot take them, and if they counted, one long completion would empty the engine. To study lag it
+can be held up: while the trainer takes B groups only if `min_ready` more are ready, the lag is about that of
+`min_ready` 0 plus min_ready / B.
+
+`Pacer` is these rules; `Generator` drives a vLLM engine by them.
 
 Simplified: one engine object (vLLM's own tensor and data parallelism lie behind it); one reward function.
 
@@ -34,6 +42,7 @@ Symbols: B prompts per optimiser step, G rollouts per prompt, k steps off-policy
 """
 
 import asyncio
+import itertools
 import math
 import os
 import random
@@ -96,20 +105,34 @@ class Exhausted(Exception):
 
 
 class Pacer:
-    """Who may start, and who must wait: the lag bound as a counter (module docstring).
+    """Who may start, and who must wait: the lag bound as a counter (module docstring). With a generator of your own:
+
+        while pacer.may_admit():              # again after each `finish`, `take` and `release`
+            start(pacer.admit())
+        pacer.finish(group)                   # when all rollouts of that number are complete; wake the trainer
+        groups = pacer.take(pacer.take_size)  # the trainer's side; None: it must wait
+        ...                                   # one step on them (ppo_off_policy: k), then the new weights go live
+        pacer.release(len(groups))            # and only now are they done; ppo_off_policy: all k·B after the last step
+
+    Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` alone.
 
     Args:
         batch_prompts: B, groups per optimiser step.
         k: most steps off-policy. `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
         schedule: `pipeline` or `ppo_off_policy`.
-        max_ready: admission also stops while this many finished groups wait (at least and by default B under
-            `pipeline`: k is a bound, not a target; k·B under `ppo_off_policy`, which needs them all).
+        max_ready: admission also stops while this many groups are ready; None means as many as one take needs. The
+            price of strict order: while the oldest group runs, younger ones that finish behind it must wait.
+        min_ready: groups that stay ready behind each take, which holds the lag up by min_ready / B; `pipeline` only, at
+            most k·B. Set the attribute to 0 when no prompt is left to admit.
 
     Raises:
         ValueError: for an unknown schedule or impossible numbers.
     """
 
-    def __init__(self, batch_prompts: int, k: int, *, schedule: str = "pipeline", max_ready: int | None = None):
+    def __init__(
+        self, batch_prompts: int, k: int, *, schedule: str = "pipeline",
+        max_ready: int | None = None, min_ready: int = 0,
+    ):  # fmt: skip
         if schedule not in ("pipeline", "ppo_off_policy"):
             raise ValueError(f"schedule must be one of pipeline, ppo_off_policy, not {schedule!r}")
         least = 0 if schedule == "pipeline" else 1
@@ -117,7 +140,12 @@ class Pacer:
             raise ValueError(f"{schedule} needs batch_prompts >= 1 and k >= {least}, not {batch_prompts} and {k}")
         self.take_size = batch_prompts if schedule == "pipeline" else k * batch_prompts  # groups the trainer takes
         self.capacity = (k + 1) * batch_prompts if schedule == "pipeline" else k * batch_prompts
-        self.max_ready = max(self.take_size, max_ready or 0)
+        if not 0 <= min_ready <= self.capacity - self.take_size:
+            raise ValueError(f"min_ready must be from 0 to {self.capacity - self.take_size}, not {min_ready}")
+        needed = self.take_size + min_ready  # for a take
+        if max_ready is not None and max_ready < needed:
+            raise ValueError(f"max_ready must be at least {needed}, for which the trainer waits, not {max_ready}")
+        self.min_ready, self.max_ready = min_ready, needed if max_ready is None else max_ready
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
         self._finished: dict[int, Group | None] = {}  # admitted and not taken; None while it runs; in number order
@@ -129,15 +157,18 @@ class Pacer:
 
     @property
     def ready(self) -> int:
-        """Finished groups that wait for the trainer."""
-        return sum(group is not None for group in self._finished.values())
+        """Finished groups that the trainer could take now: those before the first one that still runs."""
+        return sum(1 for _ in itertools.takewhile(lambda group: group is not None, self._finished.values()))
 
     def may_admit(self) -> bool:
         """Whether one more group may enter the engine."""
         return self.outstanding < self.capacity and self.ready < self.max_ready
 
     def admit(self) -> int:
-        """The number of the group that enters now."""
+        """The number of the group that enters now. Raises RuntimeError if none may: the lag bound would be broken."""
+        if not self.may_admit():
+            counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} of {self.max_ready} ready"
+            raise RuntimeError(f"no group may enter now ({counts}); ask may_admit() first")
         self._finished[self.admitted] = None
         self.admitted += 1
         return self.admitted - 1
@@ -148,15 +179,16 @@ class Pacer:
             raise KeyError(f"group {group.number} is not running")
         self._finished[group.number] = group
 
+    def may_take(self, count: int) -> bool:
+        """Whether `count` groups are ready and `min_ready` more."""
+        return self.ready >= count + self.min_ready
+
     def take(self, count: int) -> list[Group] | None:
         """The `count` lowest numbers, or None: the trainer must wait for them, even if younger groups are finished."""
-        lowest = list(self._finished.items())[:count]
-        if len(lowest) < count or any(group is None for _, group in lowest):
+        if not self.may_take(count):
             return None
-        for number, _ in lowest:
-            del self._finished[number]
         self.training += count
-        return [group for _, group in lowest]
+        return [self._finished.pop(number) for number in list(self._finished)[:count]]
 
     def release(self, count: int) -> None:
         """`count` taken groups stop being outstanding: their step is live in every engine, was skipped, or dynamic
@@ -305,8 +337,10 @@ class Generator:
     def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
         """Waits for the `count` oldest groups. Raises the generator's error, or Exhausted; every `report_after`
         seconds of waiting it prints who waits for whom."""
-        future = asyncio.run_coroutine_threadsafe(self._take(count, report_after), self._loop)
-        return self._wait(future, interruptible=True)
+        ready = asyncio.run_coroutine_threadsafe(self._until_ready(count, report_after), self._loop)
+        self._wait(ready, interruptible=True)
+        # Only the wait can be cut short. What leaves `running` and arrives nowhere would be in no checkpoint.
+        return asyncio.run_coroutine_threadsafe(self._take(count), self._loop).result()
 
     def release(self, count: int) -> None:
         """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
@@ -471,6 +505,7 @@ class Generator:
             problem = next(self.problems, None)
             if problem is None:
                 self.exhausted = True
+                self.pacer.min_ready = 0  # what is left is trained, too
                 self._wake.set()
                 return
             number = self.pacer.admit()
@@ -564,8 +599,8 @@ class Generator:
         prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
         return Rollout(ids, logprobs, versions, [1] * len(ids), done.finish_reason, prefilled=prefilled)
 
-    async def _take(self, count: int, report_after: float) -> list[Group]:
-        while (groups := self.pacer.take(count)) is None:
+    async def _until_ready(self, count: int, report_after: float) -> None:
+        while not self.pacer.may_take(count):
             if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
                 raise self._error
             if self.exhausted and len(self.running) < count:
@@ -576,7 +611,10 @@ class Generator:
             except TimeoutError:
                 running = self.pacer.waiting_for()
                 oldest = f"{len(running)} run, the oldest is {running[:1]}"
-                print(f"the trainer waits for {count} groups; {oldest}", flush=True)
+                print(f"the trainer waits for {count + self.pacer.min_ready} groups; {oldest}", flush=True)
+
+    async def _take(self, count: int) -> list[Group]:
+        groups = self.pacer.take(count)
         for group in groups:
             del self.running[group.number]
         self._dispatch()

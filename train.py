@@ -367,7 +367,8 @@ class Run:
         check_model(flags, self.trainer.model.config, task, control)
         return pipeline_rl.Generator(
             model, self.prompts, task.score,
-            pipeline_rl.Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None),
+            pipeline_rl.Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None,
+                              min_ready=flags.min_ready),
             flags.rollouts, task.stop_ids, weights=self.channel, length_control=control,
             max_tokens=flags.max_budget + flags.answer_budget,
             temperature=flags.temperature, max_num_seqs=flags.max_num_seqs, dtype=flags.dtype, seed=flags.seed,

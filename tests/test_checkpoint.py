@@ -647,7 +647,7 @@ def test_who_waits_for_whom(capsys, tmp_path):
     numbers = [generator.pacer.admit() for _ in range(3)]
     generator.pacer.finish(pipeline_rl.Group(numbers[0], None, 0, []))
     with pytest.raises(TimeoutError):
-        generator._loop.run_until_complete(asyncio.wait_for(generator._take(2, 0.05), 0.12))
+        generator._loop.run_until_complete(asyncio.wait_for(generator._until_ready(2, 0.05), 0.12))
     generator.close()
     generator._loop.close()
     assert capsys.readouterr().out == "the trainer waits for 2 groups; 2 run, the oldest is [1]\n" * 2

@@ -44,7 +44,7 @@ COMPARISONS = {
             "prompt-normalisation": "--normalize_advantages prompt",
             "length-penalty": "--length_control penalty",
             "no-zero-variance-filter": "--zero_variance_filter false",
-            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8",
+            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8 --max_ready 0",
             "sample-average": "--aggregation sample",
             "dapo-loss": "--loss dapo",
             "uniform-sampling": "--pass_rate_threshold 1.1",
@@ -62,10 +62,11 @@ COMPARISONS = {
         "generator and trainer one after the other or side by side (Figure 4)",
         {
             "pipeline-8": "",
-            "pipeline-4": "--k 4",
+            "pipeline-8-held": "--max_ready 0 --min_ready 160",  # or the lag of k = 8 and of k = 4 is the generator's
+            "pipeline-4-held": "--k 4 --max_ready 0 --min_ready 64",
             "pipeline-1": "--k 1",
-            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8",
-            "ppo-off-policy-1": "--schedule ppo_off_policy --k 1",
+            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8 --max_ready 0",
+            "ppo-off-policy-1": "--schedule ppo_off_policy --k 1 --max_ready 0",
         },
         axes=("device_hours", "step"),
     ),
@@ -83,13 +84,13 @@ COMPARISONS = {
         {
             "scalerl": "",
             "deepseek-grpo": "--loss grpo --aggregation sample --normalize_advantages prompt --schedule ppo_off_policy "
-            "--k 8 --zero_variance_filter false --pass_rate_threshold 1.1",
+            "--k 8 --max_ready 0 --zero_variance_filter false --pass_rate_threshold 1.1",
             "qwen2.5-dapo": "--loss dapo --normalize_advantages prompt --schedule ppo_off_policy --k 8 "
-            "--batch_prompts 53 --max_ready 212 --pass_rate_threshold 1.1",
+            "--batch_prompts 53 --max_ready 0 --pass_rate_threshold 1.1",
             "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 212 "
             "--pass_rate_threshold 1.1",
             "minimax-m1": "--normalize_advantages prompt --schedule ppo_off_policy --k 8 --batch_prompts 53 "
-            "--max_ready 212 --pass_rate_threshold 1.1",
+            "--max_ready 0 --pass_rate_threshold 1.1",
         },
     ),
     "clip": Comparison(
