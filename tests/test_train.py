@@ -89,6 +89,8 @@ def command(monkeypatch, capsys, tmp_path):
         "--held_out 0", "--max_prompt_tokens 0", "--reward_workers 0", "--reward_timeout 0", "--tensor_parallel 0",
         "--data_parallel 0", "--gpu_memory_utilization 1", "--gpu_memory_utilization -0.1", "--max_restarts -1",
         # pairs that do not fit
+        "--max_ready 31", "--max_ready 63 --min_ready 32", "--min_ready 257", "--min_ready 1 --k 0", "--min_ready -1",
+        "--min_ready 1 --schedule ppo_off_policy",
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
         "--tis_level sequence", "--tis_level row",
@@ -107,6 +109,7 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
 @pytest.mark.parametrize(
     "argv",
     [
+        "--max_ready 32", "--max_ready 64 --min_ready 32", "--min_ready 256", "--min_ready 0 --k 0",
         "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--min_budget 30", "--max_budget 26",
         "--penalty_window 34 --length_control penalty", "--penalty_window 1 --length_control penalty",
         "--penalty_window 99", "--kl_estimator k1", "--kl_estimator k2 --kl_coef 0.1", "--save_every 0",
@@ -133,6 +136,17 @@ def test_good_input_at_the_same_boundaries_starts(command, argv):
 def test_a_loss_that_is_not_what_its_name_promises_is_said(argv, notes):
     found = check_flags(parse_flags(["--output_dir", "/nowhere/run", *argv.split()], ""))
     assert len(found) == len(notes) and all(note.endswith(end) for note, end in zip(found, notes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("flag", "other"), [("max_ready 64", "schedule ppo_off_policy"), ("min_ready 64", "dynamic_sampling true")]
+)
+def test_a_queue_that_does_nothing_is_said_and_not_kept(flag, other, tmp_path):
+    """Off-policy takes all k B groups at once, and dynamic sampling takes groups one by one."""
+    found = parse_flags(f"--{flag} --{other} --max_steps 8 --output_dir {tmp_path}".split(), "about")
+    [note] = check_flags(found)
+    assert note.startswith(f"--{flag} does nothing with --{other.split()[0]}")
+    assert getattr(found, flag.split()[0]) == 0
 
 
 def test_an_existing_run_is_not_overwritten(command):
@@ -855,6 +869,13 @@ def test_the_loop_on_the_pipeline_schedule(play, k):
     assert [p.key for p in run.generator.taken] == keys(fresh, 36)
     assert run.trainer.prompts == [p.prompt_ids for p in run.generator.taken for _ in range(2)]
     assert all(r["logprob_gap"] == 0 for r in steps if r["step"] in (1, 4, 5))
+
+
+def test_min_ready_holds_the_lag_up(play):
+    """B = 3, k = 2, six groups kept ready: nine are in at version 0 and train at lags 0, 1, 2; then each new group has
+    six before it and trains at lag 2."""
+    _, steps, _ = play(k=2, min_ready=6)
+    assert [r["lag_mean"] for r in steps] == [0, 1, 2, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(("limit", "steps"), [(0.0, 3), (1e-12, 0), (1e3, 3)])
