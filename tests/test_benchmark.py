@@ -69,6 +69,8 @@ def test_table_and_json_line(capsys):
         (["sync", "--sizes", "9M"], "invalid choice: '9M'"),
         (["race", "--contestants", "pipeline-8"], "must be pipeline-K:THREADS"),
         (["race", "--contestants", "ppo_off_policy-0:1"], "must be pipeline-K:THREADS"),
+        (["pacer", "--pipeline", "nowhere/pipeline_rl.py"], "must be the pipeline_rl.py of another checkout"),
+        (["pacer", "--pipeline", str(benchmark.ROOT)], "must be the pipeline_rl.py of another checkout"),
         (["peer", "--environment", str(benchmark.ROOT / ".venv")], "must be an environment of its own"),
     ],
 )
@@ -100,3 +102,35 @@ def test_no_attention_gives_each_position_its_own_value():
     out, _ = benchmark.no_attention(None, torch.zeros(2, 6, 5, 4), None, value)
     assert out.shape == (2, 5, 6, 4)
     assert torch.equal(out[1, 2, 5], value[1, 2, 2]) and torch.equal(out[1, 2, 4], value[1, 2, 2])
+
+
+def test_pacer_asks_for_the_queue_that_gives_the_lag(monkeypatch, capsys):
+    """B = 16, and an engine whose lag is 1.5 + min_ready / B: lags of 2, 4 and 6 need 8, 40 and 72 groups; 12 would need
+    168, more than k B = 128, and ends at 9.5. A training step is .8 of the engine's 2 s. It loses 1 % of its speed for
+    each 40 groups; the other checkout has half of it."""
+    asked = []
+
+    class Stub:
+        def __init__(self, checkout, *_):
+            self.half = checkout != benchmark.ROOT
+
+        def ask(self, *, min_ready, training, slots, **case):
+            asked.append((min_ready, training, slots))
+            speed = (50.0 if self.half else 100.0) - min_ready / 40
+            return {"seconds a step": 2.0, "busy": speed / 100, "tokens/s": speed, "lag": 1.5 + min_ready / 16}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(contests, "Paced", Stub)
+    monkeypatch.setattr(contests, "random_model", lambda *_, **options: "")
+    other = str(Path(__file__).parent.parent / "pipeline_rl.py")
+    args = benchmark.parse(["pacer", "--repeats", "1", "--lags", "2", "4", "6", "12", "--pipeline", other])
+    args.pipeline = Path("/elsewhere/pipeline_rl.py")
+    figures = {figure["name"]: figure for figure in args.function(args)["figures"]}
+    assert asked[0] == (0, None, 256) and asked[1:3] == [(0, 1.6, 256)] * 2 and asked[3] == (0, None, 128)
+    assert asked[4:] == [(m, 1.6, 128) for m in (0, 8, 40, 72, 128)]
+    assert [figures[f"lag {lag} asked: off by"]["median"] for lag in (2, 4, 6, 12)] == [0, 0, 0, 2.5]
+    assert [figures[f"lag {lag} asked: off by"]["met"] for lag in (2, 4, 6, 12)] == [True, True, True, False]
+    assert figures["lag 4 asked: speed lost"]["median"] == pytest.approx(0.01)
+    assert figures["tokens/s / other's"]["median"] == 2 and figures["busy share of the slots, other"]["median"] == 0.5

@@ -8,6 +8,7 @@
     python tools/benchmark.py scale          cost per trained token as completions and batches grow
     python tools/benchmark.py peer           TRL's GRPOTrainer in its own environment: completions a second
     python tools/benchmark.py race           wall time and tokens to a held-out pass rate, schedule by schedule
+    python tools/benchmark.py pacer          how busy the engine is where lengths vary; the lags that --min_ready holds
 
 Every figure is a ratio of cases that took turns in one run (A B A B ...), so that what else the machine does falls on
 all of them: the median over the turns, with the smallest and the largest. Each command prints a table and one JSON line
@@ -38,7 +39,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
-from contests import peer, race
+from contests import pacer, peer, race
 from measuring import QUIET, ROOT, SIZES, Figure, Measured, Report, random_model, ratios, take_turns, timed
 
 import pipeline_rl
@@ -742,6 +743,14 @@ def other_environment(text: str) -> Path:
     return folder
 
 
+def pipeline_file(text: str) -> Path:
+    """A checkout's pipeline_rl.py."""
+    path = Path(text).resolve()
+    if path.name != "pipeline_rl.py" or not path.is_file():
+        raise argparse.ArgumentTypeError(f"must be the pipeline_rl.py of another checkout, not {text}")
+    return path
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -753,7 +762,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         one.add_argument("--repeats", type=positive, default=5, help="turns of each case")
         one.add_argument("--seed", type=int, default=0)
         for name, (default, text) in options.items():
-            kind = {"environment": other_environment, "contestants": contestant_name, "seeds": int}.get(name)
+            kind = {"environment": other_environment, "contestants": contestant_name, "seeds": int,
+                    "pipeline": pipeline_file}.get(name)  # fmt: skip
             first = default[0] if isinstance(default, list) else default
             kind = kind or {int: positive, float: above_zero, str: str}[type(first)]
             many = {"nargs": "+"} if isinstance(default, list) else {}
@@ -778,6 +788,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             seeds=([0, 1, 2], "seeds"), rate=(0.9, "held-out pass rate"), limit=(330.0, "seconds of one contestant"),
             max_steps=(200, "steps at most"), output_dir=("runs/race", "folder of the runs"),
             environment=environment)  # fmt: skip
+    command(pacer, pipeline=(None, "pipeline_rl.py of another checkout to compare with"), batch_prompts=(16, "B"),
+            rollouts=(16, "G"), k=(8, "most steps off-policy"), slots=(256, "of the engine"),
+            mean=(30, "tokens of a completion"), sigma=(0.6, "of the logarithm of lengths"), steps=(30, "of a case"),
+            ratio=(0.8, "a training step / the engine's time for a batch"), lags=([2, 4, 6], "to hold"))  # fmt: skip
     return parser.parse_args(argv)
 
 

@@ -1,6 +1,7 @@
-"""`benchmark.py peer` and `benchmark.py race`: whole training programs side by side, TRL's GRPOTrainer among them."""
+"""`benchmark.py peer`, `race` and `pacer`: whole programs side by side, TRL's GRPOTrainer and older checkouts too."""
 
 import argparse
+import json
 import math
 import os
 import shutil
@@ -183,3 +184,82 @@ def wait_until(runner: Contestant, rate: float, limit: float) -> list[dict[str, 
         if late or runner.process.poll() is not None or any(record["pass_rate"] >= rate for record in records):
             return records
         time.sleep(0.5)
+
+
+class Paced:
+    """The pipeline_rl.py of one checkout on an engine of its own, in a process of its own (benchmark_pacer.py)."""
+
+    def __init__(self, checkout: Path, model: str, slots: int, mean: int):
+        command = [sys.executable, "tools/benchmark_pacer.py", model, str(slots), str(mean)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
+        self.process = subprocess.Popen(command, env=environment, cwd=ROOT, text=True, bufsize=1,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+
+    def ask(self, **case: Any) -> dict[str, float]:
+        """The figures of one case. Raises RuntimeError if the process ended."""
+        self.process.stdin.write(json.dumps(case) + "\n")
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("benchmark_pacer.py ended; its own message is above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends it."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def pacer(args: argparse.Namespace) -> dict[str, Any]:
+    """How busy the pacer keeps an engine whose completions vary in length, here and in another checkout; and which lags
+    --min_ready holds, at what loss of time, with half of the slots."""
+    report, size = Report(args), args.batch_prompts
+    places = {"ours": ROOT} | ({"other": args.pipeline.parent} if args.pipeline else {})
+    found: dict[str, list[dict[str, float]]] = {}
+    running: dict[str, Paced] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = random_model(Path(folder), "0.2M", ends=False)
+        try:
+            for name, place in places.items():
+                running[name] = Paced(place, model, args.slots, args.mean)
+
+            def one(label: str, name: str = "ours", **more: Any) -> dict[str, float]:
+                common = {"batch_prompts": size, "rollouts": args.rollouts, "slots": args.slots, "sigma": args.sigma,
+                          "k": args.k, "min_ready": 0, "steps": args.steps, "skip": args.k + 2}  # fmt: skip
+                figures = running[name].ask(**common | more)
+                print(label, {what: float(f"{x:.4g}") for what, x in figures.items()}, flush=True)
+                found.setdefault(label, []).append(figures)
+                return figures
+
+            for _ in range(args.repeats):
+                alone = one("engine alone", training=None, steps=args.k)["seconds a step"]
+                for name in running:
+                    one(f"{name}, {args.slots} slots", name, training=args.ratio * alone)
+                half = {"slots": args.slots // 2}
+                training = args.ratio * one("engine alone, half", training=None, steps=args.k, **half)["seconds a step"]
+                base = one("min_ready 0", training=training, **half)["lag"]
+                for lag in args.lags:
+                    m = min(args.k * size, max(0, round((lag - base) * size)))
+                    one(f"lag {lag} asked", training=training, min_ready=m, **half)["min_ready"] = m
+        finally:
+            for runner in running.values():
+                runner.close()
+    for label, turns in found.items():
+        for what in turns[0]:
+            report.add({f"{label}: {what}": [turn[what] for turn in turns]}, "")
+    values = {label: {what: [turn[what] for turn in turns] for what in turns[0]} for label, turns in found.items()}
+    ours, dial = values[f"ours, {args.slots} slots"], values["min_ready 0"]
+    report.figures = [Figure("busy share of the slots", ours["busy"], least=0.9)]
+    if args.pipeline:
+        other = values[f"other, {args.slots} slots"]
+        faster = ratios(ours["tokens/s"], other["tokens/s"])
+        report.figures += [Figure("busy share of the slots, other", other["busy"]),
+                           Figure("tokens/s / other's", faster, least=1.0)]  # fmt: skip
+    for lag in args.lags:
+        held = values[f"lag {lag} asked"]
+        lost = [1 - x for x in ratios(held["tokens/s"], dial["tokens/s"])]
+        report.figures += [Figure(f"lag {lag} asked: off by", [abs(x - lag) for x in held["lag"]], most=0.5),
+                           Figure(f"lag {lag} asked: speed lost", lost, most=0.05)]  # fmt: skip
+    return report.close()
