@@ -125,7 +125,7 @@ def test_pacer_asks_for_the_queue_that_gives_the_lag(monkeypatch, capsys):
     monkeypatch.setattr(contests, "Paced", Stub)
     monkeypatch.setattr(contests, "random_model", lambda *_, **options: "")
     other = str(Path(__file__).parent.parent / "pipeline_rl.py")
-    args = benchmark.parse(["pacer", "--repeats", "1", "--lags", "2", "4", "6", "12", "--pipeline", other])
+    args = benchmark.parse(["pacer", "--repeats", "1", "--batch_prompts", "16", "--lags", "2", "4", "6", "12", "--pipeline", other])
     args.pipeline = Path("/elsewhere/pipeline_rl.py")
     figures = {figure["name"]: figure for figure in args.function(args)["figures"]}
     assert asked[0] == (0, None, 256) and asked[1:3] == [(0, 1.6, 256)] * 2 and asked[3] == (0, None, 128)

@@ -788,8 +788,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             seeds=([0, 1, 2], "seeds"), rate=(0.9, "held-out pass rate"), limit=(330.0, "seconds of one contestant"),
             max_steps=(200, "steps at most"), output_dir=("runs/race", "folder of the runs"),
             environment=environment)  # fmt: skip
-    command(pacer, pipeline=(None, "pipeline_rl.py of another checkout to compare with"), batch_prompts=(16, "B"),
-            rollouts=(16, "G"), k=(8, "most steps off-policy"), slots=(256, "of the engine"),
+    command(pacer, pipeline=(None, "pipeline_rl.py of another checkout to compare with"), batch_prompts=(32, "B"),
+            rollouts=(8, "G"), k=(8, "most steps off-policy"), slots=(256, "of the engine"),
             mean=(30, "tokens of a completion"), sigma=(0.6, "of the logarithm of lengths"), steps=(30, "of a case"),
             ratio=(0.8, "a training step / the engine's time for a batch"), lags=([2, 4, 6], "to hold"))  # fmt: skip
     return parser.parse_args(argv)
