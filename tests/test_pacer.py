@@ -650,7 +650,8 @@ def pace(
             heapq.heappush(running, (max(end for _, end in group.spans), group.number, group))
             for _, end in group.spans:
                 heapq.heappush(ends, end)
-        then = min(trained_at, *ends[:1])
+        then = min([trained_at, *ends[:1]])
+        assert then < math.inf, "deadlock"
         busy, now = busy + len(ends) * (then - now), then
     return busy / slots / (now - since), lag / tokens
 
