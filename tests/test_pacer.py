@@ -729,6 +729,9 @@ def test_a_stop_signal_loses_no_group_that_is_ready(new_idle_generator):
     ]  # fmt: skip
     stop[0] = False
     assert [group.number for group in generator.take(2)] == [0, 1] and not generator.running
+    answers = iter([False, True])  # the signal comes when the wait is over: the groups arrive
+    generator = new_idle_generator(interrupted=lambda: next(answers))
+    assert [group.number for group in generator.take(2)] == [0, 1]
 
 
 def test_min_ready_ends_with_the_prompts(new_idle_generator):
