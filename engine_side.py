@@ -1,6 +1,6 @@
 """What stands inside vLLM's processes: it is imported there, through vLLM's own arguments, never by the trainer.
 
-    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model
+    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): pipeline_rl's, for mixtures of experts too
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
     at_borders           a request's blocks of cache are looked at when it enters or fills one, not at every token
@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
+from tqdm import tqdm
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
+import pipeline_rl
 
-class WeightReceiver:
+WRITTEN_FOR = "0.32."  # the vLLM whose scheduler `WholeCompletions` changes
+
+
+class WeightReceiver(pipeline_rl.WeightReceiver):
     """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
 
     def load_weight_file(self, path: str) -> None:
@@ -31,28 +37,10 @@ class WeightReceiver:
         Raises:
             RuntimeError: the file lacks a weight of the model.
         """
-        from safetensors.torch import load_file
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-        model = self.model_runner.get_model()
-        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
-        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
-        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
-            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
-            initialize_layerwise_reload(model)
-            for layer in model.modules() if not torch.cuda.is_available() else ():
-                if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
-                    layer.quant_method.moe_kernel = None  # experts are repacked by a new kernel only
-            loaded = model.load_weights(load_file(path).items())
-            finalize_layerwise_reload(model, self.model_config)
-            if loaded is not None and names - loaded:
-                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
-            if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
-                tables = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
-                model.lm_head.weight = tables[0].weight
-                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+        for layer in self.model_runner.get_model().modules() if not torch.cuda.is_available() else ():
+            if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
+                layer.quant_method.moe_kernel = None  # experts are repacked by a new kernel only
+        super().load_weight_file(path)
 
 
 @dataclass
@@ -87,6 +75,11 @@ class WholeCompletions(Scheduler):
     """
 
     def __init__(self, *args: Any, **options: Any):
+        if not vllm.__version__.startswith(WRITTEN_FOR):
+            raise RuntimeError(
+                f"engine_side.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: install the "
+                "version that requirements.txt pins, or take vLLM's own scheduler by --engine_args scheduler_cls=null"
+            )
         super().__init__(*args, **options)
         if len(self.kv_cache_config.kv_cache_groups) == 1:  # else their blocks have different borders
             manager = self.kv_cache_manager
@@ -160,4 +153,5 @@ def end_with(trainer: int) -> None:
 trainer_pid = os.environ.get("SCALERL_TRAINER_PID", "")
 if trainer_pid.isdigit() and int(trainer_pid) != os.getpid():  # this is an engine's process, started by a trainer
     os.setpgid(0, 0)  # a signal to the trainer's whole group is the trainer's to answer
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore in shared memory, which a SIGKILL would leave there
     end_with(int(trainer_pid))

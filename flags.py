@@ -7,6 +7,7 @@ an alternative, so that an ablation is one flag. Section numbers in the help lin
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -102,7 +103,7 @@ class ScheduleFlags:
     rollouts: int = flag(16, "G, completions per prompt.")
     max_ready: int = flag(0, "Admission stops while this many groups are ready; 0 means B, and --min_ready more.")
     min_ready: int = flag(0, "Groups that stay ready behind each batch: holds the lag up, by about min_ready / B.")
-    max_num_seqs: int = flag(256, "Requests inside each engine at once.")
+    max_num_seqs: int = flag(256, "Requests inside each engine at once (so --data_parallel times as many in all).")
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.")
     data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.")
     generator_devices: str = flag("", "Generator: this host's GPUs as 2,3; empty takes free ones, else the trainer's.")
@@ -110,8 +111,8 @@ class ScheduleFlags:
         "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs)."
     )
     weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
-    gpu_memory_utilization: float = flag(0.0, "Generator: share of a GPU's memory; 0 leaves it to vLLM.")
-    engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON).")
+    gpu_memory_utilization: float = flag(0.0, "Generator: share of a GPU's memory; 0: .35 on a trainer's, else vLLM's.")
+    engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON or words).")
     max_restarts: int = flag(1, "Deaths of the engine that a run survives within --restart_window.")
     restart_window: int = flag(100, "Policy versions after which a death of the engine no longer counts.")
 
@@ -288,6 +289,7 @@ def check_flags(flags: Any) -> list[str]:
         not (flags.overwrite and flags.model and folder.resolve() in Path(flags.model).resolve().parents),
         f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder.",
     )
+    engine_options(flags)
     notes = []
     if flags.max_ready and not pipeline:
         notes.append(f"--max_ready {flags.max_ready} does nothing with --schedule ppo_off_policy")
@@ -313,7 +315,8 @@ def check_flags(flags: Any) -> list[str]:
 
 
 def engine_options(flags: Any) -> dict[str, Any]:
-    """What the flags say of vLLM's engine. Raises UsageError for an argument that is not KEY=VALUE."""
+    """What the flags say of vLLM's engine. Raises UsageError for arguments that cannot be read, or that
+    contradict --fp32_head."""
     options: dict[str, Any] = {}
     if flags.tensor_parallel > 1:
         options["tensor_parallel_size"] = flags.tensor_parallel
@@ -323,12 +326,43 @@ def engine_options(flags: Any) -> dict[str, Any]:
         options["gpu_memory_utilization"] = flags.gpu_memory_utilization
     if flags.trust_remote_code:
         options["trust_remote_code"] = True
-    for part in filter(None, flags.engine_args.split(",")):
-        name, equals, value = part.partition("=")
-        if not name or not equals:
-            raise UsageError(f"--engine_args must be KEY=VALUE,..., not {part!r}.")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value  # a plain word
+    options |= key_values(flags.engine_args)
+    overrides = options.get("hf_overrides", {})
+    if not isinstance(overrides, dict):
+        raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
+    ours = "float32" if flags.fp32_head else flags.dtype
+    if overrides.get("head_dtype", ours) != ours:
+        raise UsageError(
+            f"--engine_args hf_overrides: head_dtype {overrides['head_dtype']!r} is not the trainer's, {ours!r}; leave "
+            "it out and set --fp32_head, which is for both sides."
+        )
     return options
+
+
+def key_values(text: str) -> dict[str, Any]:
+    """KEY=VALUE,... as a dict: a value is JSON, within which commas are its own, or a word. Raises UsageError."""
+    found: dict[str, Any] = {}
+    while text := text.lstrip(", "):
+        name, equals, value = text.partition("=")
+        if not name.isidentifier() or not equals:
+            raise UsageError(f"--engine_args must be KEY=VALUE,..., not {text.split(',')[0]!r}.")
+        value, end = value.lstrip(), 0
+        with suppress(ValueError):
+            found[name], end = json.JSONDecoder().raw_decode(value)
+        text = value[end:].lstrip()
+        if end and text[:1] in ("", ","):
+            continue
+        if value.startswith(("{", "[", '"')):
+            raise UsageError(f"--engine_args {name}: {value!r} does not begin with a JSON value.")
+        found[name], _, text = value.partition(",")  # a word, which may begin like a number
+    return found
+
+
+def merged(options: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, where `more` wins; dicts within them are merged, too."""
+    both = {
+        name: merged(options[name], more[name])
+        for name in options.keys() & more.keys()
+        if isinstance(options[name], dict) and isinstance(more[name], dict)
+    }
+    return options | more | both

@@ -32,6 +32,8 @@ can be held up: while the trainer takes B groups only if `min_ready` more are re
 `Pacer` is these rules; `Generator` drives a vLLM engine by them.
 
 Simplified: one engine object (vLLM's own tensor and data parallelism lie behind it); one reward function.
+This file alone drives a vLLM engine (which outlives a trainer that is killed by SIGKILL); weight_sync.py and
+engine_side.py mend that, and add speed and other ways for the weights.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
     >>> numbers = [pacer.admit() for _ in range(4)]
@@ -46,7 +48,9 @@ import itertools
 import math
 import os
 import random
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
@@ -55,6 +59,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -219,7 +224,7 @@ class LengthControl(Protocol):
 
 
 class WeightChannel(Protocol):
-    """How new weights reach the engine (weight_sync.py has two)."""
+    """How new weights reach the engine: `WeightFile`, and weight_sync.py has two more."""
 
     engine_args: dict[str, Any]  # vLLM's arguments that it needs
     environment: dict[str, str]  # of the engine's process
@@ -234,6 +239,72 @@ class WeightChannel(Protocol):
 
     def close(self) -> None:
         """Removes what it made."""
+
+
+class WeightFile:
+    """The plain channel: a safetensors file in shared memory, which engines on this host read.
+
+    Weights are a dict, name in the Hugging Face checkpoint -> whole tensor, as `dict(model.named_parameters())`: a tied
+    head is not among them. The engine's process imports this file by its name, so its folder must be on `sys.path`.
+    """
+
+    trainer_waits = False  # the engine reads a copy
+    survives_restart = True
+
+    def __init__(self, folder: Path | None = None) -> None:
+        shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory))  # this user's alone
+        self.path = self.folder / "weights.safetensors"
+        self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
+        self.environment: dict[str, str] = {}
+
+    def prepare(self, weights: Any) -> None:
+        """Replaces the file by these tensors: an engine that still reads the old one keeps it."""
+        from safetensors.torch import save_file
+
+        new = self.folder / "new.safetensors"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, new)
+        new.replace(self.path)
+
+    async def deliver(self, call: Callable[[str], Callable[..., Awaitable[Any]]]) -> None:
+        """Every worker of every engine loads the file."""
+        await call("collective_rpc")("load_weight_file", args=(str(self.path),))
+
+    def close(self) -> None:
+        """Removes the file and its folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker, in the engine's process (`worker_extension_cls`): loads a weight file into the running
+    model. Its methods' names must be new to vLLM's worker."""
+
+    def load_weight_file(self, path: str) -> None:
+        """Replaces all weights by those of the safetensors file `path`, between two engine steps. This is the worker's
+        own `reload_weights`, which would say nothing of a weight that the file lacks.
+
+        Raises:
+            RuntimeError: the file lacks a weight of the model.
+        """
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        model = self.model_runner.get_model()
+        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
+        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
+            initialize_layerwise_reload(model)
+            loaded = model.load_weights(load_file(path).items())
+            finalize_layerwise_reload(model, self.model_config)
+            if loaded is not None and names - loaded:
+                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
+            if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
+                tables = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
+                model.lm_head.weight = tables[0].weight
+                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
 @dataclass
@@ -265,8 +336,12 @@ class Generator:
         length_control: forced interruption, or None.
         max_tokens: completion tokens at most, when there is no interruption.
         stop_ids: token ids that end a completion.
-        max_num_seqs: requests inside the engine at once; at least G.
-        weights: the channel by which new weights reach the engine.
+        weights: the channel by which new weights reach the engine; None: a `WeightFile`.
+        temperature: of sampling; the log-probs are those at it.
+        max_num_seqs: requests inside each of vLLM's `data_parallel_size` engines at once; in all at least G.
+        max_prompt: tokens of the longest prompt.
+        dtype: of the engine's weights and products, `float32` or `bfloat16`.
+        seed: of the engine's sampling and of the budgets.
         max_restarts: engine deaths survived within `restart_window` policy versions.
         restart_window: versions after which a death no longer counts.
         engine_args: more of vLLM's AsyncEngineArgs.
@@ -280,7 +355,7 @@ class Generator:
     pacer: Pacer
     rollouts: int
     stop_ids: Sequence[int]
-    weights: WeightChannel
+    weights: WeightChannel | None = None
     length_control: LengthControl | None = None
     max_tokens: int = 0
     temperature: float = 1.0
@@ -295,8 +370,11 @@ class Generator:
     interrupted: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < self.rollouts:
-            raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.max_num_seqs} engine slots")
+        engines = self.engine_args.get("data_parallel_size", 1)
+        self.slots = engines * self.engine_args.get("max_num_seqs", self.max_num_seqs)  # requests inside all of them
+        if self.slots < self.rollouts:
+            raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.slots} engine slots")
+        self.weights = self.weights or WeightFile()
         self.counters = Counters()
         self.version = 0  # live in the engine
         self.exhausted = False  # `problems` came to its end
@@ -451,10 +529,8 @@ class Generator:
             "use_tqdm_on_load": False,
             "seed": self.seed,
         }
-        if not gpu:
-            args |= {"scheduler_cls": "engine_side.WholeCompletions", "async_scheduling": False}
         args |= self.weights.engine_args | self.engine_args
-        variables = engine_environment(gpu, args["enforce_eager"])
+        variables = engine_environment(gpu, args["enforce_eager"], args["dtype"])
         if args.get("distributed_executor_backend") == "ray":  # workers elsewhere: no folder, process, file of ours
             args.pop("worker_extension_cls", None)
         else:
@@ -498,10 +574,10 @@ class Generator:
         admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
         if self._closing or self._restarting.locked():  # a new engine may not have its weights yet
             return
-        while self._wanted and self._inside < self.max_num_seqs:
+        while self._wanted and self._inside < self.slots:
             self._occupy(1)
             self._wanted.popleft().set_result(None)
-        while not self._wanted and self._inside + self.rollouts <= self.max_num_seqs and self.pacer.may_admit():
+        while not self._wanted and self._inside + self.rollouts <= self.slots and self.pacer.may_admit():
             problem = next(self.problems, None)
             if problem is None:
                 self.exhausted = True
@@ -550,6 +626,8 @@ class Generator:
         """One completion, in one request or, when its thinking is cut at `budget`, in two; the caller took its slot."""
         prompt, salt = list(problem.prompt_ids), str(version)
         try:
+            if len(prompt) > self.max_prompt:
+                raise ValueError(f"a prompt has {len(prompt)} tokens, above max_prompt = {self.max_prompt}")
             first = await self._request(prompt, budget, salt)
             leg = self.length_control and self.length_control.second_leg(
                 prompt, first.completion_ids, first.finish_reason
@@ -729,7 +807,7 @@ class Generator:
         self._dispatch()
 
 
-def engine_environment(gpu: bool, eager: bool) -> dict[str, str]:
+def engine_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
     """Environment of the engine's process: errors are printed, chatter is not."""
     both = {
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -744,7 +822,9 @@ def engine_environment(gpu: bool, eager: bool) -> dict[str, str]:
     }
     # vLLM compiles one small function of its sampler even in eager mode: seconds at the start, and it needs a compiler.
     uncompiled = {"TORCH_COMPILE_DISABLE": "1"} if eager else {}
-    return both | ({} if gpu else on_cpu | uncompiled)
+    # vLLM's attention for float32 is Triton's, whose products have 10 bits of significand if nothing asks for all 23.
+    exact = {"TRITON_F32_DEFAULT": "ieee"} if dtype == "float32" else {}
+    return both | (exact if gpu else on_cpu | uncompiled)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ import pipeline_rl
 import policy as policies
 import tasks
 import weight_sync
-from flags import UsageError, check_flags, engine_options, parse_flags
+from flags import UsageError, check_flags, engine_options, merged, parse_flags
 from records import (
     Clock,
     Folder,
@@ -224,6 +224,9 @@ def check_model(flags: Any, config: Any, task: Any, control: length_control.Inte
         )
 
 
+SHARED_MEMORY = 0.35  # the engine's share of a GPU on which a trainer runs, too: vLLM's 0.92 would starve it
+
+
 def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
     """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
     if not torch.cuda.is_available():
@@ -244,10 +247,17 @@ def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in devices]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
+    options, rank = engine_options(flags), accelerator.process_index
     if kind == "file":
-        return weight_sync.FileWeights(accelerator.process_index), environment
-    workers = flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
-    return weight_sync.TransferWeights(kind, accelerator.process_index, workers, flags.weight_address), environment
+        channel = weight_sync.FileWeights(rank)
+    else:
+        workers = flags.tensor_parallel * flags.data_parallel * int(options.get("pipeline_parallel_size", 1))
+        channel = weight_sync.TransferWeights(kind, rank, workers, flags.weight_address)
+    if shared and "gpu_memory_utilization" not in options:
+        channel.engine_args["gpu_memory_utilization"] = SHARED_MEMORY
+        if rank == 0:
+            print(f"the engine takes {SHARED_MEMORY} of a trainer's GPU; --gpu_memory_utilization says otherwise")
+    return channel, environment
 
 
 def generator_devices(flags: Any, count: int, trainers: int) -> list[int]:
@@ -375,7 +385,7 @@ class Run:
             max_prompt=max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out]),
             max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=self.engine_devices,
             interrupted=lambda: self.stop_signal != 0,
-            engine_args=(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}) | engine_options(flags),
+            engine_args=merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
         )  # fmt: skip
 
     def say(self, line: str) -> None:

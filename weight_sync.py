@@ -14,7 +14,7 @@ the `Generator` (pipeline_rl.py), while the engine is paused.
                       trainer waits until it is done.
 
 `weights` is a dict of whole tensors, or an object with `metadata()` and `items()` that gathers one tensor at a time
-(policy.FullTensors): gathering a shard is a collective, so all ranks go through the items in lockstep.
+(policy.CheckpointTensors): gathering a shard is a collective, so all ranks go through the items in lockstep.
 
 Simplified: a file serves one host; an engine that dies under TransferWeights ends the run (one trainer process saves a
 checkpoint; several may not, and go on from the last one).
@@ -36,6 +36,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+import pipeline_rl
 
 
 class Meta(NamedTuple):
@@ -72,8 +74,9 @@ def private_folder() -> Path:
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
-            shutil.rmtree(stale)
+        with suppress(FileNotFoundError):  # another process that starts now removes it, too
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
+                shutil.rmtree(stale, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
 
 
@@ -82,20 +85,25 @@ def engine_environment(folder: Path) -> dict[str, str]:
     return {"VLLM_RPC_BASE_PATH": str(folder), "SCALERL_TRAINER_PID": str(os.getpid())}
 
 
-class FileWeights:
-    """Weight channel through one safetensors file in shared memory, private to the user (0600, in a folder 0700).
+def engine_args() -> dict[str, Any]:
+    """vLLM's arguments that bring engine_side.py into the engine's processes. Its scheduler is for engines on a CPU: on
+    a GPU vLLM's own one schedules the next step while this one runs."""
+    on_cpu = {"scheduler_cls": "engine_side.WholeCompletions", "async_scheduling": False}
+    return {"worker_extension_cls": "engine_side.WeightReceiver"} | ({} if torch.cuda.is_available() else on_cpu)
+
+
+class FileWeights(pipeline_rl.WeightFile):
+    """The same for several trainer processes and large models: written tensor by tensor, private to the user (0600, in
+    a folder 0700), and removed at the next start if this process is killed.
 
     Args:
         rank: of this trainer process; rank 0 writes, the others only help to gather.
     """
 
-    trainer_waits = False  # the engine reads a copy
-    survives_restart = True
-
     def __init__(self, rank: int = 0) -> None:
-        self.rank, self.folder = rank, private_folder()
-        self.path = self.folder / "weights.safetensors"
-        self.engine_args = {"worker_extension_cls": "engine_side.WeightReceiver"}
+        self.rank = rank
+        super().__init__(private_folder())
+        self.engine_args = engine_args()
         self.environment = engine_environment(self.folder)
 
     def prepare(self, weights: Weights) -> None:
@@ -110,14 +118,6 @@ class FileWeights:
             for _, tensor in weights.items():
                 file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         new.replace(self.path)
-
-    async def deliver(self, call: Call) -> None:
-        """Every worker of every engine loads the file."""
-        await call("collective_rpc")("load_weight_file", args=(str(self.path),))
-
-    def close(self) -> None:
-        """Removes the file and its folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def private(path: str, flags: int) -> int:
@@ -159,10 +159,7 @@ class TransferWeights:
     def __init__(self, backend: str, rank: int = 0, workers: int = 1, address: str = "127.0.0.1"):
         self.backend, self.rank, self.workers, self.address = backend, rank, workers, address
         self.folder = private_folder()
-        self.engine_args = {
-            "weight_transfer_config": {"backend": backend},
-            "worker_extension_cls": "engine_side.WeightReceiver",
-        }
+        self.engine_args = engine_args() | {"weight_transfer_config": {"backend": backend}}
         self.environment = engine_environment(self.folder)
         if (
             backend == "ipc"

@@ -95,7 +95,7 @@ def new_generator(tiny: TinyModel, **options: Any) -> Any:
 
     options["weights"] = options.get("weights") or weight_sync.FileWeights()
     defaults: dict[str, Any] = {"problems": iter(()), "score": no_reward, "pacer": pipeline_rl.Pacer(1, 0)}
-    defaults |= {"rollouts": 2, "stop_ids": [STOP], "max_tokens": 64, "max_num_seqs": 16}
+    defaults |= {"rollouts": 2, "stop_ids": [STOP], "max_tokens": 64, "max_num_seqs": 16, "max_prompt": 100}
     engine_args = {"max_model_len": 1024} | options.pop("engine_args", {})
     return pipeline_rl.Generator(model=tiny.folder, engine_args=engine_args, **defaults | options)
 

@@ -79,6 +79,12 @@ def test_a_completion_over_two_pauses(scheduler):
     assert a.prefill_stats == "stats" and a.new_logprobs is None and scheduler._held == {}
 
 
+def test_another_vllm_is_refused_with_the_fix(monkeypatch):
+    monkeypatch.setattr("vllm.__version__", "0.33.1")
+    with pytest.raises(RuntimeError, match=r"vLLM 0\.32\.x, not 0\.33\.1: .*requirements.*scheduler_cls=null"):
+        WholeCompletions()
+
+
 @pytest.mark.parametrize(("aborted", "left"), [("a", {"b"}), (["a", "b"], set()), (None, set())])
 def test_aborted_requests_leave_nothing_behind(scheduler, aborted, left):
     scheduler.update_from_output([output("a", [5]), output("b", [6])], sampled([-1.0], [-2.0]))

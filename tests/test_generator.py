@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +26,21 @@ import torch
 from conftest import END_OF_THINKING, PHRASE, STOP, Engine, Problem, TinyModel, new_generator, no_reward, problems
 
 import weight_sync
+from flags import UsageError, engine_options, key_values, merged, parse_flags
 from length_control import Interruption
-from pipeline_rl import FORCED, EngineFailed, Exhausted, Generator, Pacer, Rollout, check_arrival, environment, lags
+from pipeline_rl import (
+    FORCED,
+    EngineFailed,
+    Exhausted,
+    Generator,
+    Pacer,
+    Rollout,
+    WeightFile,
+    check_arrival,
+    engine_environment,
+    environment,
+    lags,
+)
 from weight_sync import FileWeights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,6 +196,73 @@ def test_weights_move_in_flight_under_a_tied_head(vllm_engine: Engine) -> None:
     long = problems(2)
     with vllm_engine.generator(long, pacer=Pacer(2, 0), length_control=LongTraining(700), stop_ids=[]) as generator:
         check_weights_move(generator, vllm_engine.tiny, long)
+
+
+def test_weights_move_in_flight_by_the_plain_channel_and_vllms_own_scheduler(tmp_path: Path) -> None:
+    """What pipeline_rl.py has by itself, and what a GPU's engine does: token by token, with vLLM's spans of versions."""
+    long, tiny = problems(2), TinyModel(tmp_path / "model", tied=True)
+    options = {"pacer": Pacer(2, 0), "length_control": LongTraining(700), "stop_ids": [], "weights": WeightFile()}
+    generator = new_generator(tiny, problems=iter(long), **options)
+    try:
+        generator.start(tiny.weights(0))
+        check_weights_move(generator, tiny, long)
+    finally:
+        generator.close()
+    assert not generator.weights.folder.exists()
+
+
+ALONE = """
+    import itertools, torch
+    from types import SimpleNamespace
+    from transformers import AutoModelForCausalLM
+    from pipeline_rl import Generator, Pacer
+
+    if __name__ == "__main__":
+        model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32).eval().requires_grad_(False)
+        assert model.config.tie_word_embeddings
+        problems = (SimpleNamespace(prompt_ids=[9, 10 + i % 50, 12]) for i in itertools.count())
+        score = lambda problem, completions: [(1.0, True)] * len(completions)
+        generator = Generator("model", problems, score, Pacer(2, 1), rollouts=2, stop_ids=[], max_tokens=500)
+        try:
+            generator.start(dict(model.named_parameters()))
+            while generator.counters.pushes < 2:  # both while the first groups run
+                for parameter in model.parameters():
+                    parameter.copy_(torch.randn(parameter.shape) * 0.15 + (parameter.ndim == 1))
+                generator.push(dict(model.named_parameters()), generator.counters.pushes + 1, 0)
+                generator.settle()
+            taken = [r for group in generator.take(2) for r in group.rollouts]
+            problem = SimpleNamespace(prompt_ids=[5, 6, 7])
+            rollouts = generator.result_of(generator.evaluate([problem], 4))[0]
+        finally:
+            generator.close()
+        assert [len(r.versions) for r in taken] == [500] * 4 and {r.versions[-1] for r in taken} == {2}
+        assert {v for r in rollouts for v in r.versions} == {2}
+        for r in rollouts:
+            ids = torch.tensor([problem.prompt_ids + r.completion_ids])
+            found = model(ids).logits[0, 2:-1].log_softmax(-1).gather(1, ids[0, 3:, None])[:, 0]
+            print(float((found - torch.tensor(r.logprobs)).abs().mean()))
+"""
+
+
+def test_the_file_alone_drives_an_engine(tmp_path: Path) -> None:
+    """pipeline_rl.py in an empty folder: samples, takes, pushes weights in flight twice; completions begun afterwards
+    have the log-probs of transformers' forward. A script as a borrower would write it, without a file of ours."""
+    TinyModel(tmp_path / "model", tied=True)
+    shutil.copy(ROOT / "pipeline_rl.py", tmp_path)
+    (tmp_path / "script.py").write_text(textwrap.dedent(ALONE))
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    gaps = [float(line) for line in done.stdout.split()]
+    assert len(gaps) == 4 and max(gaps) < CLOSE
 
 
 @pytest.mark.parametrize("salted", [True, False])
@@ -402,6 +483,7 @@ def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory
         wait_until(lambda: pacer.admitted == 12)
 
         (engine,) = engine_processes() - before
+        semaphores = [line for line in Path(f"/proc/{engine}/maps").read_text().splitlines() if "/dev/shm/sem." in line]
         os.kill(engine, signal.SIGSTOP)
         future = generator.evaluate(prompts[:3], 2)
         time.sleep(0.3)
@@ -434,6 +516,7 @@ def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory
         generator.close()
     generator.close()  # twice does no harm
     assert engine_processes() == before and not generator._thread.is_alive()
+    assert semaphores == []  # or a SIGKILL of all processes leaves them in shared memory
     assert not folder.exists() and not Path(f"/proc/{engine}").exists() and not Path(f"/proc/{second}").exists()
 
 
@@ -532,8 +615,8 @@ def test_two_data_parallel_engines_get_every_update(tmp_path_factory: pytest.Tem
     """Two engines behind one client share the requests, and after each of five updates all completions, of either
     engine, are wholly by the new version and have its log-probs, not those of the version before."""
     tiny = TinyModel(tmp_path_factory.mktemp("tied"), tied=True)
-    generator = new_generator(tiny, max_tokens=16, max_num_seqs=64, engine_args={"data_parallel_size": 2})
-    prompts, served = problems(12), {}
+    generator = new_generator(tiny, max_tokens=16, max_num_seqs=24, engine_args={"data_parallel_size": 2})
+    prompts, served, inside = problems(12), {}, 0
     try:
         generator.start(tiny.weights(0))
         for version in range(1, 6):
@@ -541,6 +624,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path_factory: pytest.Tem
             future = generator.evaluate(prompts, 4)
             while not future.done():
                 served |= generator.in_loop(lambda made: dict(made._engine.engine_core.reqs_in_flight))
+                inside = max(inside, generator.in_loop(lambda made: made._inside))
             rollouts = [r for group in generator.result_of(future) for r in group]
             asked = [problem for problem in prompts for _ in range(4)]
             assert {v for r in rollouts for v in r.versions} == {version}
@@ -548,6 +632,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path_factory: pytest.Tem
             assert tiny.gap(tiny.weights(version - 1), asked, rollouts).mean() > 0.1
     finally:
         generator.close()
+    assert inside == 48  # 24 in each
     engines = list(served.values())
     assert len({bytes(engine) for engine in engines}) == 2
     assert min(engines.count(engine) for engine in set(engines)) >= 20
@@ -595,6 +680,127 @@ def test_more_rollouts_than_slots_are_refused() -> None:
     with pytest.raises(ValueError, match="9 rollouts per prompt do not fit 8 engine slots"):
         Generator("", iter(()), no_reward, Pacer(1, 0), 9, [STOP], None, max_num_seqs=8)
     Generator("", iter(()), no_reward, Pacer(1, 0), 8, [STOP], FileWeights(), max_num_seqs=8).close()
+
+
+def test_max_num_seqs_is_of_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four engines of 8 slots: 16 groups of two are let in, and each engine is told 8. So also by vLLM's own names."""
+    told = []
+
+    async def group(*_: object) -> None:
+        await asyncio.sleep(100)
+
+    def engine_args(**args: object) -> None:
+        told.append(args)
+        raise KeyError
+
+    monkeypatch.setattr(Generator, "_run_group", group)
+    monkeypatch.setattr("vllm.AsyncEngineArgs", engine_args)
+    for args in ({"data_parallel_size": 4}, {"data_parallel_size": 4, "max_num_seqs": 8}):
+        slots = 99 if "max_num_seqs" in args else 8
+        generator = Generator(
+            "", iter(problems(50)), no_reward, Pacer(8, 8), 2, [STOP], max_num_seqs=slots, engine_args=args
+        )
+        generator._thread.start()
+        inside = generator.in_loop(lambda made: made._dispatch() or made._inside)
+        with pytest.raises(KeyError):
+            generator.in_loop(Generator._new_engine)
+        generator.close()
+        assert inside == 32 and told.pop()["max_num_seqs"] == 8
+
+
+def test_a_prompt_that_is_too_long_is_named(vllm_engine: Engine) -> None:
+    with (
+        vllm_engine.generator(problems(1, length=21), max_prompt=20) as generator,
+        pytest.raises(ValueError, match="21 tokens, above max_prompt = 20"),
+    ):
+        generator.take(1)
+
+
+def cut(x: torch.Tensor) -> torch.Tensor:
+    """To 10 of the 23 bits of significand, as TF32 does."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def tf32_attention(module, query, key, value, attention_mask, scaling, **options):
+    """(B, heads, T, d) -> (B, T, heads, d): causal attention whose two products see operands of 10 bits."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scores = cut(query) @ cut(key).transpose(2, 3) * scaling
+    scores += torch.full(scores.shape[-2:], -torch.inf).triu(1)
+    return (cut(scores.softmax(-1)) @ cut(value)).transpose(1, 2), None
+
+
+def test_float32_on_a_gpu_asks_for_whole_products(tmp_path: Path) -> None:
+    """Attention products in TF32, Triton's default on NVIDIA, move log-probs by more than the bound at which a run ends,
+    so that the engine must be told otherwise; a trainer in float32 multiplies whole numbers by default."""
+    from transformers import AttentionInterface
+
+    from train import Run
+
+    tiny = TinyModel(tmp_path, tied=True)
+    model = tiny.load(tiny.weights(0))
+    ids = torch.tensor([problem.prompt_ids for problem in problems(8, length=60)])
+    AttentionInterface.register("tf32", tf32_attention)
+    found = {}
+    with torch.no_grad():
+        for name in ("sdpa", "tf32"):
+            model.set_attn_implementation(name)
+            found[name] = model(ids).logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])
+    assert (found["tf32"] - found["sdpa"]).abs().mean() > Run.LARGEST_GAP
+    assert engine_environment(True, False, "float32")["TRITON_F32_DEFAULT"] == "ieee"
+    for gpu, dtype in ((True, "bfloat16"), (False, "float32")):
+        assert "TRITON_F32_DEFAULT" not in engine_environment(gpu, False, dtype)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {}),
+        (
+            "block_size=64,kv_cache_dtype=fp8,enforce_eager=false",
+            dict(block_size=64, kv_cache_dtype="fp8", enforce_eager=False),
+        ),
+        (
+            'a={"b":1,"c":{"d":[1,2]}},e=[3,4],f="x,y",g=null',
+            dict(a={"b": 1, "c": {"d": [1, 2]}}, e=[3, 4], f="x,y", g=None),
+        ),
+        ("a=8x,b=1.5,c= 2 , d=x.y.Z", dict(a="8x", b=1.5, c=2, d="x.y.Z")),
+        ("a=,b=1,", dict(a="", b=1)),
+    ],
+)
+def test_engine_args_by_hand(text: str, found: dict) -> None:
+    """Commas within JSON are its own; what is no JSON is a word up to the next comma."""
+    assert key_values(text) == found
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a=1,b", 'a={"b":1', "a=[1,2", 'a="x', 'a={"b":1}c', "a b=1"])
+def test_engine_args_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--engine_args"):
+        key_values(text)
+
+
+def test_engine_args_leave_the_fp32_head_alone() -> None:
+    """Other overrides of the model's configuration are added to it; one that contradicts --fp32_head is refused."""
+    from fp32_head import GENERATOR_ARGS
+
+    def options(*argv: str) -> dict:
+        return engine_options(parse_flags(["--output_dir", "none", *argv], ""))
+
+    more = options("--engine_args", 'hf_overrides={"rope_theta":1000000,"text_config":{"x":1}}')
+    assert merged(GENERATOR_ARGS, more) == {
+        "hf_overrides": {"head_dtype": "float32", "rope_theta": 1000000, "text_config": {"x": 1}}
+    }
+    assert GENERATOR_ARGS == {"hf_overrides": {"head_dtype": "float32"}}
+    for argv, head in (
+        (["--fp32_head", "true", "--dtype", "bfloat16"], '"bfloat16"'),
+        (["--fp32_head", "true", "--dtype", "bfloat16"], "null"),
+        (["--fp32_head", "false", "--dtype", "bfloat16"], '"float32"'),
+    ):
+        with pytest.raises(UsageError, match="head_dtype .*--fp32_head"):
+            options(*argv, "--engine_args", f'hf_overrides={{"head_dtype":{head}}}')
+    with pytest.raises(UsageError, match="hf_overrides must be a JSON object"):
+        options("--engine_args", "hf_overrides=null")
+    agreed = 'hf_overrides={"head_dtype":"float32"}'
+    assert options("--dtype", "bfloat16", "--engine_args", agreed) == {"hf_overrides": {"head_dtype": "float32"}}
 
 
 def test_environment_is_set_inside_only_and_respects_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

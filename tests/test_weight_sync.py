@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -118,9 +120,7 @@ def test_files_of_dead_processes_are_removed(channel):
     base = channel.folder.parent
     dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
     dead.wait()
-    folders = {
-        name: base / f"{weight_sync.PREFIX}{name}" for name in (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")
-    }
+    folders = {name: base / f"{weight_sync.PREFIX}{name}" for name in (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")}
     try:
         for folder in folders.values():
             folder.mkdir()
@@ -136,6 +136,31 @@ def test_files_of_dead_processes_are_removed(channel):
             if folder.exists():
                 (folder / "weights.safetensors").unlink()
                 folder.rmdir()
+
+
+@pytest.mark.parametrize("moment", ["looked at", "removed"])
+def test_another_process_may_remove_the_same_folder_first(channel, monkeypatch, moment):
+    """Ranks, or two runs, that start at once find the same folder of a dead process: none of them fails."""
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    stale = channel.folder.with_name(f"{weight_sync.PREFIX}{dead.pid}-x")
+    stale.mkdir()
+    (stale / "weights.safetensors").write_bytes(b"old")
+    exists, rmtree = Path.exists, shutil.rmtree
+
+    def other_process(usual, path, **options):
+        if exists(stale):
+            rmtree(stale)
+        return usual(path, **options)
+
+    with monkeypatch.context() as patch:
+        if moment == "looked at":
+            patch.setattr(Path, "exists", lambda path: other_process(exists, path))
+        else:
+            patch.setattr(shutil, "rmtree", lambda path, **options: other_process(rmtree, path, **options))
+        folder = weight_sync.private_folder()
+    folder.rmdir()
+    assert not stale.exists()
 
 
 # ------------------------------------------------------------------------------------------------- vLLM's own channels
@@ -212,8 +237,8 @@ def test_other_ranks_send_with_rank_0(monkeypatch):
 # ------------------------------------------------------------------------------------------------- which channel, where
 
 
-def choose(monkeypatch, gpus, trainers=1, visible=None, **changes):
-    """(kind of channel, CUDA_VISIBLE_DEVICES of the engine) that train.py takes on a host with `gpus` GPUs."""
+def made_on(monkeypatch, gpus, trainers=1, visible=None, **changes):
+    """The channel that train.py makes on a host with `gpus` GPUs, closed again, and the engine's environment."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
@@ -224,6 +249,12 @@ def choose(monkeypatch, gpus, trainers=1, visible=None, **changes):
     flags = parse_flags(["--output_dir", "none", *options], "")
     channel, environment = new_channel(flags, SimpleNamespace(process_index=0))
     channel.close()
+    return channel, environment
+
+
+def choose(monkeypatch, *host, **changes):
+    """(kind of channel, CUDA_VISIBLE_DEVICES of the engine, its processes)."""
+    channel, environment = made_on(monkeypatch, *host, **changes)
     return getattr(channel, "backend", "file"), environment.get("CUDA_VISIBLE_DEVICES"), getattr(channel, "workers", 0)
 
 
@@ -265,6 +296,31 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, changes, words):
     with pytest.raises(UsageError, match=words):
         choose(monkeypatch, gpus, trainers, **changes)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "share"),
+    [
+        (0, {}, None),
+        (1, {}, 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
+        (1, {"weight_channel": "file"}, 0.35),
+        (2, {}, None),  # a GPU of its own
+        (1, {"gpu_memory_utilization": "0.5"}, None),
+        (1, {"engine_args": "gpu_memory_utilization=0.2"}, None),
+    ],
+)
+def test_an_engine_on_a_trainers_gpu_leaves_room_for_it(monkeypatch, capsys, gpus, changes, share):
+    channel, _ = made_on(monkeypatch, gpus, **changes)
+    assert channel.engine_args.get("gpu_memory_utilization") == share
+    assert capsys.readouterr().out.count("--gpu_memory_utilization") == (share is not None)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch, gpu):
+    """On a GPU vLLM schedules a step while the one before it runs; a subclass of its plain scheduler could not."""
+    channel, _ = made_on(monkeypatch, int(gpu))
+    assert channel.engine_args.get("scheduler_cls") == (None if gpu else "engine_side.WholeCompletions")
+    assert channel.engine_args["worker_extension_cls"] == "engine_side.WeightReceiver"
 
 
 def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(monkeypatch):
