@@ -44,6 +44,7 @@ Symbols: B prompts per optimiser step, G rollouts per prompt, k steps off-policy
 """
 
 import asyncio
+import importlib.util
 import itertools
 import math
 import os
@@ -506,8 +507,7 @@ class Generator:
         except Exception as error:  # vLLM raises many kinds, bare Exception among them
             if engine is not None:
                 engine.shutdown(timeout=1)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            raise EngineFailed(f"vLLM does not start ({reason}); its own message is above") from error
+            raise EngineFailed(f"vLLM does not start ({reason_of(error)})") from error
 
     def _new_engine(self) -> Any:
         # Ctrl-C reaches every process of the terminal. The engine inherits this thread's mask: it ends when we say so.
@@ -541,6 +541,10 @@ class Generator:
             from vllm.v1.engine.exceptions import EngineDeadError
 
             self._dead_engine = EngineDeadError
+            for name in ("worker_extension_cls", "scheduler_cls"):  # missed by the engine's process, they end it
+                named = args.get(name)
+                if isinstance(named, str) and importlib.util.find_spec(named.rpartition(".")[0]) is None:
+                    raise ModuleNotFoundError(f"{name}={named}: its module is not on sys.path")
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
     async def _stop(self) -> None:
@@ -805,6 +809,14 @@ class Generator:
             except EngineFailed as error:
                 raise EngineDied(f"the vLLM engine died and did not start again: {error}") from error
         self._dispatch()
+
+
+def reason_of(error: BaseException) -> str:
+    """Kind and last line of the error that caused `error`. One in the engine's own process is printed there only."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
+    return ": ".join([type(error).__name__, *list(filter(None, lines))[-1:]])
 
 
 def engine_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:

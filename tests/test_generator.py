@@ -40,6 +40,7 @@ from pipeline_rl import (
     engine_environment,
     environment,
     lags,
+    reason_of,
 )
 from weight_sync import FileWeights
 
@@ -655,6 +656,21 @@ def test_a_start_that_fails_raises_and_leaves_nothing(tmp_path: Path) -> None:
     assert not generator.weights.folder.exists() and not generator._thread.is_alive()
 
 
+def test_a_start_that_fails_says_why() -> None:
+    """The line of the first cause, not that of what was raised over it; vLLM's checks of its arguments end in a link."""
+    generator = Generator("", iter(()), no_reward, Pacer(1, 0), 2, [STOP], FileWeights(), max_tokens=8)
+    generator.engine_args = {"scheduler_cls": "nowhere.Scheduler"}
+    with pytest.raises(EngineFailed, match=r"ModuleNotFoundError: scheduler_cls=nowhere\.Scheduler: "):
+        generator.start({"weight": torch.zeros(2)})
+    generator.close()
+    link = "    For further information visit https://errors.pydantic.dev/2.12/v/value_error"
+    first = ValueError(f"1 validation error for ModelConfig\n  Value error, no such dtype\n{link}\n")
+    second = RuntimeError("see above")
+    second.__cause__ = first
+    assert reason_of(second) == "ValueError: Value error, no such dtype"
+    assert reason_of(KeyError()) == "KeyError"
+
+
 def test_closing_admits_nothing_and_starts_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that end because the generator closes give their slots to no new group, and the engine that is gone by
     then is not replaced."""
@@ -698,7 +714,15 @@ def test_max_num_seqs_is_of_each_engine(monkeypatch: pytest.MonkeyPatch) -> None
     for args in ({"data_parallel_size": 4}, {"data_parallel_size": 4, "max_num_seqs": 8}):
         slots = 99 if "max_num_seqs" in args else 8
         generator = Generator(
-            "", iter(problems(50)), no_reward, Pacer(8, 8), 2, [STOP], max_num_seqs=slots, engine_args=args
+            "",
+            iter(problems(50)),
+            no_reward,
+            Pacer(8, 8),
+            2,
+            [STOP],
+            FileWeights(),
+            max_num_seqs=slots,
+            engine_args=args,
         )
         generator._thread.start()
         inside = generator.in_loop(lambda made: made._dispatch() or made._inside)
