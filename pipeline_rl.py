@@ -812,11 +812,11 @@ class Generator:
 
 
 def reason_of(error: BaseException) -> str:
-    """Kind and last line of the error that caused `error`. One in the engine's own process is printed there only."""
+    """Kind and first line of the error that caused `error`. One in the engine's own process is printed there only."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
-    return ": ".join([type(error).__name__, *list(filter(None, lines))[-1:]])
+    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
+    return ": ".join([type(error).__name__, *text.strip().splitlines()[:1]])
 
 
 def engine_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
