@@ -21,12 +21,16 @@ L_cache tokens before the cap L_max: 0 up to L_max - L_cache, -1/2 in the middle
 
 SYMBOLS. |y| completion length in tokens, L_think thinking budget, L_max cap, L_cache width of the ramp, N rollouts.
 
+A batch engine such as Hugging Face's `generate`, with one limit for all rows and no finish reason, serves leg 1 so:
+generate max(budgets) tokens, cut each row to its own budget, and call a row "length" if no stop token is left in it.
+
 SIMPLIFIED. The answer budget is checked between the legs only: an answer begun early may run on inside leg 1, which
 L_think bounds. An end-of-thinking mark of several tokens that the deadline cuts in two is not mended; the phrase brings
 a whole one.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, as the policy did not sample it and there is no
-log-prob to divide by. T2: ScaleRL's paper adds the penalty to correct answers only, DAPO to all; the caller chooses.
+log-prob to divide by (where an array needs one on forced tokens, any value does). T2: both ends of the budgets' range
+are included. T3: ScaleRL's paper adds the penalty to correct answers only, DAPO to all; the caller chooses.
 
 >>> cut = Interruption(10, 12, answer_budget=4, phrase_ids=[7, 8, 9], end_of_thinking_ids=[9])
 >>> leg = cut.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 11, finish_reason="length")
@@ -35,7 +39,7 @@ log-prob to divide by. T2: ScaleRL's paper adds the penalty to correct answers o
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,13 +63,17 @@ class SecondLeg:
 
 @dataclass(frozen=True)
 class Interruption:
-    """Forced interruption of thinking (arXiv 2510.13786, section 2). Token ids, never text (trap 13).
+    """Forced interruption of thinking (arXiv 2510.13786, section 2). It takes token ids and never text, which encoded
+    again may become other ids than those that were sampled.
 
     Args:
         min_budget, max_budget: bounds of a rollout's thinking budget in tokens, both included (ScaleRL: 10k and 12k).
         answer_budget: answer tokens after the end of thinking (ScaleRL: 2k).
         phrase_ids: `PHRASE` in tokens.
         end_of_thinking_ids: the mark that ends thinking, one token or several.
+        thinking_end: for a mark that its neighbours change: with many tokenizers ` </think>` and `</think>\n\n` have
+            other ids than `</think>`, unless that is one special token. It returns where the answer begins in given
+            completion ids, None while the thinking lasts; by default that is behind the first end_of_thinking_ids.
     Raises:
         ValueError: the settings cannot work together.
     """
@@ -75,9 +83,12 @@ class Interruption:
     answer_budget: int
     phrase_ids: Sequence[int]
     end_of_thinking_ids: Sequence[int]
+    thinking_end: Callable[[Sequence[int]], int | None] | None = None
 
     def __post_init__(self) -> None:
-        phrase, end = list(self.phrase_ids), list(self.end_of_thinking_ids)
+        phrase, end = _as_ids("phrase_ids", self.phrase_ids), _as_ids("end_of_thinking_ids", self.end_of_thinking_ids)
+        object.__setattr__(self, "phrase_ids", phrase)
+        object.__setattr__(self, "end_of_thinking_ids", end)
         if self.min_budget < 1 or self.answer_budget < 1:
             raise ValueError(
                 f"Thinking and answer budgets must be at least 1 token, got {self.min_budget} and {self.answer_budget}."
@@ -88,8 +99,14 @@ class Interruption:
             )
         if not end:
             raise ValueError("end_of_thinking_ids is empty: the model needs a token that ends its thinking.")
-        if phrase[-len(end) :] != end:
-            raise ValueError(f"phrase_ids must end with end_of_thinking_ids, got {phrase} and {end}.")
+        if self.thinking_end is not None:
+            if self.thinking_end(phrase) is None:
+                raise ValueError(f"phrase_ids must end thinking, and thinking_end finds no end in {phrase}.")
+        elif phrase[-len(end) :] != end:
+            raise ValueError(
+                f"phrase_ids must end with end_of_thinking_ids, got {phrase} and {end}: tokenize phrase and mark "
+                "together, as a space before the mark or a newline after it changes its ids, or give thinking_end."
+            )
 
     @property
     def max_completion(self) -> int:
@@ -105,8 +122,11 @@ class Interruption:
 
         completion_ids: the first leg. finish_reason: the engine's; "length" means that the budget was reached
         (a leg that stops by itself on its very last token has the same length, so length does not tell).
+        Raises ValueError for one that is none of stop, length, abort and None.
         """
-        return finish_reason == "length" and _end_of_first(completion_ids, self.end_of_thinking_ids) is None
+        if finish_reason not in ("stop", "length", "abort", None):
+            raise ValueError(f"finish_reason must be stop, length, abort or None, got {finish_reason!r}.")
+        return finish_reason == "length" and self._answer_start(completion_ids) is None
 
     def second_leg(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str | None
@@ -116,13 +136,13 @@ class Interruption:
         None if the first leg finished by itself, or if it was cut with no answer budget left: then it is truncated,
         and its finish_reason "length" says so.
         """
-        if finish_reason != "length":
-            return None
-        so_far = [*prompt_ids, *completion_ids]
+        so_far = [int(i) for i in (*prompt_ids, *completion_ids)]
         if self.needs_phrase(completion_ids, finish_reason):
             forced = list(self.phrase_ids)
             return SecondLeg(so_far + forced, forced, self.answer_budget)
-        answered = len(completion_ids) - _end_of_first(completion_ids, self.end_of_thinking_ids)
+        if finish_reason != "length":
+            return None
+        answered = len(completion_ids) - self._answer_start(completion_ids)
         left = self.answer_budget - answered
         return SecondLeg(so_far, [], left) if left > 0 else None
 
@@ -130,10 +150,22 @@ class Interruption:
         """Mask of the whole completion, (n_first + n_forced + n_second,): 1 on sampled tokens, 0 on forced ones."""
         return [1] * n_first + [0] * n_forced + [1] * n_second
 
+    def _answer_start(self, ids: Sequence[int]) -> int | None:
+        if self.thinking_end is not None:
+            return self.thinking_end(ids)
+        return _end_of_first(ids, self.end_of_thinking_ids)
+
+
+def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
+    """`ids` as a list of ints. Raises ValueError if they are text."""
+    if isinstance(ids, str) or any(isinstance(i, str) for i in ids):
+        raise ValueError(f"{name} must be token ids, got the text {ids!r}: encode it with the model's tokenizer.")
+    return [int(i) for i in ids]
+
 
 def _end_of_first(ids: Sequence[int], mark: Sequence[int]) -> int | None:
     """Index just behind the first occurrence of `mark` in `ids`, None without one."""
-    ids, mark = list(ids), list(mark)
+    ids, mark = [int(i) for i in ids], list(mark)
     for end in range(len(mark), len(ids) + 1):
         if ids[end - len(mark) : end] == mark:
             return end
@@ -162,7 +194,7 @@ def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) 
 def truncation_rate(finish_reasons: Iterable[str | None]) -> float:
     """Share of completions whose last leg ended with "length", 0.0 for none at all.
 
-    By finish reason, never by length: a completion may end by itself on the last token it is allowed (trap 26).
+    By finish reason, never by length: a completion may end by itself on the last token it is allowed.
     """
     reasons = list(finish_reasons)
     return sum(reason == "length" for reason in reasons) / max(len(reasons), 1)

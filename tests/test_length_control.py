@@ -4,6 +4,7 @@ import collections
 import doctest
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +116,31 @@ def test_no_second_leg_after_a_leg_that_finished(reason):
     assert cut().second_leg([1], [3, 9, 4], reason) is None
 
 
+@pytest.mark.parametrize("reason", ["max_tokens", "error", "LENGTH", 1])
+def test_an_unknown_finish_reason_is_an_error(reason):
+    """Taken for "stop", it would end every completion that was cut in the middle of its thinking."""
+    for ask in (cut().needs_phrase, lambda ids, reason: cut().second_leg([1], ids, reason)):
+        with pytest.raises(ValueError, match="finish_reason must be stop, length, abort or None, got"):
+            ask([3] * 12, reason)
+
+
+def bracketed(ids):
+    """A mark that stands inside tokens: 90 to 99 are tokens that hold its end, as `>\\n\\n` holds that of `</think>`."""
+    return next((n for n, i in enumerate(ids, 1) if i >= 90), None)
+
+
+def test_thinking_end_decides_where_the_mark_has_several_forms():
+    """Token 91 ends thinking like 90. In 3 91 4 4 two of four answer tokens are sampled, so two more may come."""
+    interruption = cut(phrase_ids=[7, 92], end_of_thinking_ids=[90], thinking_end=bracketed)
+    assert cut(phrase_ids=[7, 90], end_of_thinking_ids=[90]).needs_phrase([3, 91, 4, 4], "length")
+    assert not interruption.needs_phrase([3, 91, 4, 4], "length")
+    assert interruption.second_leg([1], [3, 91, 4, 4], "length").forced_ids == []
+    assert interruption.second_leg([1], [3, 91, 4, 4], "length").max_tokens == 2
+    assert interruption.second_leg([1], [3, 3], "length").prompt_ids == [1, 3, 3, 7, 92]
+    with pytest.raises(ValueError, match=r"phrase_ids must end thinking, and thinking_end finds no end in \[7, 8\]"):
+        cut(phrase_ids=[7, 8], end_of_thinking_ids=[90], thinking_end=bracketed)
+
+
 def test_second_leg_modifies_nothing_and_shares_nothing():
     prompt, completion, phrase, mark = [1, 2], [3, 3], [7, 9], [9]
     interruption = cut(phrase_ids=phrase, end_of_thinking_ids=mark)
@@ -125,10 +151,14 @@ def test_second_leg_modifies_nothing_and_shares_nothing():
     assert interruption.second_leg(prompt, completion, "length").forced_ids == [7, 9]
 
 
-def test_tuples_serve_as_ids():
-    interruption = cut(phrase_ids=(7, 9), end_of_thinking_ids=(9,))
-    assert not interruption.needs_phrase((3, 9), "length")
-    assert interruption.second_leg((1,), (3,), "length").prompt_ids == [1, 3, 7, 9]
+@pytest.mark.parametrize("kind", [tuple, torch.tensor, np.array])
+def test_tuples_and_arrays_serve_as_ids(kind):
+    """What comes out is Python's own integers, which an engine takes and JSON can write."""
+    interruption = cut(phrase_ids=kind([7, 9]), end_of_thinking_ids=kind([9]))
+    assert not interruption.needs_phrase(kind([3, 9]), "length")
+    leg = interruption.second_leg(kind([1]), kind([3]), "length")
+    assert leg.prompt_ids == [1, 3, 7, 9] and leg.forced_ids == [7, 9]
+    assert {type(i) for i in leg.prompt_ids + leg.forced_ids} == {int}
 
 
 # ------------------------------------------------------------------------------------------------- whole completion
@@ -182,6 +212,10 @@ def test_phrase_ends_with_the_mark():
         ({"phrase_ids": [9, 7]}, "phrase_ids must end with end_of_thinking_ids"),
         ({"phrase_ids": []}, "phrase_ids must end with end_of_thinking_ids"),
         ({"phrase_ids": [9], "end_of_thinking_ids": [8, 9]}, "phrase_ids must end with end_of_thinking_ids"),
+        ({"phrase_ids": [7]}, "tokenize phrase and mark together, as a space before .* or a newline after it changes"),
+        ({"phrase_ids": PHRASE, "end_of_thinking_ids": "</think>"}, "phrase_ids must be token ids, got the text 'Okay"),
+        ({"end_of_thinking_ids": ["</think>"]}, "end_of_thinking_ids must be token ids, got the text"),
+        ({"end_of_thinking_ids": "9"}, "end_of_thinking_ids must be token ids, got the text"),
     ],
 )
 def test_impossible_settings(change, message):
