@@ -71,13 +71,14 @@ class DataFlags:
 
     _argument_group_name = "data"
     dataset: str = flag(
-        "chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG][=WEIGHT],..."
+        "chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][=WEIGHT],..."
     )
     prompts: int = flag(2048, "Training prompts of the built-in task.")
     rambling: float = flag(0.35, "Built-in task: share of its warm start that thinks all over again; 1: length-hungry.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")
+    apply_chat_template: bool = flag(True, "Put prompts into the tokenizer's chat template, if it has one.")
     held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.")
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.")
     reward: str = flag(
@@ -87,6 +88,10 @@ class DataFlags:
     reward_workers: int = flag(2, "Processes that judge answers to data sets.")
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.")
     reward_errors: Literal["raise", "zero"] = flag("raise", "A reward function that raises ends the run, or scores 0.")
+    thinking: Literal["auto", "true", "false"] = flag(
+        "auto", "Whether the model thinks before it answers; `auto`: if its tokenizer knows </think>; `false`: the "
+        "whole completion is judged.",
+    )  # fmt: skip
     end_of_thinking: str = flag("", "Text that ends thinking; empty finds it from the tokenizer.")
     interruption_phrase: str = flag("", "Text appended to thinking that is cut; empty means the paper's.")
     stop_tokens: str = flag("", "Comma-separated tokens that end a completion; empty finds them from the tokenizer.")
@@ -151,7 +156,7 @@ class FilterFlags:
 
 @dataclass
 class LengthFlags:
-    """Length control (section 3.2)."""
+    """Length control (section 2)."""
 
     _argument_group_name = "length"
     length_control: Literal["interruption", "penalty", "none"] = flag("interruption", "How thinking is kept short.")
@@ -275,6 +280,20 @@ def check_flags(flags: Any) -> list[str]:
         not Path(flags.model).is_absolute() or Path(flags.model, "config.json").is_file(),
         f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json.",
     )
+    need(
+        flags.thinking != "false" or flags.length_control != "interruption",
+        "--thinking false leaves nothing to interrupt; add --length_control none or --length_control penalty.",
+    )
+    for name in ("end_of_thinking", "interruption_phrase"):
+        need(
+            flags.thinking != "false" or not getattr(flags, name),
+            f"--{name} is for models that think; drop it, or --thinking false.",
+        )
+    for name in ("thinking", "apply_chat_template", "stop_tokens", "end_of_thinking", "interruption_phrase"):
+        need(
+            flags.dataset != "chain" or getattr(flags, name) == getattr(DataFlags, name),
+            f"--{name} says how a data set's prompts and answers are read; the built-in task has its own, so drop it.",
+        )
     folder = Path(flags.output_dir)
     holds_run = (folder / "config.json").exists()
     need(

@@ -6,9 +6,9 @@ prompts, a held-out set that training never sees, and a program that says of a c
     r(x, y) = +1 if the answer that follows the thinking is right, else -1.
 
 A task is any object with `train` and `held_out` (lists of `Problem`), `tokenizer`, `stop_ids`,
-`end_of_thinking_ids`, `phrase_ids`, `reward(problem, completion_ids)`, `score(problem, completions)`, `text(ids)` and
-`close()`. Two stand here: a built-in one, and `load_dataset_task` for files and Hugging Face data sets of questions
-with known answers, judged by rewards.py.
+`end_of_thinking_ids`, `thinking_end`, `phrase_ids`, `reward(problem, completion_ids)`, `score(problem, completions)`,
+`text(ids)` and `close()`. Two stand here: a built-in one, and `load_dataset_task` for files and Hugging Face data sets
+of questions with known answers, judged by rewards.py.
 
 THE BUILT-IN TASK, `ChainTask`: "chain mod 10" is small enough that a model of 0.2M parameters learns it on a laptop in
 minutes, and still has what makes reasoning hard: the answer needs a chain of steps, one wrong step spoils the rest,
@@ -36,6 +36,7 @@ SIMPLIFIED. Chain mod 10 has no answer parser: the format is part of the exact m
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import inspect
@@ -47,6 +48,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,7 @@ class ChainTask:
         self.sources, self.weights = ["chain"], {}
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
+        self.thinking_end = None  # the mark is always one token
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
         self.train = self._draw(random.Random(f"train {seed}"), pool_size, (min_ops, max_ops), held_out=False)
         self.held_out = self._draw(random.Random("held out"), held_out_size, (min_ops, max_ops), held_out=True)
@@ -427,36 +430,42 @@ TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answe
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set of `--dataset`: a file or a hub id, the hub's configuration, and its weight in the mixture."""
+    """One data set of `--dataset`: a file or a hub id with its configuration and split, and its weight in a mixture."""
 
     name: str
     config: str | None = None
-    weight: float = 1.0
+    split: str | None = None  # None: `train`
+    weight: float | None = None  # None: drawn in proportion to its size
 
 
 def parse_data_sets(text: str) -> list[DataSet]:
-    """Data sets of `NAME[:CONFIG][=WEIGHT],...`: `"openai/gsm8k:main=2,my.jsonl=1"` draws two of three from the first.
+    """Data sets of `NAME[:CONFIG[:SPLIT]][=WEIGHT],...`: `"openai/gsm8k:main=2,my.jsonl=1"` draws two of three prompts
+    from the first, `"openai/gsm8k:main,my.jsonl"` every prompt of both as often; `"my/set::test"` is another split.
 
     NAME is a .jsonl or .parquet file or a Hugging Face data set id. Raises ValueError on a weight that is no positive
-    number and on a name given twice.
+    number, on weights for some only, on a name given twice, and on a file with a configuration or a split.
     """
     found: list[DataSet] = []
-    for part in text.split(","):
-        name, _, weight = part.strip().partition("=")
-        name, _, config = name.partition(":")
+    for part in map(str.strip, text.split(",")):
+        names, equals, weight = part.partition("=")
+        name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
         try:
-            value = float(weight or 1)
+            value = float(weight) if equals else None
         except ValueError:
             value = math.nan
-        if not name or not 0 < value < math.inf:
-            raise ValueError(f"--dataset must be NAME[:CONFIG][=WEIGHT],... weights above 0, got {part.strip()!r}")
-        found.append(DataSet(name, config or None, value))
+        if not name or not (value is None or 0 < value < math.inf):
+            raise ValueError(f"--dataset must be NAME[:CONFIG[:SPLIT]][=WEIGHT],... weights above 0, got {part!r}")
+        if ":" in names and (Path(name).suffix in FILE_KINDS or Path(name).is_file()):
+            raise ValueError(f"--dataset {names}: a file has no configuration and no split; give its name alone")
+        found.append(DataSet(name, config or None, split or None, value))
     if len({data.name for data in found}) < len(found):
         raise ValueError(f"--dataset names a data set twice: {text}; raise its weight instead")
+    if len({data.weight is None for data in found}) > 1:
+        raise ValueError(f"--dataset {text}: give every data set a weight, or none, which draws each by its size")
     return found
 
 
-def read_rows(data: DataSet, split: str, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
+def read_rows(data: DataSet, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
     """The rows of a data set; lines of a .jsonl that are no JSON object are counted in `skipped`.
 
     Raises ValueError if there is no such file, kind of file or data set.
@@ -478,10 +487,11 @@ def read_rows(data: DataSet, split: str, skipped: Counter[str]) -> Iterator[dict
 
             yield from pyarrow.parquet.read_table(path).to_pylist()
         else:
-            yield from load_dataset(data.name, data.config, split=split)
+            yield from load_dataset(data.name, data.config, split=data.split or "train")
     except (DatasetsError, OSError, ValueError) as error:
         raise ValueError(f"--dataset {data.name} cannot be loaded ({type(error).__name__}: {error}); give a .jsonl or "
-                         ".parquet file, or a data set id, with its configuration as NAME:CONFIG") from error
+                         ".parquet file, or a data set id, with its configuration and split as NAME:CONFIG:SPLIT"
+                         ) from error  # fmt: skip
 
 
 def read_json_lines(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -539,20 +549,24 @@ def final_answer(value: Any) -> str | None:
         return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    # Parquet turns a column of whole numbers with a gap into floats.
-    text = str(int(value)) if isinstance(value, float) and value == int(value) else clean_text(str(value))
+    # Parquet turns a column of whole numbers with a gap into floats, and Python writes small floats as 1e-05.
+    text = f"{Decimal(repr(value or 0.0)).normalize():f}" if isinstance(value, float) else clean_text(str(value))
     return text.rpartition("####")[2].strip()
 
 
 def encode_prompts(
-    tokenizer: Any, prompts: Sequence[list[dict[str, str]]], template: str, chat: bool
+    tokenizer: Any, prompts: Sequence[list[dict[str, str]]], options: PromptOptions
 ) -> list[list[int]]:
-    """Token ids of each prompt: `template` around its last message, then the chat template, if there is one."""
+    """Token ids of each prompt: `options.template` around its last message, then the chat template, if there is one.
+    Chat templates of models that can do both (Qwen3) read `enable_thinking`; None leaves it to them."""
     if not prompts:
         return []
-    prompts = [[*p[:-1], {**p[-1], "content": template.replace("{prompt}", p[-1]["content"])}] for p in prompts]
-    if chat and tokenizer.chat_template:
-        return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=False)
+    prompts = [[*p[:-1], {**p[-1], "content": options.template.replace("{prompt}", p[-1]["content"])}] for p in prompts]
+    if options.chat and tokenizer.chat_template:
+        thinking = {} if options.thinking is None else {"enable_thinking": options.thinking}
+        return tokenizer.apply_chat_template(
+            prompts, add_generation_prompt=True, tokenize=True, return_dict=False, **thinking
+        )
     return tokenizer(["\n\n".join(message["content"] for message in p) for p in prompts])["input_ids"]
 
 
@@ -575,20 +589,48 @@ def default_end_of_thinking(tokenizer: Any) -> str:
     return "</think>" if known else ""
 
 
+def named_stop_ids(tokenizer: Any, names: str) -> tuple[int, ...]:
+    """Ids of the comma-separated tokens `names`. Raises ValueError for one that the tokenizer does not know."""
+    vocabulary, tokens = tokenizer.get_vocab(), [name.strip() for name in names.split(",")]
+    unknown = [token for token in tokens if token not in vocabulary]
+    if unknown:
+        raise ValueError(f"--stop_tokens: the tokenizer has no token {', '.join(map(repr, unknown))}; name single "
+                         "tokens as its vocabulary writes them, separated by commas")
+    return tuple(vocabulary[token] for token in tokens)
+
+
+def end_in_text(tokenizer: Any, mark: str) -> Callable[[Sequence[int]], int | None]:
+    """A function of completion ids: the index of the token behind the one that completes the text `mark`, else None.
+
+    For marks of several tokens, which byte-pair encoding merges with their neighbours: ` </think>`, `</think>\\n\\n`.
+    """
+    def answer_start(ids: Sequence[int]) -> int | None:
+        def ended(n: int) -> bool:
+            return mark in tokenizer.decode(list(ids[:n]), skip_special_tokens=False)
+
+        # A text that holds the mark goes on holding it: the shortest such beginning is found by halving.
+        return bisect.bisect_left(range(len(ids)), True, key=ended) if ended(len(ids)) else None
+
+    return answer_start
+
+
 def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: int, epoch: int) -> list[int]:
-    """Which problem comes when in one epoch of a weighted mixture: indices into `problems`, as many as there are.
+    """Which problem comes when in one epoch of a weighted mixture: indices into `problems`, as many places as the
+    sources in `weights` have problems.
 
     Each source gets its share of the epoch's places and goes on where it was in the last epoch, through shuffles of
-    its own problems: a small source with a large weight comes round more often, and nothing is left out. Pure: the
-    place in a run is (seed, epoch, position). With no weights this is a shuffle of everything.
+    its own problems: a small source with a large weight comes round more often than a large one with a small weight,
+    and at least one source comes whole. Pure: the place in a run is (seed, weights, epoch, position). With no weights
+    this is a shuffle of everything.
     """
-    total, taken, start = sum(weights.values()), 0.0, 0
+    owned = {source: [i for i, problem in enumerate(problems) if problem.source == source] for source in weights}
+    places, total, taken, start = sum(map(len, owned.values())), sum(weights.values()), 0.0, 0
     order = [] if weights else list(range(len(problems)))
     for source, weight in sorted(weights.items()):
-        own = [i for i, problem in enumerate(problems) if problem.source == source]
+        own = owned[source]
         # Rounded cumulative shares: the counts add up to the epoch's length.
         taken += weight
-        count = round(taken / total * len(problems)) - start
+        count = round(taken / total * places) - start
         start += count
         place = epoch * count
         while count:
@@ -602,8 +644,8 @@ def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: in
 class DatasetTask:
     """Problems of data sets, judged in worker processes. Made by `load_dataset_task`; `close` ends the workers.
 
-    Beside what every task has: `sources` (names of the data sets), `weights` (their weights, empty for a single one,
-    for `epoch_order`), `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).
+    Beside what every task has: `sources` (names of the data sets), `weights` (their weights for `epoch_order`, empty
+    without any), `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).
     """
 
     def __init__(
@@ -617,12 +659,14 @@ class DatasetTask:
         stop_ids: tuple[int, ...],
         end_of_thinking_ids: tuple[int, ...],
         phrase_ids: tuple[int, ...],
+        thinking_end: Callable[[Sequence[int]], int | None] | None,
         weights: dict[str, float],
         skipped: Counter[str],
     ) -> None:
         self.train, self.held_out = problems
         self.tokenizer, self.stop_ids = tokenizer, stop_ids
         self.end_of_thinking_ids, self.phrase_ids = end_of_thinking_ids, phrase_ids
+        self.thinking_end = thinking_end
         self.sources, self.weights, self.skipped = list(rewards), weights, skipped
         self._pool, self._rewards, self._prompts = pool, rewards, prompts
 
@@ -656,14 +700,15 @@ class PromptOptions:
     """How rows become prompts. None as a column looks through PROMPT_COLUMNS or ANSWER_COLUMNS.
 
     `template` stands around the prompt's text and holds `{prompt}`; `chat` applies the tokenizer's chat template if it
-    has one; `max_tokens` leaves longer prompts out; `held_out` prompts of each data set are kept for evaluation.
+    has one. `thinking` False: the model answers at once; True: it thinks; None: it does if the tokenizer knows an end
+    of thinking. `max_tokens` leaves longer prompts out; `held_out` prompts of each data set are kept for evaluation.
     """
 
     prompt_column: str | None = None
     answer_column: str | None = None
     template: str = "{prompt}"
     chat: bool = True
-    split: str = "train"
+    thinking: bool | None = None
     held_out: int = 1000
     max_tokens: int | None = None
 
@@ -677,7 +722,7 @@ def read_problems(
     The key is the hash of the row's own text with its white space made equal, so template and tokenizer change no
     split. `raw` keeps the answer as it stands in the row, for a user's reward function.
     """
-    rows = list(read_rows(data, options.split, skipped))
+    rows = list(read_rows(data, skipped))
     prompt_column = find_column(rows, options.prompt_column, PROMPT_COLUMNS, "--prompt_column", data.name)
     answer_column = find_column(rows, options.answer_column, ANSWER_COLUMNS, "--answer_column", data.name)
     kept: dict[str, tuple[str, list[dict[str, str]], Any]] = {}
@@ -702,7 +747,7 @@ def read_problems(
         if not good:
             skipped["unreadable_answer"] += 1
             del kept[key]
-    encoded = encode_prompts(tokenizer, [messages for _, messages, _ in kept.values()], options.template, options.chat)
+    encoded = encode_prompts(tokenizer, [messages for _, messages, _ in kept.values()], options)
     found: dict[str, tuple[str, Problem]] = {}
     for (key, (text, _, answer)), ids in zip(kept.items(), encoded, strict=True):
         if options.max_tokens is not None and len(ids) > options.max_tokens:
@@ -724,14 +769,17 @@ def load_dataset_task(
     reward_errors: str = "raise",
     end_of_thinking: str | None = None,
     phrase: str | None = None,
-    stop_ids: Sequence[int] | None = None,
+    stop_tokens: str | None = None,
+    judge: bool = True,
 ) -> DatasetTask:
     """A task of one data set or several, as `--dataset` names them (`parse_data_sets`).
 
     `reward` is one name for all or one for each, separated by commas (see rewards.py). `end_of_thinking`, `phrase` and
-    `stop_ids` are found from the tokenizer where they are None; an empty `end_of_thinking` judges the whole completion.
-    The held-out problems of a data set are those with the smallest hashes: the order of its rows changes nothing, and
-    a prompt that two data sets share belongs to the first. Raises ValueError naming the flag to change.
+    `stop_tokens` are found from the tokenizer where they are None. With `options.thinking` False the whole completion
+    is judged; with True what follows `end_of_thinking`, or `</think>`, which the tokenizer need not know as one token.
+    `judge` False ends the worker processes once the rows are checked, for a process that never scores. The held-out
+    problems of a data set are those with the smallest hashes: the order of its rows changes nothing, and a prompt that
+    two data sets share belongs to the first. Raises ValueError naming the flag to change.
     """
     named = parse_data_sets(datasets)
     rewards = [name.strip() for name in reward.split(",")]
@@ -740,11 +788,14 @@ def load_dataset_task(
         raise ValueError(f"--reward must be one name or one for each of the {len(named)} data sets, got {reward!r}")
     if "{prompt}" not in options.template:
         raise ValueError(f"--prompt_template must hold {{prompt}}, got {options.template!r}")
-    end = default_end_of_thinking(tokenizer) if end_of_thinking is None else end_of_thinking
+    if options.thinking is False and end_of_thinking:
+        raise ValueError("--end_of_thinking is for models that think; drop it, or --thinking false")
+    found = {True: "</think>", False: "", None: default_end_of_thinking(tokenizer)}
+    end = end_of_thinking or found[options.thinking]
     words = TIME_IS_UP + end if phrase is None else phrase
     if not words.endswith(end):
-        raise ValueError(f"--phrase must end with the end of thinking {end!r}, got {words!r}")
-    stops = default_stop_ids(tokenizer) if stop_ids is None else tuple(stop_ids)
+        raise ValueError(f"--interruption_phrase must end with the end of thinking {end!r}, got {words!r}")
+    stops = default_stop_ids(tokenizer) if stop_tokens is None else named_stop_ids(tokenizer, stop_tokens)
     if not stops:
         raise ValueError("the tokenizer has no end-of-sequence token; name one with --stop_tokens")
 
@@ -756,12 +807,16 @@ def load_dataset_task(
                           errors=reward_errors, end_of_thinking=end)
         undo.callback(pool.close)
         problems, prompts, skipped = split_problems(named, rewards, tokenizer, options, pool)
-        undo.pop_all()  # all went well: the task closes the pool
+        if judge:
+            undo.pop_all()  # all went well: the task closes the pool
     return DatasetTask(
         problems, tokenizer, pool, {data.name: name for data, name in zip(named, rewards, strict=True)},
         # The phrase's end is encoded apart, so that its last tokens are the end of thinking, whatever merges there are.
         stop_ids=stops, end_of_thinking_ids=ids(end), phrase_ids=ids(words[: len(words) - len(end)]) + ids(end),
-        weights={data.name: data.weight for data in named} if len(named) > 1 else {}, prompts=prompts, skipped=skipped,
+        # An added token is never merged with its neighbours, so its id will do.
+        thinking_end=end_in_text(tokenizer, end) if end and end not in tokenizer.get_added_vocab() else None,
+        weights={data.name: data.weight for data in named if data.weight is not None} if len(named) > 1 else {},
+        prompts=prompts, skipped=skipped,
     )  # fmt: skip
 
 

@@ -68,9 +68,10 @@ from trainer import Batch, Trainer
 
 class PromptStream:
     """Training prompts, epoch after epoch, each epoch in its own shuffled order; retired prompts are passed over.
-    `weights` mixes several data sets (`tasks.epoch_order`).
+    `weights` mixes several data sets (`tasks.epoch_order`): each gets its share of an epoch's places; once all of
+    its prompts are retired, the others take its places from the next epoch on. It ends when every prompt is retired.
 
-    Its place is two numbers, because the order of an epoch depends on seed and epoch alone.
+    Its place is epoch, position and the epoch's sources: the order of an epoch depends on these and the seed alone.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class PromptStream:
     ):
         self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
         self.epoch = self.position = 0
+        self.shares = self.weights  # of the sources that had prompts left when this epoch began
         self.first: deque[Any] = deque()  # prompts that a resumed run must admit before all others
         self._shuffled: tuple[int, list[int]] = (-1, [])  # (epoch, its order)
 
@@ -91,29 +93,36 @@ class PromptStream:
     def __next__(self) -> Any:
         if self.first:
             return self.first.popleft()
-        for _ in range(2):  # the rest of this epoch, then at most one whole epoch
+        while True:
             order = self._order()
             while self.position < len(order):
                 problem = self.problems[order[self.position]]
                 self.position += 1
                 if not self.retired(problem.key):
                     return problem
+            # An epoch of a mixture need not hold every prompt, but it holds all of at least one source.
+            left = [problem for problem in self.problems if not self.retired(problem.key)]
+            if not left:
+                raise StopIteration
+            sources = {problem.source for problem in left} if self.weights else ()
+            self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
             self.epoch, self.position = self.epoch + 1, 0
-        raise StopIteration  # every prompt is retired
 
     def _order(self) -> list[int]:
         if self._shuffled[0] != self.epoch:
-            self._shuffled = (self.epoch, tasks.epoch_order(self.problems, self.weights, self.seed, self.epoch))
+            self._shuffled = (self.epoch, tasks.epoch_order(self.problems, self.shares, self.seed, self.epoch))
         return self._shuffled[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, position, and the keys of `first`."""
-        return {"epoch": self.epoch, "position": self.position, "first": [problem.key for problem in self.first]}
+        """Epoch, position, the sources of the epoch, and the keys of `first`."""
+        first = [problem.key for problem in self.first]
+        return {"epoch": self.epoch, "position": self.position, "sources": list(self.shares), "first": first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was saved."""
         problems = {problem.key: problem for problem in self.problems}
         self.epoch, self.position = state["epoch"], state["position"]
+        self.shares = {source: weight for source, weight in self.weights.items() if source in state["sources"]}
         self.first = deque(problems[key] for key in state["first"])
 
 
@@ -181,8 +190,9 @@ def make_batch(
 # ------------------------------------------------------------------------------------------------------------- the run
 
 
-def load_task(flags: Any) -> Any:
-    """The built-in task, or that of data sets; see tasks.py for what a task has. Raises UsageError."""
+def load_task(flags: Any, judge: bool = True) -> Any:
+    """The built-in task, or that of data sets; see tasks.py for what a task has. Without `judge`, on ranks that score
+    nothing, no reward worker outlives the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
         return tasks.ChainTask(seed=flags.seed, pool_size=flags.prompts)
     from transformers import AutoTokenizer
@@ -192,16 +202,17 @@ def load_task(flags: Any) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason}).") from error
-    stop_ids = tokenizer.convert_tokens_to_ids(flags.stop_tokens.split(",")) if flags.stop_tokens else None
     options = tasks.PromptOptions(
         flags.prompt_column or None, flags.answer_column or None, flags.prompt_template, held_out=flags.held_out,
-        max_tokens=flags.max_prompt_tokens,
+        max_tokens=flags.max_prompt_tokens, chat=flags.apply_chat_template,
+        thinking={"auto": None, "true": True, "false": False}[flags.thinking],
     )  # fmt: skip
     try:
         return tasks.load_dataset_task(
             flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
             reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
-            end_of_thinking=flags.end_of_thinking or None, phrase=flags.interruption_phrase or None, stop_ids=stop_ids,
+            end_of_thinking=flags.end_of_thinking or None, phrase=flags.interruption_phrase or None,
+            stop_tokens=flags.stop_tokens or None, judge=judge,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -339,7 +350,7 @@ class Run:
             self.folder.path.mkdir(parents=True, exist_ok=True)
         start = tasks.WarmStart(restart=flags.rambling)
         model = flags.model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
-        self.task = load_task(flags)
+        self.task = load_task(flags, judge=self.main)
         self.trainer = Trainer(flags, self.accelerator, model)
         self.history = filters.PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
         self.prompts = PromptStream(self.task.train, flags.seed, self.history.retired, self.task.weights)
@@ -368,8 +379,9 @@ class Run:
         if flags.length_control == "interruption":
             try:
                 control = length_control.Interruption(
-                    flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids
-                )
+                    flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids,
+                    task.thinking_end,
+                )  # fmt: skip
             except ValueError as error:
                 raise UsageError(
                     f"--length_control interruption: {error} Set --end_of_thinking or use `none`."

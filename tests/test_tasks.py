@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import tasks
+from length_control import PHRASE as PAPERS_PHRASE
+from length_control import Interruption
 from tasks import (
     DIGITS,
     IDS,
@@ -546,12 +548,20 @@ def load(path, tokenizer, held_out=10, reward="exact", reward_workers=1, **optio
 def test_parse_data_sets():
     assert parse_data_sets("a.jsonl") == [DataSet("a.jsonl")]
     assert parse_data_sets("openai/gsm8k:main=2, my/own.parquet=0.5") == [
-        DataSet("openai/gsm8k", "main", 2.0), DataSet("my/own.parquet", None, 0.5)]
-    for bad in ("", "a=0", "a=-1", "a=x", "a=inf", "a=nan", "a,,b", "=1"):
+        DataSet("openai/gsm8k", "main", None, 2.0), DataSet("my/own.parquet", None, None, 0.5)]
+    assert parse_data_sets("a:main:test=3,b::train[:100]=1") == [
+        DataSet("a", "main", "test", 3.0), DataSet("b", None, "train[:100]", 1.0)]
+    for bad in ("", "a=0", "a=-1", "a=x", "a=inf", "a=nan", "a,,b", "=1", "a=", ":main"):
         with pytest.raises(ValueError, match="--dataset must be"):
             parse_data_sets(bad)
     with pytest.raises(ValueError, match="twice"):
         parse_data_sets("a=1,b=2,a=3")
+    for some in ("a=1,b", "a,b=2", "a=1,b,c=1"):
+        with pytest.raises(ValueError, match="give every data set a weight, or none"):
+            parse_data_sets(some)
+    for file in ("rows.jsonl::test", "rows.parquet:main", "rows.jsonl:main:test=2"):
+        with pytest.raises(ValueError, match=r"--dataset rows\.\S+: a file has no configuration and no split"):
+            parse_data_sets(file)
 
 
 def test_final_answer():
@@ -559,6 +569,9 @@ def test_final_answer():
     assert final_answer("#### 1 #### 2,000 ") == "2,000"
     assert final_answer(" x ") == "x"
     assert (final_answer(42), final_answer(42.0), final_answer(0.5), final_answer(-3)) == ("42", "42", "0.5", "-3")
+    assert (final_answer(1e-05), final_answer(-2.5e-6), final_answer(12.5)) == ("0.00001", "-0.0000025", "12.5")
+    assert (final_answer(1e22), final_answer(1e23)) == ("1" + 22 * "0", "1" + 23 * "0")
+    assert (final_answer(-0.0), final_answer(100.0), final_answer(-0.5)) == ("0", "100", "-0.5")
     assert final_answer("\ud800") == "\ufffd"
     for bad in (None, True, [1], {"a": 1}, float("nan"), float("inf")):
         assert final_answer(bad) is None
@@ -613,7 +626,7 @@ def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, tokenizer,
     task = load(str(folder), tokenizer)
     assert {int(p.answer) for p in task.train + task.held_out} == set(range(2, 17))
     task.close()
-    task = load(str(folder), tokenizer, split="test")
+    task = load(f"{folder}::test", tokenizer)
     assert {int(p.answer) for p in task.train + task.held_out} == set(range(102, 114))
     task.close()
 
@@ -702,8 +715,10 @@ def test_a_prompt_as_long_as_the_limit_stays(tmp_path, tokenizer):
     ({"datasets": "nocolumn.jsonl"}, "(?s)no row has answer, ground_truth.*--answer_column"),
     ({"held_out": 12}, "(?s)12 usable prompts.*--held_out 12"),
     ({"template": "{question}"}, "--prompt_template must hold {prompt}"),
-    ({"phrase": "Stop."}, "--phrase must end with"),
-    ({"stop_ids": []}, "--stop_tokens"),
+    ({"phrase": "Stop."}, "--interruption_phrase must end with"),
+    ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "--stop_tokens: the tokenizer has no token '<nope>', '<|END|>'; "),
+    ({"stop_tokens": ""}, "--stop_tokens: the tokenizer has no token ''"),
+    ({"thinking": False, "end_of_thinking": "</think>"}, "--end_of_thinking is for models that think"),
     ({"reward": "exact,exact"}, "--reward must be one name or one for each of the 1"),
     ({"reward": "exactly"}, "--reward must be one of"),
 ])  # fmt: skip
@@ -798,6 +813,137 @@ def test_stop_tokens_come_from_the_generation_config_too(tmp_path):
     assert tasks.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 9)
 
 
+def test_stop_tokens_are_given_by_name(tmp_path, tokenizer):
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer, stop_tokens="<|pad|>, <|end|>")
+    assert task.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    task.close()
+
+
+def test_a_tokenizer_without_an_end_needs_a_stop_token(tmp_path):
+    tokenizer = bpe_tokenizer(chat=True)
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no end-of-sequence token; name one with --stop_tokens"):
+        load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer)
+
+
+def test_thinking_decides_what_is_judged(tmp_path, tokenizer):
+    """The tokenizer knows `</think>`, as those of instruct models do that never think. A right answer at once is
+    unfinished for `None` and `True`, and right for `False`; one behind `</think>` is right for a model that thinks."""
+    path = write_rows(tmp_path / "a.jsonl", sums(12))
+    for thinking, expected in ((None, [False, True]), (True, [False, True]), (False, [True, False])):
+        task = load(path, tokenizer, thinking=thinking)
+        answer = task.train[0].answer
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in (answer, f"so</think>{answer}")]
+        assert [correct for _, correct in task.score(task.train[0], ids)] == expected
+        assert (task.end_of_thinking_ids == ()) == (thinking is False)
+        task.close()
+
+
+def test_a_model_that_thinks_without_a_token_for_its_end(tmp_path):
+    """`True` needs no `</think>` in the vocabulary; another end of thinking replaces it."""
+    tokenizer = bpe_tokenizer(chat=False, think=False)
+    for end in ("</think>", "DONE"):
+        task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer, thinking=True,
+                    end_of_thinking=None if end == "</think>" else end)
+        ids = tokenizer.encode(f"so {end} {task.train[0].answer}", add_special_tokens=False)
+        assert task.reward(task.train[0], ids) == (1.0, True)
+        assert tokenizer.decode(task.end_of_thinking_ids) == end
+        task.close()
+
+
+def test_the_chat_template_is_told_whether_to_think(tmp_path):
+    """A template as Qwen3's: thinking unless `enable_thinking` is false, which closes it in the prompt."""
+    tokenizer = bpe_tokenizer(chat=True)
+    tokenizer.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    tokenizer.chat_template += "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"
+    path = write_rows(tmp_path / "a.jsonl", sums(12))
+    for thinking, end in ((None, "[assistant]"), (True, "[assistant]<think>"), (False, "[assistant]<think></think>")):
+        task = load(path, tokenizer, thinking=thinking)
+        assert all(task.text(problem.prompt_ids).endswith(f"+ 2?{end}") for problem in task.train)
+        task.close()
+
+
+QWEN2_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+               r"\s+(?!\S)|\s+")  # fmt: skip
+
+
+def qwen2_tokenizer(texts):
+    """A byte-level BPE tokenizer with Qwen2's pre-tokenizer, trained on `texts`; `</think>` is no token of its own."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                                  special_tokens=["<|end|>"], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+
+
+def test_the_end_of_thinking_is_found_however_it_is_tokenized(tmp_path):
+    """`</think>` is `</ think >` alone, `</ think >\\n\\n` before a blank line and ` </ think >` behind a space. Thinking
+    that ended so by itself gets no phrase, and the answer's tokens are those behind the token that completes the mark.
+    The paper's phrase ends with ` </think>`, encoded as a whole."""
+    tokenizer = qwen2_tokenizer(["I think </think>\n\nThe answer is 5", "think</think> 5", PAPERS_PHRASE] * 20)
+
+    def encode(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    forms = {text: [tokenizer.decode([i]) for i in encode(text)] for text in
+             ("</think>", "</think>\n\n", " </think>", " </think>\n\n")}
+    assert forms == {"</think>": ["</", "think", ">"], "</think>\n\n": ["</", "think", ">\n\n"],
+                     " </think>": [" </", "think", ">"], " </think>\n\n": [" </", "think", ">\n\n"]}  # fmt: skip
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer, thinking=True)
+    phrase = tuple(encode(PAPERS_PHRASE))
+    for phrase_ids in (task.phrase_ids, phrase):
+        control = Interruption(50, 50, 9, phrase_ids, task.end_of_thinking_ids, task.thinking_end)
+        for between in forms:
+            for answer in ("", "7", "The answer is 5"):
+                ids = encode(f"I think{between}{answer}")
+                leg = control.second_leg([1], ids, "length")
+                assert (leg.prompt_ids, leg.forced_ids) == ([1, *ids], [])
+                assert leg.max_tokens == 9 - len(encode(answer))
+        for text in ("I think", "I think </", "I think </think", "\u20ac"):
+            assert control.second_leg([1], encode(text), "length").forced_ids == list(phrase_ids)
+        assert control.second_leg([1], encode("\u20ac")[:1], "length").forced_ids  # half a character
+    assert task.text(task.phrase_ids) == PAPERS_PHRASE
+    task.close()
+
+
+def test_a_token_of_its_own_is_found_by_its_id(tmp_path, tokenizer):
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer)
+    assert task.thinking_end is None and len(task.end_of_thinking_ids) == 1
+    task.close()
+
+
+def children():
+    """Ids of this process's children that run."""
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        found |= set((thread / "children").read_text().split())
+    return found
+
+
+def test_a_process_that_does_not_judge_keeps_no_worker(tmp_path, tokenizer):
+    """Bad rows are counted all the same; a process that judges has its worker."""
+    path = write_rows(tmp_path / "a.jsonl", [*sums(12), {"question": "unreadable", "answer": "\\frac{"}])
+    before = children()
+    task = load(path, tokenizer, reward="math", judge=False)
+    assert task.skipped == {"unreadable_answer": 1}
+    assert children() == before
+    with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
+        task.reward(task.train[0], [1])
+    task.close()
+    task = load(path, tokenizer, reward="math")
+    assert len(children() - before) == 1
+    task.close()
+    assert children() == before
+
+
 def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "judge_rows.py").write_text(
         "def judge(prompt, completion, answer):\n"
@@ -830,8 +976,16 @@ def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tmp_path,
     task.close()
 
 
-def test_a_single_data_set_has_no_weights(tmp_path, tokenizer):
-    task = load(write_rows(tmp_path / "a.jsonl", sums(12)) + "=5", tokenizer)
+def test_data_sets_without_weights_are_drawn_by_their_sizes(tmp_path, tokenizer):
+    """`epoch_order` without weights is a shuffle of everything: 20 and 5 prompts to train on, all in one epoch. A single
+    data set has all the places whatever its weight."""
+    one, two = write_rows(tmp_path / "one.jsonl", sums(30)), write_rows(tmp_path / "two.jsonl", sums(15, 50))
+    task = load(f"{one},{two}", tokenizer)
+    assert task.weights == {} and task.sources == [one, two]
+    order = epoch_order(task.train, task.weights, 0, 0)
+    assert Counter(task.train[i].source for i in order) == {one: 20, two: 5} and len(set(order)) == 25
+    task.close()
+    task = load(f"{one}=5", tokenizer)
     assert task.weights == {}
     task.close()
 

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,8 +285,8 @@ def test_no_flag_is_dead():
 # ------------------------------------------------------------------------------------------------------------- prompts
 
 
-def problem(key: str, prompt_ids=(1, 2)) -> SimpleNamespace:
-    return SimpleNamespace(key=key, prompt_ids=list(prompt_ids))
+def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
+    return SimpleNamespace(key=key, prompt_ids=list(prompt_ids), source=source)
 
 
 POOL = [problem(str(i)) for i in range(50)]
@@ -319,7 +320,7 @@ def test_retired_prompts_are_passed_over_from_the_moment_they_retire():
 
 
 def test_it_stops_when_every_prompt_is_retired():
-    """Trap 20: it says so and does not spin, in the middle of an epoch or at its end; the last one left still comes."""
+    """It says so and does not spin, in the middle of an epoch or at its end; the last one left still comes."""
     gone: set[str] = set()
     stream = PromptStream(POOL, 0, gone.__contains__)
     keys(stream, 17)
@@ -328,6 +329,56 @@ def test_it_stops_when_every_prompt_is_retired():
     assert keys(stream, 3) == ["7", "7", "7"]
     gone.add("7")
     assert next(stream, None) is None and next(stream, None) is None
+
+
+@pytest.mark.parametrize("weights", [{"a": 4.0, "b": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1e-9}])
+def test_a_weighted_mixture_ends_exactly_when_every_prompt_is_retired(weights):
+    """30 of a and 60 of b, of which an epoch at 4 : 1 holds 18. All but b7, b8 and b9 retire when first drawn; these
+    three still come, and no other, until they retire one by one."""
+    pool = [problem(f"a{i}", source="a") for i in range(30)] + [problem(f"b{i}", source="b") for i in range(60)]
+    for seed in range(5):
+        gone, hard = set(), {"b7", "b8", "b9"}
+        stream = PromptStream(pool, seed, gone.__contains__, weights)
+        while len(gone) < 87:
+            key = next(stream).key
+            assert key not in gone
+            gone |= {key} - hard
+        for key in sorted(hard):
+            assert set(keys(stream, 40)) == hard - gone
+            gone.add(key)
+        assert next(stream, None) is None and next(stream, None) is None
+
+
+def sources(stream: PromptStream, n: int) -> Counter[str]:
+    return Counter(next(stream).source for _ in range(n))
+
+
+def test_the_others_take_the_places_of_a_source_that_is_retired():
+    """20, 10 and 10 prompts at 2 : 1 : 1. An epoch has 40 places, 20, 10 and 10. Once all of a are retired, an epoch
+    has the 20 places of b and c, 10 and 10; once all of b are too, each prompt of c comes once an epoch."""
+    pool = [problem(f"{source}{i}", source=source) for source, n in (("a", 20), ("b", 10), ("c", 10)) for i in range(n)]
+    gone: set[str] = set()
+    stream = PromptStream(pool, 0, gone.__contains__, {"a": 2.0, "b": 1.0, "c": 1.0})
+    assert sources(stream, 40) == {"a": 20, "b": 10, "c": 10} and stream.epoch == 0
+    gone |= {f"a{i}" for i in range(20)}
+    assert sources(stream, 20) == {"b": 10, "c": 10} and stream.epoch == 1  # of which a's 20 places were empty
+    assert sources(stream, 20) == {"b": 10, "c": 10} and (stream.epoch, stream.position) == (2, 20)
+    gone |= {f"b{i}" for i in range(10)}
+    assert sorted(keys(stream, 10)) == [f"c{i}" for i in range(10)]
+    assert (stream.epoch, stream.position) == (3, 10)
+
+
+@pytest.mark.parametrize("n", [0, 40, 55, 70, 85])
+def test_a_mixture_goes_on_from_its_saved_place(n):
+    """Also inside an epoch that began with fewer sources than there are: those retired later do not change its order,
+    and a new stream, for which they are retired from the start, has the same."""
+    pool = [problem(f"{source}{i}", source=source) for source in "abc" for i in range(20)]
+    gone = {f"a{i}" for i in range(20)}
+    old, new = (PromptStream(pool, 3, gone.__contains__, {"a": 2.0, "b": 1.0, "c": 1.0}) for _ in range(2))
+    keys(old, n)
+    gone |= {f"b{i}" for i in range(20)}
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert keys(new, 80) == keys(old, 80) and (new.epoch, new.position) == (old.epoch, old.position)
 
 
 def test_prompts_of_a_resumed_run_come_first():
