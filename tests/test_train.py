@@ -95,6 +95,9 @@ def command(monkeypatch, capsys, tmp_path):
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
         "--tis_level sequence", "--tis_level row",
+        # how data sets are read, without one
+        "--thinking true", "--thinking perhaps", "--apply_chat_template false", "--stop_tokens <eos>",
+        "--end_of_thinking </think>", "--interruption_phrase stop</think>",
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
@@ -174,6 +177,19 @@ def test_a_folder_of_other_things_is_never_a_run_folder(command):
     code, _, err = command("--output_dir", "thesis.txt")
     assert code == 2 and "--output_dir thesis.txt" in err
     assert Path("thesis.txt").read_text() == "all of it"
+
+
+def test_a_model_that_does_not_think_is_not_interrupted():
+    """The default length control, and what belongs to thinking, are refused with the fix; `none` and `penalty` are not."""
+    options = {"dataset": "rows.jsonl", "model": "some/model", "thinking": "false", "output_dir": "none-such"}
+    with pytest.raises(UsageError, match="--thinking false .*--length_control none or --length_control penalty"):
+        check_flags(default_flags(**options))
+    for control in ("none", "penalty"):
+        assert check_flags(default_flags(**options, length_control=control)) == []
+        for name in ("end_of_thinking", "interruption_phrase"):
+            with pytest.raises(UsageError, match=f"--{name} is for models that think; drop it, or --thinking false"):
+                check_flags(default_flags(**options, length_control=control, **{name: "</think>"}))
+    assert check_flags(default_flags(**options | {"thinking": "true"}, end_of_thinking="DONE")) == []
 
 
 def test_engine_options_by_hand():
@@ -398,6 +414,87 @@ def test_a_stream_goes_on_from_its_saved_place(n):
     new = PromptStream(POOL, 3, {"5", "6"}.__contains__)
     new.load_state_dict(json.loads(json.dumps(old.state_dict())))
     assert keys(new, 80) == keys(old, 80) and (new.epoch, new.position) == (old.epoch, old.position)
+
+
+# --------------------------------------------------------------------------------------------------------------- tasks
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """A folder with a word tokenizer that knows `</think>` and has a chat template, and rows whose answer is `7`."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = tasks.word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %} wait{% if enable_thinking is defined %}"
+    tokenizer.chat_template += "{% if enable_thinking %} <think>{% else %} </think>{% endif %}{% endif %}"
+    tokenizer.save_pretrained(folder)
+    rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def data_flags(folder, **changes):
+    found = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
+    return default_flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompt_ends", "correct"),
+    [
+        ({}, "again wait", [False, True]),
+        ({"thinking": "true"}, "again wait <think>", [False, True]),
+        ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
+        ({"apply_chat_template": False}, "again", [False, True]),
+        ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
+    ],
+)
+def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, prompt_ends, correct):
+    """The end of the prompts, and the verdicts on `7` and on `wait </think> 7`."""
+    task = train.load_task(data_flags(chat_model, **changes))
+    try:
+        assert all(task.text(problem.prompt_ids).endswith(prompt_ends) for problem in task.train)
+        completions = [task.tokenizer(text)["input_ids"] for text in ("7", "wait </think> 7")]
+        assert [right for _, right in task.score(task.train[0], completions)] == correct
+    finally:
+        task.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stop_tokens": "<eos>,<end>, </s>"}, "--stop_tokens: the tokenizer has no token '<end>', '</s>'"),
+        ({"interruption_phrase": "time up"}, "--interruption_phrase must end with the end of thinking '</think>'"),
+    ],
+)
+def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model, changes, said):
+    flags = data_flags(chat_model, **changes)
+    with pytest.raises(UsageError, match=said):
+        train.load_task(flags)
+    assert set(changes) <= set(NAMES)
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, main):
+    """On the other ranks the rows are checked all the same, and then no worker process is left."""
+    import accelerate
+
+    pools = []
+
+    class Pool(tasks.RewardPool):
+        def __init__(self, *options, **more):
+            super().__init__(*options, **more)
+            pools.append((self, [worker.process for worker in self._workers]))
+
+    def stop(*_):
+        raise KeyboardInterrupt  # the task is loaded: what follows needs a model
+
+    monkeypatch.setattr(tasks, "RewardPool", Pool)
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(is_main_process=main))
+    monkeypatch.setattr(train, "Trainer", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train.Run(data_flags(chat_model, output_dir=str(tmp_path / "run")))
+    [(pool, [process])] = pools
+    assert (process.poll() is None) == main
+    pool.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
