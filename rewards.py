@@ -20,7 +20,12 @@ THE REWARDS
                       a number (above 0 is correct), a pair (reward, correct), or None for "cannot be parsed"
 
 SIMPLIFIED. The limits stop accidents, not an attacker: a worker has the user's rights. Of several boxes only the last
-is read. A bare word as answer is compared as text: as algebra, `Evelyn` would equal its anagrams.
+is read. A bare word as answer is compared as text: as algebra, `Evelyn` would equal its anagrams. `2e+5` that stands
+alone is 200000; 2e + 5 has spaces. math-verify is lenient, so these are right, and a policy may learn them:
+    units      5 km for 5 cm, 3 minutes for 3 hours; 10 for 10 % and 10 % for 10; 60 for 60 degrees
+    bases      11 and 10_2 for 11_2 and 10: a base is ignored
+    order      1, 2 for 2, 1, for (1, 2) and for {1, 2}; BA for AB; 5 for x = 5; 1, 2 for x = 1, y = 2; X for x
+    decimals   0.0000002 for 0.0000001: numbers are compared to 6 of them
 
 >>> with RewardPool(["math"], workers=1, end_of_thinking="</think>") as pool:
 ...     pool.judge([Job("math", "1/4 + 1/4?", "Adding up. </think> It is \\\\boxed{0.5}.", "1/2")])
@@ -48,12 +53,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 BUILT_IN = ("math", "exact")
 # What math-verify is given: longer answers are no answers, and its grammar takes more than linear time.
 MAX_ANSWER_CHARS = 1_000
+# A number such as 1e-05 that stands alone, which math-verify would read as 1 * e - 5. Exponents of up to three digits.
+SCIENTIFIC = re.compile(r"(?<![^\s$=])[+-]?(?:\d+\.?\d*|\.\d+)[eE][+-]?\d{1,3}(?=[.,;]?(?:[\s$\\]|$))")
 MAX_TAIL_CHARS = 2_000
 # math-verify reads `\ge 42` and `43 \to 42` as 42: an answer that is no relation is not given by one.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
@@ -75,7 +83,8 @@ class Job(NamedTuple):
 
 class Verdict(NamedTuple):
     """`kind` says why: correct, wrong, unparsed (no answer in the completion), unfinished (its thinking never ended),
-    bad_answer (no verifier reads the data set's answer), timeout, crash, memory, error (a user's function raised)."""
+    bad_answer (no verifier reads the data set's answer), verifier_error (math-verify or SymPy raised on it), timeout,
+    crash, memory, error (a user's function raised)."""
 
     reward: float
     correct: bool
@@ -120,14 +129,20 @@ def last_box(text: str) -> str | None:
     return found
 
 
+def decimals(text: str) -> str:
+    """`text` with 1e-05 written as 0.00001."""
+    return SCIENTIFIC.sub(lambda number: f"{Decimal(number.group()):f}", text)
+
+
 def plain(answer: str) -> str:
-    """An answer without what does not change it: dollars around, `\\text{}`, a full stop, outer spaces, extra zeros."""
+    """An answer without what does not change it: dollars around, `\\text{}`, a full stop, outer spaces, extra zeros.
+    1e-05 becomes 0.00001."""
     text = answer.strip().rstrip(".").strip()
     if len(text) > 1 and text[0] == text[-1] == "$":
         text = text.strip("$").strip()
     text = re.sub(r"^\\(?:text|mathrm|textbf)\{([^{}\\]*)\}$", r"\1", text).strip()
     # TeX's thousands: 1{,}234 and 1\,234.
-    text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))", "", text)
+    text = decimals(re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))", "", text))
     # 1,234 and +007 as 1234 and 7, without int(): Python refuses more than 4,300 digits.
     if re.fullmatch(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)", text):
         digits = text.lstrip("+-").replace(",", "").lstrip("0") or "0"
@@ -136,12 +151,13 @@ def plain(answer: str) -> str:
 
 
 def is_word(answer: str) -> bool:
-    """True for an answer in words, such as `Evelyn`, which algebra would read as a product of letters."""
-    return re.fullmatch(r"[A-Za-z]{3}[A-Za-z ]*", answer) is not None
+    """True for an answer in words, such as `Evelyn` or `No`, which algebra would read as a product of letters."""
+    return re.fullmatch(r"[A-Za-z]{3}[A-Za-z ]*|(?i:no)", answer) is not None
 
 
 def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
-    """`correct`, `wrong`, `unparsed` (no answer in `text`), `bad_answer` (no verifier reads `answer`) or `timeout`.
+    """`correct`, `wrong`, `unparsed` (no answer in `text`), `bad_answer` (no verifier reads `answer`), `timeout` or
+    `verifier_error` (the library raised).
 
     `text` None only asks whether `answer` can be read. math-verify parses both to SymPy and compares numbers to 6
     decimals, sets, intervals, matrices, equations and expressions; parsing the answer, parsing the text and comparing
@@ -163,16 +179,20 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         gold = parse_math(rf"\boxed{{{wanted}}}", soft_timeout) if len(wanted) <= MAX_ANSWER_CHARS else ()
         if not gold or text is None:
             return "wrong" if gold else "bad_answer"
-        read = text[-MAX_TAIL_CHARS:] if box is None else rf"\boxed{{{given}}}"
+        read = decimals(text[-MAX_TAIL_CHARS:]) if box is None else rf"\boxed{{{given}}}"
         found = parse_math(read, soft_timeout) if box is None or len(given) <= MAX_ANSWER_CHARS else ()
-        return "unparsed" if not found else "correct" if same(gold, found, soft_timeout) else "wrong"
+        if found == ():
+            return "unparsed"
+        equal = same(gold, found, soft_timeout) if found is not None else None
+        return "verifier_error" if equal is None else "correct" if equal else "wrong"
     except TimeoutException:
         return "timeout"
 
 
 @functools.lru_cache(maxsize=256)  # a group's completions share one answer
-def parse_math(text: str, soft_timeout: int) -> tuple[Any, ...]:
-    """The SymPy objects that math-verify finds in `text`, () if there are none. Its TimeoutException passes through."""
+def parse_math(text: str, soft_timeout: int) -> tuple[Any, ...] | None:
+    """The SymPy objects that math-verify finds in `text`, () if there are none, None if it raises. Its TimeoutException
+    passes through."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
@@ -181,12 +201,12 @@ def parse_math(text: str, soft_timeout: int) -> tuple[Any, ...]:
     except MemoryError:
         raise
     except Exception:  # SymPy and its grammar raise whatever they meet: RecursionError, TypeError, IndexError, ...
-        return ()
+        return None
     return tuple(found)
 
 
-def same(gold: Sequence[Any], found: Sequence[Any], soft_timeout: int) -> bool:
-    """math-verify's comparison; False where it raises. Its TimeoutException passes through."""
+def same(gold: Sequence[Any], found: Sequence[Any], soft_timeout: int) -> bool | None:
+    """math-verify's comparison; None where it raises. Its TimeoutException passes through."""
     from math_verify import verify
 
     try:
@@ -194,7 +214,7 @@ def same(gold: Sequence[Any], found: Sequence[Any], soft_timeout: int) -> bool:
     except MemoryError:
         raise
     except Exception:  # as above; an answer that cannot be compared is not shown to be right
-        return False
+        return None
 
 
 def verdict_of(value: Any) -> Verdict:

@@ -672,7 +672,7 @@ class DatasetTask:
 
     @property
     def counts(self) -> Counter[str]:
-        """Verdicts so far by kind: correct, wrong, unparsed, unfinished, timeout, crash, memory, error."""
+        """Verdicts so far by kind: the kinds of `rewards.Verdict`."""
         return self._pool.counts
 
     def text(self, ids: Sequence[int]) -> str:
