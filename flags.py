@@ -289,7 +289,7 @@ def check_flags(flags: Any) -> list[str]:
             flags.thinking != "false" or not getattr(flags, name),
             f"--{name} is for models that think; drop it, or --thinking false.",
         )
-    for name in ("thinking", "apply_chat_template", "stop_tokens", "end_of_thinking", "interruption_phrase"):
+    for name in ("thinking", "apply_chat_template"):
         need(
             flags.dataset != "chain" or getattr(flags, name) == getattr(DataFlags, name),
             f"--{name} says how a data set's prompts and answers are read; the built-in task has its own, so drop it.",

@@ -29,8 +29,8 @@ L_think bounds. An end-of-thinking mark of several tokens that the deadline cuts
 a whole one.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, as the policy did not sample it and there is no
-log-prob to divide by (where an array needs one on forced tokens, any value does). T2: both ends of the budgets' range
-are included. T3: ScaleRL's paper adds the penalty to correct answers only, DAPO to all; the caller chooses.
+log-prob to divide by (where an array needs one on forced tokens, any value does). T2: ScaleRL's paper adds the penalty
+to correct answers only, DAPO to all; the caller chooses.
 
 >>> cut = Interruption(10, 12, answer_budget=4, phrase_ids=[7, 8, 9], end_of_thinking_ids=[9])
 >>> leg = cut.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 11, finish_reason="length")

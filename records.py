@@ -24,6 +24,7 @@ import length_control
 
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3
+UNFINISHED = 0.5  # share of completions whose thinking never ended
 LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl", "samples.jsonl")
 
 
@@ -232,6 +233,13 @@ def warnings_of(record: dict[str, Any], empty_steps: int) -> list[str]:
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
         found.append(
             f"Warning: {empty_steps} steps in a row had no group with unequal rewards, so nothing was trained."
+        )
+    verdicts = record.get("verdicts", {})
+    unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))
+    if record.get("step") == 1 and unfinished > UNFINISHED:  # once, with the first evaluation's verdicts
+        found.append(
+            f"Warning: {unfinished:.0%} of completions never ended their thinking and count as wrong; if the model "
+            "does not think, use --thinking false."
         )
     return [warning for warning in found if warning is not None]
 

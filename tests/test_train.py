@@ -96,8 +96,7 @@ def command(monkeypatch, capsys, tmp_path):
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
         "--tis_level sequence", "--tis_level row",
         # how data sets are read, without one
-        "--thinking true", "--thinking perhaps", "--apply_chat_template false", "--stop_tokens <eos>",
-        "--end_of_thinking </think>", "--interruption_phrase stop</think>",
+        "--thinking true", "--thinking perhaps", "--apply_chat_template false",
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
@@ -495,6 +494,16 @@ def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, mai
     [(pool, [process])] = pools
     assert (process.poll() is None) == main
     pool.close()
+
+
+def test_a_model_that_never_ends_its_thinking_is_told_of_once():
+    """Of 20 verdicts 11 are unfinished at step 1: a line with the flag. Not at one half, nor later, nor without verdicts."""
+    record = {"truncated": 0.0, "step": 1, "verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}
+    [line] = records.warnings_of(record, 0)
+    assert line.startswith("Warning: 55% of completions never ended their thinking") and "--thinking false" in line
+    assert records.warnings_of(record | {"step": 2}, 0) == []
+    assert records.warnings_of(record | {"verdicts": {"unfinished": 10, "wrong": 10}}, 0) == []
+    assert records.warnings_of(record | {"verdicts": {}}, 0) == records.warnings_of({"truncated": 0.0, "step": 1}, 0) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
