@@ -811,8 +811,7 @@ def load_dataset_task(
             undo.pop_all()  # all went well: the task closes the pool
     return DatasetTask(
         problems, tokenizer, pool, {data.name: name for data, name in zip(named, rewards, strict=True)},
-        # The phrase's end is encoded apart, so that its last tokens are the end of thinking, whatever merges there are.
-        stop_ids=stops, end_of_thinking_ids=ids(end), phrase_ids=ids(words[: len(words) - len(end)]) + ids(end),
+        stop_ids=stops, end_of_thinking_ids=ids(end), phrase_ids=ids(words),
         # An added token is never merged with its neighbours, so its id will do.
         thinking_end=end_in_text(tokenizer, end) if end and end not in tokenizer.get_added_vocab() else None,
         weights={data.name: data.weight for data in named if data.weight is not None} if len(named) > 1 else {},

@@ -795,7 +795,7 @@ def test_a_model_that_does_not_think_apart(tmp_path):
     task.close()
     task = load(write_rows(tmp_path / "b.jsonl", sums(12)), tokenizer, end_of_thinking="</think>")
     assert len(task.end_of_thinking_ids) > 1
-    assert task.phrase_ids[-len(task.end_of_thinking_ids) :] == task.end_of_thinking_ids
+    assert task.thinking_end(task.phrase_ids) == len(task.phrase_ids)
     assert task.reward(task.train[0], ids) == (-1.0, False)
     assert task.reward(task.train[0], [*task.end_of_thinking_ids, *ids]) == (1.0, True)
     task.close()
@@ -898,8 +898,8 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized(tmp_path):
     assert forms == {"</think>": ["</", "think", ">"], "</think>\n\n": ["</", "think", ">\n\n"],
                      " </think>": [" </", "think", ">"], " </think>\n\n": [" </", "think", ">\n\n"]}  # fmt: skip
     task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer, thinking=True)
-    phrase = tuple(encode(PAPERS_PHRASE))
-    for phrase_ids in (task.phrase_ids, phrase):
+    assert task.phrase_ids == tuple(encode(PAPERS_PHRASE))
+    for phrase_ids in (task.phrase_ids, (*encode(PAPERS_PHRASE[:-8]), *task.end_of_thinking_ids)):
         control = Interruption(50, 50, 9, phrase_ids, task.end_of_thinking_ids, task.thinking_end)
         for between in forms:
             for answer in ("", "7", "The answer is 5"):
@@ -910,7 +910,6 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized(tmp_path):
         for text in ("I think", "I think </", "I think </think", "\u20ac"):
             assert control.second_leg([1], encode(text), "length").forced_ids == list(phrase_ids)
         assert control.second_leg([1], encode("\u20ac")[:1], "length").forced_ids  # half a character
-    assert task.text(task.phrase_ids) == PAPERS_PHRASE
     task.close()
 
 
