@@ -6,9 +6,9 @@ an alternative, so that an ablation is one flag. Section numbers in the help lin
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ def flag(default: Any, text: str) -> Any:
     """A dataclass field with a help line."""
     return field(default=default, metadata={"help": text})
 
+
+OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # a resumed run does not take these over
 
 # ---------------------------------------------------------------------------------------------------------------- flags
 
@@ -36,15 +38,15 @@ class RunFlags:
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.")
     max_steps: int = flag(130, "Batches to train on.")
     max_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.")
-    max_hours: float = flag(0.0, "Stop after this many hours of wall time; 0 means no limit.")
+    max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.")
     max_device_hours: float = flag(0.0, "Stop after this many device-hours, evaluation not counted; 0: no limit.")
     eval_every: int = flag(5, "Evaluate the held-out prompts every so many steps, at the start and at the end.")
     eval_problems: int = flag(512, "Held-out prompts per evaluation.")
-    eval_samples: int = flag(2, "Completions per held-out prompt (the paper's mean@16 has 16).")
+    eval_samples: int = flag(2, "Completions per held-out prompt (the paper's mean@16 has 16).")  # P2
     probe_every: int = flag(5, "Check generator against trainer log-probs on a short probe every so many steps.")
-    save_every: int = flag(30, "Checkpoint every so many steps; 0 means none.")
+    save_every: int = flag(30, "Checkpoint every so many steps and at the end; 0 means at a stop only.")
     keep: int = flag(2, "Checkpoints to keep.")
-    eval_only: bool = flag(False, "Evaluate the model once and end.")
+    eval_only: bool = flag(False, "Evaluate the model, or that of --resume, once, print it, write nothing.")
     dry_run: bool = flag(False, "Print the resolved configuration and what would run, then end.")
     report_to: Literal["none", "tensorboard", "wandb"] = flag("none", "Also log through this tracker.")
 
@@ -57,7 +59,7 @@ class ModelFlags:
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     dtype: Literal["float32", "bfloat16"] = flag("float32", "Dtype of generator and forward pass; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
-    temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.")
+    temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.")  # O2
     cache_dir: str = flag("runs/cache", "Where the warm-started model is kept.")
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
     peak_tflops: float = flag(0.0, "Peak TFLOP/s of a trainer's device; metrics.jsonl then has `mfu`. 0: not known.")
@@ -149,7 +151,7 @@ class FilterFlags:
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.")
     pass_rate_window: Literal["cumulative", "latest"] = flag("cumulative", "Which groups count for it.")
-    truncated_rollouts: Literal["keep", "drop"] = flag(
+    truncated_rollouts: Literal["keep", "drop"] = flag(  # O3
         "keep", "Rollouts cut at the cap: wrong answers, or not trained."
     )
 
@@ -160,6 +162,7 @@ class LengthFlags:
 
     _argument_group_name = "length"
     length_control: Literal["interruption", "penalty", "none"] = flag("interruption", "How thinking is kept short.")
+    # T3: the paper's budgets are 10,000 to 12,000 tokens
     min_budget: int = flag(26, "Least thinking tokens before the interruption; drawn per rollout.")
     max_budget: int = flag(30, "Most thinking tokens before the interruption.")
     answer_budget: int = flag(4, "Tokens for the answer.")
@@ -176,17 +179,47 @@ class OptimizerFlags:
     lr_schedule: Literal["constant", "cosine"] = flag("constant", "After the warm-up: constant (paper) or cosine to 0.")
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).")
+    # O1: the paper does not say its betas
     beta1: float = flag(0.9, "AdamW beta 1.")
     beta2: float = flag(0.95, "AdamW beta 2 (the paper does not say; MiniMax-M1's).")
     adam_eps: float = flag(1e-15, "AdamW epsilon (paper: 1e-15).")
     weight_decay: float = flag(0.01, "AdamW weight decay.")
-    clip_grad: float = flag(1.0, "Largest norm of the gradient.")
+    clip_grad: float = flag(1.0, "Largest norm of the gradient.")  # O2
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.")
     packed: bool = flag(False, "Pack sequences end to end instead of padding sorted rows.")
     threads: int = flag(1, "CPU threads of each trainer process.")
 
 
 FLAGS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, LossFlags, FilterFlags, LengthFlags, OptimizerFlags)
+DEFAULTS = {item.name: item.default for group in FLAGS for item in fields(group)}
+
+# Flags that do nothing beside others: names -> (what they need, whether these flags have it).
+NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
+    "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
+    "eps_high": (  # "clip-higher"
+        "--loss gspo, dapo or tis (grpo's clip is symmetric)", lambda flags: flags.loss in ("gspo", "dapo", "tis")
+    ),
+    "tis_cap tis_level": ("--loss tis", lambda flags: flags.loss == "tis"),
+    "kl_estimator": ("--kl_coef above 0", lambda flags: flags.kl_coef > 0),
+    "penalty_window penalty_on": ("--length_control penalty", lambda flags: flags.length_control == "penalty"),
+    "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
+    "pass_rate_window": ("a --pass_rate_threshold of at most 1", lambda flags: flags.pass_rate_threshold <= 1),
+    "restart_window": ("--max_restarts above 0", lambda flags: flags.max_restarts > 0),
+    "prompts": ("--dataset chain", lambda flags: flags.dataset == "chain"),
+    "rambling": ("the built-in model (no --model)", lambda flags: not flags.model),
+    "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
+    "reward_errors thinking apply_chat_template end_of_thinking interruption_phrase stop_tokens": (
+        "a --dataset", lambda flags: flags.dataset != "chain"
+    ),
+}
+
+USUAL = {  # for real models, where the default is the built-in task's
+    "lr": "5e-7 to 1e-6",
+    "min_budget": "768 to 10000",
+    "max_budget": "1024 to 12000",
+    "answer_budget": "128 to 2000",
+}
 
 
 def parse_flags(argv: Sequence[str], description: str) -> Any:
@@ -201,7 +234,8 @@ def parse_flags(argv: Sequence[str], description: str) -> Any:
         if not config.is_file():
             raise UsageError(f"--resume {flags.resume}: there is no {config}; give the folder of an earlier run.")
         saved = json.loads(config.read_text())
-        parser.set_defaults(**{name: value for name, value in saved.items() if hasattr(flags, name)})
+        kept = {name: value for name, value in saved.items() if hasattr(flags, name) and name not in OF_ONE_CALL}
+        parser.set_defaults(**kept)
         flags = parser.parse_args(argv)
         flags.output_dir = flags.resume
     return flags
@@ -255,15 +289,17 @@ def check_flags(flags: Any) -> list[str]:
         flags.min_budget <= flags.max_budget,
         f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; swap them.",
     )
+    filtered = flags.zero_variance_filter or flags.dynamic_sampling
+    other_terms = flags.kl_coef > 0 or flags.entropy_coef > 0
+    need(
+        flags.rollouts > 1 or flags.eval_only or (other_terms and not filtered),
+        "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more.",
+    )
     need(
         not (flags.dynamic_sampling and flags.reward == "shuffled"),
         "--dynamic_sampling looks at true rewards; use --reward task with it.",
     )
     need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
-    need(
-        flags.loss == "tis" or flags.tis_level == "token",
-        f"--tis_level {flags.tis_level} does nothing with --loss {flags.loss}; use --loss tis with it.",
-    )
     need(0 <= flags.rambling <= 1, f"--rambling must be from 0 to 1, not {flags.rambling}.")
     cap = flags.max_budget + flags.answer_budget
     need(
@@ -289,19 +325,24 @@ def check_flags(flags: Any) -> list[str]:
             flags.thinking != "false" or not getattr(flags, name),
             f"--{name} is for models that think; drop it, or --thinking false.",
         )
-    for name in ("thinking", "apply_chat_template"):
-        need(
-            flags.dataset != "chain" or getattr(flags, name) == getattr(DataFlags, name),
-            f"--{name} says how a data set's prompts and answers are read; the built-in task has its own, so drop it.",
-        )
+    for names, (what, has) in NEEDS.items():
+        for name in names.split():
+            value, default = getattr(flags, name), DEFAULTS[name]
+            need(
+                value == default or has(flags),
+                f"--{name} {value} does nothing without {what}; change that, or leave --{name} out (its default is "
+                f"{default!r}).",
+            )
+    need(not (flags.eval_only and flags.overwrite), "--overwrite deletes a run, and --eval_only writes none; take one.")
     folder = Path(flags.output_dir)
     holds_run = (folder / "config.json").exists()
+    writes = not (flags.dry_run or flags.eval_only)
     need(
-        flags.dry_run or holds_run or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        not writes or holds_run or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
         f"--output_dir {folder} is not empty and holds no run; choose another folder.",
     )
     need(
-        bool(flags.resume or flags.overwrite or flags.dry_run) or not holds_run,
+        bool(flags.resume or flags.overwrite) or not writes or not holds_run,
         f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true.",
     )
     need(
@@ -330,6 +371,17 @@ def check_flags(flags: Any) -> list[str]:
         notes.append(
             f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
         )
+    if flags.lr_schedule == "cosine" and (flags.max_tokens or flags.max_hours or flags.max_device_hours):
+        notes.append(
+            f"--lr_schedule cosine reaches 0 at --max_steps {flags.max_steps}, whatever budget ends the run before; "
+            "give as many steps as the budget pays for"
+        )
+    if flags.length_control != "interruption" and flags.min_budget != DEFAULTS["min_budget"]:
+        notes.append(f"--min_budget {flags.min_budget} does nothing without --length_control interruption")
+    left = [name for name in USUAL if getattr(flags, name) == DEFAULTS[name]] if flags.dataset != "chain" else []
+    if left:
+        said = ", ".join(f"--{name} {DEFAULTS[name]} (usual for a real model: {USUAL[name]})" for name in left)
+        notes.append(f"left at what suits the built-in task: {said}")
     return notes
 
 

@@ -3,11 +3,12 @@
     config.json      every flag                     metrics.jsonl   the flags, then one record a step
     eval.jsonl       one record an evaluation       samples.jsonl   a few rollouts to read
     groups.jsonl     what each step consumed: [prompt key, correct, rollouts], counted from step 0
-    checkpoints/     step-000030, ...               model/          the final model, Hugging Face format
+    checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed, so one that exists is whole; `state.json`
-in it lists the other files with their sizes, so one that was damaged later is told from a whole one. Nothing here is
-unpickled but by torch's weights-only loader, which builds tensors and plain containers and runs no code.
+in it lists the other files with their sizes, so one that was damaged later is told from a whole one. Loading one runs
+no code that stands in it: torch's weights-only loader builds tensors and plain containers, and where torch unpickles
+without it (`.metadata` of FSDP2), `check_pickles` has read the file before.
 """
 
 import json
@@ -18,9 +19,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import Unpickler, UnpicklingError
 from typing import Any
 
+import torch
+
 import length_control
+from flags import OF_ONE_CALL
 
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3
@@ -38,7 +43,7 @@ class Folder:
         """Removes the files of the run that this folder holds, and nothing else."""
         for name in (*LOGS, "config.json", "curve.png"):
             (self.path / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "model"):
+        for name in ("checkpoints", "model", "model.new", "model.old"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
@@ -69,6 +74,31 @@ class Folder:
         for name, length in lengths.items():
             if (self.path / name).exists():
                 os.truncate(self.path / name, length)
+
+    # ---- the final model ----
+
+    def begin_model(self) -> Path:
+        """An empty folder to write the model into."""
+        new = self.path / "model.new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        return new
+
+    def finish_model(self, record: dict[str, Any]) -> None:
+        """Adds `record` (of step and compute) as run.json; an earlier model stays until this one takes its place."""
+        new, old, final = (self.path / name for name in ("model.new", "model.old", "model"))
+        with _named(new):
+            (new / "run.json").write_text(json.dumps(record))
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            final.rename(old)
+        new.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def model(self) -> dict[str, Any] | None:
+        """run.json of the final model; None if there is none."""
+        file = self.path / "model" / "run.json"
+        return json.loads(file.read_text()) if file.exists() else None
 
     # ---- checkpoints ----
 
@@ -120,8 +150,7 @@ class Folder:
 
 def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """A line for each flag that a resumed run has otherwise than before."""
-    own = ("resume", "output_dir", "overwrite")
-    changed = [name for name in new if name not in own and name in old and new[name] != old[name]]
+    changed = [name for name in new if name not in OF_ONE_CALL and name in old and new[name] != old[name]]
     return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
 
 
@@ -153,11 +182,79 @@ def _whole(folder: Path) -> dict[str, Any] | None:
     return state if sizes == state["files"] else None
 
 
+PLAIN = {  # what stands in the `.metadata` of a torch distributed checkpoint, beside dtypes
+    "torch.distributed.checkpoint.metadata": "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties "
+    "ChunkStorageMetadata MetadataIndex StorageMeta _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.serialization": "_get_layout",
+    "torch": "Size",
+    "pathlib": "PosixPath",
+}
+
+
+class _Plain(Unpickler):
+    """Builds what PLAIN names, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in PLAIN.get(module, "").split():
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise UnpicklingError(f"it would call {module}.{name}")
+
+
+def check_pickles(checkpoint: Path) -> None:
+    """Reads the files of a checkpoint that torch or accelerate unpickle and whose errors would come late or not at all:
+    `.metadata` (FSDP2; torch's reader runs any code in it) and the random states (accelerate goes on without bad ones).
+    Raises UnpicklingError if one asks for more than plain data."""
+    from accelerate.utils.other import load
+
+    for file in sorted(checkpoint.rglob("*.metadata")):
+        with file.open("rb") as stream:
+            try:
+                _Plain(stream).load()
+            except (UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
+                raise UnpicklingError(f"{file.relative_to(checkpoint)}: {error}") from error
+    for file in sorted(checkpoint.glob("random_states_*.pkl")):
+        load(file)
+
+
+@contextmanager
+def weights_only() -> Iterator[None]:
+    """Every `torch.load` in the block loads weights only, also where its caller asks for more, as FSDP2's does."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+def joined(*parts: dict[str, Any]) -> dict[str, Any]:
+    """One record of several; a name that stands in two of them is an error (KeyError), as one value would be lost."""
+    record: dict[str, Any] = {}
+    for part in parts:
+        if twice := record.keys() & part.keys():
+            raise KeyError(f"two values for {sorted(twice)} in one record")
+        record |= part
+    return record
+
+
+def accelerators_in_use(trainers: int, here: int, engines: Sequence[int], elsewhere: int = 0) -> int:
+    """Devices that train or sample; idle ones do not count.
+
+    trainers: trainer processes, one device each, `here` of them on this host's first devices. engines: this host's
+    devices that engines use. elsewhere: workers that Ray places.
+    """
+    return trainers + len({device for device in engines if device >= here}) + elsewhere
+
+
 class Clock:
     """Compute so far. Start-up and evaluation's share of the time do not count; a resumed run goes on from `past`.
 
     generator: has `.counters` (`pipeline_rl.Counters`). parameters: P, those multiplied for each token.
-    devices: accelerators of both sides, or CPU cores in use.
+    devices: accelerators of both sides that are in use, or CPU cores.
     """
 
     def __init__(self, generator: Any, parameters: int, devices: int, past: dict[str, float]):
@@ -168,6 +265,10 @@ class Clock:
     def trained_flops(self, batch: Any) -> int:
         """Forward and backward of one step, attention's products left out."""
         return 6 * self.parameters * sum(map(len, batch.rows))
+
+    def hours(self) -> float:
+        """Wall time, evaluation too, that of the run before a resume among it."""
+        return self.past.get("hours", 0.0) + (time.monotonic() - self.started) / 3600
 
     def now(self) -> dict[str, float]:
         """tokens (sampled, dropped ones too), trained_tokens, flops, device_hours."""

@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
 
 import filters
 import fit_sigmoid
@@ -53,12 +54,16 @@ from flags import UsageError, check_flags, engine_options, merged, parse_flags
 from records import (
     Clock,
     Folder,
+    accelerators_in_use,
     changed_flags,
+    check_pickles,
     closing_table,
     evaluation_line,
     evaluation_record,
+    joined,
     step_line,
     warnings_of,
+    weights_only,
 )
 from rewards import RewardError
 from trainer import Batch, Trainer
@@ -147,24 +152,29 @@ def shaped_rewards(groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.
 
 
 def make_batch(
-    groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.Random
+    groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.Random, discarded: Sequence[pipeline_rl.Group] = ()
 ) -> tuple[Batch | None, dict[str, Any]]:
-    """(the batch, or None if no row is left to train on; metrics of everything that was sampled for it)."""
+    """(the batch, or None if no row is left to train on; metrics of everything that was sampled for it, the groups that
+    dynamic sampling discarded among it)."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    sampled = rollouts + [rollout for group in discarded for rollout in group.rollouts]
     prompts = [group.problem.prompt_ids for group in groups for _ in group.rollouts]
     prompt_ids = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g.rollouts) for g in groups]))  # (N,)
-    rewards = shaped_rewards(groups, flags, rng)  # (N,)
+    shaped = shaped_rewards([*groups, *discarded], flags, rng)  # (M,)
+    rewards = shaped[: len(rollouts)]  # (N,)
     truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])
     varied = filters.zero_variance(rewards, prompt_ids)  # (N,)
     keep = varied if flags.zero_variance_filter else torch.ones_like(varied)
     counts = {
-        "reward": rewards.mean().item(),
-        "pass_rate": sum(rollout.correct for rollout in rollouts) / len(rollouts),
-        "length": sum(len(rollout.completion_ids) for rollout in rollouts) / len(rollouts),
-        "interrupted": sum(rollout.interrupted for rollout in rollouts) / len(rollouts),
-        "truncated": length_control.truncation_rate([rollout.finish_reason for rollout in rollouts]),
+        "reward": shaped.mean().item(),
+        "pass_rate": sum(rollout.correct for rollout in sampled) / len(sampled),
+        "length": sum(len(rollout.completion_ids) for rollout in sampled) / len(sampled),
+        "interrupted": sum(rollout.interrupted for rollout in sampled) / len(sampled),
+        "truncated": length_control.truncation_rate([rollout.finish_reason for rollout in sampled]),
         "zero_variance_groups": len(groups) - len(prompt_ids[varied].unique()),
     }
+    if flags.dynamic_sampling:
+        counts |= {"offered": len(groups) + len(discarded), "discarded_groups": len(discarded)}
     if not keep.any():
         return None, counts
     # Whole groups leave first; the std is that of the rows that stay.
@@ -293,13 +303,36 @@ class RunFailed(RuntimeError):
     """Going on would train on what cannot be trusted; the message names the last good checkpoint."""
 
 
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # what a full or forbidden disk answers
+
+
+def disk_errno(error: BaseException) -> int | None:
+    """Which of DISK a failed write of torch or safetensors tells of; both say it in words. None for all else."""
+    if isinstance(error, CheckpointException):  # FSDP2: what each rank met
+        return next((number for inner, _ in error.failures.values() if (number := disk_errno(inner))), None)
+    if isinstance(error, OSError):
+        return error.errno if error.errno in DISK else None
+    named = next((number for number in DISK if os.strerror(number) in str(error)), None)
+    if isinstance(error, RuntimeError) and "inline_container.cc" in str(error):  # torch's writer of files; a write
+        return named or errno.ENOSPC  # that came up short says only "unexpected pos 576 vs 534"
+    return named if isinstance(error, SafetensorError) else None
+
+
 @contextmanager
 def disk(path: str | Path) -> Iterator[None]:
-    """Turns what a full disk becomes in torch and safetensors into an OSError that names `path`."""
+    """Turns what a full or read-only disk becomes in torch and safetensors into an OSError that names `path`; every
+    other error stays what it is."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise OSError(errno.ENOSPC, f"it could not be written ({error})", str(path)) from error
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    except (RuntimeError, SafetensorError, CheckpointException) as error:
+        number = disk_errno(error)
+        if number is None:
+            raise
+        reason = str(error).strip().splitlines()[-1]
+        raise OSError(number, f"it could not be written ({reason})", str(path)) from error
 
 
 @dataclass
@@ -344,12 +377,14 @@ class Run:
         self.main = self.accelerator.is_main_process
         self.generator: pipeline_rl.Generator | None = None
         self.folder = Folder(flags.output_dir)
-        if self.main:
+        if self.main and not flags.eval_only:
             if flags.overwrite and not flags.resume:
                 self.folder.clear()
             self.folder.path.mkdir(parents=True, exist_ok=True)
+        finished = self.finished_model()
         start = tasks.WarmStart(restart=flags.rambling)
-        model = flags.model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
+        model = str(self.folder.path / "model") if finished else flags.model
+        model = model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
         self.task = load_task(flags, judge=self.main)
         self.trainer = Trainer(flags, self.accelerator, model)
         self.history = filters.PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
@@ -366,12 +401,23 @@ class Run:
         self.compute: dict[str, float] = {}  # of the run before a resume
         self.check: Check | None = None
         self.in_hand: list[list[pipeline_rl.Group]] = []  # taken, not yet trained
+        self.discarded: list[pipeline_rl.Group] = []  # by dynamic sampling, for the batch in hand
         self.stop_signal = 0
         self.save_seconds = 0.0  # since the last record
-        if flags.resume:
+        if finished:
+            self.step, self.version, self.compute = finished["step"], finished["version"], finished["compute"]
+            self.say(f"evaluating {model}, the model of step {self.step}")
+        elif flags.resume:
             self._load()
         if self.main:
             self.generator = self._new_generator(model)
+
+    def finished_model(self) -> dict[str, Any] | None:
+        """run.json of the resumed run's `model/`, if --eval_only shall evaluate that: no checkpoint is newer."""
+        if not (self.flags.eval_only and self.flags.resume):
+            return None
+        model, checkpoint = self.folder.model(), self.folder.newest_checkpoint()
+        return model if model and (checkpoint is None or checkpoint[1]["step"] <= model["step"]) else None
 
     def _new_generator(self, model: str) -> pipeline_rl.Generator:
         flags, task = self.flags, self.task
@@ -388,7 +434,7 @@ class Run:
                 ) from error
         check_model(flags, self.trainer.model.config, task, control)
         return pipeline_rl.Generator(
-            model, self.prompts, task.score,
+            model, iter(()) if flags.eval_only else self.prompts, task.score,
             pipeline_rl.Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None,
                               min_ready=flags.min_ready),
             flags.rollouts, task.stop_ids, weights=self.channel, length_control=control,
@@ -416,9 +462,7 @@ class Run:
         if not self.main:
             self.channel.prepare(self.trainer.weights)
         if self.main:
-            gpus = torch.cuda.device_count()
-            self.device = torch.cuda.get_device_name() if gpus else "cpu"
-            devices = gpus or min(os.cpu_count() or 1, self.accelerator.num_processes * flags.threads + 1)
+            self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
             try:
                 self.generator.start(self.trainer.weights, self.version)
             except pipeline_rl.EngineFailed as error:
@@ -426,8 +470,11 @@ class Run:
                     f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
                     "--dtype, --gpu_memory_utilization and --engine_args."
                 ) from error
-            self.clock = Clock(self.generator, self.trainer.parameters_in_flops, devices, self.compute)
+            self.clock = Clock(self.generator, self.trainer.parameters_in_flops, self.devices(), self.compute)
             self.counters, self.logged, self.waited = vars(self.generator.counters).copy(), time.monotonic(), 0.0
+        if flags.eval_only:  # nothing is written
+            return
+        if self.main:
             if flags.resume:
                 saved = json.loads((self.folder.path / "config.json").read_text())
                 for line in changed_flags(saved, vars(flags)):
@@ -436,6 +483,18 @@ class Run:
             self.folder.append("metrics.jsonl", {"config": vars(flags)})  # once more after each resume
             self.bar = tqdm(total=flags.max_steps, initial=self.step, unit="step", disable=None, leave=False)
         self.accelerator.init_trackers("scalerl", config=vars(flags))
+
+    def devices(self) -> int:
+        """Devices in use on both sides: accelerators, or CPU cores."""
+        flags, trainers, gpus = self.flags, self.accelerator.num_processes, torch.cuda.device_count()
+        if not gpus:
+            return min(os.cpu_count() or 1, trainers * flags.threads + 1)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        engines, options = generator_devices(flags, gpus, here), engine_options(flags)
+        placed = 0  # by Ray, on any host
+        if not engines:
+            placed = flags.tensor_parallel * flags.data_parallel * int(options.get("pipeline_parallel_size", 1))
+        return accelerators_in_use(trainers, here, engines, placed)
 
     def from_main(self, make: Callable[[], Any]) -> Any:
         """Rank 0's `make()`, on every rank; if it raises there, every rank raises, so that none waits alone."""
@@ -458,14 +517,17 @@ class Run:
     def collect(self) -> list[list[pipeline_rl.Group]] | None:
         """The groups of the next steps: one batch of B under `pipeline`, k batches under `ppo_off_policy`; None at the
         end of the run."""
-        self.in_hand = self.from_main(self._collect) or []
-        return list(self.in_hand) or None
+        parts = self.from_main(self._collect)
+        if parts is None:  # what dynamic sampling had begun to collect stays in hand, for the last checkpoint
+            return None
+        self.in_hand = list(parts)
+        return parts
 
     def _collect(self) -> list[list[pipeline_rl.Group]] | None:
         flags, generator = self.flags, self.generator
         if self.step >= flags.max_steps or self._budget_spent():
             return None
-        started = time.monotonic()
+        started, self.discarded = time.monotonic(), []
         try:
             if not flags.dynamic_sampling:
                 groups = generator.take(generator.pacer.take_size)
@@ -475,9 +537,10 @@ class Run:
                 self.in_hand = [kept]
                 while not sampler.full:
                     [group] = generator.take(1)
-                    if sampler.offer(group, [rollout.reward for rollout in group.rollouts]):
+                    if sampler.offer(group, shaped_rewards([group], flags, self.rng)):
                         kept.append(group)
                     else:
+                        self.discarded.append(group)
                         self.remember([group])
                         generator.release(1)
                 groups = sampler.take()
@@ -491,12 +554,11 @@ class Run:
         return [groups[i : i + size] for i in range(0, len(groups), size)]
 
     def _budget_spent(self) -> bool:
-        flags = self.flags
-        hours = (time.monotonic() - self.clock.started) / 3600
+        flags, compute = self.flags, self.clock.now()
         for name, limit, spent in (
-            ("max_tokens", flags.max_tokens, self.clock.now()["tokens"]),
-            ("max_hours", flags.max_hours, hours),
-            ("max_device_hours", flags.max_device_hours, self.clock.now()["device_hours"]),
+            ("max_tokens", flags.max_tokens, compute["tokens"]),
+            ("max_hours", flags.max_hours, self.clock.hours()),
+            ("max_device_hours", flags.max_device_hours, compute["device_hours"]),
         ):
             if limit and spent >= limit:
                 self.say(f"--{name} {limit} reached")
@@ -606,8 +668,11 @@ class Run:
                     source: evaluation_record([g for problem, g in pairs if problem.source == source])["pass_rate"]
                     for source in self.task.sources
                 }
-            self.folder.append("eval.jsonl", record)
-            self.accelerator.log({"eval/pass_rate": record["pass_rate"]}, step=self.step)
+            if self.flags.eval_only:
+                self.say(json.dumps(record))
+            else:
+                self.folder.append("eval.jsonl", record)
+                self.accelerator.log({"eval/pass_rate": record["pass_rate"]}, step=self.step)
             self.say(evaluation_line(record))
         chosen = self.rng.sample(flat, min(self.CHECK_ROWS, len(flat)))
         rows = [policies.Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
@@ -625,13 +690,15 @@ class Run:
         found = [lag for group in groups for rollout in group.rollouts for lag in pipeline_rl.lags(rollout, version)]
         now, counters = time.monotonic(), vars(self.generator.counters).copy()
         passed = {name: counters[name] - self.counters[name] for name in ("idle_seconds", "sync_seconds")}
-        record = {"step": self.step, "version": self.version}
-        record |= {"lag_mean": sum(found) / len(found), "lag_max": max(found)} | metrics | self.clock.now() | {
+        compute = self.clock.now()
+        compute["trained_tokens_total"] = compute.pop("trained_tokens")  # the step's own is in `metrics`
+        record = joined({"step": self.step, "version": self.version}, metrics, compute, {
+            "lag_mean": sum(found) / len(found), "lag_max": max(found),
             "seconds": now - self.logged, "trainer_idle": self.waited, "generator_idle": passed["idle_seconds"],
             "sync_seconds": passed["sync_seconds"], "outstanding": self.generator.pacer.outstanding,
             "retired": self.history.n_retired, "epoch": self.prompts.epoch, "restarts": counters["restarts"],
             "redone_groups": counters["redone_groups"], "save_seconds": self.save_seconds,
-        }  # fmt: skip
+        })  # fmt: skip
         if self.flags.peak_tflops and batch is not None:
             ranks, busy = self.accelerator.num_processes, record["seconds"] - record["trainer_idle"]
             record["mfu"] = self.clock.trained_flops(batch) / (busy * ranks * self.flags.peak_tflops * 1e12)
@@ -685,7 +752,8 @@ class Run:
         return {
             "step": self.step, "version": self.version, "evaluated": self.evaluated,
             "history": self.history.state_dict(), "prompts": prompts | {"first": taken + flying + prompts["first"]},
-            "random": self.rng.getstate(), "compute": self.clock.now(), "logs": self.folder.lengths(),
+            "random": self.rng.getstate(), "compute": self.clock.now() | {"hours": self.clock.hours()},
+            "logs": self.folder.lengths(),
         }  # fmt: skip
 
     def _load(self) -> None:
@@ -694,7 +762,9 @@ class Run:
             raise UsageError(f"--resume {self.folder.path}: no whole checkpoint is there; use --overwrite true.")
         checkpoint, state = found
         try:
-            self.accelerator.load_state(str(checkpoint))
+            check_pickles(checkpoint)
+            with weights_only():
+                self.accelerator.load_state(str(checkpoint))
         except (RuntimeError, ValueError, EOFError, SafetensorError, UnpicklingError) as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise UsageError(f"--resume: {checkpoint} does not fit this model ({reason}).") from error
@@ -710,23 +780,38 @@ class Run:
         version, internal, gauss = state["random"]
         self.rng.setstate((version, tuple(internal), gauss))
         self.compute = state["compute"]
+        if self.flags.eval_only:
+            self.say(f"evaluating {checkpoint}, as the run is not finished")
+            return
         if self.main:
             self.folder.cut_back(state["logs"])
         self.say(f"resumed from {checkpoint}; {len(self.prompts.first)} prompts that were in flight come first")
 
+    def stop_early(self, reason: str) -> None:
+        """A checkpoint, and one line that says why the run ends and how to go on."""
+        if self.flags.eval_only:
+            self.say(f"{reason}; nothing was evaluated")
+            return
+        checkpoint = self.save()
+        self.say(f"{reason}; checkpoint {checkpoint}; go on with --resume {self.folder.path}")
+
     def finish(self) -> None:
-        """Last evaluation, the final model and the closing table."""
+        """Last evaluation, a checkpoint from which a longer run may go on, the final model and the closing table."""
         self.finish_check()
         if self.evaluated != self.step:
             self.begin_evaluation()
             self.finish_check()
+        if self.flags.save_every:
+            self.save()
         state = {}
         for name, tensor in policies.full_tensors(self.trainer.model, torch.float32):
             state |= {name: tensor.cpu()} if self.main else {}
         if self.main:
             with disk(self.folder.path / "model"):
-                self.trainer.model.save_pretrained(self.folder.path / "model", state_dict=state)
-                self.task.tokenizer.save_pretrained(self.folder.path / "model")
+                new = self.folder.begin_model()
+                self.trainer.model.save_pretrained(new, state_dict=state)
+                self.task.tokenizer.save_pretrained(new)
+                self.folder.finish_model({"step": self.step, "version": self.version, "compute": self.clock.now()})
             self.bar.close()
             evaluations, picture = self.folder.path / "eval.jsonl", self.folder.path / "curve.png"
             curve = fit_sigmoid.curve(evaluations, fit_until=0.5, plot=picture)
@@ -749,7 +834,10 @@ def train(run: Run) -> None:
     """The loop: collect, filter, advantages, loss, step, push weights, log, save; evaluation runs beside it."""
     run.begin_check()
     while (parts := run.collect()) is not None:
-        batches = [make_batch(groups, run.flags, random.Random(f"{run.flags.seed} {run.step}")) for groups in parts]
+        batches = [  # what dynamic sampling discarded on the way is counted with the first
+            make_batch(groups, run.flags, random.Random(f"{run.flags.seed} {run.step}"), () if i else run.discarded)
+            for i, groups in enumerate(parts)
+        ]
         run.score_old(batches)
         updated = False
         for groups, (batch, metrics) in zip(parts, batches, strict=True):
@@ -778,7 +866,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run_with(sys.argv[1:] if argv is None else argv)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.errno not in DISK:
             raise
         where, why = error.filename, error.strerror
         print(f"train.py: cannot write {where}: {why}; earlier checkpoints are whole", file=sys.stderr)
@@ -808,10 +896,10 @@ def run_with(argv: Sequence[str]) -> int:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     except pipeline_rl.Interrupted:
-        run.say(f"stopped by signal {run.stop_signal} after step {run.step}; checkpoint {run.save()}")
+        run.stop_early(f"stopped by signal {run.stop_signal} after step {run.step}")
         return 128 + (run.stop_signal or signal.SIGTERM)
     except (pipeline_rl.EngineDied, RewardError) as error:
-        run.say(f"train.py: {error}; checkpoint {run.save()}; go on with --resume {run.folder.path}")
+        run.stop_early(f"train.py: {error}")
         return 1
     except RunFailed as error:
         print(f"train.py: {error}", file=sys.stderr)

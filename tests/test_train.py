@@ -97,6 +97,13 @@ def command(monkeypatch, capsys, tmp_path):
         "--tis_level sequence", "--tis_level row",
         # how data sets are read, without one
         "--thinking true", "--thinking perhaps", "--apply_chat_template false",
+        "--overwrite true --eval_only true", "--rollouts 1", "--rollouts 1 --normalize_advantages none",
+        "--rollouts 1 --kl_coef 0.1", "--rollouts 1 --entropy_coef 0.1 --dynamic_sampling true",
+        # flags that would do nothing beside the others
+        "--eps_high 0.28 --loss grpo", "--eps_high 0.28", "--eps_low 0.2", "--eps_max 8 --loss dapo", "--tis_cap 3",
+        "--kl_estimator k1", "--penalty_window 9", "--penalty_on all", "--penalty_on all --length_control none",
+        "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",
+        "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
@@ -115,9 +122,12 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
         "--max_ready 32", "--max_ready 64 --min_ready 32", "--min_ready 256", "--min_ready 0 --k 0",
         "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--min_budget 30", "--max_budget 26",
         "--penalty_window 34 --length_control penalty", "--penalty_window 1 --length_control penalty",
-        "--penalty_window 99", "--kl_estimator k1", "--kl_estimator k2 --kl_coef 0.1", "--save_every 0",
+        "--kl_estimator k2 --kl_coef 0.1", "--save_every 0", "--eps_high 0.28 --loss dapo", "--eps_low 0.1 --loss grpo",
+        "--eps_high 0.01 --loss gspo", "--tis_cap 3 --loss tis", "--penalty_on all --length_control penalty",
+        "--eps_high 0.3 --loss tis", "--pass_rate_window latest --pass_rate_threshold 1", "--eps_max 5 --loss dapo",
         "--max_ready 0", "--warmup_steps 0", "--pass_rate_threshold 1.1", "--reward shuffled", "--beta1 0",
-        "--dynamic_sampling true", "--max_tokens 0", "--batch_prompts 1 --rollouts 1",
+        "--dynamic_sampling true", "--max_tokens 0", "--batch_prompts 1 --rollouts 2", "--rollouts 1 --eval_only true",
+        "--rollouts 1 --kl_coef 0.1 --zero_variance_filter false",
     ],
 )  # fmt: skip
 def test_good_input_at_the_same_boundaries_starts(command, argv):
@@ -225,6 +235,8 @@ def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
         "lr": 0.1,
         "fp32_head": False,
         "overwrite": True,
+        "eval_only": True,
+        "dry_run": True,
         "gone": 1,
         "output_dir": "elsewhere",
         "resume": "",
@@ -233,6 +245,7 @@ def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
     flags = parse_flags(["--resume", str(tmp_path), "--lr", "0.2"], "about")
     assert (flags.k, flags.lr, flags.fp32_head, flags.batch_prompts) == (3, 0.2, False, 32)
     assert flags.output_dir == flags.resume == str(tmp_path) and not hasattr(flags, "gone")
+    assert not (flags.overwrite or flags.eval_only or flags.dry_run)  # asked for once, not for good
     with pytest.raises(UsageError, match=r"--resume .*config\.json"):
         parse_flags(["--resume", str(tmp_path / "missing")], "about")
 
@@ -254,6 +267,20 @@ def test_off_policy_steps_are_rounded_up_and_it_says_so(command):
     assert check_flags(found) == [] and found.max_steps == 10
     code, out, _ = command("--dry_run", "true", "--schedule", "ppo_off_policy", "--k", "4", "--max_steps", "10")
     assert code == 0 and "rounded up to 12" in out and '"max_steps": 12' in out
+
+
+def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start(command, tmp_path):
+    """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the learning rate and
+    the lengths of the built-in task, each named unless it was given. The defaults themselves say nothing."""
+    said = check_flags(default_flags(lr_schedule="cosine", max_tokens=1000))
+    assert len(said) == 1 and "--lr_schedule cosine" in said[0] and "--max_steps 130" in said[0]
+    assert check_flags(default_flags(lr_schedule="cosine")) == check_flags(default_flags()) == []
+    [said] = check_flags(default_flags(min_budget=20, length_control="none"))
+    assert "--min_budget 20 does nothing" in said
+    data = {"dataset": "a.jsonl", "model": "org/model"}
+    [said] = check_flags(default_flags(**data, max_budget=900))
+    assert all(f"--{name}" in said for name in ("lr 0.0005", "min_budget 26", "answer_budget 4")) and "max_budget 9" not in said
+    assert check_flags(default_flags(**data, lr=1e-6, min_budget=700, max_budget=900, answer_budget=100)) == []
 
 
 def test_help_explains_every_flag(command):
@@ -598,8 +625,8 @@ def test_other_advantages_by_hand():
 
 
 def test_truncated_rows_leave_after_the_centring():
-    """The last row of group 2 leaves: the other advantages stay as they are (trap 19), the group's 6 tokens left weigh
-    1/12 each. Group 1's truncated row had left with its group, so one row is counted as dropped here."""
+    """The last row of group 2 leaves: the other advantages stay as they are, the group's 6 tokens left weigh 1/12
+    each. Group 1's truncated row had left with its group, so one row is counted as dropped here."""
     kept, _ = batch_of(hand_groups())
     batch, metrics = batch_of(hand_groups(), truncated_rollouts="drop")
     assert torch.equal(batch.advantages, kept.advantages[:7])
@@ -638,7 +665,7 @@ def test_length_penalty_on_correct_answers_only():
     assert train.shaped_rewards(groups, flags, random.Random(0)).tolist() == [1, 0.5, 0, -2]
     flags.length_control = "interruption"
     assert train.shaped_rewards(groups, flags, random.Random(0)).tolist() == [1, 1, 1, -1]
-    assert [r.reward for r in groups[0].rollouts] == [1, 1, 1, -1]  # trap 27
+    assert [r.reward for r in groups[0].rollouts] == [1, 1, 1, -1]  # the verifier's own stay for the log
     batch, metrics = batch_of(groups, **options, normalize_advantages="none")
     assert batch.advantages.tolist() == pytest.approx([1 - 0.125, 0.5 - 0.125, -0.125, -1.125])
     assert (
@@ -747,7 +774,7 @@ def gradient_of(trainer: train.Trainer) -> torch.Tensor:
 @pytest.mark.parametrize("loss", ["cispo", "tis"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("tokens", "ranks"), [(1, 1), (12, 1), (12, 2), (1, 3), (2048, 2)])
-def test_trap_2_microbatches_and_ranks_change_nothing(model_folder, loss, packed, tokens, ranks):
+def test_microbatches_and_ranks_change_nothing(model_folder, loss, packed, tokens, ranks):
     """Data parallelism averages the ranks' gradients: the mean over ranks is the gradient of the whole batch in one
     pass on one rank. The loss that is logged is a sum over the ranks' rows."""
     options = {"loss": loss, "eps_max": 1.05, "kl_coef": 0.1, "entropy_coef": 0.05}
@@ -1097,6 +1124,35 @@ def test_dynamic_sampling_fills_the_batch(play):
     assert [p.key for p in run.generator.taken] == keys(fresh, 27)
     rates = [run.history.pass_rate(p.key) for p in run.generator.taken]
     assert rates == [1.0, 0.5, 0.5] * 9  # discarded groups were consumed too
+    # Each step is offered the groups up to its third good one: D G G D G, G D G G, ... of 27 groups 9 go.
+    assert [(r["offered"], r["discarded_groups"]) for r in steps] == [(5, 2), (4, 1)] * 3
+    assert [r["pass_rate"] for r in steps] == pytest.approx([(2 + 3 / 2) / 5, (1 + 3 / 2) / 4] * 3)  # of all sampled
+
+
+def test_dynamic_sampling_looks_at_shaped_rewards(play):
+    """Two right answers of 2 and 34 tokens, the cap: the penalty is 0 and -1, so there is a signal and nothing goes."""
+
+    def rollout(self, reward, version=None):
+        made = ScriptedGenerator.rollout(self, reward, version)
+        if reward > 1:  # the long one
+            made.completion_ids, made.logprobs, made.versions, made.mask = [9] * 34, [0.0] * 34, made.versions * 17, [1] * 34
+            made.reward = 1.0
+        return made
+
+    both = {"rewards": staticmethod(lambda n, problem: [1.0, 2.0]), "rollout": rollout}
+    changes = {"dynamic_sampling": True, "length_control": "penalty", "pass_rate_threshold": 2.0, "max_steps": 2}
+    _, steps, _ = play(both, **changes)
+    assert [(r["offered"], r["discarded_groups"], r["rows"]) for r in steps] == [(3, 0, 6)] * 2
+
+
+def test_a_record_refuses_two_values_for_one_name(play):
+    """Each step trains 6 rows of two tokens: `trained_tokens` are the step's, `trained_tokens_total` the run's."""
+    with pytest.raises(KeyError, match="two values for .*'b'"):
+        records.joined({"a": 1, "b": 2}, {"c": 3}, {"b": 2})
+    assert records.joined({"a": 1}, {}, {"c": 3}) == {"a": 1, "c": 3}
+    _, steps, evals = play(max_steps=3, eval_every=3)
+    assert [(r["trained_tokens"], r["trained_tokens_total"]) for r in steps] == [(12, 12), (12, 24), (12, 36)]
+    assert [r["trained_tokens"] for r in evals] == [0, 36]  # evaluations stand at a place of the whole run
 
 
 def test_solved_prompts_retire_and_those_in_flight_are_counted(play):
@@ -1223,6 +1279,48 @@ def test_compute_by_hand(monkeypatch):
     counters.eval_sampled = counters.eval_prefilled = 10**6
     clock.forwarded, clock.trained_tokens = 25, 15
     assert clock.now() == pytest.approx({"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04})
+
+
+@pytest.mark.parametrize(
+    ("trainers", "here", "engines", "elsewhere", "devices"),
+    [
+        (1, 1, [0], 0, 1),  # one GPU, shared, whatever else is visible
+        (1, 1, [1], 0, 2),
+        (4, 4, [4, 5, 6, 7], 0, 8),
+        (4, 4, [0, 1, 2, 3], 0, 4),  # four, shared
+        (8, 8, [], 8, 16),  # two hosts, engines placed by Ray
+        (16, 8, [8], 0, 17),  # trainers on two hosts
+    ],
+)
+def test_devices_in_use_by_hand(trainers, here, engines, elsewhere, devices):
+    assert records.accelerators_in_use(trainers, here, engines, elsewhere) == devices
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment", "devices"),
+    [
+        ({}, {}, 2),  # one trains, one samples, six are idle
+        ({"tensor_parallel": 2, "data_parallel": 2}, {}, 5),
+        ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, {}, 9),
+    ],
+)
+def test_device_hours_count_devices_in_use(monkeypatch, play, changes, environment, devices):
+    """One trainer process on a host with eight GPUs."""
+    monkeypatch.setattr(train.torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(train.torch.cuda, "get_device_name", lambda: "GPU")
+    assert play(max_steps=1, **changes)[0].clock.devices == devices
+
+
+def test_hours_are_those_of_the_whole_run(monkeypatch, play):
+    """Half an hour before a resume and a quarter after it make .75: a budget of .7 is spent, one of .8 is not."""
+    clock, _, now = fake_clock(monkeypatch, {"hours": 0.5})
+    now[0] += 900
+    assert clock.hours() == pytest.approx(0.75)
+    run, _, _ = play(max_steps=1)
+    run.clock, run.flags.max_hours = clock, 0.7
+    assert run._budget_spent()
+    run.flags.max_hours = 0.8
+    assert not run._budget_spent()
 
 
 def test_compute_goes_on_after_a_resume(monkeypatch):
