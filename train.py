@@ -765,7 +765,7 @@ class Run:
             check_pickles(checkpoint)
             with weights_only():
                 self.accelerator.load_state(str(checkpoint))
-        except (RuntimeError, ValueError, EOFError, SafetensorError, UnpicklingError) as error:
+        except (RuntimeError, ValueError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise UsageError(f"--resume: {checkpoint} does not fit this model ({reason}).") from error
         used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}

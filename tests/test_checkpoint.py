@@ -7,8 +7,11 @@ timing of requests. Everything else is the real `Run` and the real loop.
 import ast
 import asyncio
 import contextlib
+import errno
+import gc
 import io
 import json
+import os
 import pickle
 import random
 import re
@@ -25,6 +28,7 @@ from conftest import new_generator, problems
 from test_faults import small_disk
 
 import pipeline_rl
+import records
 import tasks
 import train
 from records import Folder
@@ -285,6 +289,77 @@ def test_interrupt_in_mid_step_keeps_every_prompt(monkeypatch, tmp_path, model):
     assert SimpleNamespace(**resumed.prompts.state_dict()) == SimpleNamespace(**whole.prompts.state_dict())
 
 
+def contents(folder):
+    """Content of every file in a run's folder, by name."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def test_eval_only_reads_a_finished_run_and_writes_nothing(program, tmp_path):
+    """The model of step 7 is evaluated, with or without checkpoints; every file of the run stays as it is, and a later
+    resume trains on. What is printed has the run's own step, tokens and FLOPs."""
+    assert program()[0] == 0
+    before, [*_, last] = contents(tmp_path / "run"), Folder(tmp_path / "run").read("eval.jsonl")
+    assert last["step"] == STEPS
+    checkpoints, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
+    for present in (True, False):
+        if not present:
+            checkpoints.rename(elsewhere)
+        code, out, err = program("--resume", "--eval_only", "true")
+        assert (code, err) == (0, "") and f"evaluating {tmp_path}/run/model, the model of step 7" in out
+        [record] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        same = ("step", "version", "tokens", "trained_tokens", "flops", "pass_rate", "n_prompts")
+        assert [record[name] for name in same] == [last[name] for name in same]
+    elsewhere.rename(checkpoints)
+    assert contents(tmp_path / "run") == before
+    assert program("--resume", "--max_steps", "8")[0] == 0
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 9))
+
+
+def test_eval_only_of_a_run_that_is_not_finished(monkeypatch, program, tmp_path, model):
+    """Killed at step 5: the checkpoint of step 4 is evaluated. Finished, made longer and killed again at step 9, it is
+    the checkpoint of step 8 and not the old `model/`, which is still there. Nothing is written, not even by a stop."""
+    go(monkeypatch, tmp_path / "run", model, killed_after=5)
+    for newest, extend in ((4, []), (8, ["--max_steps", "12"])):
+        if extend:
+            assert program("--resume")[0] == 0
+            go(monkeypatch, tmp_path / "run", model, "--resume", *extend, killed_after=9)
+        before = contents(tmp_path / "run")
+        code, out, err = program("--resume", "--eval_only", "true")
+        assert (code, err) == (0, "") and contents(tmp_path / "run") == before
+        assert f"evaluating {tmp_path}/run/checkpoints/step-{newest:06d}" in out
+        assert f"evaluation at step {newest}:" in out
+
+    def result_of(self, future):
+        raise pipeline_rl.Interrupted
+
+    monkeypatch.setattr(Replay, "result_of", result_of)
+    code, out, _ = program("--resume", "--eval_only", "true")
+    assert code == 143 and "nothing was evaluated" in out and contents(tmp_path / "run") == before
+
+
+def test_eval_only_of_a_model_needs_no_folder(program, tmp_path):
+    """Also where --output_dir holds a run of its own: nothing there is touched."""
+    code, out, err = program("--eval_only", "true")
+    assert (code, err) == (0, "") and "evaluation at step 0:" in out and not (tmp_path / "run").exists()
+    program("--max_steps", "1")
+    before = contents(tmp_path / "run")
+    assert program("--eval_only", "true")[0] == 0 and contents(tmp_path / "run") == before
+
+
+def test_a_finished_run_is_made_longer_and_loses_nothing(monkeypatch, tmp_path, model):
+    """Seven steps, then two more: the weights are bit for bit those of a run of nine, each step stands in the logs once,
+    and the final evaluation of step 7 stays."""
+    whole = go(monkeypatch, tmp_path / "whole", model, "--max_steps", "9")
+    go(monkeypatch, tmp_path / "run", model)
+    longer = go(monkeypatch, tmp_path / "run", model, "--resume", "--max_steps", "9")
+    (a, *rest_a), (b, *rest_b) = state_of(whole), state_of(longer)
+    assert rest_a == rest_b and all(torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])) for name in a)
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 10))
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 6, 7, 9]
+    assert Folder(tmp_path / "run").model()["step"] == 9
+    assert not [f.name for f in (tmp_path / "run").iterdir() if f.name.startswith("model.")]
+
+
 def test_full_disk_leaves_earlier_checkpoints_whole(monkeypatch, tmp_path, model):
     """The second save meets a full disk after its first file: the error names the path, the first checkpoint stays, the
     half-written one is gone."""
@@ -310,6 +385,52 @@ def test_full_disk_leaves_earlier_checkpoints_whole(monkeypatch, tmp_path, model
     assert "checkpoints/unfinished-" in caught.value.filename
     assert [f.name for f in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 2
+
+
+def test_only_a_disk_is_called_a_disk(program, monkeypatch, tmp_path, model):
+    """What else a save may raise is no full disk: memory that ran out and a lost peer stay what they are (torch's errors
+    are RuntimeErrors, too), and a folder without permission is called that."""
+    for error in (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Connection closed by peer [127.0.0.1]")):
+
+        def save_state(self, folder, error=error):
+            raise error
+
+        monkeypatch.setattr("accelerate.Accelerator.save_state", save_state)
+        with pytest.raises(type(error), match=str(error).split()[0]):
+            program("--overwrite", "true")
+
+    def forbidden(self, folder):
+        raise PermissionError(13, "Permission denied", f"{folder}/model.safetensors")
+
+    monkeypatch.setattr("accelerate.Accelerator.save_state", forbidden)
+    code, _, err = program("--overwrite", "true")
+    assert code == 1 and re.fullmatch(r"train.py: cannot write .*/model.safetensors: Permission denied; .*\n", err)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("how", ["torch", "safetensors", "sharded", "file"])
+def test_what_a_full_and_a_read_only_disk_raise(tmp_path, how):
+    """Real ones, of 100 kB, under 400 kB of weights: torch says "unexpected pos", safetensors and FSDP2's format errors
+    of their own. All become an OSError with the disk's own reason and the path."""
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+
+    weights, folder = {"a": torch.zeros(100_000)}, tmp_path / "disk"
+    write = {
+        "torch": lambda: torch.save(weights, folder / "a.bin"),
+        "safetensors": lambda: save_file(weights, folder / "a.safetensors"),
+        "sharded": lambda: dcp.save(weights, checkpoint_id=folder / "sharded"),
+        "file": lambda: (folder / "a.json").write_text("x" * 400_000),
+    }[how]
+    with small_disk(folder, "100k") as remount:
+        for number, options in ((errno.ENOSPC, "rw"), (errno.EROFS, "ro")):
+            remount(options)
+            with pytest.raises(OSError) as caught, train.disk(folder):
+                write()
+            found = caught.value.errno, caught.value.filename
+            del caught
+            gc.collect()  # its frames hold torch's open file
+            assert found[0] == number and found[1].startswith(str(folder))
 
 
 @pytest.mark.parametrize("bad_steps", [1, 3])
@@ -491,11 +612,80 @@ def test_a_checkpoint_runs_no_code(monkeypatch, program, tmp_path, model, name, 
     replace(Folder(tmp_path / "run").newest_checkpoint()[0], name, file.getvalue())
     code, _, err = program("--resume")
     assert not mark.exists()
-    if name == "optimizer.bin":
-        assert code == 2 and re.fullmatch(r"train.py: --resume: .*step-000002 does not fit this model \(.*\)\.\n", err)
+    assert code == 2 and re.fullmatch(r"train.py: --resume: .*step-000002 does not fit this model \(.*\)\.\n", err)
     file.seek(0)
     pickle.load(file) if form == "pickle" else torch.load(file, weights_only=False)
     assert mark.exists()
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """A real checkpoint of torch's distributed format, as FSDP2 has it: model and optimiser on a mesh of one."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    folder = tmp_path_factory.mktemp("sharded")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(3, 2)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder / "pytorch_model_fsdp_0")
+        dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder / "optimizer_0")
+        dcp.save({"code": Evil(folder / "mark")}, checkpoint_id=folder / "evil")
+    finally:
+        torch.distributed.destroy_process_group()
+    return folder
+
+
+def test_a_sharded_checkpoint_runs_no_code(program, monkeypatch, tmp_path, model, sharded):
+    """A real `.metadata` is plain data and is accepted; one that calls os.system is refused in one sentence before
+    anything loads it. (Read by pickle alone the command runs: the test's own check.)"""
+    go(monkeypatch, tmp_path / "run", model, killed_after=3)
+    checkpoint, _ = Folder(tmp_path / "run").newest_checkpoint()
+    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+        (checkpoint / part).mkdir()
+        replace(checkpoint, f"{part}/.metadata", (sharded / part / ".metadata").read_bytes())
+    code, _, err = program("--resume", "--max_steps", "3")
+    assert (code, err) == (0, "")
+    [checkpoint] = Folder(tmp_path / "run").checkpoints()[-1:]
+    mark = tmp_path / "mark"
+
+    class Command:
+        def __reduce__(self):
+            return (os.system, (f"touch {mark}",))
+
+    content = pickle.dumps({"state_dict_metadata": Command()})
+    (checkpoint / "optimizer_0").mkdir()
+    replace(checkpoint, "optimizer_0/.metadata", content)
+    code, _, err = program("--resume", "--max_steps", "4")
+    assert not mark.exists()
+    said = rf"train.py: --resume: {checkpoint} does not fit this model \(optimizer_0/.metadata: it would call \w+.system\).\n"
+    assert code == 2 and re.fullmatch(said, err)
+    pickle.loads(content)
+    assert mark.exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_objects_in_a_sharded_checkpoint_run_no_code(sharded):
+    """What is no tensor lies in the shards as a pickle, which torch's reader loads without care; here it does not."""
+    import torch.distributed.checkpoint as dcp
+
+    mark, reader = sharded / "mark", {"no_dist": True, "checkpoint_id": sharded / "evil"}
+    records.check_pickles(sharded)  # its .metadata is plain: it names the object and no more
+    with records.weights_only(), pytest.raises(dcp.CheckpointException, match="[Ww]eights only"):
+        dcp.load({"code": None}, **reader)
+    assert not mark.exists()
+    dcp.load({"code": None}, **reader)
+    assert mark.exists()
+    own = {"optimizer": {"param_groups": [{"lr": 0.0, "betas": (0.0, 0.0), "fused": None}]}}
+    with records.weights_only():
+        dcp.load(own, no_dist=True, checkpoint_id=sharded / "optimizer_0")
+    assert own["optimizer"]["param_groups"] == [{"lr": 0.001, "betas": (0.9, 0.999), "fused": None}]  # AdamW's defaults
 
 
 @pytest.mark.parametrize("name", ["optimizer.bin", "model.safetensors"])

@@ -269,7 +269,7 @@ def test_off_policy_steps_are_rounded_up_and_it_says_so(command):
     assert code == 0 and "rounded up to 12" in out and '"max_steps": 12' in out
 
 
-def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start(command, tmp_path):
+def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the learning rate and
     the lengths of the built-in task, each named unless it was given. The defaults themselves say nothing."""
     said = check_flags(default_flags(lr_schedule="cosine", max_tokens=1000))
@@ -1297,14 +1297,14 @@ def test_devices_in_use_by_hand(trainers, here, engines, elsewhere, devices):
 
 
 @pytest.mark.parametrize(
-    ("changes", "environment", "devices"),
+    ("changes", "devices"),
     [
-        ({}, {}, 2),  # one trains, one samples, six are idle
-        ({"tensor_parallel": 2, "data_parallel": 2}, {}, 5),
-        ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, {}, 9),
+        ({}, 2),  # one trains, one samples, six are idle
+        ({"tensor_parallel": 2, "data_parallel": 2}, 5),
+        ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 9),
     ],
 )
-def test_device_hours_count_devices_in_use(monkeypatch, play, changes, environment, devices):
+def test_device_hours_count_devices_in_use(monkeypatch, play, changes, devices):
     """One trainer process on a host with eight GPUs."""
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(train.torch.cuda, "get_device_name", lambda: "GPU")
