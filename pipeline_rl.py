@@ -31,6 +31,9 @@ can be held up: while the trainer takes B groups only if `min_ready` more are re
 
 `Pacer` is these rules; `Generator` drives a vLLM engine by them.
 
+P1: the paper has a queue between generator and trainer; here admission is paced, groups train in admission order, and
+nothing is dropped.
+
 Simplified: one engine object (vLLM's own tensor and data parallelism lie behind it); one reward function.
 This file alone drives a vLLM engine (which outlives a trainer that is killed by SIGKILL); weight_sync.py and
 engine_side.py mend that, and add speed and other ways for the weights.

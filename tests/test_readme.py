@@ -64,3 +64,11 @@ def test_docstring_examples(module):
     """The examples that stand as doctests in the module docstrings."""
     found = doctest.testmod(importlib.import_module(module))
     assert found.failed == 0
+
+
+def test_every_choice_has_its_number_in_the_code():
+    """The numbers of the table of choices, each once, are those that stand in the source."""
+    table = re.findall(r"^\| ([A-Z]\d) \|", README, re.M)
+    source = "".join(file.read_text() for file in ROOT.glob("*.py"))
+    assert len(table) == len(set(table)) > 10
+    assert set(table) == set(re.findall(r"\b[LFTHOP]\d\b", source))
