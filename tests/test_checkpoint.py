@@ -360,6 +360,16 @@ def test_a_finished_run_is_made_longer_and_loses_nothing(monkeypatch, tmp_path, 
     assert not [f.name for f in (tmp_path / "run").iterdir() if f.name.startswith("model.")]
 
 
+def test_hours_are_kept_over_a_resume(program, tmp_path):
+    """The hours of steps 1 to 3 are spent when the run goes on: a budget of as many is reached before step 4."""
+    program("--max_steps", "3")
+    spent = Folder(tmp_path / "run").newest_checkpoint()[1]["compute"]["hours"]
+    assert spent > 0
+    code, out, _ = program("--resume", "--max_steps", "9", "--max_hours", str(spent))
+    assert code == 0 and f"--max_hours {spent} reached" in out
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3]
+
+
 def test_full_disk_leaves_earlier_checkpoints_whole(monkeypatch, tmp_path, model):
     """The second save meets a full disk after its first file: the error names the path, the first checkpoint stays, the
     half-written one is gone."""
@@ -642,9 +652,12 @@ def sharded(tmp_path_factory):
     return folder
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_sharded_checkpoint_runs_no_code(program, monkeypatch, tmp_path, model, sharded):
     """A real `.metadata` is plain data and is accepted; one that calls os.system is refused in one sentence before
-    anything loads it. (Read by pickle alone the command runs: the test's own check.)"""
+    anything loads it. (By torch's own reader the command runs: the test's own check.)"""
+    import torch.distributed.checkpoint as dcp
+
     go(monkeypatch, tmp_path / "run", model, killed_after=3)
     checkpoint, _ = Folder(tmp_path / "run").newest_checkpoint()
     for part in ("pytorch_model_fsdp_0", "optimizer_0"):
@@ -660,13 +673,14 @@ def test_a_sharded_checkpoint_runs_no_code(program, monkeypatch, tmp_path, model
             return (os.system, (f"touch {mark}",))
 
     content = pickle.dumps({"state_dict_metadata": Command()})
-    (checkpoint / "optimizer_0").mkdir()
+    (checkpoint / "optimizer_0").mkdir(exist_ok=True)
     replace(checkpoint, "optimizer_0/.metadata", content)
     code, _, err = program("--resume", "--max_steps", "4")
     assert not mark.exists()
     said = rf"train.py: --resume: {checkpoint} does not fit this model \(optimizer_0/.metadata: it would call \w+.system\).\n"
     assert code == 2 and re.fullmatch(said, err)
-    pickle.loads(content)
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load({}, no_dist=True, checkpoint_id=checkpoint / "optimizer_0")
     assert mark.exists()
 
 
