@@ -879,7 +879,8 @@ def run_with(argv: Sequence[str]) -> int:
     try:
         flags = parse_flags(argv, __doc__)
         for note in check_flags(flags):
-            print(note)
+            if os.environ.get("RANK", "0") == "0":
+                print(note)
         if flags.dry_run:
             print(json.dumps(vars(flags), indent=1))
             return 0

@@ -249,17 +249,6 @@ def test_keep_and_order(tmp_path):
     assert folder.newest_checkpoint()[1]["step"] == 10
 
 
-def test_logs_are_cut_back(tmp_path):
-    """What was appended after the checkpoint goes; a log that did not exist then becomes empty."""
-    folder = Folder(tmp_path)
-    folder.append("metrics.jsonl", {"step": 1})
-    lengths = folder.lengths()
-    folder.append("metrics.jsonl", {"step": 2})
-    folder.append("eval.jsonl", {"step": 2})
-    folder.cut_back(lengths)
-    assert folder.read("metrics.jsonl") == [{"step": 1}] and folder.read("eval.jsonl") == []
-
-
 def test_interrupt_in_mid_step_keeps_every_prompt(monkeypatch, tmp_path, model):
     """Ctrl-C while step 4's evaluation is waited for: its batch was taken but not trained, so its prompts come first
     after the resume, in their old order, and are trained exactly once."""
