@@ -1129,6 +1129,14 @@ def test_dynamic_sampling_fills_the_batch(play):
     assert [r["pass_rate"] for r in steps] == pytest.approx([(2 + 3 / 2) / 5, (1 + 3 / 2) / 4] * 3)  # of all sampled
 
 
+def test_what_a_phase_discarded_is_counted_at_its_first_step(play):
+    """k B = 6 good groups of nine offered, D G G D G G D G G: three discarded ones, all right, beside the first three."""
+    same = {"rewards": staticmethod(lambda n, problem: [1.0, 1.0] if n % 3 == 0 else [1.0, -1.0])}
+    changes = {"dynamic_sampling": True, "schedule": "ppo_off_policy", "k": 2, "max_steps": 4, "pass_rate_threshold": 2.0}
+    _, steps, _ = play(same, **changes)
+    assert [(r["offered"], r["discarded_groups"], r["pass_rate"]) for r in steps] == [(6, 3, 0.75), (3, 0, 0.5)] * 2
+
+
 def test_dynamic_sampling_looks_at_shaped_rewards(play):
     """Two right answers of 2 and 34 tokens, the cap: the penalty is 0 and -1, so there is a signal and nothing goes."""
 
