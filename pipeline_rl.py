@@ -123,14 +123,14 @@ class Pacer:
         ...                                   # one step on them (ppo_off_policy: k), then the new weights go live
         pacer.release(len(groups))            # and only now are they done; ppo_off_policy: all k·B after the last step
 
-    Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` alone.
+    Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` alone. Strict
+    order has a price: while the oldest group runs, those that finish behind it wait.
 
     Args:
         batch_prompts: B, groups per optimiser step.
         k: most steps off-policy. `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
         schedule: `pipeline` or `ppo_off_policy`.
-        max_ready: admission also stops while this many groups are ready; None means as many as one take needs. The
-            price of strict order: while the oldest group runs, younger ones that finish behind it must wait.
+        max_ready: admission also stops while this many groups are ready; None means as many as one take needs.
         min_ready: groups that stay ready behind each take, which holds the lag up by min_ready / B; `pipeline` only, at
             most k·B. Set the attribute to 0 when no prompt is left to admit.
 
@@ -174,7 +174,7 @@ class Pacer:
         return self.outstanding < self.capacity and self.ready < self.max_ready
 
     def admit(self) -> int:
-        """The number of the group that enters now. Raises RuntimeError if none may: the lag bound would be broken."""
+        """The number of the group that enters now. Raises RuntimeError if none may enter."""
         if not self.may_admit():
             counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} of {self.max_ready} ready"
             raise RuntimeError(f"no group may enter now ({counts}); ask may_admit() first")
