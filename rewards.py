@@ -61,7 +61,7 @@ BUILT_IN = ("math", "exact")
 # What math-verify is given: longer answers are no answers, and its grammar takes more than linear time.
 MAX_ANSWER_CHARS = 1_000
 # A number such as 1e-05 that stands alone, which math-verify would read as 1 * e - 5. Exponents of up to three digits.
-SCIENTIFIC = re.compile(r"(?<![^\s$=])[+-]?(?:\d+\.?\d*|\.\d+)[eE][+-]?\d{1,3}(?=[.,;]?(?:[\s$\\]|$))")
+SCIENTIFIC = re.compile(r"(?<![^\s$=])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;]?(?:[\s$\\]|$))")
 MAX_TAIL_CHARS = 2_000
 # math-verify reads `\ge 42` and `43 \to 42` as 42: an answer that is no relation is not given by one.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")

@@ -90,6 +90,14 @@ def test_plain(answer, text):
     assert plain(answer) == text
 
 
+def test_plain_is_linear():
+    """A policy may write digits without end: each is looked at a few times, where a split in two would take 2e10 steps."""
+    start = time.monotonic()
+    assert plain("9" * 200_000) == "9" * 200_000
+    assert plain("9" * 200_000 + "." + "9" * 200_000)[-3:] == "999"
+    assert time.monotonic() - start < 2
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # math: right and wrong answers of many forms
 

@@ -523,6 +523,18 @@ def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, mai
     pool.close()
 
 
+def test_the_generator_finds_the_end_of_thinking_as_the_task_does(monkeypatch):
+    task = tasks.ChainTask(pool_size=8, held_out_size=8)
+    task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=256, vocab_size=len(task.tokenizer)))
+    run = SimpleNamespace(
+        flags=default_flags(), task=task, trainer=SimpleNamespace(model=model), prompts=None, channel=None,
+        engine_devices={},
+    )  # fmt: skip
+    monkeypatch.setattr(train.pipeline_rl, "Generator", lambda *_, **options: options["length_control"])
+    assert train.Run._new_generator(run, "model").thinking_end is task.thinking_end
+
+
 def test_a_model_that_never_ends_its_thinking_is_told_of_once():
     """Of 20 verdicts 11 are unfinished at step 1: a line with the flag. Not at one half, nor later, nor without verdicts."""
     record = {"truncated": 0.0, "step": 1, "verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}
