@@ -162,7 +162,8 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
     z, prior = np.sqrt(data[2]) * (R - p), 0.0 if n is None else PRIOR_DOF
     f.dof = C.size - 2 - (R0 is None) - (A is None) + prior
     if f.dof > 0:
-        f.phi = float(max((z @ z + prior) / f.dof, MIN_SD**2 if n is None else 0.0) * _waves(z))
+        f.phi = float(max((z @ z + prior) / f.dof, MIN_SD**2 if n is None else 0.0)
+                      * _waves(z, data[2].sum() * MIN_SD**2))
         limits[0, 1] *= A_SLACK if A is None else 1.0
         spare = SAFETY * f.phi * stdtrit(f.dof, (1 + level) / 2) ** 2
         f.curves = _likelihood_set(data, limits, z @ z + spare, x)
@@ -209,10 +210,12 @@ def _unit_variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
     return q * (1 - q) / n
 
 
-def _waves(z: np.ndarray) -> float:
-    """Variance inflation (1 + r) / (1 - r) of successive residuals `z` (N,); 1 where r is insignificant."""
-    total = z @ z
-    r = min(z[1:] @ z[:-1] / total, 0.95) if total > 0 else 0.0
+def _waves(z: np.ndarray, least: float) -> float:
+    """Variance inflation (1 + r) / (1 - r) of successive residuals `z` (N,); 1 where r is insignificant.
+
+    `least` is the sum of squares that the exactness of an evaluation allows: below it z is rounding and r next to 0.
+    """
+    r = min(z[1:] @ z[:-1] / max(z @ z, least), 0.95)
     return (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
 
 
@@ -305,10 +308,10 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
     explained = max(w @ (f.R - level) ** 2 - z @ z, 0.0)  # by the curve, beyond a flat line
     reach, end = float(f.predict(f.C[-1])), f"by C = {_short(f.C[-1])}"
     if fdtrc(2, f.dof, explained / 2 / f.phi) > 0.05:
-        falls = np.ptp(f.R) > 0 and np.corrcoef(f.C, f.R)[0, 1] < -2 / math.sqrt(f.n_points)
+        falls = np.std(f.R) > MIN_SD and np.corrcoef(f.C, f.R)[0, 1] < -2 / math.sqrt(f.n_points)
         return f"the reward {'falls' if falls else 'does not rise beyond its noise'} {end}: there is no ceiling to fit"
     last = max(3, f.n_points // 5)
-    noise = math.sqrt(np.mean(np.diff(z) ** 2) / 2)  # from successive differences: blind to slow misfit
+    noise = math.sqrt(max(np.mean(np.diff(z) ** 2) / 2, w.mean() * MIN_SD**2))  # differences are blind to slow misfit
     if z[-last:].mean() * math.sqrt(last) < -4 * noise:
         f.A_interval = (0.0, f.A_max)
         return f"the last {last} points lie below the curve: the run falls away from any ceiling"
