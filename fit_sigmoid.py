@@ -42,6 +42,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +97,7 @@ class SigmoidFit:
     level: float = 0.95
     A_max: float = 1.0
     method: str = METHODS[0]
+    C_mid_range: Sequence[float] | None = field(default=None, repr=False)  # of the paper's grid, where it was given
     C: np.ndarray | None = field(default=None, repr=False)  # (N,) the points used, by rising compute
     R: np.ndarray | None = field(default=None, repr=False)  # (N,)
     n_samples: np.ndarray | None = field(default=None, repr=False)  # (N,)
@@ -139,18 +141,24 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
     A_max       bound on A
     Points with a NaN and exact repetitions are left out and counted. Data that cannot carry a fit give a verdict in
     `reason`, not an error. ValueError: shapes that differ, negative compute, a reward outside [0, A_max], two points at
-    C = 0 that disagree, an unknown method, R0 and A out of order.
+    C = 0 that disagree, an unknown method, R0 and A out of order, an A_range that is none.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max:
-        raise ValueError(f"need 0 <= R0 <= A <= A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
+    if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max < math.inf or A_max == 0:
+        raise ValueError(f"need 0 <= R0 <= A <= A_max, 0 < A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
+    if not 0 <= A_range[0] < A_range[1] < math.inf:
+        raise ValueError(f"need 0 <= low < high in A_range, not {A_range[0]} and {A_range[1]}")
     C, R, n, left_out = _clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
     source = "given" if R0 is not None else "measured" if (C == 0).any() else "fitted"
-    f = SigmoidFit(n_points=C.size, R0_source=source, left_out=left_out, level=level, A_max=A_max, method=method, C=C,
-                   R=R, n_samples=n, R0_interval=(0.0, A_max), A_interval=(0.0, A_max))
+    f = SigmoidFit(n_points=C.size, R0_source=source, left_out=left_out, level=level, A_max=A_max, method=method,
+                   C_mid_range=C_mid_range, C=C, R=R, n_samples=n, R0_interval=(0.0, A_max), A_interval=(0.0, A_max))
     if C.size < 4 or np.unique(C[C > 0]).size < 3:
-        f.reason = f"{C.size} usable points, but four unknowns need at least 4, at three or more values of C > 0"
+        f.reason = (f"{C.size} usable points, but four unknowns need at least 4, at three or more values of C > 0: "
+                    "evaluate more often or fit a larger part")
+        return f
+    if C[0] > C[-1] / 2 and not (left_out["skipped"] or left_out["zero"]):
+        f.reason = f"compute that starts at {C[0]:g} and ends at {C[-1]:g}: subtract its start (--x-start first)"
         return f
     R0_box = (0.0, A_max) if R0 is None else (R0, R0)
     limits = _limits(C, (R0_box[0], A_max) if A is None else (A, A))
@@ -167,13 +175,18 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
         limits[0, 1] *= A_SLACK if A is None else 1.0
         spare = SAFETY * f.phi * stdtrit(f.dof, (1 + level) / 2) ** 2
         f.curves = _likelihood_set(data, limits, z @ z + spare, x)
-    if method == "paper_grid":
-        best = _paper_grid(C, R, R[0] if source == "measured" else best[0], A_range, C_mid_range)
     f.R0, f.A, f.B, f.C_mid = map(float, best)
-    f.rmse = math.sqrt(np.mean((R - f.predict(C)) ** 2))
     if f.curves is not None:
         _set_intervals(f)
-    f.reason = _verdict(f, A is not None, A_range)
+    f.reason = _verdict(f, A is not None)
+    if method == "paper_grid":  # after the verdict: the data are not to blame where no curve of the grid fits them
+        R0 = min(R[0] if source == "measured" else best[0], A_max)
+        f.R0, f.A, f.B, f.C_mid = map(float, _paper_grid(C, R, R0, (R0, A_max) if A is None else (A, A), A_range,
+                                                         C_mid_range))
+        low, high = A_range
+        if not f.reason and A is None and (f.A < low + 1e-9 or high - 1e-9 < f.A < A_max):
+            f.reason = f"A lies on the edge of the grid {low:g}..{high:g}: widen A_range (--A-range LOW HIGH)"
+    f.rmse = math.sqrt(np.mean((R - f.predict(C)) ** 2))
     f.identifiable = not f.reason
     return f
 
@@ -185,7 +198,7 @@ def _clean(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_bel
         raise ValueError(f"C and R must be one-dimensional and of one length, not {C.shape} and {R.shape}")
     n = None if n is None else np.broadcast_to(np.asarray(n, dtype=float), C.shape)
     real = np.isfinite(C) & np.isfinite(R) & (True if n is None else np.isfinite(n))
-    order = np.lexsort((R, C))
+    order = np.lexsort((R if n is None else n, R, C))
     order = order[real[order]]
     C, R, n = C[order], R[order], None if n is None else n[order]
     if (C < 0).any() or (R < 0).any() or (R > top).any() or (n is not None and (n <= 0).any()):
@@ -272,6 +285,9 @@ def _search(data: tuple, limits: np.ndarray, start: np.ndarray | None = None) ->
     start = _explore(data, limits)[0][0] if start is None else start
     x = least_squares(_residuals, start, bounds=bounds.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
     x = np.clip(x, *limits.T)
+    flat = np.clip([w @ R / w.sum(), *limits[1:].mean(1)], *limits.T)
+    Q, Q_flat = _profile(np.stack([x, flat]), *data)[2]  # where flat is as good, rounding would choose B and C_mid
+    x = flat if Q_flat < Q + w.sum() * MIN_SD**2 else x
     return x, np.array([_profile(x[None], *data)[0][0], x[0], *np.exp(x[1:])])
 
 
@@ -298,8 +314,11 @@ def _set_intervals(f: SigmoidFit) -> None:
         for (low, high), end in zip((B, C_mid), ends, strict=True))
 
 
-def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
-    """Why these data cannot tell the ceiling; empty if they can. Opens A's interval where no ceiling is in sight."""
+def _verdict(f: SigmoidFit, A_given: bool) -> str:
+    """Why these data cannot tell the ceiling; empty if they can. Opens A's interval where no ceiling is in sight.
+
+    No statistic may be one of rounding, which another BLAS rounds otherwise: what is below MIN_SD counts as MIN_SD.
+    """
     if f.curves is None:
         return f"{f.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
     w = 1 / _unit_variance(f.predict(f.C), f.n_samples)
@@ -309,14 +328,17 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
     reach, end = float(f.predict(f.C[-1])), f"by C = {_short(f.C[-1])}"
     if fdtrc(2, f.dof, explained / 2 / f.phi) > 0.05:
         falls = np.std(f.R) > MIN_SD and np.corrcoef(f.C, f.R)[0, 1] < -2 / math.sqrt(f.n_points)
+        f.A_interval, f.B_interval, f.C_mid_interval = (0.0, f.A_max), (0.0, math.inf), (0.0, math.inf)
+        if f.R0_source != "given":  # any curve that is flat from the first point fits: only a measurement tells R0
+            sd = math.sqrt(SAFETY * f.phi / w[0]) if f.C[0] == 0 else math.inf
+            reach = sd * stdtrit(f.dof, (1 + f.level) / 2)
+            f.R0_interval = (max(float(f.R[0] - reach), 0.0), min(float(f.R[0] + reach), f.A_max))
         return f"the reward {'falls' if falls else 'does not rise beyond its noise'} {end}: there is no ceiling to fit"
     last = max(3, f.n_points // 5)
     noise = math.sqrt(max(np.mean(np.diff(z) ** 2) / 2, w.mean() * MIN_SD**2))  # differences are blind to slow misfit
     if z[-last:].mean() * math.sqrt(last) < -4 * noise:
         f.A_interval = (0.0, f.A_max)
         return f"the last {last} points lie below the curve: the run falls away from any ceiling"
-    if f.method == "paper_grid" and not A_range[0] + 1e-9 < f.A < A_range[1] - 1e-9:
-        return f"A lies on the edge of the grid {A_range[0]:g}..{A_range[1]:g}: widen A_range"
     if A_given:
         return ""
     if f.A > f.A_max - 1e-6 and reach < f.A_max - MAX_WIDTH / 2:
@@ -333,13 +355,14 @@ def _verdict(f: SigmoidFit, A_given: bool, A_range: Sequence[float]) -> str:
     return ""
 
 
-def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float],
+def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_box: Sequence[float], A_range: Sequence[float],
                 C_mid_range: Sequence[float] | None) -> tuple[float, float, float, float]:
     """The paper's procedure: every (A, C_mid) of a grid, B by `curve_fit`, the least sum of squares wins; unweighted.
 
-    B is first scanned in all cells at once; only the best hundred of the 7,100 cells are worth a `curve_fit`.
+    B is first scanned in all cells at once; only the best hundred of the 7,100 cells are worth a `curve_fit`. What the
+    grid has outside `A_box` moves to its ends: no curve falls, none passes A_max, and a held A stays.
     """
-    A = np.round(np.arange(A_range[0], A_range[1] + 1e-9, 0.005), 10)
+    A = np.unique(np.clip(np.round(np.arange(A_range[0], A_range[1] + 1e-9, 0.005), 10), *A_box))
     C_mid = np.linspace(*(C_mid_range or (C.max() / 100, C.max())), 100)
     B = np.geomspace(*B_RANGE, 200)
     s = sigmoid(C, 0.0, 1.0, B[:, None, None], C_mid[:, None])  # (200, 100, N)
@@ -347,7 +370,7 @@ def _paper_grid(C: np.ndarray, R: np.ndarray, R0: float, A_range: Sequence[float
     Q = y @ y - 2 * gain * (s @ y) + gain**2 * (s * s).sum(-1)  # (71, 200, 100)
     start, Q = B[Q.argmin(1)], Q.min(1)  # (71, 100)
     found = []
-    for i, j in np.argwhere(np.partition(Q.ravel(), 100)[100] >= Q):
+    for i, j in np.argwhere(np.partition(Q.ravel(), 99)[99] >= Q):
         with warnings.catch_warnings():  # on a step or a flat curve B has no covariance, which is not asked for
             warnings.simplefilter("ignore", OptimizeWarning)
             (log_B,), _ = curve_fit(lambda c, b, i=i, j=j: sigmoid(c, R0, A[i], np.exp(b), C_mid[j]), C, R,
@@ -376,6 +399,8 @@ def early_transient(C: ArrayLike, R: ArrayLike, *, n_samples: ArrayLike | None =
     """
     whole = fit(C, R, n_samples=n_samples)
     C, R, n, best = whole.C, whole.R, whole.n_samples, Transient(0.0, 0, 1.0, 0.0, whole.A, whole.A)
+    if math.isnan(whole.A):
+        return best
     zeros = int((C == 0).sum())
     tries = range(1, min((C.size - zeros) // 3, C.size - zeros - 5, 12) + 1)
     w, prior = 1 / _unit_variance(whole.predict(C), n), 0.0 if n is None else PRIOR_DOF
@@ -415,7 +440,7 @@ def windows(C: ArrayLike, R: ArrayLike, *, shares: Sequence[tuple[float, float]]
             n_samples: ArrayLike | None = None, **options: Any) -> list[tuple[float, float, SigmoidFit]]:
     """Robustness: (low, high, fit) of the points with low <= C <= high, for windows given as shares of the compute."""
     C, R, n, _ = _clean(C, R, n_samples, max(options.get("A_max", 1.0), 1.0), 0.0, False)
-    spans = [(a * C[-1], b * C[-1], C <= b * C[-1] * (1 + 1e-12)) for a, b in shares]
+    spans = [(float(a * C[-1]), float(b * C[-1]), C <= b * C[-1] * (1 + 1e-12)) for a, b in shares]
     return [(a, b, fit(C[u], R[u], n_samples=n if n is None else n[u], skip_below=a, **options)) for a, b, u in spans]
 
 
@@ -441,8 +466,8 @@ class Comparison:
 
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
-    """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean
-    and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable.
+    """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean,
+    each by its own method, and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable.
 
     ValueError: fewer than two fits.
     """
@@ -461,7 +486,8 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
     else:
         both.shared_A = float(np.mean(A))
         both.refits = [fit(f.C, f.R, R0=f.R0 if f.R0_source == "given" else None, A=both.shared_A, A_max=f.A_max,
-                           n_samples=f.n_samples, level=f.level) for f in fits]
+                           n_samples=f.n_samples, level=f.level, method=f.method, C_mid_range=f.C_mid_range)
+                       for f in fits]
         B = [f.B for f in both.refits]
         high, low = int(np.argmax(B)), int(np.argmin(B))
         overlap = both.refits[high].B_interval[0] <= both.refits[low].B_interval[1]
@@ -481,7 +507,8 @@ def _rows(source: str | Path | Sequence[Mapping]) -> list[tuple[int, Mapping]]:
     if not any(line.strip() for line in lines):
         raise InputError(f"{source}, line 1: the file is empty; give a record per evaluation")
     if not lines[0].lstrip().startswith(("{", "[")):
-        reader = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count))
+        reader = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True)
+        reader.fieldnames = [name.strip() for name in reader.fieldnames]
         return [(reader.line_num, row) for row in reader]
     rows = []
     for number, line in enumerate(lines, 1):
@@ -500,16 +527,20 @@ def _default_x(rows: list[tuple[int, Mapping]], columns: set[str]) -> str:
     cpu = not any(row.get("device_hours") not in (None, "", 0, "0", "0.0") for _, row in rows)
     if "device" in columns:
         cpu = all(row.get("device", "cpu") == "cpu" for _, row in rows)
-    return next((c for c in ("tokens" if cpu else "device_hours", *UNITS) if c in columns), "device_hours")
+    order = ("tokens" if cpu else "device_hours", *UNITS, "Step", "_step")
+    return next((c for c in order if c in columns), "device_hours")
 
 
-def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate",
-         samples: str | float | None = None) -> tuple[str, np.ndarray, np.ndarray, np.ndarray | None, int]:
+def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str | None = None,
+         samples: str | float | None = None, scale: float = 1.0,
+         x_start: str | float = 0.0) -> tuple[str, np.ndarray, np.ndarray, np.ndarray | None, int]:
     """Read evaluations: -> name of x, compute (N,), reward (N,), samples per point (N,) or None, last line's number.
 
-    `x` names the column of compute; None: tokens on a CPU run, else device_hours, else what there is. `samples` is a
-    column or a number; None: n_prompts * n_samples where the file has both. A record with `step` 0 is at compute 0.
-    InputError names the file, line and fix.
+    `x` names the column of compute; None: tokens on a CPU run, else device_hours, else what there is. `y` names that of
+    the reward; None: pass_rate, or TensorBoard's Value. `samples` is a column or a number; None: n_prompts * n_samples
+    where the file has both. A name also stands for the one column "RUN - NAME", as wandb writes it. The reward is
+    multiplied by `scale`; `x_start`, a number or "first" for the least compute, is subtracted from the compute. A
+    record with `step` 0 is at compute 0. InputError names the file, line and fix.
     """
     rows, name = _rows(source), source if isinstance(source, (str, Path)) else "records"
 
@@ -522,23 +553,34 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
         except (TypeError, ValueError) as error:
             raise _bad(line, f"{column} is {row[column]!r}; write a number or leave it empty") from error
 
+    if not rows:
+        raise _bad(1, "there is no row, at most a header; give a record per evaluation")
     columns = {str(column) for _, row in rows for column in row}
     x = x or _default_x(rows, columns)
+    y = y or ("Value" if "Value" in columns and "pass_rate" not in columns else "pass_rate")
     counts = [samples] if isinstance(samples, str) else ["n_prompts", "n_samples"] if samples is None else []
     counts = [] if samples is None and not columns.issuperset(counts) else counts
+    found, missing = {}, {}
     for column, flag in ((x, "--x"), (y, "--y"), *((c, "--samples") for c in counts)):
-        if column not in columns:
-            there = ", ".join(sorted(columns)) or "none"
-            raise _bad(1, f"no column {column!r}; name another with {flag}, there are: {there}")
+        match = [column] if column in columns else sorted(c for c in columns if c.endswith(f" - {column}"))
+        if len(match) > 1:
+            raise _bad(1, f"{len(match)} columns end in {column!r}: {', '.join(match)}; give one in full with {flag}")
+        (found if match else missing)[column] = match[0] if match else flag
+    if missing:
+        names, flags = ", ".join(map(repr, missing)), ", ".join(missing.values())
+        raise _bad(1, f"no column {names}; name another with {flags}, there are: {', '.join(sorted(columns))}")
+    if x_start == "first":
+        x_start = min((c for c in (_number(*row, found[x]) for row in rows) if not math.isnan(c)), default=0.0)
     points, zero = [], math.nan
     for line, row in rows:
-        c, r = _number(line, row, x), _number(line, row, y)
+        c, r = _number(line, row, found[x]) - x_start, _number(line, row, found[y]) * scale
         c = 0.0 if row.get("step") in (0, "0") else c  # before the first step: a clock that ran has trained nothing
-        n = math.prod(_number(line, row, k) for k in counts) if counts else math.nan if samples is None else samples
+        n = math.prod(_number(line, row, found[k]) for k in counts) if counts else samples or math.nan
         if c < 0 or math.isinf(c):
-            raise _bad(line, f"{x} is {c:g}; compute is finite and >= 0, correct the value or delete the line")
+            start = f" after --x-start {x_start:g}" if x_start else ""
+            raise _bad(line, f"{x} is {c:g}{start}; compute is finite and >= 0, correct the value or delete the line")
         if r < 0 or r > 1:
-            raise _bad(line, f"{y} is {r:g}; rewards lie in [0, 1], rescale the column or choose another with --y")
+            raise _bad(line, f"{y} is {r:g}; rewards lie in [0, 1], give --scale (0.01 for percent) or another --y")
         if n <= 0:
             raise _bad(line, f"{n:g} samples; give a positive number or leave the column out")
         if c == 0 and abs(r - zero) > 0:  # False while either is NaN
@@ -546,7 +588,7 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
         zero = r if c == 0 and not math.isnan(r) else zero
         points.append((c, r, n))
     C, R, n = np.array(points, dtype=float).reshape(-1, 3).T
-    return x, C, R, n if counts or samples is not None else None, rows[-1][0] if rows else 1
+    return x, C, R, n if counts or samples is not None else None, rows[-1][0]
 
 
 class Prediction(NamedTuple):
@@ -578,34 +620,42 @@ class CurveReport:
     last_line: int = field(repr=False)
 
 
-def _amount(value: float | str, end: float) -> float:
-    """Compute from a number, or from "2x": twice the run's compute `end`."""
-    text = str(value)
+def _float(text: Any, other: Any) -> Any:
+    """The number that `text` spells, else `other`."""
     try:
-        return end * float(text[:-1]) if text.endswith("x") else float(text)
-    except ValueError as error:
-        raise InputError(f"compute {text!r}: give a number such as 5e6, or 2x for twice the run's") from error
+        return float(text)
+    except (TypeError, ValueError):
+        return other
 
 
-def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str = "pass_rate",
-          samples: str | float | None = None, fit_until: float = 1.0, skip_below: float | str = 0.0,
-          predict_at: Sequence[float | str] = (), plot: str | Path | None = None, name: str = "",
-          **options: Any) -> CurveReport:
+def _amount(value: float | str, end: float, flag: str) -> float:
+    """Compute >= 0 from a number, or from "2x": twice the run's compute `end`."""
+    text = str(value)
+    amount = _float(text.removesuffix("x"), math.nan) * (end if text.endswith("x") else 1.0)
+    if not amount >= 0:
+        raise InputError(f"{flag} {text!r}: give compute >= 0 such as 5e6, or 2x for twice the run's")
+    return amount
+
+
+def curve(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str | None = None,
+          samples: str | float | None = None, scale: float = 1.0, x_start: str | float = 0.0, fit_until: float = 1.0,
+          skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (), plot: str | Path | None = None,
+          name: str = "", **options: Any) -> CurveReport:
     """Load a run (see `load`), fit the points up to the share `fit_until` of its compute, compare the rest with them.
 
     `skip_below` "auto" takes the cut that `early_transient` proposes. `predict_at` holds compute, or "2x" for twice the
     run's. `plot` is a PNG to write. `options` go to `fit`. Too few points give a verdict in the report, not an error.
     """
-    x, C, R, n, last_line = load(source, x=x, y=y, samples=samples)
+    x, C, R, n, last_line = load(source, x=x, y=y, samples=samples, scale=scale, x_start=x_start)
     real = np.isfinite(C) & np.isfinite(R)
     end = float(C[real].max(initial=0.0))
     unseen = real & (C > fit_until * end * (1 + 1e-12))
     n_seen, n_new = (None, None) if n is None else (n[~unseen], float(np.nanmedian(n)) if n.size else None)
     transient = early_transient(C[~unseen], R[~unseen], n_samples=n_seen)
-    cut = transient.skip_below if skip_below == "auto" else _amount(skip_below, end)
+    cut = transient.skip_below if skip_below == "auto" else _amount(skip_below, end, "--skip-below")
     f = fit(C[~unseen], R[~unseen], n_samples=n_seen, skip_below=cut, **options)
     predictions = []
-    for at in (end, *(_amount(a, end) for a in predict_at)):
+    for at in (end, *(_amount(a, end, "--predict-at") for a in predict_at)):
         spans = [tuple(map(float, f.interval(at, noise=noise, n_samples=n_new)[:, 0])) for noise in (False, True)]
         seen = R[real & (at == C)]
         predictions.append(Prediction(at, float(f.predict(at)), *spans, float(seen.mean()) if seen.size else math.nan))
@@ -641,7 +691,7 @@ def _block(r: CurveReport) -> list[tuple[str, str]]:
     f, t = r.fit, r.transient
     held_out = f"; {r.held_out_rmse:.4f} held out, {r.held_out_covered:.0%} of it inside the intervals"
     if math.isnan(f.A):
-        return [(f"{r.name}: ", f"no fit, for there are {f.reason}")]
+        return [(f"{r.name}: ", f"no fit: {f.reason}")]
     rows = [(f"{r.name}: ", f"{r.x} up to {_short(r.fit_until)}, {f.level:.0%} intervals"),
             ("A     ceiling", f"{f.A:.3f}  {_span(f.A_interval, '.3f')}" + (" identifiable" if f.identifiable else "")),
             *([] if f.identifiable else [("      not identifiable", f.reason)]),
@@ -689,10 +739,17 @@ def _axes(path: str | Path) -> tuple:
     return axes, _finish
 
 
-def plot_curves(reports: Sequence[CurveReport], path: str | Path) -> None:
-    """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
+def plot_curves(reports: Sequence[CurveReport | SigmoidFit], path: str | Path) -> None:
+    """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen.
+
+    Of a bare fit: its points and its curve.
+    """
     axes, finish = _axes(path)
     for i, r in enumerate(reports):
+        if isinstance(r, SigmoidFit):
+            end = r.C.max(initial=0.0)
+            r = SimpleNamespace(name=f"run {i + 1}", fit=r, fit_until=end, predictions=[SimpleNamespace(C=end)],
+                                C=r.C, R=r.R)
         f, color = r.fit, f"C{i}"
         names = iter(("measured, fitted", "measured, not seen by the fit", "left out", "fit", "extrapolation",
                       f"{f.level:.0%} of evaluations") if len(reports) == 1 else (r.name, *[None] * 5))
@@ -712,8 +769,8 @@ def plot_curves(reports: Sequence[CurveReport], path: str | Path) -> None:
         grid = np.linspace(0, end, 200)
         axes.fill_between(grid, *f.interval(grid, noise=True), color=color, alpha=0.15, lw=0, label=next(names))
     axes.xaxis.set_major_formatter(lambda v, _: _short(v))
-    unit = UNITS.get(reports[0].x, reports[0].x)
-    finish(xlabel=f"compute ({unit})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
+    x = getattr(reports[0], "x", "any unit")
+    finish(xlabel=f"compute ({UNITS.get(x, x)})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
 
 
 def plot_slopes(fits: Sequence[SigmoidFit], names: Sequence[str], path: str | Path) -> None:
@@ -740,14 +797,25 @@ def _plain(v: Any) -> Any:
 
 def _run(args: argparse.Namespace) -> str:
     """What the command line prints. InputError for what the user can mend."""
-    options = {"R0": args.R0, "A_max": args.A_max, "method": args.method}
-    samples = float(args.samples) if args.samples and args.samples.isdigit() else args.samples
+    samples, x_start, A_range = (*(_float(v, v) for v in (args.samples, args.x_start)), args.A_range)
+    for flag, right, fix in (
+            ("fit-until", 0 < args.fit_until <= 1, "a share > 0 and <= 1"),
+            ("scale", 0 < args.scale < math.inf, "a number > 0, such as 0.01 for percent"),
+            ("samples", not isinstance(samples, float) or 0 < samples < math.inf, "a number > 0 or a column"),
+            ("x-start", x_start == "first" or math.isfinite(_float(x_start, math.nan)), "a number or 'first'"),
+            ("A-max", 0 < args.A_max < math.inf, "a number > 0"),
+            ("R0", args.R0 is None or 0 <= args.R0 <= args.A_max, "a rate from 0 to --A-max"),
+            ("A-range", not A_range or 0 <= A_range[0] < A_range[1] < math.inf, "0 <= LOW < HIGH"),
+            ("A-range", not A_range or args.method == "paper_grid", "--method paper_grid with it")):
+        if not right:
+            raise InputError(f"--{flag} is {getattr(args, flag.replace('-', '_'))}; give {fix}")
+    options = {"R0": args.R0, "A_max": args.A_max, "method": args.method} | ({"A_range": A_range} if A_range else {})
     reports = []
     for file in args.files:
-        r = curve(file, x=args.x, y=args.y, samples=samples, fit_until=args.fit_until, skip_below=args.skip_below,
-                  predict_at=args.predict_at, **options)
+        r = curve(file, x=args.x, y=args.y, samples=samples, scale=args.scale, x_start=x_start,
+                  fit_until=args.fit_until, skip_below=args.skip_below, predict_at=args.predict_at, **options)
         if math.isnan(r.fit.A):
-            raise InputError(f"{file}, line {r.last_line}: {r.fit.reason}; evaluate more often or fit a larger part")
+            raise InputError(f"{file}, line {r.last_line}: {r.fit.reason}")
         reports.append(r)
         if r.x != reports[0].x:
             raise InputError(f"{file}, line 1: x is {r.x}, but {reports[0].x} in {args.files[0]}; choose one with --x")
@@ -762,13 +830,18 @@ def _run(args: argparse.Namespace) -> str:
             text.append(f"{r.name}: windows of compute\n" + "\n".join(
                 f"  {_span(w[:2]):<18}A {w[2].A:.3f} {_span(w[2].A_interval, '.3f')}  B {w[2].B:.2f}" for w in table))
         if args.power_law:
+            if (r.fit.C > 0).sum() < 4:
+                raise InputError(f"{r.name}: --power-law needs 4 points at C > 0; evaluate more often or leave it out")
             law = result[f"power law of {r.name}"] = power_law(r.fit.C, r.fit.R, A_max=args.A_max)
             text.append(f"{r.name}: A - D / C^B with A {law['A']:.3f}, B {law['B']:.2f}, RMSE {law['rmse']:.4f}")
-    if args.plot:
-        plot_curves(reports, args.plot)
-    if args.slopes:  # with the shared A where the ceilings agree, as in the paper
-        shared = result["comparison"].refits if len(reports) > 1 else []
-        plot_slopes(shared or [r.fit for r in reports], [r.name for r in reports], args.slopes)
+    shared = result["comparison"].refits if len(reports) > 1 else []  # the slopes at the shared A, as in the paper
+    try:
+        if args.plot:
+            plot_curves(reports, args.plot)
+        if args.slopes:
+            plot_slopes(shared or [r.fit for r in reports], [r.name for r in reports], args.slopes)
+    except (OSError, ValueError) as error:  # no such folder; no such format
+        raise InputError(f"--plot or --slopes: not written ({error}); name a .png in a folder that exists") from error
     return json.dumps(_plain(result), indent=1) if args.json else "\n\n".join(text)
 
 
@@ -778,7 +851,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("files", nargs="+", help="eval.jsonl of a run, or a CSV with named columns")
     add("--x", help="column of compute: device_hours, flops, tokens, step or another (default: tokens on a CPU run)")
-    add("--y", default="pass_rate", help="column of the reward, in [0, 1]")
+    add("--x-start", default="0", metavar="C", help="subtract this from the compute, or 'first': its least value")
+    add("--y", help="column of the reward, in [0, 1] (default: pass_rate)")
+    add("--scale", type=float, default=1.0, help="multiply the reward by this, 0.01 for percent")
     add("--samples", help="Bernoulli samples behind a point: column or number (default: n_prompts * n_samples)")
     add("--method", choices=METHODS, default=METHODS[0])
     add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute, predict the rest")
@@ -786,6 +861,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--predict-at", nargs="+", default=[], metavar="C", help="compute such as 1e21, or 2x for twice the run's")
     add("--R0", type=float, help="hold R0 fixed")
     add("--A-max", type=float, default=1.0, help="bound on the ceiling")
+    add("--A-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="A of the paper's grid (default: 0.45 0.8)")
     add("--plot", metavar="PNG", help="draw points, fit and extrapolation")
     add("--slopes", metavar="PNG", help="draw log F(R) against log C, lines of slope B")
     add("--windows", action="store_true", help="refit over the paper's windows of compute")
