@@ -27,6 +27,7 @@ from fit_sigmoid import (
     linearised,
     load,
     main,
+    plot_curves,
     plot_slopes,
     power_law,
     sigmoid,
@@ -113,6 +114,26 @@ def test_paper_grid_default_range_edge_and_fitted_R0():
     assert f.A == 0.8 and not f.identifiable and "edge of the grid" in f.reason
     assert f.C_mid / (C.max() / 100) == pytest.approx(round(f.C_mid / (C.max() / 100)))
     assert f.R0 == fit(C, R).R0
+
+
+@pytest.mark.parametrize(("truth", "edge"), [((0.82, 0.93, 2.0, 2500.0), 0.8), ((0.02, 0.30, 2.0, 2500.0), 0.45)])
+def test_a_ceiling_outside_the_grid_is_told_as_that(truth, edge):
+    """The run rises to .93, or to .30, and stays: it neither lacks a rise nor falls away. No curve of the grid falls."""
+    C, R = run_of(truth, end=8000, sd=0.003)
+    f = fit(C, R, method="paper_grid")
+    assert f.A >= f.R0 and f.A == pytest.approx(max(edge, R[0])) and not f.identifiable
+    assert f.reason == "A lies on the edge of the grid 0.45..0.8: widen A_range (--A-range LOW HIGH)"
+    wide = fit(C, R, method="paper_grid", A_range=(0.2, 1.0))
+    assert wide.identifiable and wide.A == pytest.approx(truth[1], abs=0.0101)
+
+
+def test_the_grid_keeps_to_what_is_held():
+    C, R = run_of(n=20, seed=3)
+    assert fit(C, R, method="paper_grid", A=0.6123).A == pytest.approx(0.6123, abs=1e-9)
+    assert fit(C, R, method="paper_grid", R0=0.9).A == 0.9  # not below R0
+    assert fit(C, R, method="paper_grid", A_max=0.57).A <= 0.57
+    with pytest.raises(ValueError, match="low < high in A_range"):
+        fit(C, R, A_range=(0.8, 0.45))
 
 
 def test_least_squares_is_the_global_minimum():
@@ -235,10 +256,12 @@ def test_dispersion_by_hand():
 
 def test_waves_by_hand():
     """Ten times +1, ten times -1: r = (9 - 1 + 9) / 20 = .85, inflation 1.85 / .15. Alternating signs: none."""
-    assert module._waves(np.repeat([1.0, -1.0], 10)) == pytest.approx(1.85 / 0.15)
-    assert module._waves(np.tile([1.0, -1.0], 10)) == 1.0
-    assert module._waves(np.array([1.0, 1, -1, -1])) == 1.0  # r = .25 of four points is nothing
-    assert module._waves(np.zeros(5)) == 1.0
+    assert module._waves(np.repeat([1.0, -1.0], 10), 20.0) == pytest.approx(1.85 / 0.15)
+    assert module._waves(np.repeat([1.0, -1.0], 10), 34.0) == pytest.approx(1.5 / 0.5)  # 17 / 34
+    assert module._waves(np.repeat([1.0, -1.0], 10), 1e6) == 1.0  # rounding
+    assert module._waves(np.tile([1.0, -1.0], 10), 1e-9) == 1.0
+    assert module._waves(np.array([1.0, 1, -1, -1]), 1e-9) == 1.0  # r = .25 of four points is nothing
+    assert module._waves(np.zeros(5), 1e-9) == 1.0
     C, R = run_of(n=60)
     wave = R + 0.02 * np.sin(C / 1500)
     assert fit(C, wave).phi > 3 * squares(fit(C, wave)) / 57
@@ -402,6 +425,85 @@ def test_line_in_log_C_alone_is_not_called_a_ceiling():
     assert not any(fit(C, 0.2 + 0.06 * np.log(C) + rng.normal(0, 0.006, 40)).identifiable for _ in range(20))
 
 
+def rounded_otherwise(C, R, seed):
+    """The same data but for a few units in the last place of each reward, rows in another order: four times."""
+    rng = np.random.default_rng(seed)
+    for size in (1e-16, 1e-15, 1e-14, 1e-13):
+        order = rng.permutation(C.size)
+        yield C[order], np.clip(R * (1 + size * rng.standard_normal(C.size)), 0, 1)[order]
+
+
+def assert_same_fit(a, b):
+    """Verdict and interval ends; an end may move by 1 % of its interval's width, open ends stay open."""
+    assert (a.identifiable, a.reason) == (b.identifiable, b.reason)
+    assert a.phi == pytest.approx(b.phi, rel=1e-3)
+    for name in ("R0_interval", "A_interval", "B_interval", "C_mid_interval"):
+        low, high = getattr(a, name)
+        width = high - low if math.isfinite(high) else max(low, 1.0)
+        assert getattr(b, name) == pytest.approx((low, high), abs=0.01 * width + 1e-9), name
+    far = a.C[-1] * np.array([1, 2, 10])
+    low, high = a.interval(far)
+    assert np.abs(b.interval(far) - a.interval(far)).max() <= 0.01 * (high - low).max() + 1e-6
+    assert (a.R0, a.A, a.B, a.C_mid) == pytest.approx((b.R0, b.A, b.B, b.C_mid), rel=1e-4)
+
+
+SHAPES = {  # of a run: rewards from C, the curve's rewards, its R0 and A
+    "exact": lambda C, R, R0, A: R,
+    "noise of 1e-6": lambda C, R, R0, A: R + 1e-6 * np.random.default_rng(1).standard_normal(C.size),
+    "flat": lambda C, R, R0, A: np.full(C.size, A),
+    "falling": lambda C, R, R0, A: np.linspace(A, R0, C.size),
+    "straight": lambda C, R, R0, A: np.linspace(R0, A, C.size),
+    "noise of 0.007": lambda C, R, R0, A: R + 0.007 * np.random.default_rng(1).standard_normal(C.size),
+}
+
+
+@pytest.mark.parametrize("n_samples", [None, 1000])
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_rounding_decides_nothing(shape, n_samples):
+    """Curves of the paper's range. Another BLAS, or another order of the rows, rounds otherwise, and no more."""
+    rng = np.random.default_rng(0)
+    for i in range(3 if shape == "exact" else 1):
+        C, _, truth, _ = draw(rng, spanning=i % 2 == 0)
+        R = SHAPES[shape](C, sigmoid(C, *truth), *truth[:2])
+        f = fit(C, R, n_samples=n_samples)
+        for again in rounded_otherwise(C, R, seed=i):
+            assert_same_fit(f, fit(*again, n_samples=n_samples))
+
+
+def test_exact_data_give_their_ceiling_whatever_the_rounding():
+    """Measured far past C_mid and without noise, both ceilings are known, and .60 and .61 agree within .02."""
+    C = np.linspace(0, 16_000, 41)
+    runs = [rounded_otherwise(C, sigmoid(C, 0.3, A, 1.8, 2500.0), seed=i) for i, A in enumerate((0.60, 0.61))]
+    for pair in zip(*runs, strict=True):
+        both = compare(*(fit(*run) for run in pair))
+        assert all(f.identifiable for f in both.fits) and both.shared_A == pytest.approx(0.605, abs=1e-4)
+        assert "run 2 is the most efficient" in both.verdict  # its ceiling held too low makes it steeper
+
+
+def test_rounding_finds_no_early_transient():
+    """Exact data, of six points (a single cut is tried) and of twenty: p is 1 but for rounding."""
+    for n in (6, 20):
+        C = np.linspace(16_000 / n, 16_000, n)
+        for again in rounded_otherwise(C, sigmoid(C, 0.3, 0.6, 1.8, 2500.0), seed=n):
+            t = early_transient(*again)
+            assert t.p_value == pytest.approx(1.0, abs=1e-3) and t.skip_below == 0
+
+
+def test_rounding_decides_nothing_on_the_grid():
+    C = np.linspace(0, 16_000, 31)
+    R = sigmoid(C, 0.3, 0.6, 1.8, 2500.0)
+    f = fit(C, R, method="paper_grid")
+    for again in rounded_otherwise(C, R, seed=0):
+        assert_same_fit(f, fit(*again, method="paper_grid"))
+
+
+def test_the_number_of_samples_of_a_repeated_point_does_not_depend_on_the_order():
+    C, R = run_of(n=20)
+    C, R, n = np.append(C, C[9]), np.append(R, R[9]), np.append(np.full(21, 500.0), 50_000.0)
+    a, b = fit(C, R, n_samples=n), fit(C[::-1], R[::-1], n_samples=n[::-1])
+    assert a.n_samples.tolist() == b.n_samples.tolist() and a.A == b.A
+
+
 # ------------------------------------------------------------------------------------------------ early points
 
 
@@ -489,6 +591,18 @@ def test_equal_ceilings_share_A_and_compare_B():
 def test_refits_keep_what_the_fits_were_given():
     given = compare(*fits_of(0.60, 0.61, R0=0.29, n_samples=9000, level=0.8)).refits[0]
     assert given.R0 == 0.29 and given.n_samples[0] == 9000 and given.level == 0.8 and given.n_points == 40
+
+
+def test_refits_use_the_method_of_the_fits():
+    """B on the grid: the best of 100 values of C_mid, 2,000 to 3,000, at the shared A. Oracle: that grid by brute force."""
+    fits = fits_of(0.60, 0.61, method="paper_grid", C_mid_range=(2000, 3000))
+    both = compare(*fits)
+    assert [f.method for f in both.refits] == ["paper_grid"] * 2
+    C_mid, B = np.linspace(2000, 3000, 100)[:, None, None], np.geomspace(1.2, 2.7, 1000)[:, None]
+    for f in both.refits:
+        Q = ((sigmoid(f.C, f.R[0], both.shared_A, B, C_mid) - f.R) ** 2).sum(-1)  # (100, 1000)
+        assert f.A == both.shared_A and f.B == pytest.approx(float(B[Q.min(0).argmin(), 0]), rel=2e-3)
+        assert f.C_mid == pytest.approx(float(C_mid[Q.min(1).argmin(), 0, 0]))
 
 
 def test_margin_is_inclusive():
@@ -580,6 +694,13 @@ GOOD = "tokens,pass_rate\n0,0.1\n10,0.15\n20,0.3\n30,0.4\n40,0.45\n50,0.47\n"
     ("a.csv", GOOD + "0,0.2\n", 8, "0.2 at tokens = 0 but 0.1 on an earlier line; keep one"),
     ("a.csv", "tokens,pass_rate\n0,0.1\n10,0.2\n20,0.3\n", 4, "3 usable points"),
     ("a.csv", "", 1, "the file is empty"),
+    ("a.csv", "tokens,pass_rate\n", 1, "there is no row, at most a header"),
+    ("a.csv", "hours,rate\n1,0.1\n", 1, "no column 'device_hours', 'pass_rate'; name another with --x, --y, there are"),
+    ("a.csv", GOOD.replace("0.3", "30"), 4, "--scale (0.01 for percent)"),
+    ("a.csv", GOOD.replace("pass_rate", "a - pass_rate,b - pass_rate").replace(",0.", ",0.1,0."), 1,
+     "2 columns end in 'pass_rate': a - pass_rate, b - pass_rate; give one in full with --y"),
+    ("a.csv", "tokens,pass_rate\n" + "".join(f"{1763410000 + 600 * i},{0.1 + 0.05 * i}\n" for i in range(9)), 10,
+     "compute that starts at 1.76341e+09 and ends at 1.76341e+09: subtract its start (--x-start first)"),
     ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n{"tokens": 2, "pass_\n', 2, "not JSON"),
     ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n[3]\n', 2, "not a JSON object"),
     ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1, "n_prompts": 0, "n_samples": 2}\n', 1, "0 samples"),
@@ -598,18 +719,88 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, name, text,
 def test_bad_options_are_one_sentence(tmp_path, capsys):
     path = write(tmp_path / "eval.jsonl", records())
     other = write(tmp_path / "gpu.jsonl", records(device="H100"))
+    few = write(tmp_path / "few.jsonl", records(n=4))
     binary = tmp_path / "weights.bin"
     binary.write_bytes(bytes(range(256)))
     for argv, words in (([path, "--predict-at", "5M"], "'5M'"), ([path, "--skip-below", "soon"], "'soon'"),
                         ([path, other], "choose one with --x"), ([binary], "not a readable text file"),
                         ([path, "--fit-until", "0.1"], "usable points"),
-                        ([path, "--samples", "many"], "no column 'many'")):
+                        ([path, "--samples", "many"], "no column 'many'"),
+                        ([path, "--samples", "nan"], "--samples is nan; give a number > 0"),
+                        *(([path, "--fit-until", v], f"--fit-until is {v}; give a share") for v in ("50.0", "nan", "-1.0")),
+                        *(([path, "--predict-at", v], f"--predict-at '{v}': give compute >= 0") for v in ("nan", "-1")),
+                        *(([path, "--skip-below", v], f"--skip-below '{v}': give compute >= 0") for v in ("nan", "-1")),
+                        *(([path, "--R0", v], f"--R0 is {v}; give a rate from 0") for v in ("2.0", "nan", "-1.0")),
+                        *(([path, "--A-max", v], f"--A-max is {v}; give a number > 0")
+                          for v in ("-1.0", "0.0", "nan", "inf")),
+                        *(([path, "--scale", v], f"--scale is {v}; give a number > 0") for v in ("0.0", "nan")),
+                        ([path, "--R0", "0.6", "--A-max", "0.5"], "--R0 is 0.6; give a rate from 0 to --A-max"),
+                        ([path, "--x-start", "soon"], "--x-start is soon; give a number or 'first'"),
+                        ([path, "--x-start", "nan"], "--x-start is nan"),
+                        ([path, "--x-start", "60000"], "tokens is -10000 after --x-start 60000"),
+                        ([path, "--A-range", "0.3", "0.9"], "give --method paper_grid with it"),
+                        ([path, "--A-range", "0.9", "0.3", "--method", "paper_grid"], "give 0 <= LOW < HIGH"),
+                        ([path, "--plot", tmp_path / "none" / "a.png"], "name a .png in a folder that exists"),
+                        ([path, "--slopes", tmp_path / "none" / "a.png"], "name a .png in a folder that exists"),
+                        ([path, "--plot", tmp_path / "a.xyz"], "'xyz' is not supported"),
+                        ([few, "--power-law"], "--power-law needs 4 points at C > 0")):
         assert main([str(a) for a in argv]) == 2
         err = capsys.readouterr().err
         assert words in err and err.count("\n") == 1
     with pytest.raises(SystemExit) as stop:
         main([str(path), "--method", "magic"])
     assert stop.value.code == 2
+
+
+def test_spaces_in_a_header(tmp_path):
+    path = tmp_path / "run.csv"
+    path.write_text(GOOD.replace(",", " , "))
+    x, C, R, *_ = load(path)
+    assert x == "tokens" and C.tolist() == [0, 10, 20, 30, 40, 50] and R[1] == 0.15
+
+
+def wandb(path, run, rows):
+    """As wandb exports a chart: the run's name in front of the column's, and its least and greatest beside it."""
+    lines = [f'"Step","{run} - eval/acc","{run} - eval/acc__MIN","{run} - eval/acc__MAX"']
+    lines += [f'"{row["step"]}","{row["pass_rate"]}","0","1"' for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_wandb_exports_are_compared(tmp_path, capsys):
+    """One --y for both files, whose columns bear two names; Step is found without --x."""
+    files = [str(wandb(tmp_path / f"{i}.csv", f"run-{i}", records(n=40, seed=i, n_prompts=20_000))) for i in range(2)]
+    assert main([*files, "--y", "eval/acc", "--predict-at", "2x"]) == 0
+    out = capsys.readouterr().out
+    assert "Step up to 195" in out and "ceilings agree within 0.02" in out
+    x, C, R, n, _ = load(files[0], y="eval/acc", samples="eval/acc__MAX")
+    assert (x, C[1], R[1]) == ("Step", 5, records(n=40, n_prompts=20_000)[1]["pass_rate"]) and (n == 1).all()
+    assert load(files[0], y="run-0 - eval/acc__MIN")[2].max() == 0  # asked for in full
+
+
+def test_a_tensorboard_export_in_percent(tmp_path, capsys):
+    """Wall time in seconds since 1970 and percent: with the start subtracted and the scale, the run that it is."""
+    rows = records(n=40, n_prompts=20_000)
+    path = tmp_path / "tb.csv"
+    path.write_text("Wall time,Step,Value\n" + "".join(
+        f"{1763410000.5 + row['tokens'] / 1000},{row['step']},{100 * row['pass_rate']}\n" for row in rows))
+    f, plain = curve(path, x="Wall time", scale=0.01, x_start="first").fit, fit(
+        [row["tokens"] / 1000 for row in rows], [row["pass_rate"] for row in rows])
+    assert (f.A, f.B, f.C_mid, f.R0) == pytest.approx((plain.A, plain.B, plain.C_mid, plain.R0), rel=1e-4)
+    assert f.R0_source == "measured" and f.identifiable
+    argv = [str(path), "--scale", "0.01"]
+    assert main([*argv, "--x", "Wall time"]) == 2 and "--x-start first" in capsys.readouterr().err
+    assert main([*argv, "--x", "Wall time", "--x-start", "1763410000.5"]) == 0
+    assert f"[{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}] identifiable" in capsys.readouterr().out
+    assert main(argv) == 0 and "Step up to 195" in capsys.readouterr().out
+
+
+def test_a_late_start_by_choice_is_no_clock():
+    """Points up to half of the compute left out by the user, or a start at 0 behind a given R0, are no epoch seconds."""
+    C, R = run_of(n=40)
+    assert "subtract its start" in fit(C[21:], R[21:]).reason and math.isnan(fit(C[21:], R[21:]).A)
+    assert early_transient(C[21:], R[21:]).skip_below == 0
+    assert math.isfinite(fit(C, R, skip_below=C[21]).A) and math.isfinite(fit(C[[0, *range(21, 41)]], R[[0, *range(21, 41)]], R0=0.3).A)
 
 
 def test_a_repeated_or_equal_zero_is_no_error(tmp_path):
@@ -705,6 +896,10 @@ def test_plots_show_every_group_of_points(tmp_path):
     curve(rows, plot=full)
     a, b = image.imread(half), image.imread(full)
     assert a.shape == b.shape == (690, 1125, 4) and np.abs(a - b).max() > 0.5
+    bare, flat = tmp_path / "bare.png", tmp_path / "flat.png"
+    plot_curves([r.fit, fit(*run_of())], bare)  # fits instead of reports
+    plot_curves([fit(*run_of()[:1], np.full(41, 0.4))], flat)
+    assert np.abs(image.imread(bare) - image.imread(flat)).max() > 0.5
     plot_slopes([r.fit], ["run"], tmp_path / "slopes.png")
     assert (tmp_path / "slopes.png").stat().st_size > 10_000
 
@@ -736,7 +931,8 @@ def test_command_line_json_and_options(tmp_path, capsys):
     assert run["x"] == "step" and run["held_out_rmse"] is None and run["predictions"][1]["C"] == 180
     assert run["fit"]["A_interval"][0] < run["fit"]["A"] and "curves" not in run["fit"]
     assert len(result[f"windows of {run['name']}"]) == 4 and result[f"power law of {run['name']}"]["A"] <= 1
-    assert main([str(path), "--windows", "--power-law", "--R0", "0.07", "--method", "paper_grid"]) == 0
+    assert main([str(path), "--windows", "--power-law", "--R0", "0.07", "--method", "paper_grid", "--A-range", "0.9",
+                 "0.99"]) == 0
     text = capsys.readouterr().out
     assert "windows of compute" in text and "A - D / C^B" in text and "0.070" in text and "given" in text
 
