@@ -773,7 +773,7 @@ class Generator:
         self._wanted.append(slot)
         self._dispatch()
         await slot
-        budget = self.length_control.max_budget if self.length_control else self.max_tokens
+        budget = self.length_control.max_budget if self.length_control else self.max_tokens  # T4
         return await self._rollout(problem, budget, self.version)
 
     async def _together(self, coroutines: list[Coroutine]) -> list[Rollout]:

@@ -127,7 +127,8 @@ class PromptStream:
         """Goes on where `state` was saved."""
         problems = {problem.key: problem for problem in self.problems}
         self.epoch, self.position = state["epoch"], state["position"]
-        self.shares = {source: weight for source, weight in self.weights.items() if source in state["sources"]}
+        sources = state.get("sources", self.weights)  # an older checkpoint does not name them
+        self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
         self.first = deque(problems[key] for key in state["first"])
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # What each file imports, beside the standard library: when it is imported | inside a function that needs it.
 DECLARED = {
-    "pipeline_rl": ({"torch"}, {"vllm"}),
+    "pipeline_rl": ({"torch"}, {"safetensors", "vllm"}),
     "losses": ({"torch"}, set()),
     "filters": ({"torch"}, set()),
     "length_control": ({"torch"}, set()),
