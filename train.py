@@ -385,7 +385,9 @@ class Run:
         finished = self.finished_model()
         start = tasks.WarmStart(restart=flags.rambling)
         model = str(self.folder.path / "model") if finished else flags.model
-        model = model or str(tasks.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
+        model = model or self.from_main(  # ranks that made it side by side would break each other's
+            lambda: str(tasks.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
+        )
         self.task = load_task(flags, judge=self.main)
         self.trainer = Trainer(flags, self.accelerator, model)
         self.history = filters.PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
