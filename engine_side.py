@@ -153,6 +153,5 @@ def end_with(trainer: int) -> None:
 trainer_pid = os.environ.get("SCALERL_TRAINER_PID", "")
 if trainer_pid.isdigit() and int(trainer_pid) != os.getpid():  # this is an engine's process, started by a trainer
     os.setpgid(0, 0)  # a signal to the trainer's whole group is the trainer's to answer
-    torch.cpu._init_amx()  # vLLM's bfloat16 attention uses AMX where there is one and does not ask Linux for it: SIGILL
     tqdm.set_lock(threading.RLock())  # its own is a semaphore in shared memory, which a SIGKILL would leave there
     end_with(int(trainer_pid))

@@ -295,6 +295,7 @@ class WeightReceiver:
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+        torch.cpu._init_amx()  # vLLM's bfloat16 attention uses AMX where a CPU has it, but does not ask Linux for it
         model = self.model_runner.get_model()
         tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
         names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}

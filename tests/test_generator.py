@@ -862,3 +862,16 @@ def test_check_arrival_accepts() -> None:
     """Probability 1 is 0.0, and rounding may leave a trace above it."""
     check_arrival([3, 4, 5], [-80.0, 0.0, 1e-6], [2, 2, 3], "stop")
     check_arrival([3], [-0.5], [0], "length")
+
+
+@pytest.mark.slow
+def test_a_bfloat16_engine_samples(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its attention uses AMX where the CPU has it, which Linux allows a process only after it has asked."""
+    tiny = TinyModel(tmp_path_factory.mktemp("bfloat16"), tied=True)
+    generator = new_generator(tiny, dtype="bfloat16", max_tokens=16)
+    try:
+        generator.start(tiny.weights(0))
+        [rollouts] = generator.result_of(generator.evaluate(problems(1), 2))
+    finally:
+        generator.close()
+    assert [len(rollout.completion_ids) > 0 for rollout in rollouts] == [True, True]
