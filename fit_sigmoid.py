@@ -58,7 +58,7 @@ MAX_WIDTH = 0.1  # of A's interval, to be called identifiable: five of the paper
 PRIOR_DOF = 4.0  # weight of "phi = 1" where n is known: a handful of residuals alone would claim anything
 LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend towards a ceiling
 SAFETY = 1.1  # on phi t^2: intervals that are narrow by chance are called identifiable more often than wide ones
-MIN_SD = 1e-4  # no evaluation is more exact; keeps noise-free data from giving intervals of width zero
+MIN_SD = 1e-4  # no evaluation is more exact; residuals below it are rounding, and no statistic may hang on them
 WINDOWS = ((0.015, 0.5), (0.0, 1.0), (0.0, 0.5), (0.05, 0.5))  # the paper's, as shares of the run's compute
 
 
@@ -224,10 +224,7 @@ def _unit_variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
 
 
 def _waves(z: np.ndarray, least: float) -> float:
-    """Variance inflation (1 + r) / (1 - r) of successive residuals `z` (N,); 1 where r is insignificant.
-
-    `least` is the sum of squares that the exactness of an evaluation allows: below it z is rounding and r next to 0.
-    """
+    """Variance inflation (1 + r) / (1 - r) of residuals `z` (N,), 1 if r is insignificant; z @ z < `least` is rounding."""
     r = min(z[1:] @ z[:-1] / max(z @ z, least), 0.95)
     return (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
 
@@ -315,10 +312,7 @@ def _set_intervals(f: SigmoidFit) -> None:
 
 
 def _verdict(f: SigmoidFit, A_given: bool) -> str:
-    """Why these data cannot tell the ceiling; empty if they can. Opens A's interval where no ceiling is in sight.
-
-    No statistic may be one of rounding, which another BLAS rounds otherwise: what is below MIN_SD counts as MIN_SD.
-    """
+    """Why these data cannot tell the ceiling; empty if they can. Opens A's interval where no ceiling is in sight."""
     if f.curves is None:
         return f"{f.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
     w = 1 / _unit_variance(f.predict(f.C), f.n_samples)
@@ -571,11 +565,11 @@ def load(source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str
         raise _bad(1, f"no column {names}; name another with {flags}, there are: {', '.join(sorted(columns))}")
     if x_start == "first":
         x_start = min((c for c in (_number(*row, found[x]) for row in rows) if not math.isnan(c)), default=0.0)
-    points, zero = [], math.nan
+    points, zero, fixed = [], math.nan, math.nan if samples is None else samples
     for line, row in rows:
         c, r = _number(line, row, found[x]) - x_start, _number(line, row, found[y]) * scale
         c = 0.0 if row.get("step") in (0, "0") else c  # before the first step: a clock that ran has trained nothing
-        n = math.prod(_number(line, row, found[k]) for k in counts) if counts else samples or math.nan
+        n = math.prod(_number(line, row, found[k]) for k in counts) if counts else fixed
         if c < 0 or math.isinf(c):
             start = f" after --x-start {x_start:g}" if x_start else ""
             raise _bad(line, f"{x} is {c:g}{start}; compute is finite and >= 0, correct the value or delete the line")
@@ -740,16 +734,12 @@ def _axes(path: str | Path) -> tuple:
 
 
 def plot_curves(reports: Sequence[CurveReport | SigmoidFit], path: str | Path) -> None:
-    """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen.
-
-    Of a bare fit: its points and its curve.
-    """
+    """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
     axes, finish = _axes(path)
     for i, r in enumerate(reports):
         if isinstance(r, SigmoidFit):
-            end = r.C.max(initial=0.0)
-            r = SimpleNamespace(name=f"run {i + 1}", fit=r, fit_until=end, predictions=[SimpleNamespace(C=end)],
-                                C=r.C, R=r.R)
+            end = SimpleNamespace(C=r.C.max(initial=0.0))
+            r = SimpleNamespace(name=f"run {i + 1}", fit=r, fit_until=end.C, predictions=[end], C=r.C, R=r.R)
         f, color = r.fit, f"C{i}"
         names = iter(("measured, fitted", "measured, not seen by the fit", "left out", "fit", "extrapolation",
                       f"{f.level:.0%} of evaluations") if len(reports) == 1 else (r.name, *[None] * 5))

@@ -472,8 +472,8 @@ def test_rounding_decides_nothing(shape, n_samples):
 
 def test_exact_data_give_their_ceiling_whatever_the_rounding():
     """Measured far past C_mid and without noise, both ceilings are known, and .60 and .61 agree within .02."""
-    C = np.linspace(0, 16_000, 41)
-    runs = [rounded_otherwise(C, sigmoid(C, 0.3, A, 1.8, 2500.0), seed=i) for i, A in enumerate((0.60, 0.61))]
+    C = 50.0 * np.arange(25)
+    runs = [rounded_otherwise(C, sigmoid(C, 0.1, A, 2.0, 300.0), seed=i) for i, A in enumerate((0.60, 0.61))]
     for pair in zip(*runs, strict=True):
         both = compare(*(fit(*run) for run in pair))
         assert all(f.identifiable for f in both.fits) and both.shared_A == pytest.approx(0.605, abs=1e-4)
