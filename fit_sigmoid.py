@@ -224,7 +224,7 @@ def _unit_variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
 
 
 def _waves(z: np.ndarray, least: float) -> float:
-    """Variance inflation (1 + r) / (1 - r) of residuals `z` (N,), 1 if r is insignificant; z @ z < `least` is rounding."""
+    """Variance inflation (1 + r) / (1 - r) of residuals z (N,); 1 if r is insignificant or z @ z far below `least`."""
     r = min(z[1:] @ z[:-1] / max(z @ z, least), 0.95)
     return (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
 
