@@ -4,9 +4,11 @@ export OMP_NUM_THREADS ?= 1
 NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
 # Tests always run on the CPU build of vLLM: where .venv holds the NVIDIA build they have an environment of their own.
 TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
-test test-slow smoke mutate: export CUDA_VISIBLE_DEVICES =
+FIT_TESTS := tests/test_fit_sigmoid.py tests/test_ablate.py
+KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo),Haswell,Nehalem)
+test test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
-.PHONY: setup demo test test-slow mutate lint smoke clean
+.PHONY: setup demo test test-slow test-blas smoke mutate lint clean
 
 setup: .venv/installed
 
@@ -27,6 +29,10 @@ test: $(TESTS)/installed  ## fast tests, real vLLM among them
 
 test-slow: $(TESTS)/installed  ## what takes minutes
 	$(TESTS)/bin/python -m pytest -m slow
+
+test-blas: $(TESTS)/installed  ## a fit must not hang on how the linear algebra rounds: another kernel, other threads
+	OPENBLAS_CORETYPE=$(KERNEL) $(TESTS)/bin/python -m pytest -m "not slow" $(FIT_TESTS)
+	env -u OPENBLAS_CORETYPE OMP_NUM_THREADS=2 $(TESTS)/bin/python -m pytest -k "rounding or ceiling" $(FIT_TESTS)
 
 smoke: $(TESTS)/installed  ## thirty steps of the demo, which must learn
 	$(TESTS)/bin/python train.py --output_dir runs/smoke --overwrite true --max_steps 30 --eval_every 15 --save_every 15

@@ -1011,7 +1011,7 @@ def test_an_engine_that_does_not_start_again(monkeypatch, tmp_path):
     monkeypatch.setattr(pipeline_rl.Generator, "_new_engine", new_engine)
     generator = new_generator(SimpleNamespace(folder=str(tmp_path)))
     generator._engine = SimpleNamespace(shutdown=lambda timeout: None)
-    with pytest.raises(pipeline_rl.EngineDied, match=r"did not start again: .*\(no memory\)"):
+    with pytest.raises(pipeline_rl.EngineDied, match=r"did not start again: .*\(ValueError: no memory\)"):
         generator._loop.run_until_complete(generator._restart(0))
     generator._engine = None
     generator.close()
