@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import QUIET, ROOT, Figure, Measured, Report, random_model, ratios, take_turns
+from measuring import QUIET, ROOT, SETTING, Figure, Measured, Report, random_model, ratios, take_turns
 
 import tasks
 from records import Folder
@@ -142,7 +142,7 @@ def contestant(name: str, seed: int, args: argparse.Namespace) -> tuple[list[str
         return [peer_environment(args.environment), "tools/benchmark_peer.py", *more], int(threads)
     schedule, _, k = label.rpartition("-")
     more = ["--schedule", schedule, "--k", k, "--seed", str(seed), "--threads", threads, "--save_every", "0"]
-    return ours(*more, "--max_steps", str(args.max_steps)), int(threads)
+    return ours(*SETTING, "--eval_every", "5", "--probe_every", "5", *more, "--max_steps", str(args.max_steps)), int(threads)
 
 
 def race(args: argparse.Namespace) -> dict[str, Any]:
