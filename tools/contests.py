@@ -142,7 +142,8 @@ def contestant(name: str, seed: int, args: argparse.Namespace) -> tuple[list[str
         return [peer_environment(args.environment), "tools/benchmark_peer.py", *more], int(threads)
     schedule, _, k = label.rpartition("-")
     more = ["--schedule", schedule, "--k", k, "--seed", str(seed), "--threads", threads, "--save_every", "0"]
-    return ours(*SETTING, "--eval_every", "5", "--probe_every", "5", *more, "--max_steps", str(args.max_steps)), int(threads)
+    evaluations = [*SETTING, "--eval_every", "5", "--probe_every", "5", "--max_steps", str(args.max_steps)]
+    return ours(*evaluations, *more), int(threads)
 
 
 def race(args: argparse.Namespace) -> dict[str, Any]:
