@@ -41,9 +41,9 @@ class RunFlags:
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.")
     max_device_hours: float = flag(0.0, "Stop after this many device-hours, evaluation not counted; 0: no limit.")
     eval_every: int = flag(4, "Evaluate the held-out prompts every so many steps, at the start and at the end.")
-    eval_problems: int = flag(256, "Held-out prompts per evaluation.")
+    eval_problems: int = flag(256, "Held-out prompts of each data set per evaluation.")
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).")  # P2
-    probe_every: int = flag(4, "Check generator against trainer log-probs on a short probe every so many steps.")
+    probe_every: int = flag(4, "Check generator against trainer log-probs on 16 completions every so many steps.")
     save_every: int = flag(30, "Checkpoint every so many steps and at the end; 0 means at a stop only.")
     keep: int = flag(2, "Checkpoints to keep.")
     eval_only: bool = flag(False, "Evaluate the model, or that of --resume, once, print it, write nothing.")
