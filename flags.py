@@ -36,14 +36,14 @@ class RunFlags:
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.")
-    max_steps: int = flag(104, "Batches to train on.")
+    max_steps: int = flag(130, "Batches to train on.")
     max_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.")
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.")
     max_device_hours: float = flag(0.0, "Stop after this many device-hours, evaluation not counted; 0: no limit.")
-    eval_every: int = flag(4, "Evaluate the held-out prompts every so many steps, at the start and at the end.")
+    eval_every: int = flag(5, "Evaluate the held-out prompts every so many steps, at the start and at the end.")
     eval_problems: int = flag(256, "Held-out prompts of each data set per evaluation.")
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).")  # P2
-    probe_every: int = flag(4, "Check generator against trainer log-probs on 16 completions every so many steps.")
+    probe_every: int = flag(5, "Check generator against trainer log-probs on 16 completions every so many steps.")
     save_every: int = flag(30, "Checkpoint every so many steps and at the end; 0 means at a stop only.")
     keep: int = flag(2, "Checkpoints to keep.")
     eval_only: bool = flag(False, "Evaluate the model, or that of --resume, once, print it, write nothing.")
@@ -175,7 +175,7 @@ class OptimizerFlags:
     """AdamW and the trainer's memory."""
 
     _argument_group_name = "optimizer"
-    lr: float = flag(7e-4, "Learning rate (the paper's 8B model: 5e-7).")
+    lr: float = flag(5e-4, "Learning rate (the paper's 8B model: 5e-7).")
     lr_schedule: Literal["constant", "cosine"] = flag("constant", "After the warm-up: constant (paper) or cosine to 0.")
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).")

@@ -254,7 +254,7 @@ def test_dry_run_prints_the_resolved_flags_and_touches_nothing(command):
     code, out, err = command("--dry_run", "true", "--k", "3", "--loss", "gspo", "--output_dir", "new")
     assert code == 0 and err == "" and not any(Path.cwd().iterdir())
     shown = json.loads(out[out.index("{") : out.rindex("}") + 1])
-    assert set(shown) == set(NAMES) and (shown["k"], shown["loss"], shown["lr"]) == (3, "gspo", 7e-4)
+    assert set(shown) == set(NAMES) and (shown["k"], shown["loss"], shown["lr"]) == (3, "gspo", 5e-4)
 
 
 def test_off_policy_steps_are_rounded_up_and_it_says_so(command):
@@ -273,7 +273,7 @@ def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the learning rate and
     the lengths of the built-in task, each named unless it was given. The defaults themselves say nothing."""
     said = check_flags(default_flags(lr_schedule="cosine", max_tokens=1000))
-    assert len(said) == 1 and "--lr_schedule cosine" in said[0] and "--max_steps 104" in said[0]
+    assert len(said) == 1 and "--lr_schedule cosine" in said[0] and "--max_steps 130" in said[0]
     assert check_flags(default_flags(lr_schedule="cosine")) == check_flags(default_flags()) == []
     [said] = check_flags(default_flags(min_budget=20, length_control="none"))
     assert "--min_budget 20 does nothing" in said

@@ -21,7 +21,7 @@ import tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 # The setting of BENCHMARKS.md, which stays while the defaults of train.py move.
-SETTING = ["--lr", "5e-4", "--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
+SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
 QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
 
 Measured = dict[str, list[float]]  # case -> one value a turn
