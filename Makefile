@@ -5,7 +5,7 @@ NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
 # Tests always run on the CPU build of vLLM: where .venv holds the NVIDIA build they have an environment of their own.
 TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 FIT_TESTS := tests/test_fit_sigmoid.py tests/test_ablate.py
-KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo),Haswell,Nehalem)
+KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
 .PHONY: setup demo test test-slow test-blas smoke mutate lint clean

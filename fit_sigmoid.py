@@ -140,8 +140,8 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
     A_max       bound on A
     Points with a NaN and exact repetitions are left out and counted. Data that cannot carry a fit give a verdict in
-    `reason`, not an error. ValueError: shapes that differ, negative compute, a reward outside [0, A_max], two points at
-    C = 0 that disagree, an unknown method, R0 and A out of order, an A_range that is none.
+    `reason`, not an error. ValueError: shapes that differ, negative compute, a reward outside [0, max(1, A_max)],
+    two points at C = 0 that disagree, an unknown method, R0 and A out of order, an A_range that is none.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
@@ -157,7 +157,7 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
         f.reason = (f"{C.size} usable points, but four unknowns need at least 4, at three or more values of C > 0: "
                     "evaluate more often or fit a larger part")
         return f
-    if C[0] > C[-1] / 2 and not (left_out["skipped"] or left_out["zero"]):
+    if A is None and C[0] > C[-1] / 2 and not (left_out["skipped"] or left_out["zero"]):  # a refit holds A
         f.reason = f"compute that starts at {C[0]:g} and ends at {C[-1]:g}: subtract its start (--x-start first)"
         return f
     R0_box = (0.0, A_max) if R0 is None else (R0, R0)
@@ -180,7 +180,7 @@ def fit(C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None 
         _set_intervals(f)
     f.reason = _verdict(f, A is not None)
     if method == "paper_grid":  # after the verdict: the data are not to blame where no curve of the grid fits them
-        R0 = min(R[0] if source == "measured" else best[0], A_max)
+        R0 = min(R[0] if source == "measured" else best[0], A_max if A is None else A)
         f.R0, f.A, f.B, f.C_mid = map(float, _paper_grid(C, R, R0, (R0, A_max) if A is None else (A, A), A_range,
                                                          C_mid_range))
         low, high = A_range
@@ -312,7 +312,7 @@ def _set_intervals(f: SigmoidFit) -> None:
 
 
 def _verdict(f: SigmoidFit, A_given: bool) -> str:
-    """Why these data cannot tell the ceiling; empty if they can. Opens A's interval where no ceiling is in sight."""
+    """Why these data cannot tell the ceiling; empty if they can. Opens the intervals where no ceiling is in sight."""
     if f.curves is None:
         return f"{f.n_points} points leave no residual to measure the noise by: add points, or give n_samples"
     w = 1 / _unit_variance(f.predict(f.C), f.n_samples)
@@ -322,11 +322,13 @@ def _verdict(f: SigmoidFit, A_given: bool) -> str:
     reach, end = float(f.predict(f.C[-1])), f"by C = {_short(f.C[-1])}"
     if fdtrc(2, f.dof, explained / 2 / f.phi) > 0.05:
         falls = np.std(f.R) > MIN_SD and np.corrcoef(f.C, f.R)[0, 1] < -2 / math.sqrt(f.n_points)
-        f.A_interval, f.B_interval, f.C_mid_interval = (0.0, f.A_max), (0.0, math.inf), (0.0, math.inf)
+        f.A_interval = f.A_interval if A_given else (0.0, f.A_max)
+        f.B_interval, f.C_mid_interval = (0.0, math.inf), (0.0, math.inf)
         if f.R0_source != "given":  # any curve that is flat from the first point fits: only a measurement tells R0
             sd = math.sqrt(SAFETY * f.phi / w[0]) if f.C[0] == 0 else math.inf
             reach = sd * stdtrit(f.dof, (1 + f.level) / 2)
-            f.R0_interval = (max(float(f.R[0] - reach), 0.0), min(float(f.R[0] + reach), f.A_max))
+            low, high = min(float(f.R[0] - reach), f.R0), max(float(f.R[0] + reach), f.R0)
+            f.R0_interval = (max(low, 0.0), min(high, f.A_max))
         return f"the reward {'falls' if falls else 'does not rise beyond its noise'} {end}: there is no ceiling to fit"
     last = max(3, f.n_points // 5)
     noise = math.sqrt(max(np.mean(np.diff(z) ** 2) / 2, w.mean() * MIN_SD**2))  # differences are blind to slow misfit

@@ -209,9 +209,22 @@ NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "prompts": ("--dataset chain", lambda flags: flags.dataset == "chain"),
     "rambling": ("the built-in model (no --model)", lambda flags: not flags.model),
     "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
-    "reward_errors thinking apply_chat_template end_of_thinking interruption_phrase stop_tokens": (
+    "reward_errors thinking apply_chat_template end_of_thinking stop_tokens": (
         "a --dataset", lambda flags: flags.dataset != "chain"
     ),
+    "interruption_phrase": (
+        "--length_control interruption and a --dataset",
+        lambda flags: flags.length_control == "interruption" and flags.dataset != "chain",
+    ),
+}
+
+OWN_FLAG = {  # vLLM's arguments that the trainer must know of
+    "tensor_parallel_size": "tensor_parallel",
+    "data_parallel_size": "data_parallel",
+    "max_num_seqs": "max_num_seqs",
+    "model": "model",
+    "dtype": "dtype",
+    "seed": "seed",
 }
 
 USUAL = {  # for real models, where the default is the built-in task's
@@ -282,12 +295,12 @@ def check_flags(flags: Any) -> list[str]:
         f"= {size + flags.min_ready}, or 0.",
     )
     need(
-        flags.rollouts <= flags.max_num_seqs,
+        flags.rollouts <= flags.max_num_seqs * flags.data_parallel,
         f"--rollouts {flags.rollouts} do not fit the engine; raise --max_num_seqs (now {flags.max_num_seqs}).",
     )
     need(
-        flags.min_budget <= flags.max_budget,
-        f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; swap them.",
+        flags.length_control != "interruption" or flags.min_budget <= flags.max_budget,
+        f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; lower the one or raise the other.",
     )
     filtered = flags.zero_variance_filter or flags.dynamic_sampling
     other_terms = flags.kl_coef > 0 or flags.entropy_coef > 0
@@ -299,6 +312,8 @@ def check_flags(flags: Any) -> list[str]:
         not (flags.dynamic_sampling and flags.reward == "shuffled"),
         "--dynamic_sampling looks at true rewards; use --reward task with it.",
     )
+    for name in ("eps_low", "eps_high"):
+        need(not math.isnan(getattr(flags, name)), f"--{name} must be a number, not nan; leave it out for the default.")
     need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
     need(0 <= flags.rambling <= 1, f"--rambling must be from 0 to 1, not {flags.rambling}.")
     cap = flags.max_budget + flags.answer_budget
@@ -333,6 +348,10 @@ def check_flags(flags: Any) -> list[str]:
                 f"--{name} {value} does nothing without {what}; change that, or leave --{name} out (its default is "
                 f"{default!r}).",
             )
+    need(
+        not (flags.resume and flags.overwrite),
+        "--overwrite deletes the run that --resume goes on with; take one of the two.",
+    )
     need(not (flags.eval_only and flags.overwrite), "--overwrite deletes a run, and --eval_only writes none; take one.")
     folder = Path(flags.output_dir)
     holds_run = (folder / "config.json").exists()
@@ -378,8 +397,10 @@ def check_flags(flags: Any) -> list[str]:
         )
     if flags.length_control != "interruption" and flags.min_budget != DEFAULTS["min_budget"]:
         notes.append(f"--min_budget {flags.min_budget} does nothing without --length_control interruption")
-    left = [name for name in USUAL if getattr(flags, name) == DEFAULTS[name]] if flags.dataset != "chain" else []
-    if left:
+    left = [name for name in USUAL if getattr(flags, name) == DEFAULTS[name]]
+    if flags.length_control != "interruption":
+        left = [name for name in left if name != "min_budget"]
+    if left and flags.dataset != "chain":
         said = ", ".join(f"--{name} {DEFAULTS[name]} (usual for a real model: {USUAL[name]})" for name in left)
         notes.append(f"left at what suits the built-in task: {said}")
     return notes
@@ -397,7 +418,11 @@ def engine_options(flags: Any) -> dict[str, Any]:
         options["gpu_memory_utilization"] = flags.gpu_memory_utilization
     if flags.trust_remote_code:
         options["trust_remote_code"] = True
-    options |= key_values(flags.engine_args)
+    given = key_values(flags.engine_args)
+    for name, flag_of_its_own in OWN_FLAG.items():
+        if name in given:
+            raise UsageError(f"--engine_args {name}: use --{flag_of_its_own}, which the trainer goes by, too.")
+    options |= given
     overrides = options.get("hf_overrides", {})
     if not isinstance(overrides, dict):
         raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
@@ -408,6 +433,11 @@ def engine_options(flags: Any) -> dict[str, Any]:
             "it out and set --fp32_head, which is for both sides."
         )
     return options
+
+
+def engine_workers(flags: Any) -> int:
+    """Processes of all engines together: tensor x data x pipeline parallel."""
+    return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
 
 
 def key_values(text: str) -> dict[str, Any]:

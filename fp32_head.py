@@ -150,13 +150,15 @@ class Scorer(nn.Module):
     """A Hugging Face causal LM that returns log-probs: the module to wrap in DDP or FSDP, and to call.
 
     Args:
-        model: has `base_model`, which returns hidden states, and `get_output_embeddings()`.
+        model: has `base_model`, which returns hidden states, and `get_output_embeddings()`; of a PEFT model its base.
+        dtype: the generator's, if it holds the head in another than the model: both are then `rounded` to it.
         options: keywords of `token_logprobs`, such as temperature.
     """
 
-    def __init__(self, model: nn.Module, **options: Any):
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, **options: Any):
         super().__init__()
-        self.model, self.options = model, options
+        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.dtype, self.options = dtype, options
 
     def forward(
         self, input_ids: torch.Tensor, start: int = 1, **inputs: torch.Tensor
@@ -168,6 +170,9 @@ class Scorer(nn.Module):
         body = self.model.base_model(input_ids=input_ids, use_cache=False, **inputs)
         hidden = body.last_hidden_state[:, start - 1 : -1]  # (N, L - start, H): position t - 1 predicts token t
         weight, bias = head_of(self.model)
+        if self.dtype is not None:
+            hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
+            bias = None if bias is None else rounded(bias, self.dtype)
         targets = input_ids[:, start:]  # (N, L - start)
         found = token_logprobs(hidden.flatten(0, 1), weight, targets.flatten(), bias=bias, **self.options)
         return found[0].view(targets.shape), found[1].view(targets.shape)

@@ -71,7 +71,7 @@ class Interruption:
         answer_budget: answer tokens after the end of thinking (ScaleRL: 2k).
         phrase_ids: `PHRASE` in tokens.
         end_of_thinking_ids: the mark that ends thinking, one token or several.
-        thinking_end: for a mark that its neighbours change: with many tokenizers ` </think>` and `</think>\n\n` have
+        thinking_end: for a mark that its neighbours change: with many tokenizers ` </think>` and `</think>\\n\\n` have
             other ids than `</think>`, unless that is one special token. It returns where the answer begins in given
             completion ids, None while the thinking lasts; by default that is behind the first end_of_thinking_ids.
     Raises:
@@ -124,9 +124,7 @@ class Interruption:
         (a leg that stops by itself on its very last token has the same length, so length does not tell).
         Raises ValueError for one that is none of stop, length, abort and None.
         """
-        if finish_reason not in ("stop", "length", "abort", None):
-            raise ValueError(f"finish_reason must be stop, length, abort or None, got {finish_reason!r}.")
-        return finish_reason == "length" and self._answer_start(completion_ids) is None
+        return _was_cut(finish_reason) and self._answer_start(completion_ids) is None
 
     def second_leg(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str | None
@@ -136,14 +134,14 @@ class Interruption:
         None if the first leg finished by itself, or if it was cut with no answer budget left: then it is truncated,
         and its finish_reason "length" says so.
         """
+        if not _was_cut(finish_reason):
+            return None
         so_far = [int(i) for i in (*prompt_ids, *completion_ids)]
-        if self.needs_phrase(completion_ids, finish_reason):
+        answer_start = self._answer_start(completion_ids)
+        if answer_start is None:
             forced = list(self.phrase_ids)
             return SecondLeg(so_far + forced, forced, self.answer_budget)
-        if finish_reason != "length":
-            return None
-        answered = len(completion_ids) - self._answer_start(completion_ids)
-        left = self.answer_budget - answered
+        left = self.answer_budget - (len(completion_ids) - answer_start)
         return SecondLeg(so_far, [], left) if left > 0 else None
 
     def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
@@ -154,6 +152,13 @@ class Interruption:
         if self.thinking_end is not None:
             return self.thinking_end(ids)
         return _end_of_first(ids, self.end_of_thinking_ids)
+
+
+def _was_cut(finish_reason: str | None) -> bool:
+    """Whether the engine ended a leg at its budget. Raises ValueError for a reason that it does not give."""
+    if finish_reason not in ("stop", "length", "abort", None):
+        raise ValueError(f"finish_reason must be stop, length, abort or None, got {finish_reason!r}.")
+    return finish_reason == "length"
 
 
 def _as_ids(name: str, ids: Sequence[int]) -> list[int]:

@@ -21,8 +21,9 @@ gives the sums and means. A step's loss is `(weights * token_loss).sum()` over a
 
 TRAINERS THAT AVERAGE. That loss is a sum. A trainer that divides must be given the loss times what it divides by: times
 the ranks under DDP, FSDP and accelerate; times the accumulation steps too with `accelerator.accumulate` (its `backward`
-divides), and in HF Trainer if its inputs have no `labels`. Without the factor the gradient is 1/ranks or 1/steps of the
-right one: Adam hides that, gradient clipping and SGD do not.
+divides), and in HF Trainer, unless its inputs have `labels` and the model takes `**kwargs`, or it has a
+`compute_loss_func`. Without the factor the gradient is 1/ranks or 1/steps of the right one: Adam hides that, gradient
+clipping and SGD do not.
 
 SYMBOLS. N rows (rollouts) · T completion positions, padded · rho = pi_train / pi_gen per token: the trainer now, over
 the generator's recorded log-prob · A advantage, one a row or one a token · sg stop-gradient · mask 1 on tokens that

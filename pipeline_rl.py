@@ -585,6 +585,8 @@ class Generator:
         while self._wanted and self._inside < self.slots:
             self._occupy(1)
             self._wanted.popleft().set_result(None)
+        if self.exhausted:
+            return
         while not self._wanted and self._inside + self.rollouts <= self.slots and self.pacer.may_admit():
             problem = next(self.problems, None)
             if problem is None:
@@ -803,8 +805,10 @@ class Generator:
                 raise EngineDied("the engine was closed")
             recent = sum(self.version - version < self.restart_window for version in self._deaths)
             if recent >= self.max_restarts or not self.weights.survives_restart:
-                died = f"the vLLM engine died {recent + 1} times within {self.restart_window} versions"
-                raise EngineDied(f"{died}; its own message is above")
+                why = f"the vLLM engine died {recent + 1} times within {self.restart_window} versions"
+                if not self.weights.survives_restart:
+                    why = "the vLLM engine died, and this weight channel cannot fill a new one"
+                raise EngineDied(f"{why}; its own message is above")
             self._deaths.append(self.version)
             self.counters.restarts += 1
             self._engine.shutdown(timeout=1)

@@ -61,7 +61,7 @@ BUILT_IN = ("math", "exact")
 # What math-verify is given: longer answers are no answers, and its grammar takes more than linear time.
 MAX_ANSWER_CHARS = 1_000
 # A number such as 1e-05 that stands alone, which math-verify would read as 1 * e - 5. Exponents of up to three digits.
-SCIENTIFIC = re.compile(r"(?<![^\s$=])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;]?(?:[\s$\\]|$))")
+SCIENTIFIC = re.compile(r"(?<![^\s$=*])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;*]?(?:[\s$\\*]|$))")
 MAX_TAIL_CHARS = 2_000
 # math-verify reads `\ge 42` and `43 \to 42` as 42: an answer that is no relation is not given by one.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
@@ -142,7 +142,8 @@ def plain(answer: str) -> str:
         text = text.strip("$").strip()
     text = re.sub(r"^\\(?:text|mathrm|textbf)\{([^{}\\]*)\}$", r"\1", text).strip()
     # TeX's thousands: 1{,}234 and 1\,234.
-    text = decimals(re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))", "", text))
+    text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))", "", text)
+    text = decimals(text) if len(text) <= MAX_ANSWER_CHARS else text  # 1e999 is six characters, then a thousand
     # 1,234 and +007 as 1234 and 7, without int(): Python refuses more than 4,300 digits.
     if re.fullmatch(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)", text):
         digits = text.lstrip("+-").replace(",", "").lstrip("0") or "0"
@@ -179,7 +180,7 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         gold = parse_math(rf"\boxed{{{wanted}}}", soft_timeout) if len(wanted) <= MAX_ANSWER_CHARS else ()
         if not gold or text is None:
             return "wrong" if gold else "bad_answer"
-        read = decimals(text[-MAX_TAIL_CHARS:]) if box is None else rf"\boxed{{{given}}}"
+        read = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:] if box is None else rf"\boxed{{{given}}}"
         found = parse_math(read, soft_timeout) if box is None or len(given) <= MAX_ANSWER_CHARS else ()
         if found == ():
             return "unparsed"

@@ -618,10 +618,10 @@ def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: in
     """Which problem comes when in one epoch of a weighted mixture: indices into `problems`, as many places as the
     sources in `weights` have problems.
 
-    Each source gets its share of the epoch's places and goes on where it was in the last epoch, through shuffles of
-    its own problems: a small source with a large weight comes round more often than a large one with a small weight,
-    and at least one source comes whole. Pure: the place in a run is (seed, weights, epoch, position). With no weights
-    this is a shuffle of everything.
+    Each source gets its share of the epoch's places and, while the weights stay, goes on where it was in the last
+    epoch, through shuffles of its own problems: a small source with a large weight comes round more often than a large
+    one with a small weight. An epoch need not hold every problem; any two in a row hold all of at least one source.
+    Pure: the place in a run is (seed, weights, epoch, position). With no weights this is a shuffle of everything.
     """
     owned = {source: [i for i, problem in enumerate(problems) if problem.source == source] for source in weights}
     places, total, taken, start = sum(map(len, owned.values())), sum(weights.values()), 0.0, 0

@@ -50,7 +50,7 @@ import pipeline_rl
 import policy as policies
 import tasks
 import weight_sync
-from flags import UsageError, check_flags, engine_options, merged, parse_flags
+from flags import UsageError, check_flags, engine_options, engine_workers, merged, parse_flags
 from records import (
     Clock,
     Folder,
@@ -105,7 +105,7 @@ class PromptStream:
                 self.position += 1
                 if not self.retired(problem.key):
                     return problem
-            # An epoch of a mixture need not hold every prompt, but it holds all of at least one source.
+            # An epoch of a mixture need not hold every prompt, but two in a row hold all of at least one source.
             left = [problem for problem in self.problems if not self.retired(problem.key)]
             if not left:
                 raise StopIteration
@@ -273,8 +273,7 @@ def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
     if kind == "file":
         channel = weight_sync.FileWeights(rank)
     else:
-        workers = flags.tensor_parallel * flags.data_parallel * int(options.get("pipeline_parallel_size", 1))
-        channel = weight_sync.TransferWeights(kind, rank, workers, flags.weight_address)
+        channel = weight_sync.TransferWeights(kind, rank, engine_workers(flags), flags.weight_address)
     if shared and "gpu_memory_utilization" not in options:
         channel.engine_args["gpu_memory_utilization"] = SHARED_MEMORY
         if rank == 0:
@@ -287,15 +286,15 @@ def generator_devices(flags: Any, count: int, trainers: int) -> list[int]:
     ones, else the trainers' own; none if Ray places the engines. Raises UsageError."""
     if engine_options(flags).get("distributed_executor_backend") == "ray":
         return []
-    needed = flags.tensor_parallel * flags.data_parallel
+    needed = engine_workers(flags)
     if flags.generator_devices:
         found = [int(x) if x.strip().isdigit() else -1 for x in flags.generator_devices.split(",")]
     else:
         found = list(range(trainers, trainers + needed) if trainers + needed <= count else range(min(needed, count)))
     if len(set(found)) != needed or not all(0 <= device < count for device in found):
         raise UsageError(
-            f"--generator_devices {flags.generator_devices or found}: --tensor_parallel x --data_parallel = {needed} "
-            f"different devices are needed, and this host has {count}, 0 to {count - 1}."
+            f"--generator_devices {flags.generator_devices or found}: --tensor_parallel x --data_parallel need "
+            f"{needed} different devices, and this host has {count}, 0 to {count - 1}."
         )
     return found
 
@@ -412,8 +411,10 @@ class Run:
             self.say(f"evaluating {model}, the model of step {self.step}")
         elif flags.resume:
             self._load()
+        control = self._interruption()  # on every rank, so that all end with the same sentence
+        check_model(flags, self.trainer.model.config, self.task, control)
         if self.main:
-            self.generator = self._new_generator(model)
+            self.generator = self._new_generator(model, control)
 
     def finished_model(self) -> dict[str, Any] | None:
         """run.json of the resumed run's `model/`, if --eval_only shall evaluate that: no checkpoint is newer."""
@@ -422,20 +423,20 @@ class Run:
         model, checkpoint = self.folder.model(), self.folder.newest_checkpoint()
         return model if model and (checkpoint is None or checkpoint[1]["step"] <= model["step"]) else None
 
-    def _new_generator(self, model: str) -> pipeline_rl.Generator:
+    def _interruption(self) -> length_control.Interruption | None:
         flags, task = self.flags, self.task
-        control = None
-        if flags.length_control == "interruption":
-            try:
-                control = length_control.Interruption(
-                    flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids,
-                    task.thinking_end,
-                )  # fmt: skip
-            except ValueError as error:
-                raise UsageError(
-                    f"--length_control interruption: {error} Set --end_of_thinking or use `none`."
-                ) from error
-        check_model(flags, self.trainer.model.config, task, control)
+        if flags.length_control != "interruption":
+            return None
+        try:
+            return length_control.Interruption(
+                flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids,
+                task.thinking_end,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UsageError(f"--length_control interruption: {error} Set --end_of_thinking or use `none`.") from error
+
+    def _new_generator(self, model: str, control: length_control.Interruption | None) -> pipeline_rl.Generator:
+        flags, task = self.flags, self.task
         return pipeline_rl.Generator(
             model, iter(()) if flags.eval_only else self.prompts, task.score,
             pipeline_rl.Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None,
@@ -491,12 +492,10 @@ class Run:
         """Devices in use on both sides: accelerators, or CPU cores."""
         flags, trainers, gpus = self.flags, self.accelerator.num_processes, torch.cuda.device_count()
         if not gpus:
-            return min(os.cpu_count() or 1, trainers * flags.threads + 1)
+            return min(os.cpu_count() or 1, trainers * flags.threads + engine_workers(flags))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        engines, options = generator_devices(flags, gpus, here), engine_options(flags)
-        placed = 0  # by Ray, on any host
-        if not engines:
-            placed = flags.tensor_parallel * flags.data_parallel * int(options.get("pipeline_parallel_size", 1))
+        engines = generator_devices(flags, gpus, here)
+        placed = 0 if engines else engine_workers(flags)  # by Ray, on any host
         return accelerators_in_use(trainers, here, engines, placed)
 
     def from_main(self, make: Callable[[], Any]) -> Any:
@@ -603,12 +602,19 @@ class Run:
 
     def push(self, groups: int, updated: bool) -> None:
         """New weights to the generator; `groups` groups are done with. Without an update they are done with at once."""
+        if updated:
+            self.settle()
         if updated and not self.main:
             self.channel.prepare(self.trainer.weights)
         elif updated:
-            self.generator.push(self.trainer.weights, self.version, release=groups)
+            with disk(self.channel.folder):
+                self.generator.push(self.trainer.weights, self.version, release=groups)
         elif self.main:
             self.generator.release(groups)
+
+    def settle(self) -> None:
+        """Waits until the last weights are live; if that push failed, it is raised on every rank."""
+        self.from_main(lambda: self.generator.settle())
 
     def begin_check(self) -> None:
         """Starts an evaluation or a probe at the live version, if one is due now."""
@@ -618,6 +624,7 @@ class Run:
         if self.evaluated < 0 or self.step // flags.eval_every > self.evaluated // flags.eval_every:
             self.begin_evaluation()
         elif self.step % flags.probe_every == 0:
+            self.settle()
             draw = random.Random(f"{flags.seed} probe {self.step}")
             problems = draw.sample(self.task.held_out, min(self.PROBES, len(self.task.held_out)))
             future = self.generator.evaluate(problems, 1) if self.main else None
@@ -625,6 +632,7 @@ class Run:
 
     def begin_evaluation(self) -> None:
         """Starts an evaluation of the held-out prompts at the live version."""
+        self.settle()
         self.check = Check(None, self.eval_problems, self.version, {})
         if self.main:
             self.check.record = {"step": self.step, "version": self.version, "device": self.device} | self.clock.now()
@@ -762,7 +770,10 @@ class Run:
     def _load(self) -> None:
         found = self.folder.newest_checkpoint()
         if found is None:
-            raise UsageError(f"--resume {self.folder.path}: no whole checkpoint is there; use --overwrite true.")
+            raise UsageError(
+                f"--resume {self.folder.path}: no whole checkpoint is there; start anew with --output_dir and "
+                "--overwrite true."
+            )
         checkpoint, state = found
         try:
             check_pickles(checkpoint)
@@ -778,7 +789,11 @@ class Run:
                 "--prompts and --seed as before."
             )
         self.step, self.version, self.evaluated = state["step"], state["version"], state["evaluated"]
-        self.history.load_state_dict(state["history"])
+        try:
+            self.history.load_state_dict(state["history"])
+        except ValueError as error:
+            fix = "Give --pass_rate_threshold and --pass_rate_window as before."
+            raise UsageError(f"--resume: {error} {fix}") from error
         self.prompts.load_state_dict(state["prompts"])
         version, internal, gauss = state["random"]
         self.rng.setstate((version, tuple(internal), gauss))
@@ -804,7 +819,7 @@ class Run:
         if self.evaluated != self.step:
             self.begin_evaluation()
             self.finish_check()
-        if self.flags.save_every:
+        if self.flags.save_every or self.flags.resume:  # an older checkpoint would take the logs back with it
             self.save()
         state = {}
         for name, tensor in policies.full_tensors(self.trainer.model, torch.float32):
@@ -838,7 +853,7 @@ def train(run: Run) -> None:
     run.begin_check()
     while (parts := run.collect()) is not None:
         batches = [  # what dynamic sampling discarded on the way is counted with the first
-            make_batch(groups, run.flags, random.Random(f"{run.flags.seed} {run.step}"), () if i else run.discarded)
+            make_batch(groups, run.flags, random.Random(f"{run.flags.seed} {run.step + i}"), () if i else run.discarded)
             for i, groups in enumerate(parts)
         ]
         run.score_old(batches)

@@ -718,6 +718,8 @@ def test_flags_given_again_win_and_are_logged(monkeypatch, program, tmp_path, mo
     assert " is now " not in program("--resume")[1]
     code, _, err = program("--resume", "--seed", "5")
     assert code == 2 and re.fullmatch(r"train.py: --resume: .*not among the prompts.*--seed.*\n", err)
+    code, _, err = program("--resume", "--pass_rate_threshold", "0.8")
+    assert code == 2 and re.fullmatch(r"train.py: --resume: .*Give --pass_rate_threshold and .* as before.\n", err)
 
 
 def test_the_engine_dies_while_weights_are_pushed(monkeypatch, program, tmp_path, model):

@@ -953,6 +953,13 @@ def test_usage_example_of_the_docstring_runs(capsys):
 # -------------------------------------------------------------------------------------------------- simulations
 
 
+def test_a_refit_is_not_taken_for_a_clock():
+    """Its first point is late because the ones before were left out, not because compute is counted from long ago."""
+    C = np.r_[0, np.arange(51, 101)]
+    f = fit(C, sigmoid(C, 0.1, 0.6, 8, 70), R0=0.1)
+    assert all(abs(refit.B - 8) < 0.1 for refit in compare(f, f).refits)
+
+
 def test_a_fit_with_intervals_is_fast():
     """Well under 0.1 s of CPU time; the least of seven, for other work runs beside the tests."""
     C, R = run_of(n=60)

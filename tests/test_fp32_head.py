@@ -403,6 +403,21 @@ def test_scorer_is_the_models_own_log_softmax():
         torch.testing.assert_close(entropy, expected.entropy())
 
 
+def test_scorer_multiplies_as_a_generator_that_holds_the_head_in_bfloat16():
+    """The oracle rounds hidden states and head itself, and multiplies in FP64."""
+    model = scorer_worker.Model()
+    ids = scorer_worker.batch()[0]
+    with torch.no_grad():
+        hidden = model.base_model(ids, use_cache=False).last_hidden_state[:, :-1].bfloat16().double()
+        weight, bias = (x.bfloat16().double() for x in (model.lm_head.weight, model.lm_head.bias))
+        expected = (hidden @ weight.T + bias).log_softmax(-1)
+        logprobs, _ = Scorer(model, torch.bfloat16)(ids)
+        plain, _ = Scorer(model)(ids)
+    expected = expected.gather(2, ids[:, 1:, None]).squeeze(2)
+    torch.testing.assert_close(logprobs.double(), expected, atol=1e-6, rtol=0)
+    assert (plain - expected).abs().max() > 1e-4
+
+
 def test_a_wrapped_scorer_on_two_ranks_has_the_gradient_of_one_process(tmp_path):
     """DDP and FSDP2 on gloo, 1 and 3 of 4 rows; the oracle is plain log_softmax and autograd over the whole batch. As
     both average over the ranks, the loss is multiplied by 2; without the factor the gradient is half.

@@ -94,7 +94,8 @@ def command(monkeypatch, capsys, tmp_path):
         "--min_ready 1 --schedule ppo_off_policy",
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
-        "--tis_level sequence", "--tis_level row",
+        "--tis_level sequence", "--tis_level row", "--eps_low nan --loss dapo", "--engine_args max_num_seqs=8",
+        "--engine_args dtype=float16", "--max_budget 20",
         # how data sets are read, without one
         "--thinking true", "--thinking perhaps", "--apply_chat_template false",
         "--overwrite true --eval_only true", "--rollouts 1", "--rollouts 1 --normalize_advantages none",
@@ -120,7 +121,8 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
     "argv",
     [
         "--max_ready 32", "--max_ready 64 --min_ready 32", "--min_ready 256", "--min_ready 0 --k 0",
-        "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--min_budget 30", "--max_budget 26",
+        "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--max_budget 20 --length_control none",
+        "--rollouts 16 --max_num_seqs 8 --data_parallel 2", "--min_budget 30", "--max_budget 26",
         "--penalty_window 34 --length_control penalty", "--penalty_window 1 --length_control penalty",
         "--kl_estimator k2 --kl_coef 0.1", "--save_every 0", "--eps_high 0.28 --loss dapo", "--eps_low 0.1 --loss grpo",
         "--eps_high 0.01 --loss gspo", "--tis_cap 3 --loss tis", "--penalty_on all --length_control penalty",

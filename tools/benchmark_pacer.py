@@ -72,7 +72,8 @@ def measure(generator: pipeline_rl.Generator, busy: Busy, weights: Any, case: di
     size, training = case["batch_prompts"], case["training"]
     queue = {"min_ready": case["min_ready"]} if case["min_ready"] else {}  # which an older checkout may not know
     k, queue = (case["k"], queue) if training is not None else (10**6, {"max_ready": 10**9})
-    generator.length_control.sigma, generator.max_num_seqs = case["sigma"], case["slots"]
+    generator.length_control.sigma = case["sigma"]
+    generator.slots = generator.max_num_seqs = case["slots"]  # an older checkout goes by the second
     generator.in_loop(lambda g: setattr(g, "pacer", pipeline_rl.Pacer(size, k, **queue)))
     generator.release(0)  # admission looks again
     found, waited, first = [], 0.0, generator.version
