@@ -613,8 +613,9 @@ class Run:
             self.generator.release(groups)
 
     def settle(self) -> None:
-        """Waits until the last weights are live; if that push failed, it is raised on every rank."""
-        self.from_main(lambda: self.generator.settle())
+        """Several ranks: waits until the last weights are live; if that push failed, it is raised on every rank."""
+        if self.accelerator.num_processes > 1:
+            self.from_main(lambda: self.generator.settle())
 
     def begin_check(self) -> None:
         """Starts an evaluation or a probe at the live version, if one is due now."""

@@ -79,7 +79,7 @@ def command(monkeypatch, capsys, tmp_path):
         "--dataset nowhere.jsonl", "--model /nowhere/model", "--resume /nowhere/run", "--lr_schedule linear",
         "--lr_scale half", "--reward_errors ignore",
         # numbers that cannot be
-        "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 257",
+        "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 513",
         "--max_num_seqs 8", "--min_budget 31", "--max_budget 25", "--min_budget 0", "--answer_budget 0",
         "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0",
         "--save_every -1", "--keep 0", "--prompts 0", "--max_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",
@@ -534,7 +534,7 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does(monkeypatch):
         engine_devices={},
     )  # fmt: skip
     monkeypatch.setattr(train.pipeline_rl, "Generator", lambda *_, **options: options["length_control"])
-    assert train.Run._new_generator(run, "model").thinking_end is task.thinking_end
+    assert train.Run._new_generator(run, "model", train.Run._interruption(run)).thinking_end is task.thinking_end
 
 
 def test_a_model_that_never_ends_its_thinking_is_told_of_once():
@@ -1036,7 +1036,7 @@ def play(monkeypatch, tmp_path):
         monkeypatch.setattr(train, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
         options = {
             "output_dir": str(tmp_path / "run"), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
-            "eval_every": 4, "eval_problems": 5, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
+            "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
         }  # fmt: skip
         run = train.Run(default_flags(**options | changes))
         try:
