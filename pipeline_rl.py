@@ -36,7 +36,7 @@ nothing is dropped.
 
 Simplified: one engine object (vLLM's own tensor and data parallelism lie behind it); one reward function.
 This file alone drives a vLLM engine (which outlives a trainer that is killed by SIGKILL); weight_sync.py and
-engine_side.py mend that, and add speed and other ways for the weights.
+engine_process.py mend that, and add speed and other ways for the weights.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
     >>> numbers = [pacer.admit() for _ in range(4)]
@@ -228,7 +228,7 @@ class LengthControl(Protocol):
 
 
 class WeightChannel(Protocol):
-    """How new weights reach the engine: `WeightFile`, and weight_sync.py has two more."""
+    """How new weights reach the engine: `WeightFile`, and runtime/weight_channels.py has two more."""
 
     engine_args: dict[str, Any]  # vLLM's arguments that it needs
     environment: dict[str, str]  # of the engine's process
@@ -678,7 +678,7 @@ class Generator:
         async for output in self._engine.generate(prompt, params, request_id=str(self._request_number)):
             done = output.outputs[0]
         ids, whole = list(done.token_ids), output.kv_transfer_params
-        if whole:  # sent at once by engine_side.WholeCompletions
+        if whole:  # sent at once by engine_process.WholeCompletions
             logprobs, versions = whole["logprobs"], [self._versions[n] for n in whole["pauses"]]
         else:
             logprobs = [entry[token].logprob for token, entry in zip(ids, done.logprobs, strict=True)]

@@ -13,23 +13,19 @@ The recipe (arXiv 2510.13786) and where each part stands:
     loss         CISPO, averaged per prompt, FP32 logits                       losses.py, fp32_head.py
     predict      a sigmoid of pass rate against compute                        fit_sigmoid.py
 
-This file is the glue, and `train` is the loop; flags stand in flags.py, files and compute in records.py.
+This file is the glue, and `train` is the loop; what it takes to run is in runtime/, what is asked in tasks/.
 Words: a step takes one batch of B groups; the version counts optimiser steps (a skipped batch makes none).
 """
 
-import errno
 import json
 import logging
-import math
 import os
 import random
 import shutil
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -47,89 +43,29 @@ import fp32_head
 import length_control
 import losses
 import pipeline_rl
-import policy as policies
-import tasks
-import weight_sync
-from flags import UsageError, check_flags, engine_options, engine_workers, merged, parse_flags
-from records import (
+from runtime import model as policies
+from runtime.checkpoints import DISK, check_pickles, disk, weights_only
+from runtime.devices import generator_devices, new_channel
+from runtime.flag_checks import check_flags
+from runtime.flags import UsageError, changed_flags, engine_options, engine_workers, merged, parse_flags
+from runtime.metrics import (
     Clock,
-    Folder,
     accelerators_in_use,
-    changed_flags,
-    check_pickles,
     closing_table,
     evaluation_line,
     evaluation_record,
     joined,
     step_line,
     warnings_of,
-    weights_only,
 )
-from rewards import RewardError
-from trainer import Batch, Trainer
+from runtime.run_folder import Folder
+from runtime.setup import check_model, load_task
+from runtime.trainer import Batch, Trainer
+from tasks import warm_start
+from tasks.prompts import PromptStream
+from tasks.verifiers import RewardError
 
 # ------------------------------------------------------------------------------------------------- prompts and batches
-
-
-class PromptStream:
-    """Training prompts, epoch after epoch, each epoch in its own shuffled order; retired prompts are passed over.
-    `weights` mixes several data sets (`tasks.epoch_order`): each gets its share of an epoch's places; once all of
-    its prompts are retired, the others take its places from the next epoch on. It ends when every prompt is retired.
-
-    Its place is epoch, position and the epoch's sources: the order of an epoch depends on these and the seed alone.
-    """
-
-    def __init__(
-        self,
-        problems: Sequence[Any],
-        seed: int,
-        retired: Callable[[str], bool],
-        weights: dict[str, float] | None = None,
-    ):
-        self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
-        self.epoch = self.position = 0
-        self.shares = self.weights  # of the sources that had prompts left when this epoch began
-        self.first: deque[Any] = deque()  # prompts that a resumed run must admit before all others
-        self._shuffled: tuple[int, list[int]] = (-1, [])  # (epoch, its order)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self.first:
-            return self.first.popleft()
-        while True:
-            order = self._order()
-            while self.position < len(order):
-                problem = self.problems[order[self.position]]
-                self.position += 1
-                if not self.retired(problem.key):
-                    return problem
-            # An epoch of a mixture need not hold every prompt, but two in a row hold all of at least one source.
-            left = [problem for problem in self.problems if not self.retired(problem.key)]
-            if not left:
-                raise StopIteration
-            sources = {problem.source for problem in left} if self.weights else ()
-            self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
-            self.epoch, self.position = self.epoch + 1, 0
-
-    def _order(self) -> list[int]:
-        if self._shuffled[0] != self.epoch:
-            self._shuffled = (self.epoch, tasks.epoch_order(self.problems, self.shares, self.seed, self.epoch))
-        return self._shuffled[1]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch, position, the sources of the epoch, and the keys of `first`."""
-        first = [problem.key for problem in self.first]
-        return {"epoch": self.epoch, "position": self.position, "sources": list(self.shares), "first": first}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was saved."""
-        problems = {problem.key: problem for problem in self.problems}
-        self.epoch, self.position = state["epoch"], state["position"]
-        sources = state.get("sources", self.weights)  # an older checkpoint does not name them
-        self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
-        self.first = deque(problems[key] for key in state["first"])
 
 
 def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
@@ -201,138 +137,8 @@ def make_batch(
 # ------------------------------------------------------------------------------------------------------------- the run
 
 
-def load_task(flags: Any, judge: bool = True) -> Any:
-    """The built-in task, or that of data sets; see tasks.py for what a task has. Without `judge`, on ranks that score
-    nothing, no reward worker outlives the check of the rows. Raises UsageError."""
-    if flags.dataset == "chain":
-        return tasks.ChainTask(seed=flags.seed, pool_size=flags.prompts)
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason}).") from error
-    options = tasks.PromptOptions(
-        flags.prompt_column or None, flags.answer_column or None, flags.prompt_template, held_out=flags.held_out,
-        max_tokens=flags.max_prompt_tokens, chat=flags.apply_chat_template,
-        thinking={"auto": None, "true": True, "false": False}[flags.thinking],
-    )  # fmt: skip
-    try:
-        return tasks.load_dataset_task(
-            flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
-            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
-            end_of_thinking=flags.end_of_thinking or None, phrase=flags.interruption_phrase or None,
-            stop_tokens=flags.stop_tokens or None, judge=judge,
-        )  # fmt: skip
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def check_model(flags: Any, config: Any, task: Any, control: length_control.Interruption | None) -> None:
-    """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
-    longest = control.max_completion if control else flags.max_budget + flags.answer_budget
-    needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
-    context = getattr(config, "max_position_embeddings", None) or math.inf
-    if needed > context:
-        raise UsageError(
-            f"--max_budget {flags.max_budget}: the longest prompt and completion take {needed} tokens, the model's "
-            f"context has {context}; lower --max_budget, --answer_budget or --max_prompt_tokens."
-        )
-    if len(task.tokenizer) > config.vocab_size:
-        raise UsageError(
-            f"--model has a vocabulary of {config.vocab_size}, the task's tokenizer has {len(task.tokenizer)}; "
-            "give the model that belongs to the task."
-        )
-
-
-SHARED_MEMORY = 0.35  # the engine's share of a GPU on which a trainer runs, too: vLLM's 0.92 would starve it
-
-
-def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
-    """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
-    if not torch.cuda.is_available():
-        if flags.generator_devices or flags.weight_channel in ("ipc", "nccl"):
-            raise UsageError("--generator_devices and --weight_channel ipc, nccl need GPUs, and this host has none.")
-        return weight_sync.FileWeights(accelerator.process_index), {}
-    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # trainer processes on this host, on its first devices
-    devices = generator_devices(flags, torch.cuda.device_count(), trainers)
-    shared = any(device < trainers for device in devices)
-    kind = flags.weight_channel if flags.weight_channel != "auto" else "ipc" if shared else "nccl"
-    if kind == "nccl" and shared:
-        raise UsageError("--weight_channel nccl needs --generator_devices that no trainer process uses; or use `ipc`.")
-    if kind == "ipc" and not (devices and all(device < trainers for device in devices)):
-        raise UsageError(
-            f"--weight_channel ipc needs engines on the trainers' own GPUs, 0 to {trainers - 1}, but "
-            f"--generator_devices are {devices}; use `nccl` and other GPUs, or `file`."
-        )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in devices]
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
-    options, rank = engine_options(flags), accelerator.process_index
-    if kind == "file":
-        channel = weight_sync.FileWeights(rank)
-    else:
-        channel = weight_sync.TransferWeights(kind, rank, engine_workers(flags), flags.weight_address)
-    if shared and "gpu_memory_utilization" not in options:
-        channel.engine_args["gpu_memory_utilization"] = SHARED_MEMORY
-        if rank == 0:
-            print(f"the engine takes {SHARED_MEMORY} of a trainer's GPU; --gpu_memory_utilization says otherwise")
-    return channel, environment
-
-
-def generator_devices(flags: Any, count: int, trainers: int) -> list[int]:
-    """Which of this host's `count` GPUs the engines use, of which the first `trainers` train: those given, else free
-    ones, else the trainers' own; none if Ray places the engines. Raises UsageError."""
-    if engine_options(flags).get("distributed_executor_backend") == "ray":
-        return []
-    needed = engine_workers(flags)
-    if flags.generator_devices:
-        found = [int(x) if x.strip().isdigit() else -1 for x in flags.generator_devices.split(",")]
-    else:
-        found = list(range(trainers, trainers + needed) if trainers + needed <= count else range(min(needed, count)))
-    if len(set(found)) != needed or not all(0 <= device < count for device in found):
-        raise UsageError(
-            f"--generator_devices {flags.generator_devices or found}: --tensor_parallel x --data_parallel need "
-            f"{needed} different devices, and this host has {count}, 0 to {count - 1}."
-        )
-    return found
-
-
 class RunFailed(RuntimeError):
     """Going on would train on what cannot be trusted; the message names the last good checkpoint."""
-
-
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # what a full or forbidden disk answers
-
-
-def disk_errno(error: BaseException) -> int | None:
-    """Which of DISK a failed write of torch or safetensors tells of; both say it in words. None for all else."""
-    if isinstance(error, CheckpointException):  # FSDP2: what each rank met
-        return next((number for inner, _ in error.failures.values() if (number := disk_errno(inner))), None)
-    if isinstance(error, OSError):
-        return error.errno if error.errno in DISK else None
-    named = next((number for number in DISK if os.strerror(number) in str(error)), None)
-    if isinstance(error, RuntimeError) and "inline_container.cc" in str(error):  # torch's writer of files; a write
-        return named or errno.ENOSPC  # that came up short says only "unexpected pos 576 vs 534"
-    return named if isinstance(error, SafetensorError) else None
-
-
-@contextmanager
-def disk(path: str | Path) -> Iterator[None]:
-    """Turns what a full or read-only disk becomes in torch and safetensors into an OSError that names `path`; every
-    other error stays what it is."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-    except (RuntimeError, SafetensorError, CheckpointException) as error:
-        number = disk_errno(error)
-        if number is None:
-            raise
-        reason = str(error).strip().splitlines()[-1]
-        raise OSError(number, f"it could not be written ({reason})", str(path)) from error
 
 
 @dataclass
@@ -382,10 +188,10 @@ class Run:
                 self.folder.clear()
             self.folder.path.mkdir(parents=True, exist_ok=True)
         finished = self.finished_model()
-        start = tasks.WarmStart(restart=flags.rambling)
+        start = warm_start.WarmStart(restart=flags.rambling)
         model = str(self.folder.path / "model") if finished else flags.model
         model = model or self.from_main(  # ranks that made it side by side would break each other's
-            lambda: str(tasks.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
+            lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=start, report=self.say))
         )
         self.task = load_task(flags, judge=self.main)
         self.trainer = Trainer(flags, self.accelerator, model)

@@ -72,10 +72,10 @@ class TinyModel:
 
     def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
         """|log-prob of the trainer (`policy.Policy`) - the generator's| of each token that trains, one flat tensor."""
+        import policy
         import torch
 
         import fp32_head
-        import policy
 
         trainer = policy.Policy(self.load(weights), fp32_head.token_logprobs, fp32_head.rounded, **options)
         rows = [policy.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
@@ -90,8 +90,9 @@ class TinyModel:
 
 def new_generator(tiny: TinyModel, **options: Any) -> Any:
     """A Generator that would start an engine of its own: 16 slots, two completions of a prompt, B = 1, k = 0."""
-    import pipeline_rl
     import weight_sync
+
+    import pipeline_rl
 
     options["weights"] = options.get("weights") or weight_sync.FileWeights()
     defaults: dict[str, Any] = {"problems": iter(()), "score": no_reward, "pacer": pipeline_rl.Pacer(1, 0)}

@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-import engine_side
+from runtime import engine_process
 
 
 @dataclass
@@ -95,5 +95,5 @@ WeightTransferEngineFactory.register_engine("rendezvous", WorkerSide)
 WeightTransferTrainerFactory.register_engine("rendezvous", TrainerSide)
 
 
-class Receiver(engine_side.WeightReceiver):
+class Receiver(engine_process.WeightReceiver):
     """Named as `worker_extension_cls`, so that a worker imports this module."""

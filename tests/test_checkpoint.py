@@ -28,10 +28,10 @@ from conftest import new_generator, problems
 from test_faults import small_disk
 
 import pipeline_rl
-import records
-import tasks
 import train
-from records import Folder
+from runtime import checkpoints
+from runtime.run_folder import Folder
+from tasks import chain, warm_start
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,9 +42,9 @@ STEPS = 7
 def model(tmp_path_factory):
     """A tiny untrained model and its tokenizer."""
     folder = tmp_path_factory.mktemp("model")
-    settings = tasks.WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
-    tasks.new_model(settings, seed=0).save_pretrained(folder)
-    tasks.word_tokenizer().save_pretrained(folder)
+    settings = warm_start.WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    warm_start.new_model(settings, seed=0).save_pretrained(folder)
+    chain.word_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -78,7 +78,7 @@ class Replay:
 
     def rollout(self, draw):
         n = draw.randint(2, 12)
-        ids, correct = [draw.randrange(len(tasks.WORDS)) for _ in range(n)], draw.random() < 0.5
+        ids, correct = [draw.randrange(len(chain.WORDS)) for _ in range(n)], draw.random() < 0.5
         logprobs = [draw.uniform(-4.5, -3.0) for _ in range(n)]
         mask = [1] * n
         if n > 6:  # a forced phrase in the middle
@@ -222,8 +222,8 @@ def test_checkpoint_of_other_shapes(monkeypatch, tmp_path, model):
     """A model of another width does not load: one sentence that names the checkpoint, not a traceback."""
     go(monkeypatch, tmp_path / "run", model, killed_after=3)
     other = tmp_path / "other"
-    settings = tasks.WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
-    tasks.new_model(settings, seed=0).save_pretrained(other)
+    settings = warm_start.WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    warm_start.new_model(settings, seed=0).save_pretrained(other)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"model": str(other)}))
     with pytest.raises(train.UsageError, match="does not fit this model"):
@@ -493,11 +493,11 @@ def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, argv
 def test_model_of_another_vocabulary_and_without_an_end_of_thinking(monkeypatch, tmp_path, model):
     """A model with 40 tokens cannot answer a task with 47; a tokenizer without </think> cannot be interrupted."""
     config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
-    task = tasks.ChainTask(pool_size=8, held_out_size=8)
+    task = chain.ChainTask(pool_size=8, held_out_size=8)
     flags = train.parse_flags([], "")
     with pytest.raises(train.UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
         train.check_model(flags, config, task, None)
-    monkeypatch.setattr(tasks.ChainTask, "end_of_thinking_ids", property(lambda self: (), lambda self, value: None), raising=False)
+    monkeypatch.setattr(chain.ChainTask, "end_of_thinking_ids", property(lambda self: (), lambda self, value: None), raising=False)
     with pytest.raises(train.UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
         go(monkeypatch, tmp_path / "run", model)
 
@@ -679,14 +679,14 @@ def test_objects_in_a_sharded_checkpoint_run_no_code(sharded):
     import torch.distributed.checkpoint as dcp
 
     mark, reader = sharded / "mark", {"no_dist": True, "checkpoint_id": sharded / "evil"}
-    records.check_pickles(sharded)  # its .metadata is plain: it names the object and no more
-    with records.weights_only(), pytest.raises(dcp.CheckpointException, match="[Ww]eights only"):
+    checkpoints.check_pickles(sharded)  # its .metadata is plain: it names the object and no more
+    with checkpoints.weights_only(), pytest.raises(dcp.CheckpointException, match="[Ww]eights only"):
         dcp.load({"code": None}, **reader)
     assert not mark.exists()
     dcp.load({"code": None}, **reader)
     assert mark.exists()
     own = {"optimizer": {"param_groups": [{"lr": 0.0, "betas": (0.0, 0.0), "fused": None}]}}
-    with records.weights_only():
+    with checkpoints.weights_only():
         dcp.load(own, no_dist=True, checkpoint_id=sharded / "optimizer_0")
     assert own["optimizer"]["param_groups"] == [{"lr": 0.001, "betas": (0.9, 0.999), "fused": None}]  # AdamW's defaults
 
@@ -852,7 +852,7 @@ def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
     """Completions that would clear the screen, ring, or rename the window: samples.jsonl is plain ASCII without control
     characters, from which the text comes back whole; nothing of it is printed."""
     text = "\x1b[2J\x07\x1b]0;title\x07\r\x7f\x9b31m\u202e\ud800 </think> 1"
-    monkeypatch.setattr(tasks.ChainTask, "text", lambda self, ids: text)
+    monkeypatch.setattr(chain.ChainTask, "text", lambda self, ids: text)
     _, out, err = program("--max_steps", "1")
     content = (tmp_path / "run" / "samples.jsonl").read_bytes()
     assert all(32 <= byte < 127 or byte == 10 for byte in content)
@@ -885,7 +885,7 @@ def test_no_text_becomes_code(file):
 
 def test_verdicts_are_logged(monkeypatch, program, tmp_path):
     """What became of the judged completions, lost reward workers among it, is in each step's record."""
-    monkeypatch.setattr(tasks.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)
+    monkeypatch.setattr(chain.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)
     program("--max_steps", "1")
     [record] = without_times(tmp_path / "run", "metrics.jsonl")
     assert record["verdicts"] == {"correct": 5, "timeout": 2}

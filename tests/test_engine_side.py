@@ -1,4 +1,4 @@
-"""engine_side.WholeCompletions by hand: what a request sampled over several steps and pauses arrives once, whole.
+"""runtime.engine_process.WholeCompletions by hand: what a request sampled over several steps and pauses arrives once, whole.
 
 Real engines use it in test_generator.py, where the versions of completions are compared with log-probs.
 """
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine_side import WholeCompletions, at_borders
+from runtime.engine_process import WholeCompletions, at_borders
 
 PauseState = pytest.importorskip("vllm.v1.core.sched.interface").PauseState
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import records
+from runtime import run_folder as records
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import pipeline_rl
-import records
-import tasks
 import train
-from rewards import Job, RewardPool
+from runtime import run_folder as records
+from tasks import data_sets
+from tasks.verifiers import Job, RewardPool
 
 pytestmark = pytest.mark.slow
 PIECES = ["</think>", "\\boxed{", "}", "{", "\\frac{1}{2}", "####", "42", "-", "^", "$", "\\(", "\x00", "\x1b[2J", "\u202e",
@@ -81,10 +81,10 @@ def test_ten_thousand_rows(tmp_path):
     lines = [line() for _ in range(10_000)]
     (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "first", "answer": "1"}\n' + b"\n".join(lines) + b"\n")
     skipped = Counter()
-    data = tasks.DataSet(str(tmp_path / "rows.jsonl"), None, 1.0)
+    data = data_sets.DataSet(str(tmp_path / "rows.jsonl"), None, 1.0)
     tokenizer = SimpleNamespace(chat_template=None)
-    found = tasks.read_problems(
-        data, Encoder(tokenizer), tasks.PromptOptions(), lambda answers: [True] * len(answers), False, skipped)  # fmt: skip
+    found = data_sets.read_problems(
+        data, Encoder(tokenizer), data_sets.PromptOptions(), lambda answers: [True] * len(answers), False, skipped)  # fmt: skip
     text = (tmp_path / "rows.jsonl").read_bytes().decode("utf-8", "replace")
     written = sum(bool(part.strip()) for part in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
     print(dict(skipped))

@@ -26,8 +26,6 @@ import pytest
 import torch
 from conftest import END_OF_THINKING, PHRASE, STOP, Engine, Problem, TinyModel, new_generator, no_reward, problems
 
-import weight_sync
-from flags import UsageError, engine_options, key_values, merged, parse_flags
 from length_control import Interruption
 from pipeline_rl import (
     FORCED,
@@ -43,7 +41,9 @@ from pipeline_rl import (
     lags,
     reason_of,
 )
-from weight_sync import FileWeights
+from runtime import weight_channels as weight_sync
+from runtime.flags import UsageError, engine_options, key_values, merged, parse_flags
+from runtime.weight_channels import FileWeights
 
 ROOT = Path(__file__).resolve().parent.parent
 CLOSE = 1e-5  # nats a token, mean; measured 1e-6. The runs' own limit is 1e-4

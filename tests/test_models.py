@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import policy
+from runtime import model as policy
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = (

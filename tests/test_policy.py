@@ -24,10 +24,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 import losses
-import policy
-import trainer
-from flags import UsageError, parse_flags
-from policy import Microbatch, Policy, Row, cut_rows, full_tensors, make_microbatch, microbatches, share_rows
+from runtime import model as policy
+from runtime import trainer
+from runtime.flags import UsageError, parse_flags
+from runtime.model import Microbatch, Policy, Row, cut_rows, full_tensors, make_microbatch, microbatches, share_rows
 
 torch.set_num_threads(1)
 

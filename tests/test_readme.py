@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import flags
+from runtime import flags
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import rewards
-from rewards import Job, RewardError, RewardPool, Verdict, after_thinking, last_box, plain, verdict_of
+from tasks import verifiers as rewards
+from tasks.verifiers import Job, RewardError, RewardPool, Verdict, after_thinking, last_box, plain, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -651,7 +651,7 @@ def test_a_worker_that_cannot_start_is_an_error_not_a_hang(monkeypatch, tmp_path
 def test_requests_and_replies_are_plain_json(functions, tmp_path):
     """The protocol itself: one line in, one line out, nothing that is pickled."""
     settings = {"rewards": ["exact"], "timeout": 5.0, "memory_mb": 512, "end_of_thinking": ""}
-    run = subprocess.run([sys.executable, str(ROOT / "rewards.py"), json.dumps(settings)], capture_output=True,
+    run = subprocess.run([sys.executable, str(ROOT / "tasks" / "verifiers.py"), json.dumps(settings)], capture_output=True,
         text=True, timeout=30,
                          input=json.dumps(["exact", "", "a", "a"]) + "\n" + json.dumps(["exact", "", "a",
                          "b"]) + "\n")  # fmt: skip

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import tasks
 from length_control import PHRASE as PAPERS_PHRASE
 from length_control import Interruption
-from tasks import (
+from tasks import data_sets, verifiers
+from tasks import warm_start as module
+from tasks.chain import (
     DIGITS,
     IDS,
     LABELS,
@@ -25,25 +26,14 @@ from tasks import (
     PHRASE,
     WORDS,
     ChainTask,
-    DataSet,
-    Demonstrator,
-    Problem,
-    PromptOptions,
-    WarmStart,
     apply,
     chain_text,
     chain_values,
-    epoch_order,
-    final_answer,
     is_held_out,
-    last_two,
-    load_dataset_task,
-    parse_data_sets,
-    stable_key,
-    supervised_steps,
-    warm_start,
-    wrong_results,
 )
+from tasks.data_sets import DataSet, PromptOptions, final_answer, load_dataset_task, parse_data_sets
+from tasks.prompts import Problem, epoch_order, stable_key
+from tasks.warm_start import Demonstrator, WarmStart, last_two, supervised_steps, warm_start, wrong_results
 
 ROOT = Path(__file__).resolve().parents[1]
 # A warm start of a few steps: the loss bound is met at once.
@@ -174,7 +164,7 @@ def test_keys_are_stable_across_processes():
     text = "7 a +5 b *3 c -4 <think>"
     assert stable_key(text) == hashlib.sha256(text.encode()).hexdigest()[:16]
     code = ("import random, tasks\n"
-            "print([p.key for p in tasks.ChainTask._draw(random.Random('train 7'), 3, (2, 8), held_out=False)])")
+            "print([p.key for p in chain.ChainTask._draw(random.Random('train 7'), 3, (2, 8), held_out=False)])")
     found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, cwd=ROOT,
                            capture_output=True, text=True, check=True).stdout
     assert found == f"{[p.key for p in ChainTask(7, 3, 3).train]}\n"
@@ -329,14 +319,14 @@ def test_streams_differ_in_problems_and_share_the_wrong_facts():
 
 def test_supervised_step_predicts_the_next_token_of_taught_places_only():
     """The loss by brute force: -log p(label at t | logits at t - 1), averaged over the taught places alone."""
-    model = tasks.new_model(WarmStart(), 0)
+    model = module.new_model(WarmStart(), 0)
     ids, labels = Demonstrator(replace(QUICK, cut=1.0), 0, True).batch()
     with torch.no_grad():
         logprobs = model(input_ids=ids).logits.double().log_softmax(-1)
     losses = [-logprobs[n, t - 1, labels[n, t]].item()
               for n in range(ids.shape[0]) for t in range(1, ids.shape[1]) if labels[n, t] != -100]
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = tasks.warm_start_optimizer(model, WarmStart())
+    optimizer = module.warm_start_optimizer(model, WarmStart())
     first, second = supervised_steps(model, optimizer, [(ids, labels), (ids, labels)])
     assert first == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert second < first
@@ -345,7 +335,7 @@ def test_supervised_step_predicts_the_next_token_of_taught_places_only():
 
 def test_each_supervised_step_uses_its_own_batch_alone():
     """With learning rate 0 the gradients after two steps are those of the second batch, cut to norm 1."""
-    model = tasks.new_model(WarmStart(), 0)
+    model = module.new_model(WarmStart(), 0)
     demonstrator = Demonstrator(QUICK, 0, True)
     batches = [demonstrator.batch(), demonstrator.batch()]
     list(supervised_steps(model, torch.optim.SGD(model.parameters(), lr=0.0), batches))
@@ -376,9 +366,9 @@ def test_warm_start_is_cached_under_its_settings(tmp_path):
 
 def test_warm_start_is_trained_again_when_its_code_changes(tmp_path, monkeypatch):
     folder = warm_start(tmp_path, settings=QUICK)
-    source = tasks.inspect.getsource
-    monkeypatch.setattr(tasks.inspect, "getsource",
-                        lambda x: source(x) + ("# changed" if x is tasks.last_two else ""))
+    source = module.inspect.getsource
+    monkeypatch.setattr(module.inspect, "getsource",
+                        lambda x: source(x) + ("# changed" if x is module.last_two else ""))
     assert warm_start(tmp_path, settings=QUICK) != folder
 
 
@@ -400,8 +390,8 @@ def test_a_warm_start_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="clean_steps"):
         warm_start(tmp_path, settings=replace(QUICK, clean_loss=0.0, clean_steps=2))
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(tasks, "word_tokenizer", lambda: 1 / 0)
-    monkeypatch.setattr(tasks.inspect, "getsource", lambda x: "")
+    monkeypatch.setattr(module, "word_tokenizer", lambda: 1 / 0)
+    monkeypatch.setattr(module.inspect, "getsource", lambda x: "")
     with pytest.raises(ZeroDivisionError):
         warm_start(tmp_path, settings=QUICK)
     assert list(tmp_path.iterdir()) == []
@@ -410,16 +400,16 @@ def test_a_warm_start_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_a_second_process_that_finishes_first_is_taken(tmp_path, monkeypatch):
     folder = warm_start(tmp_path, settings=QUICK)
     kept = folder.rename(tmp_path / "kept")
-    train = tasks.train_warm_start
+    train = module.train_warm_start
 
     def slower(*args):
         model = train(*args)
         kept.rename(folder)
         return model
 
-    real = tasks.inspect.getsource
-    monkeypatch.setattr(tasks.inspect, "getsource", lambda x: real(train if x is slower else x))
-    monkeypatch.setattr(tasks, "train_warm_start", slower)
+    real = module.inspect.getsource
+    monkeypatch.setattr(module.inspect, "getsource", lambda x: real(train if x is slower else x))
+    monkeypatch.setattr(module, "train_warm_start", slower)
     assert warm_start(tmp_path, settings=QUICK) == folder
     assert [p.name for p in tmp_path.iterdir()] == [folder.name]
 
@@ -729,8 +719,8 @@ def test_bad_options_name_the_flag_and_leave_no_process(tmp_path, monkeypatch, t
     for name in ("notes.txt", "broken.parquet", "empty.jsonl"):
         (tmp_path / name).write_text("")
     pools = []
-    real = tasks.RewardPool
-    monkeypatch.setattr(tasks, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
+    real = verifiers.RewardPool
+    monkeypatch.setattr(data_sets, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
     with pytest.raises(ValueError, match=words):
         load(change.pop("datasets", "good.jsonl"), tokenizer, **change)
     assert all(worker.process.poll() is not None for pool in pools for worker in pool._workers)
@@ -806,11 +796,11 @@ def test_stop_tokens_come_from_the_generation_config_too(tmp_path):
     from transformers import AutoTokenizer, GenerationConfig
 
     bpe_tokenizer(chat=True).save_pretrained(tmp_path)
-    assert tasks.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
+    assert data_sets.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
     GenerationConfig(eos_token_id=[7, 0]).save_pretrained(tmp_path)
-    assert tasks.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 7)
+    assert data_sets.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 7)
     GenerationConfig(eos_token_id=9).save_pretrained(tmp_path)
-    assert tasks.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 9)
+    assert data_sets.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 9)
 
 
 def test_stop_tokens_are_given_by_name(tmp_path, tokenizer):

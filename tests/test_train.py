@@ -16,16 +16,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import flags as flags_module
 import losses
-import records
-import tasks
 import train
-from flags import FLAGS, UsageError, check_flags, engine_options, parse_flags
 from pipeline_rl import FORCED, Counters, Group, Rollout
-from records import Clock, Folder, evaluation_line, evaluation_record, pass_at_k, step_line
-from train import PromptStream, make_batch
-from trainer import clip_options, learning_rate
+from runtime import flags as flags_module
+from runtime import metrics as records
+from runtime import run_folder
+from runtime.flag_checks import check_flags
+from runtime.flags import FLAGS, UsageError, engine_options, parse_flags
+from runtime.metrics import Clock, evaluation_line, evaluation_record, pass_at_k, step_line
+from runtime.run_folder import Folder
+from runtime.trainer import clip_options, learning_rate
+from tasks import chain, data_sets, verifiers, warm_start
+from tasks.prompts import PromptStream
+from train import make_batch
 
 torch.set_num_threads(1)
 
@@ -319,9 +323,8 @@ def test_overwrite_does_not_delete_the_model_it_starts_from(tmp_path):
 
 def test_no_flag_is_dead():
     """Every flag is read outside its own definition and the check of its bounds."""
-    rest = (ROOT / "flags.py").read_text()
-    check = rest[rest.index("def check_flags") : rest.index("def engine_options")]
-    source = (ROOT / "train.py").read_text() + (ROOT / "trainer.py").read_text() + rest.replace(check, "")
+    files = [ROOT / "train.py", *(ROOT / "runtime").glob("*.py")]
+    source = "".join(file.read_text() for file in files if file.name != "flag_checks.py")
     assert len(NAMES) == len(set(NAMES))
     assert [name for name in NAMES if not re.search(rf"\bflags\.{name}\b", source)] == []
 
@@ -451,7 +454,7 @@ def test_a_stream_goes_on_from_its_saved_place(n):
 def chat_model(tmp_path_factory):
     """A folder with a word tokenizer that knows `</think>` and has a chat template, and rows whose answer is `7`."""
     folder = tmp_path_factory.mktemp("chat")
-    tokenizer = tasks.word_tokenizer()
+    tokenizer = chain.word_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %} wait{% if enable_thinking is defined %}"
     tokenizer.chat_template += "{% if enable_thinking %} <think>{% else %} </think>{% endif %}{% endif %}"
     tokenizer.save_pretrained(folder)
@@ -507,7 +510,7 @@ def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, mai
 
     pools = []
 
-    class Pool(tasks.RewardPool):
+    class Pool(verifiers.RewardPool):
         def __init__(self, *options, **more):
             super().__init__(*options, **more)
             pools.append((self, [worker.process for worker in self._workers]))
@@ -515,7 +518,7 @@ def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, mai
     def stop(*_):
         raise KeyboardInterrupt  # the task is loaded: what follows needs a model
 
-    monkeypatch.setattr(tasks, "RewardPool", Pool)
+    monkeypatch.setattr(data_sets, "RewardPool", Pool)
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(is_main_process=main))
     monkeypatch.setattr(train, "Trainer", stop)
     with pytest.raises(KeyboardInterrupt):
@@ -526,7 +529,7 @@ def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, mai
 
 
 def test_the_generator_finds_the_end_of_thinking_as_the_task_does(monkeypatch):
-    task = tasks.ChainTask(pool_size=8, held_out_size=8)
+    task = chain.ChainTask(pool_size=8, held_out_size=8)
     task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=256, vocab_size=len(task.tokenizer)))
     run = SimpleNamespace(
@@ -741,8 +744,8 @@ def test_clip_options(loss, changes, wanted):
 def model_folder(tmp_path_factory):
     """A tiny random Qwen3 with a tied head, saved as `from_pretrained` wants it."""
     folder = tmp_path_factory.mktemp("model")
-    settings = tasks.WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
-    tasks.new_model(settings, seed=0).save_pretrained(folder)
+    settings = warm_start.WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    warm_start.new_model(settings, seed=0).save_pretrained(folder)
     return str(folder)
 
 
@@ -909,8 +912,8 @@ def test_weights_and_parameters_that_cost_flops(model_folder):
 
 
 def test_an_untied_embedding_costs_no_flops(tmp_path):
-    settings = tasks.WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
-    config = tasks.new_model(settings, seed=0).config
+    settings = warm_start.WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    config = warm_start.new_model(settings, seed=0).config
     config.tie_word_embeddings = False
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     trainer, _ = trainer_and_batch(str(tmp_path))
@@ -1085,11 +1088,11 @@ def test_a_budget_of_device_hours_ends_the_run(play, limit, steps):
 def test_rambling_chooses_the_warm_start(monkeypatch):
     """--rambling 0.9 asks for demonstrations of which 0.9 start over, and the default for those of WarmStart()."""
     asked = []
-    monkeypatch.setattr(train.tasks, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
+    monkeypatch.setattr(train.warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
     for flags in (default_flags(rambling=0.9), default_flags()):
         with pytest.raises(ZeroDivisionError):
             train.Run(flags)
-    assert asked == [train.tasks.WarmStart(restart=0.9), train.tasks.WarmStart()]
+    assert asked == [train.warm_start.WarmStart(restart=0.9), train.warm_start.WarmStart()]
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -1435,7 +1438,7 @@ def test_records_are_lines_that_can_be_cut_back(tmp_path):
 
 def test_clearing_a_run_removes_its_own_files_only(tmp_path):
     folder = Folder(tmp_path)
-    for name in (*records.LOGS, "config.json", "curve.png", "notes.txt"):
+    for name in (*run_folder.LOGS, "config.json", "curve.png", "notes.txt"):
         (tmp_path / name).write_text("x")
     for name in ("checkpoints/step-000001", "model", "mine"):
         (tmp_path / name).mkdir(parents=True)

@@ -18,10 +18,10 @@ import torch
 from conftest import TinyModel, new_generator, problems
 from safetensors.torch import load_file
 
-import weight_sync
-from flags import UsageError, parse_flags
-from train import new_channel
-from weight_sync import FileWeights, Meta, TransferWeights, metadata, safetensors_header
+from runtime import weight_channels as weight_sync
+from runtime.devices import new_channel
+from runtime.flags import UsageError, parse_flags
+from runtime.weight_channels import FileWeights, Meta, TransferWeights, metadata, safetensors_header
 
 
 @pytest.fixture
@@ -319,8 +319,8 @@ def test_an_engine_on_a_trainers_gpu_leaves_room_for_it(monkeypatch, capsys, gpu
 def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch, gpu):
     """On a GPU vLLM schedules a step while the one before it runs; a subclass of its plain scheduler could not."""
     channel, _ = made_on(monkeypatch, int(gpu))
-    assert channel.engine_args.get("scheduler_cls") == (None if gpu else "engine_side.WholeCompletions")
-    assert channel.engine_args["worker_extension_cls"] == "engine_side.WeightReceiver"
+    assert channel.engine_args.get("scheduler_cls") == (None if gpu else "runtime.engine_process.WholeCompletions")
+    assert channel.engine_args["worker_extension_cls"] == "runtime.engine_process.WeightReceiver"
 
 
 def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(monkeypatch):

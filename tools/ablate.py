@@ -40,8 +40,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import ablation_report
 from comparisons import COMPARISONS
 
-from flags import FLAGS, UsageError
-from records import Folder
+from runtime.flags import FLAGS, UsageError
+from runtime.run_folder import Folder
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ROOT / "train.py"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from comparisons import Comparison
 
 import fit_sigmoid
-from records import Folder
+from runtime.run_folder import Folder
 
 # --------------------------------------------------------------------------------------------------------- the figures
 

@@ -43,10 +43,11 @@ from contests import pacer, peer, race
 from measuring import QUIET, ROOT, SIZES, Figure, Measured, Report, random_model, ratios, take_turns, timed
 
 import pipeline_rl
-import policy as policies
-import tasks
 import train
-from flags import parse_flags
+from runtime import model as policies
+from runtime.flags import parse_flags
+from tasks import chain
+from tasks.prompts import Problem
 
 STILL = ["--lr", "1e-12", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
 
@@ -643,11 +644,11 @@ def synthetic(rollouts: int, length: int, size: int = 16) -> list[pipeline_rl.Gr
         made = []
         for _ in range(size):
             n = rng.randint(length // 2, length + length // 2)
-            ids = [rng.randrange(4, len(tasks.WORDS)) for _ in range(n)]
+            ids = [rng.randrange(4, len(chain.WORDS)) for _ in range(n)]
             right = rng.random() < 0.5
             reward = 1.0 if right else -1.0
             made.append(pipeline_rl.Rollout(ids, [-2.0] * n, [0] * n, [1] * n, "stop", reward=reward, correct=right))
-        problem = tasks.Problem(str(number), tuple(rng.randrange(4, 30) for _ in range(12)), "")
+        problem = Problem(str(number), tuple(rng.randrange(4, 30) for _ in range(12)), "")
         groups.append(pipeline_rl.Group(number, problem, 0, made))
     return groups
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=CHECKOUT python tools/benchmark_pacer.py MODEL SLOTS MEAN      then one case a line, as JSON, on stdin
 
-The pipeline_rl.py, weight_sync.py and engine_side.py are those of CHECKOUT, so that two versions meet the same work:
+The pipeline_rl.py, weight_sync.py and engine_process.py are those of CHECKOUT, so that two versions meet the same work:
 completions whose lengths come from a lognormal distribution (the model never stops by itself), a training step that is
 a sleep of fixed length, and its weights, which are pushed in flight. The answer to a case is a line of JSON on stdout.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 import pipeline_rl
-import weight_sync
+from runtime import weight_channels as weight_sync
 
 
 class Lengths:

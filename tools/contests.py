@@ -16,8 +16,8 @@ from typing import Any
 
 from measuring import QUIET, ROOT, SETTING, Figure, Measured, Report, random_model, ratios, take_turns
 
-import tasks
-from records import Folder
+from runtime.run_folder import Folder
+from tasks import warm_start
 
 PEER_PACKAGES = ["transformers==5.19.0", "accelerate==1.15.0", "safetensors==0.8.0", "trl==1.16.0"]
 
@@ -90,7 +90,7 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
         small = args.size == "0.2M"
         model = random_model(root / "model", args.size)
         if small:
-            model = str(tasks.warm_start("runs/cache", seed=args.seed))
+            model = str(warm_start.warm_start("runs/cache", seed=args.seed))
         both = ["--model", model, "--seed", str(args.seed), "--max_steps", "100000"]
         both += ["--batch_prompts", str(args.batch_prompts)]
         budget = ["--length_control", "none", "--max_budget", str(longest - 4)]
@@ -137,7 +137,7 @@ def contestant(name: str, seed: int, args: argparse.Namespace) -> tuple[list[str
     """(command, threads) of `pipeline-8:1`, `ppo_off_policy-1:2` or `trl:2`."""
     label, _, threads = name.partition(":")
     if label == "trl":
-        model = str(tasks.warm_start("runs/cache", seed=seed))
+        model = str(warm_start.warm_start("runs/cache", seed=seed))
         more = ["--model", model, "--seed", str(seed), "--threads", threads, "--max_steps", str(args.max_steps)]
         return [peer_environment(args.environment), "tools/benchmark_peer.py", *more], int(threads)
     schedule, _, k = label.rpartition("-")

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
-import tasks
+from tasks import chain, warm_start
 
 ROOT = Path(__file__).resolve().parent.parent
 # The setting of BENCHMARKS.md, which stays while the defaults of train.py move.
@@ -120,7 +120,7 @@ class Report:
         return record
 
 
-SIZES = {  # name -> settings of tasks.WarmStart; heads of 32, which vLLM's CPU kernel takes
+SIZES = {  # name -> settings of warm_start.WarmStart; heads of 32, which vLLM's CPU kernel takes
     "0.2M": {},
     "2M": {"hidden_size": 192, "layers": 4, "heads": 6, "kv_heads": 3, "intermediate_size": 576},
     "8M": {"hidden_size": 256, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate_size": 1024},
@@ -130,10 +130,10 @@ SIZES = {  # name -> settings of tasks.WarmStart; heads of 32, which vLLM's CPU 
 
 def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
     """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
-    made = tasks.new_model(tasks.WarmStart(init_std=0.02, **SIZES[size]), seed=0)
+    made = warm_start.new_model(warm_start.WarmStart(init_std=0.02, **SIZES[size]), seed=0)
     made.config.max_position_embeddings = context
     if not ends:
         made.config.eos_token_id = made.generation_config.eos_token_id = None
     made.save_pretrained(folder)
-    tasks.word_tokenizer().save_pretrained(folder)
+    chain.word_tokenizer().save_pretrained(folder)
     return str(folder)

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tasks import ChainTask, Demonstrator, WarmStart, supervised_steps, warm_start, warm_start_optimizer
+from tasks.chain import ChainTask
+from tasks.warm_start import Demonstrator, WarmStart, supervised_steps, warm_start, warm_start_optimizer
 
 
 @torch.no_grad()

@@ -77,8 +77,9 @@ class WholeCompletions(Scheduler):
     def __init__(self, *args: Any, **options: Any):
         if not vllm.__version__.startswith(WRITTEN_FOR):
             raise RuntimeError(
-                f"engine_side.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: install the "
-                "version that requirements.txt pins, or take vLLM's own scheduler by --engine_args scheduler_cls=null"
+                f"runtime.engine_process.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: "
+                "install the version that requirements.txt pins, or take vLLM's own scheduler by --engine_args "
+                "scheduler_cls=null"
             )
         super().__init__(*args, **options)
         if len(self.kv_cache_config.kv_cache_groups) == 1:  # else their blocks have different borders

@@ -240,7 +240,7 @@ def verdict_of(value: Any) -> Verdict:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The worker process: python rewards.py SETTINGS
+# The worker process: python verifiers.py SETTINGS
 
 
 def load_function(name: str) -> Callable[..., Any]:

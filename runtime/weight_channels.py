@@ -81,15 +81,16 @@ def private_folder() -> Path:
 
 
 def engine_environment(folder: Path) -> dict[str, str]:
-    """The engine's process keeps its sockets in `folder` and ends with this one (engine_side.py)."""
+    """The engine's process keeps its sockets in `folder` and ends with this one (engine_process.py)."""
     return {"VLLM_RPC_BASE_PATH": str(folder), "SCALERL_TRAINER_PID": str(os.getpid())}
 
 
 def engine_args() -> dict[str, Any]:
-    """vLLM's arguments that bring engine_side.py into the engine's processes. Its scheduler is for engines on a CPU: on
-    a GPU vLLM's own one schedules the next step while this one runs."""
-    on_cpu = {"scheduler_cls": "engine_side.WholeCompletions", "async_scheduling": False}
-    return {"worker_extension_cls": "engine_side.WeightReceiver"} | ({} if torch.cuda.is_available() else on_cpu)
+    """vLLM's arguments that bring engine_process.py into the engine's processes. Its scheduler is for engines on a CPU:
+    on a GPU vLLM's own one schedules the next step while this one runs."""
+    ours = "runtime.engine_process"
+    on_cpu = {"scheduler_cls": f"{ours}.WholeCompletions", "async_scheduling": False}
+    return {"worker_extension_cls": f"{ours}.WeightReceiver"} | ({} if torch.cuda.is_available() else on_cpu)
 
 
 class FileWeights(pipeline_rl.WeightFile):

@@ -1,6 +1,6 @@
 """The trainer: from a batch of rollouts to a step of AdamW, the same on one process and on many.
 
-Glue between the policy (policy.py), the losses (losses.py) and accelerate. What it must get right:
+Glue between the policy (model.py), the losses (losses.py) and accelerate. What it must get right:
 
 - Each token's weight is fixed over the whole batch before the first microbatch, so microbatches and ranks only add up;
   data parallelism averages gradients, hence the factor `ranks` on the loss.
@@ -18,8 +18,8 @@ from torch import Tensor
 
 import fp32_head
 import losses
-import policy as policies
-from flags import UsageError
+from runtime import model as policies
+from runtime.flags import UsageError
 
 
 @dataclass

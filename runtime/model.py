@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of
-from weight_sync import Meta
+from runtime.weight_channels import Meta
 
 
 @dataclass

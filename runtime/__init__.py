@@ -1,0 +1,1 @@
+"""What it takes to run: flags, model, trainer, engine, weight channels, a run's folder."""

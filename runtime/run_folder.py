@@ -1,0 +1,166 @@
+"""A run's files: settings, one record a step, evaluations, checkpoints; and the clock that counts compute.
+
+    config.json      every flag                     metrics.jsonl   the flags, then one record a step
+    eval.jsonl       one record an evaluation       samples.jsonl   a few rollouts to read
+    groups.jsonl     what each step consumed: [prompt key, correct, rollouts], counted from step 0
+    checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
+
+A checkpoint is written to a temporary folder, flushed to disk and renamed, so one that exists is whole; `state.json`
+in it lists the other files with their sizes, so one that was damaged later is told from a whole one. Loading one runs
+no code that stands in it: torch's weights-only loader builds tensors and plain containers, and where torch unpickles
+without it (`.metadata` of FSDP2), `check_pickles` has read the file before.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl", "samples.jsonl")
+
+
+class Folder:
+    """The files of one run. Every line is written when it is measured, so that a stop keeps what came before it."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def clear(self) -> None:
+        """Removes the files of the run that this folder holds, and nothing else."""
+        for name in (*LOGS, "config.json", "curve.png"):
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("checkpoints", "model", "model.new", "model.old"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """One more line of the JSON-lines file `name`."""
+        with _named(self.path / name), (self.path / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def replace(self, name: str, text: str) -> None:
+        """Writes the file `name` as a whole: a stop leaves the old one or the new one."""
+        new = self.path / f"{name}.new"
+        with _named(new):
+            new.write_text(text)
+        new.replace(self.path / name)
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """All records of `name`; none if it does not exist. A last line that is not whole, as a reader beside a writer
+        or a killed writer leaves it, is left out."""
+        file = self.path / name
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes in each log, for a checkpoint."""
+        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in LOGS}
+
+    def cut_back(self, lengths: dict[str, int]) -> None:
+        """Takes off what the logs gained after a checkpoint, so that no step appears twice."""
+        for name, length in lengths.items():
+            if (self.path / name).exists():
+                os.truncate(self.path / name, length)
+
+    # ---- the final model ----
+
+    def begin_model(self) -> Path:
+        """An empty folder to write the model into."""
+        new = self.path / "model.new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        return new
+
+    def finish_model(self, record: dict[str, Any]) -> None:
+        """Adds `record` (of step and compute) as run.json; an earlier model stays until this one takes its place."""
+        new, old, final = (self.path / name for name in ("model.new", "model.old", "model"))
+        with _named(new):
+            (new / "run.json").write_text(json.dumps(record))
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            final.rename(old)
+        new.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def model(self) -> dict[str, Any] | None:
+        """run.json of the final model; None if there is none."""
+        file = self.path / "model" / "run.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    # ---- checkpoints ----
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def begin_checkpoint(self) -> Path:
+        """An empty folder to write the next checkpoint into; half-written ones of earlier processes are removed."""
+        for leftover in self._checkpoints.glob("unfinished-*"):
+            shutil.rmtree(leftover)
+        temporary = self._checkpoints / f"unfinished-{os.getpid()}"
+        temporary.mkdir(parents=True)
+        return temporary
+
+    def finish_checkpoint(self, temporary: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+        """Adds state.json, flushes everything and the logs too, renames the folder to its final name and removes the
+        oldest ones."""
+        files = {str(f.relative_to(temporary)): f.stat().st_size for f in sorted(temporary.rglob("*")) if f.is_file()}
+        (temporary / "state.json").write_text(json.dumps(state | {"files": files}))
+        logs = [self.path / name for name in LOGS if (self.path / name).exists()]
+        for file in [*temporary.rglob("*"), *logs]:
+            _flush(file)
+        _flush(temporary)
+        final = self._checkpoints / f"step-{step:06d}"
+        replaced = temporary.with_name(f"{temporary.name}-replaced")
+        if final.exists():  # a second save after the same step
+            final.rename(replaced)
+        temporary.rename(final)
+        _flush(self._checkpoints)
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in self.checkpoints()[: -max(1, keep)]:
+            shutil.rmtree(old)
+        return final
+
+    def checkpoints(self) -> list[Path]:
+        """Finished checkpoints, oldest first."""
+        return sorted(f for f in self._checkpoints.glob("step-*") if re.fullmatch(r"step-\d+", f.name))
+
+    def newest_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
+        """(folder, its state) of the newest whole checkpoint; damaged ones are passed over with a printed line."""
+        for folder in reversed(self.checkpoints()):
+            state = _whole(folder)
+            if state is not None:
+                return folder, state
+            print(f"checkpoint {folder} is damaged and is passed over", flush=True)
+        return None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An OSError in the block names `path`: a full disk is found when a file is written, where Python knows no name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _whole(folder: Path) -> dict[str, Any] | None:
+    """The state of a checkpoint whose files all have the sizes that it was written with, else None."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        sizes = {name: (folder / name).stat().st_size for name in state["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return state if sizes == state["files"] else None

@@ -1,0 +1,120 @@
+"""The built-in task, chain mod 10."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.prompts import Problem, stable_key
+
+DIGITS = tuple("0123456789")
+LABELS = tuple("abcdefgh")
+OPERATIONS = tuple(f"+{i}" for i in range(1, 10)) + tuple(f"-{i}" for i in range(1, 10)) + ("*3", "*7", "*9")
+RECHECK, RESTART = "wait", "again"
+PHRASE = ("time", "up", "</think>")
+SPECIAL = ("<pad>", "<eos>", "<think>", "</think>")
+WORDS = (*SPECIAL, RECHECK, RESTART, *PHRASE[:-1], *DIGITS, *LABELS, *OPERATIONS)
+IDS = {word: i for i, word in enumerate(WORDS)}
+# One problem in this many is held out, by the hash of its text.
+HELD_OUT_ONE_IN = 8
+
+
+def apply(operation: str, value: int) -> int:
+    """`value` after one of OPERATIONS, modulo 10: `apply("*7", 4) == 8`."""
+    number = int(operation[1:])
+    return (value + number if operation[0] == "+" else value - number if operation[0] == "-" else value * number) % 10
+
+
+def chain_values(start: int, operations: Sequence[str]) -> list[int]:
+    """The right values [v_0 = start, v_1, ..., v_n]."""
+    values = [start]
+    for operation in operations:
+        values.append(apply(operation, values[-1]))
+    return values
+
+
+def draw_chain(rng: random.Random, min_ops: int, max_ops: int) -> tuple[int, list[str]]:
+    """A random start digit and n operations, n uniform in min_ops..max_ops."""
+    return rng.randrange(10), [rng.choice(OPERATIONS) for _ in range(rng.randint(min_ops, max_ops))]
+
+
+def chain_text(start: int, operations: Sequence[str]) -> str:
+    """The prompt: `chain_text(7, ["+5", "*3"]) == "7 a +5 b *3 <think>"`."""
+    steps = " ".join(f"{label} {operation}" for label, operation in zip(LABELS, operations, strict=False))
+    return f"{start} {steps} <think>"
+
+
+def is_held_out(text: str) -> bool:
+    """True for one problem text in HELD_OUT_ONE_IN. Nothing else decides, so no seed or pool size can mix the sets."""
+    return int(stable_key(text), 16) % HELD_OUT_ONE_IN == 0
+
+
+def word_tokenizer() -> Any:
+    """A Hugging Face tokenizer in which every word of WORDS is one token; an unknown word is an error."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel(IDS))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+
+
+class ChainTask:
+    """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
+
+    `train` has `pool_size` and `held_out` `held_out_size` distinct problems of min_ops..max_ops operations. Raises
+    ValueError if the range is not within 2..8 or has too few distinct problems.
+    """
+
+    def __init__(
+        self, seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, *, min_ops: int = 2, max_ops: int = 8
+    ) -> None:
+        if not 2 <= min_ops <= max_ops <= len(LABELS):
+            raise ValueError(f"min_ops and max_ops must satisfy 2 <= min_ops <= max_ops <= {len(LABELS)}, "
+                             f"got {min_ops} and {max_ops}")
+        self.tokenizer = word_tokenizer()
+        self.sources, self.weights = ["chain"], {}
+        self.stop_ids = (IDS["<eos>"],)
+        self.end_of_thinking_ids = (IDS["</think>"],)
+        self.thinking_end = None  # the mark is always one token
+        self.phrase_ids = tuple(IDS[word] for word in PHRASE)
+        self.train = self._draw(random.Random(f"train {seed}"), pool_size, (min_ops, max_ops), held_out=False)
+        self.held_out = self._draw(random.Random("held out"), held_out_size, (min_ops, max_ops), held_out=True)
+
+    @staticmethod
+    def _draw(rng: random.Random, size: int, ops: tuple[int, int], held_out: bool) -> list[Problem]:
+        problems: dict[str, Problem] = {}
+        for _ in range(1000 + 100 * size):
+            if len(problems) == size:
+                break
+            start, operations = draw_chain(rng, *ops)
+            text = chain_text(start, operations)
+            if is_held_out(text) == held_out:
+                values = chain_values(start, operations)
+                ids = tuple(IDS[word] for word in text.split())
+                problems[text] = Problem(stable_key(text), ids, f"{values[-2]} {values[-1]}", "chain")
+        if len(problems) < size:
+            raise ValueError(f"there are fewer than {size} distinct problems of {ops[0]} to {ops[1]} operations; "
+                             "ask for fewer problems or more operations")
+        return list(problems.values())
+
+    def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]:
+        """(+1.0, True) if exactly `v_(n-1) v_n <eos>` follows the first `</think>`, else (-1.0, False)."""
+        ids = list(completion_ids)
+        end = self.end_of_thinking_ids[0]
+        if end not in ids:
+            return -1.0, False
+        wanted = [IDS[word] for word in str(problem.answer).split()] + [self.stop_ids[0]]
+        correct = ids[ids.index(end) + 1 :] == wanted
+        return (1.0 if correct else -1.0), correct
+
+    def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
+        """`reward` of each completion of one problem, in order."""
+        return [self.reward(problem, completion) for completion in completions]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The words of `ids`, special ones included."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def close(self) -> None:
+        """Nothing to release: there are no worker processes."""
+
