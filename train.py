@@ -364,7 +364,7 @@ class Run:
     def _budget_spent(self) -> bool:
         flags, compute = self.flags, self.clock.now()
         for name, limit, spent in (
-            ("max_tokens", flags.max_tokens, compute["tokens"]),
+            ("max_sampled_tokens", flags.max_sampled_tokens, compute["tokens"]),
             ("max_hours", flags.max_hours, self.clock.hours()),
             ("max_device_hours", flags.max_device_hours, compute["device_hours"]),
         ):

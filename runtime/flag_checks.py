@@ -1,14 +1,17 @@
 """What is refused before anything is loaded, and what is said."""
 
 import math
+import operator
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from runtime.flags import DEFAULTS, UsageError, engine_options
+from runtime.flags import DEFAULTS, Flags, UsageError, engine_options
+
+HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 # Flags that do nothing beside others: names -> (what they need, whether these flags have it).
-NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
     "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": (  # "clip-higher"
@@ -40,28 +43,18 @@ USUAL = {  # for real models, where the default is the built-in task's
 }
 
 
-def check_flags(flags: Any) -> list[str]:
+def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work, before anything is loaded; returns notes on what was adjusted."""
 
     def need(good: bool, message: str) -> None:
         if not good:
             raise UsageError(message)
 
-    bounds = {  # names: (least, whether that value itself is allowed, largest, not allowed itself)
-        "batch_prompts rollouts max_steps eval_every eval_problems eval_samples probe_every keep prompts min_budget "
-        "answer_budget tokens_per_microbatch threads held_out max_prompt_tokens reward_workers tensor_parallel "
-        "data_parallel restart_window": (1, True, math.inf),
-        "lr temperature eps_max pass_rate_threshold clip_grad tis_cap adam_eps reward_timeout": (0, False, math.inf),
-        "max_tokens max_hours max_device_hours save_every max_ready min_ready warmup_steps weight_decay kl_coef "
-        "entropy_coef max_restarts peak_tflops": (0, True, math.inf),
-        "beta1 beta2 gpu_memory_utilization": (0, True, 1),
-    }
-    for names, (least, included, most) in bounds.items():
-        for name in names.split():
-            value = getattr(flags, name)
-            good = (value >= least if included else value > least) and value < most
-            below = f" and below {most}" if most < math.inf else ""
-            need(good, f"--{name} must be {'at least' if included else 'above'} {least}{below}, not {value}.")
+    for item in fields(flags):
+        bounds, value = item.metadata["bounds"], getattr(flags, item.name)
+        good = not bounds or (math.isfinite(value) and all(HOLDS[word](value, x) for word, x in bounds.items()))
+        wanted = " and ".join(f"{word.replace('_', ' ')} {x}" for word, x in bounds.items())
+        need(good, f"--{item.name} must be {wanted}, not {value}.")
     least = 1 if flags.schedule == "ppo_off_policy" else 0
     need(flags.k >= least, f"--k must be at least {least} with --schedule {flags.schedule}, not {flags.k}.")
     size, most = flags.batch_prompts, flags.k * flags.batch_prompts
@@ -101,7 +94,6 @@ def check_flags(flags: Any) -> list[str]:
     for name in ("eps_low", "eps_high"):
         need(not math.isnan(getattr(flags, name)), f"--{name} must be a number, not nan; leave it out for the default.")
     need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
-    need(0 <= flags.rambling <= 1, f"--rambling must be from 0 to 1, not {flags.rambling}.")
     cap = flags.max_budget + flags.answer_budget
     need(
         flags.length_control != "penalty" or 1 <= flags.penalty_window <= cap,
@@ -176,7 +168,7 @@ def check_flags(flags: Any) -> list[str]:
         notes.append(
             f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
         )
-    if flags.lr_schedule == "cosine" and (flags.max_tokens or flags.max_hours or flags.max_device_hours):
+    if flags.lr_schedule == "cosine" and (flags.max_sampled_tokens or flags.max_hours or flags.max_device_hours):
         notes.append(
             f"--lr_schedule cosine reaches 0 at --max_steps {flags.max_steps}, whatever budget ends the run before; "
             "give as many steps as the budget pays for"

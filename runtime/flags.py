@@ -5,22 +5,24 @@ an alternative, so that an ablation is one flag. Section numbers in the help lin
 """
 
 import json
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 
 class UsageError(ValueError):
     """A flag that cannot work; the message names it and the fix."""
 
 
-def flag(default: Any, text: str) -> Any:
-    """A dataclass field with a help line."""
-    return field(default=default, metadata={"help": text})
+def flag(default: Any, text: str, **bounds: float) -> Any:
+    """A dataclass field with its help line and its bounds: at_least, above, at_most, below."""
+    return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
+RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
 OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # a resumed run does not take these over
 
 # ---------------------------------------------------------------------------------------------------------------- flags
@@ -30,21 +32,26 @@ OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # a
 class RunFlags:
     """The run: length, evaluation, files."""
 
-    _argument_group_name = "run"
     output_dir: str = flag("runs/demo", "Folder of this run's files.")
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.")
-    max_steps: int = flag(130, "Batches to train on.")
-    max_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.")
-    max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.")
-    max_device_hours: float = flag(0.0, "Stop after this many device-hours, evaluation not counted; 0: no limit.")
-    eval_every: int = flag(5, "Evaluate the held-out prompts every so many steps, at the start and at the end.")
-    eval_problems: int = flag(256, "Held-out prompts of each data set per evaluation.")
-    eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).")  # P2
-    probe_every: int = flag(5, "Check generator against trainer log-probs on 16 completions every so many steps.")
-    save_every: int = flag(30, "Checkpoint every so many steps and at the end; 0 means at a stop only.")
-    keep: int = flag(2, "Checkpoints to keep.")
+    max_steps: int = flag(130, "Batches to train on.", at_least=1)
+    max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
+    max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
+    max_device_hours: float = flag(
+        0.0, "Stop after this many device-hours, evaluation not counted; 0: no limit.", at_least=0
+    )
+    eval_every: int = flag(
+        5, "Evaluate the held-out prompts every so many steps, at the start and at the end.", at_least=1
+    )
+    eval_problems: int = flag(256, "Held-out prompts of each data set per evaluation.", at_least=1)
+    eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
+    probe_every: int = flag(
+        5, "Check generator against trainer log-probs on 16 completions every so many steps.", at_least=1
+    )
+    save_every: int = flag(30, "Checkpoint every so many steps and at the end; 0 means at a stop only.", at_least=0)
+    keep: int = flag(2, "Checkpoints to keep.", at_least=1)
     eval_only: bool = flag(False, "Evaluate the model, or that of --resume, once, print it, write nothing.")
     dry_run: bool = flag(False, "Print the resolved configuration and what would run, then end.")
     report_to: Literal["none", "tensorboard", "wandb"] = flag("none", "Also log through this tracker.")
@@ -54,14 +61,15 @@ class RunFlags:
 class ModelFlags:
     """The model and its numbers."""
 
-    _argument_group_name = "model"
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     dtype: Literal["float32", "bfloat16"] = flag("float32", "Dtype of generator and forward pass; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
-    temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.")  # O2
+    temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     cache_dir: str = flag("runs/cache", "Where the warm-started model is kept.")
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
-    peak_tflops: float = flag(0.0, "Peak TFLOP/s of a trainer's device; metrics.jsonl then has `mfu`. 0: not known.")
+    peak_tflops: float = flag(
+        0.0, "Peak TFLOP/s of a trainer's device; metrics.jsonl then has `mfu`. 0: not known.", at_least=0
+    )
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
@@ -70,24 +78,26 @@ class ModelFlags:
 class DataFlags:
     """Prompts and rewards."""
 
-    _argument_group_name = "data"
     dataset: str = flag(
         "chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][=WEIGHT],..."
     )
-    prompts: int = flag(2048, "Training prompts of the built-in task.")
-    rambling: float = flag(0.35, "Built-in task: share of its warm start that thinks all over again; 1: length-hungry.")
+    prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
+    rambling: float = flag(
+        0.35, "Built-in task: share of its warm start that thinks all over again; 1: length-hungry.",
+        at_least=0, at_most=1,
+    )  # fmt: skip
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")
     apply_chat_template: bool = flag(True, "Put prompts into the tokenizer's chat template, if it has one.")
-    held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.")
-    max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.")
+    held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.", at_least=1)
+    max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
     reward: str = flag(
         "task", "`task`: the data's own (exact for chain, math else); `math`, `exact`, `module:function`, one for each "
         "data set; `shuffled`: the task's, permuted within the batch, as a control.",
     )  # fmt: skip
-    reward_workers: int = flag(2, "Processes that judge answers to data sets.")
-    reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.")
+    reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
+    reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
     reward_errors: Literal["raise", "zero"] = flag("raise", "A reward function that raises ends the run, or scores 0.")
     thinking: Literal["auto", "true", "false"] = flag(
         "auto", "Whether the model thinks before it answers; `auto`: if its tokenizer knows </think>; `false`: the "
@@ -102,53 +112,56 @@ class DataFlags:
 class ScheduleFlags:
     """Asynchrony (section 3.1)."""
 
-    _argument_group_name = "schedule"
     schedule: Literal["pipeline", "ppo_off_policy"] = flag("pipeline", "PipelineRL-k or PPO-off-policy-k.")
-    k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.")
-    batch_prompts: int = flag(32, "B, prompts per optimiser step.")
-    rollouts: int = flag(16, "G, completions per prompt.")
-    max_ready: int = flag(0, "Admission stops while this many groups are ready; 0 means B, and --min_ready more.")
-    min_ready: int = flag(0, "Groups that stay ready behind each batch: holds the lag up, by about min_ready / B.")
+    k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
+    batch_prompts: int = flag(32, "B, prompts per optimiser step.", at_least=1)
+    rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
+    max_ready: int = flag(
+        0, "Admission stops while this many groups are ready; 0 means B, and --min_ready more.", at_least=0
+    )
+    min_ready: int = flag(
+        0, "Groups that stay ready behind each batch: holds the lag up, by about min_ready / B.", at_least=0
+    )
     max_num_seqs: int = flag(512, "Requests inside each engine at once (so --data_parallel times as many in all).")
-    tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.")
-    data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.")
+    tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)
+    data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.", at_least=1)
     generator_devices: str = flag("", "Generator: this host's GPUs as 2,3; empty takes free ones, else the trainer's.")
     weight_channel: Literal["auto", "file", "ipc", "nccl"] = flag(
         "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs)."
     )
     weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
-    gpu_memory_utilization: float = flag(0.0, "Generator: share of a GPU's memory; 0: .35 on a trainer's, else vLLM's.")
+    gpu_memory_utilization: float = flag(
+        0.0, "Generator: share of a GPU's memory; 0: .35 on a trainer's, else vLLM's.", at_least=0, below=1
+    )
     engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON or words).")
-    max_restarts: int = flag(1, "Deaths of the engine that a run survives within --restart_window.")
-    restart_window: int = flag(100, "Policy versions after which a death of the engine no longer counts.")
+    max_restarts: int = flag(1, "Deaths of the engine that a run survives within --restart_window.", at_least=0)
+    restart_window: int = flag(100, "Policy versions after which a death of the engine no longer counts.", at_least=1)
 
 
 @dataclass
 class LossFlags:
     """Loss, averages, advantages (Eq. 5)."""
 
-    _argument_group_name = "loss"
     loss: Literal["cispo", "gspo", "dapo", "grpo", "tis"] = flag("cispo", "Policy loss.")
     aggregation: Literal["prompt", "sample", "token", "constant"] = flag("prompt", "Average of the token losses.")
     normalize_advantages: Literal["batch", "prompt", "none"] = flag("batch", "Std that divides the advantages.")
-    eps_max: float = flag(5.0, "CISPO: absolute cap on rho.")
+    eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
     eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; negative means the loss's own default.")
     eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; negative means the loss's own default.")
-    tis_cap: float = flag(2.0, "TIS: cap on pi_train_old / pi_gen.")
+    tis_cap: float = flag(2.0, "TIS: cap on pi_train_old / pi_gen.", above=0)
     tis_level: Literal["token", "sequence"] = flag("token", "TIS: that ratio per token, or its product per sequence.")
-    kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.")
+    kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
     kl_estimator: Literal["k1", "k2", "k3"] = flag("k3", "KL estimator; k1 is a monitor, not a loss.")
-    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.")
+    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
 
 
 @dataclass
 class FilterFlags:
     """Which prompts and rollouts train (section 3.2)."""
 
-    _argument_group_name = "filters"
     zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
-    pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.")
+    pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
     pass_rate_window: Literal["cumulative", "latest"] = flag("cumulative", "Which groups count for it.")
     truncated_rollouts: Literal["keep", "drop"] = flag(  # O3
         "keep", "Rollouts cut at the cap: wrong answers, or not trained."
@@ -159,12 +172,11 @@ class FilterFlags:
 class LengthFlags:
     """Length control (section 2)."""
 
-    _argument_group_name = "length"
     length_control: Literal["interruption", "penalty", "none"] = flag("interruption", "How thinking is kept short.")
     # T3: the paper's budgets are 10,000 to 12,000 tokens
-    min_budget: int = flag(26, "Least thinking tokens before the interruption; drawn per rollout.")
+    min_budget: int = flag(26, "Least thinking tokens before the interruption; drawn per rollout.", at_least=1)
     max_budget: int = flag(30, "Most thinking tokens before the interruption.")
-    answer_budget: int = flag(4, "Tokens for the answer.")
+    answer_budget: int = flag(4, "Tokens for the answer.", at_least=1)
     penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap over which it grows to -1.")
     penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")
 
@@ -173,24 +185,32 @@ class LengthFlags:
 class OptimizerFlags:
     """AdamW and the trainer's memory."""
 
-    _argument_group_name = "optimizer"
-    lr: float = flag(5e-4, "Learning rate (the paper's 8B model: 5e-7).")
+    lr: float = flag(5e-4, "Learning rate (the paper's 8B model: 5e-7).", above=0)
     lr_schedule: Literal["constant", "cosine"] = flag("constant", "After the warm-up: constant (paper) or cosine to 0.")
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
-    warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).")
+    warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
     # O1: the paper does not say its betas
-    beta1: float = flag(0.9, "AdamW beta 1.")
-    beta2: float = flag(0.95, "AdamW beta 2 (the paper does not say; MiniMax-M1's).")
-    adam_eps: float = flag(1e-15, "AdamW epsilon (paper: 1e-15).")
-    weight_decay: float = flag(0.01, "AdamW weight decay.")
-    clip_grad: float = flag(1.0, "Largest norm of the gradient.")  # O2
-    tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.")
+    beta1: float = flag(0.9, "AdamW beta 1.", at_least=0, below=1)
+    beta2: float = flag(0.95, "AdamW beta 2 (the paper does not say; MiniMax-M1's).", at_least=0, below=1)
+    adam_eps: float = flag(1e-15, "AdamW epsilon (paper: 1e-15).", above=0)
+    weight_decay: float = flag(0.01, "AdamW weight decay.", at_least=0)
+    clip_grad: float = flag(1.0, "Largest norm of the gradient.", above=0)  # O2
+    tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
     packed: bool = flag(False, "Pack sequences end to end instead of padding sorted rows.")
-    threads: int = flag(1, "CPU threads of each trainer process.")
+    threads: int = flag(1, "CPU threads of each trainer process.", at_least=1)
 
 
-FLAGS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, LossFlags, FilterFlags, LengthFlags, OptimizerFlags)
-DEFAULTS = {item.name: item.default for group in FLAGS for item in fields(group)}
+SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, LossFlags, FilterFlags, LengthFlags, OptimizerFlags)
+
+
+@dataclass
+class Flags(  # a dataclass puts the fields of its last base first
+    OptimizerFlags, LengthFlags, FilterFlags, LossFlags, ScheduleFlags, DataFlags, ModelFlags, RunFlags
+):
+    """Every flag, each a field of its own: `flags.batch_prompts`."""
+
+
+DEFAULTS = asdict(Flags())
 
 OWN_FLAG = {  # vLLM's arguments that the trainer must know of
     "tensor_parallel_size": "tensor_parallel",
@@ -201,32 +221,67 @@ OWN_FLAG = {  # vLLM's arguments that the trainer must know of
     "seed": "seed",
 }
 
-def parse_flags(argv: Sequence[str], description: str) -> Any:
-    """All flags as one namespace; with --resume those of the earlier run, unless given again. argparse itself ends with
-    exit code 2 on an unknown flag or choice. Raises UsageError."""
-    from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(FLAGS, prog="train.py", description=description.split("\n")[0], allow_abbrev=False)
-    flags = parser.parse_args(argv)
+def parse_flags(argv: Sequence[str], description: str) -> Flags:
+    """The flags of the command line; with --resume those of the earlier run, unless given again. argparse itself ends
+    with exit code 2 on an unknown flag or choice. Raises UsageError."""
+    for word in argv:
+        given, name = word.split("=")[0], word.split("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name in RENAMED:
+            raise UsageError(f"{given} has a new name; give --{RENAMED[name]} instead.")
+    parser = _parser(description.split("\n")[0])
+    flags = Flags(**vars(parser.parse_args(argv)))
     if flags.resume:
         config = Path(flags.resume) / "config.json"
         if not config.is_file():
             raise UsageError(f"--resume {flags.resume}: there is no {config}; give the folder of an earlier run.")
-        saved = json.loads(config.read_text())
-        kept = {name: value for name, value in saved.items() if hasattr(flags, name) and name not in OF_ONE_CALL}
-        parser.set_defaults(**kept)
-        flags = parser.parse_args(argv)
+        saved = with_new_names(json.loads(config.read_text()))
+        parser.set_defaults(**{n: value for n, value in saved.items() if n in DEFAULTS and n not in OF_ONE_CALL})
+        flags = Flags(**vars(parser.parse_args(argv)))
         flags.output_dir = flags.resume
     return flags
 
 
+def _parser(description: str) -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="train.py", description=description, allow_abbrev=False, formatter_class=ArgumentDefaultsHelpFormatter
+    )
+    for section in SECTIONS:
+        title = section.__name__.removesuffix("Flags").lower()
+        group = parser.add_argument_group(title, section.__doc__)
+        for item in fields(section):
+            names = dict.fromkeys([f"--{item.name}", f"--{item.name.replace('_', '-')}"])
+            options: dict[str, Any] = {"default": item.default, "help": item.metadata["help"], "dest": item.name}
+            if item.type is bool:
+                options |= {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+            elif choices := get_args(item.type):
+                options |= {"choices": choices}
+            else:
+                options |= {"type": item.type}
+            group.add_argument(*names, **options)
+    return parser
+
+
+def _boolean(text: str) -> bool:
+    values = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+    if text.lower() not in values:
+        raise ArgumentTypeError(f"must be true or false, not {text}")
+    return values[text.lower()]
+
+
+def with_new_names(config: dict[str, Any]) -> dict[str, Any]:
+    """The flags that an earlier run saved, under the names that they have now."""
+    return {RENAMED.get(name, name): value for name, value in config.items()}
+
+
 def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """A line for each flag that a resumed run has otherwise than before."""
+    old = with_new_names(old)
     changed = [name for name in new if name not in OF_ONE_CALL and name in old and new[name] != old[name]]
     return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
 
 
-def engine_options(flags: Any) -> dict[str, Any]:
+def engine_options(flags: Flags) -> dict[str, Any]:
     """What the flags say of vLLM's engine. Raises UsageError for arguments that cannot be read, or that
     contradict --fp32_head."""
     options: dict[str, Any] = {}
@@ -255,7 +310,7 @@ def engine_options(flags: Any) -> dict[str, Any]:
     return options
 
 
-def engine_workers(flags: Any) -> int:
+def engine_workers(flags: Flags) -> int:
     """Processes of all engines together: tensor x data x pipeline parallel."""
     return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
 

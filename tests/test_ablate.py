@@ -143,13 +143,13 @@ def test_a_row_with_a_wrong_flag_is_refused(table, row, tmp_path, capsys):
 
 def test_budget_is_of_each_run_and_takes_the_settings_place(table, tmp_path):
     """800k tokens, 1.5M tokens, 0.05 device-hours; one kind switches the other off."""
-    assert ablate.budget_flags("800k") == {"max_tokens": 800_000, "max_device_hours": 0.0}
-    assert ablate.budget_flags("1.5M")["max_tokens"] == 1_500_000 and ablate.budget_flags("900")["max_tokens"] == 900
-    assert ablate.budget_flags("0.05h") == {"max_tokens": 0, "max_device_hours": 0.05}
-    object.__setattr__(table["one"], "setting", "--k 4 --max_tokens 100")
+    assert ablate.budget_flags("800k") == {"max_sampled_tokens": 800_000, "max_device_hours": 0.0}
+    assert ablate.budget_flags("1.5M")["max_sampled_tokens"] == 1_500_000 and ablate.budget_flags("900")["max_sampled_tokens"] == 900
+    assert ablate.budget_flags("0.05h") == {"max_sampled_tokens": 0, "max_device_hours": 0.05}
+    object.__setattr__(table["one"], "setting", "--k 4 --max_sampled_tokens 100")
     runs = plan("one", [0], tmp_path, ablate.budget_flags("0.05h"))
     words = runs["base", 0].command(Path("train.py"), False)
-    assert words[words.index("--max_tokens") + 1] == "0" and words[words.index("--max_device_hours") + 1] == "0.05"
+    assert words[words.index("--max_sampled_tokens") + 1] == "0" and words[words.index("--max_device_hours") + 1] == "0.05"
     for bad in ("0", "-5k", "many", "h", "nan", "inf"):
         with pytest.raises(UsageError):
             ablate.budget_flags(bad)
@@ -467,7 +467,7 @@ def test_the_report_names_the_budget_that_was_given(sweep, monkeypatch, tmp_path
     monkeypatch.setattr(ablate, "write_report", WRITE_REPORT)
     assert call("one", "--seeds", "1", "--only", "base", "--budget", "90k") == 0
     text = (tmp_path / "runs/one/report.md").read_text()
-    assert "Setting: `--k 4 --max_tokens 90000 --max_device_hours 0.0`" in text
+    assert "Setting: `--k 4 --max_sampled_tokens 90000 --max_device_hours 0.0`" in text
 
 
 def test_all_runs_every_comparison_once_and_predicts_each_run_once(sweep, monkeypatch, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """train.py, flags.py and records.py without a model or an engine: flags, prompts, batches by hand, compute, files."""
 
-import argparse
 import copy
 import dataclasses
 import json
@@ -23,7 +22,7 @@ from runtime import flags as flags_module
 from runtime import metrics as records
 from runtime import run_folder
 from runtime.flag_checks import check_flags
-from runtime.flags import FLAGS, UsageError, engine_options, parse_flags
+from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, parse_flags
 from runtime.metrics import Clock, evaluation_line, evaluation_record, pass_at_k, step_line
 from runtime.run_folder import Folder
 from runtime.trainer import clip_options, learning_rate
@@ -34,10 +33,10 @@ from train import make_batch
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = [item.name for group in FLAGS for item in dataclasses.fields(group)]
+NAMES = list(DEFAULTS)
 
 
-def default_flags(**changes) -> argparse.Namespace:
+def default_flags(**changes) -> Flags:
     found = parse_flags([], "about")
     assert set(changes) <= set(vars(found))
     vars(found).update(changes)
@@ -86,7 +85,7 @@ def command(monkeypatch, capsys, tmp_path):
         "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 513",
         "--max_num_seqs 8", "--min_budget 31", "--max_budget 25", "--min_budget 0", "--answer_budget 0",
         "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0",
-        "--save_every -1", "--keep 0", "--prompts 0", "--max_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",
+        "--save_every -1", "--keep 0", "--prompts 0", "--max_sampled_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",
         "--max_device_hours -1", "--rambling 1.1", "--rambling -0.1",
         "--lr -1e-3", "--lr nan", "--lr inf", "--temperature 0", "--eps_max 0", "--pass_rate_threshold 0",
         "--clip_grad 0", "--tis_cap 0", "--beta1 1", "--beta2 -0.1", "--adam_eps 0", "--weight_decay -1",
@@ -132,7 +131,7 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
         "--eps_high 0.01 --loss gspo", "--tis_cap 3 --loss tis", "--penalty_on all --length_control penalty",
         "--eps_high 0.3 --loss tis", "--pass_rate_window latest --pass_rate_threshold 1", "--eps_max 5 --loss dapo",
         "--max_ready 0", "--warmup_steps 0", "--pass_rate_threshold 1.1", "--reward shuffled", "--beta1 0",
-        "--dynamic_sampling true", "--max_tokens 0", "--batch_prompts 1 --rollouts 2", "--rollouts 1 --eval_only true",
+        "--dynamic_sampling true", "--max_sampled_tokens 0", "--batch_prompts 1 --rollouts 2", "--rollouts 1 --eval_only true",
         "--rollouts 1 --kl_coef 0.1 --zero_variance_filter false",
     ],
 )  # fmt: skip
@@ -278,7 +277,7 @@ def test_off_policy_steps_are_rounded_up_and_it_says_so(command):
 def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the learning rate and
     the lengths of the built-in task, each named unless it was given. The defaults themselves say nothing."""
-    said = check_flags(default_flags(lr_schedule="cosine", max_tokens=1000))
+    said = check_flags(default_flags(lr_schedule="cosine", max_sampled_tokens=1000))
     assert len(said) == 1 and "--lr_schedule cosine" in said[0] and "--max_steps 130" in said[0]
     assert check_flags(default_flags(lr_schedule="cosine")) == check_flags(default_flags()) == []
     [said] = check_flags(default_flags(min_budget=20, length_control="none"))
@@ -292,9 +291,8 @@ def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
 def test_help_explains_every_flag(command):
     code, out, _ = command("--help")
     assert code == 0
-    for group in FLAGS:
-        for item in dataclasses.fields(group):
-            assert f"--{item.name}" in out and len(item.metadata["help"]) > 10
+    for item in dataclasses.fields(Flags):
+        assert f"--{item.name}" in out and len(item.metadata["help"]) > 10
 
 
 def test_defaults_are_the_recipe():
@@ -1281,7 +1279,7 @@ def test_token_budget_ends_the_run_cleanly(play):
         self.counters.sampled += 4 * count
         return ScriptedGenerator.take(self, count)
 
-    _, steps, evals = play({"take": take}, max_tokens=30)
+    _, steps, evals = play({"take": take}, max_sampled_tokens=30)
     assert len(steps) == 3 and evals[-1]["step"] == 3 and steps[-1]["tokens"] == 36
 
 

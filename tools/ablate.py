@@ -40,12 +40,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import ablation_report
 from comparisons import COMPARISONS
 
-from runtime.flags import FLAGS, UsageError
+from runtime.flags import DEFAULTS, UsageError, with_new_names
 from runtime.run_folder import Folder
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ROOT / "train.py"
-DEFAULTS = {f.name: f.default for group in FLAGS for f in dataclasses.fields(group)}
 OWN = ("output_dir", "overwrite", "resume", "seed", "dry_run", "cache_dir")  # of a run, not of what is compared
 
 
@@ -89,7 +88,7 @@ class Run:
         """Has the run its closing record? Raises UsageError if the folder is of a run with other flags."""
         config = self.folder / "config.json"
         if config.exists():
-            saved = json.loads(config.read_text())
+            saved = with_new_names(json.loads(config.read_text()))
             wanted = {name: value for name, value in DEFAULTS.items() if name not in OWN} | dict(self.flags)
             wanted["seed"] = self.seed
             other = [f"--{n} {_word(saved[n])}, not {_word(v)}" for n, v in wanted.items() if saved.get(n, v) != v]
@@ -104,7 +103,8 @@ def _word(value: Any) -> str:
 
 def budget_flags(text: str) -> dict[str, Any]:
     """`800k` or `1.5M` tokens, or `0.05h` device-hours, of each run. Raises UsageError."""
-    units = {"h": ("max_device_hours", 1), "k": ("max_tokens", 1e3), "M": ("max_tokens", 1e6), "": ("max_tokens", 1)}
+    tokens = "max_sampled_tokens"
+    units = {"h": ("max_device_hours", 1), "k": (tokens, 1e3), "M": (tokens, 1e6), "": (tokens, 1)}
     unit = text[-1:] if text[-1:] in units else ""
     name, size = units[unit]
     try:
@@ -113,7 +113,7 @@ def budget_flags(text: str) -> dict[str, Any]:
         amount = math.nan
     if not 0 < amount < math.inf:
         raise UsageError(f"--budget {text}: give a run's tokens as 800000, 800k or 1.5M, or device-hours as 0.05h.")
-    both = {"max_tokens": 0, "max_device_hours": 0.0}  # one takes the place of the other
+    both = {"max_sampled_tokens": 0, "max_device_hours": 0.0}  # one takes the place of the other
     return both | {name: amount if unit == "h" else round(amount)}
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 # requests and a queue of 256 the lag is 6.5, and CISPO itself falls back after 700k tokens: RESULTS.md.)
 HARD = (
     "--min_budget 18 --max_budget 22 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 "
-    "--max_tokens 1100000 --eval_every 6 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 24"
+    "--max_sampled_tokens 1100000 --eval_every 6 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 24"
 )
 # A length-hungry start: all demonstrations of the warm start think all over again, so that half of the first
 # completions are cut, and yet every problem fits if the policy learns to stop.
 HUNGRY = (
-    "--rambling 1 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 --max_tokens 900000 "
+    "--rambling 1 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 --max_sampled_tokens 900000 "
     "--eval_every 4 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 20"
 )
 
