@@ -1,8 +1,11 @@
-"""What is refused before anything is loaded, and what is said."""
+"""What is refused before anything is loaded, and what is noted: the rules between the flags, grouped by concept.
+
+Each rule yields one sentence that names the flag and the fix. The first sentence ends the run.
+"""
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from runtime.flags import DEFAULTS, Flags, UsageError, engine_options
 
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
-# Flags that do nothing beside others: names -> (what they need, whether these flags have it).
+# Flags that do nothing without others: their names -> (what they need, whether these flags have it).
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
     "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
@@ -35,7 +38,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     ),
 }
 
-USUAL = {  # for real models, where the default is the built-in task's
+USUAL = {  # values for real models, where the default suits the built-in task
     "lr": "5e-7 to 1e-6",
     "min_budget": "768 to 10000",
     "max_budget": "1024 to 12000",
@@ -44,141 +47,167 @@ USUAL = {  # for real models, where the default is the built-in task's
 
 
 def check_flags(flags: Flags) -> list[str]:
-    """Raises UsageError for what cannot work, before anything is loaded; returns notes on what was adjusted."""
+    """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
+    changed in place, and a note says so."""
+    for refusals in (bounds, schedule, length, loss, data, idle_flags, folders):
+        for sentence in refusals(flags):
+            raise UsageError(sentence)
+    engine_options(flags)  # raises UsageError itself
+    return [*adjustments(flags), *notes(flags)]
 
-    def need(good: bool, message: str) -> None:
-        if not good:
-            raise UsageError(message)
 
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def bounds(flags: Flags) -> Iterator[str]:
+    """The bounds of single flags, which are written next to each in flags.py."""
     for item in fields(flags):
-        bounds, value = item.metadata["bounds"], getattr(flags, item.name)
-        good = not bounds or (math.isfinite(value) and all(HOLDS[word](value, x) for word, x in bounds.items()))
-        wanted = " and ".join(f"{word.replace('_', ' ')} {x}" for word, x in bounds.items())
-        need(good, f"--{item.name} must be {wanted}, not {value}.")
-    least = 1 if flags.schedule == "ppo_off_policy" else 0
-    need(flags.k >= least, f"--k must be at least {least} with --schedule {flags.schedule}, not {flags.k}.")
-    size, most = flags.batch_prompts, flags.k * flags.batch_prompts
-    pipeline = flags.schedule == "pipeline"
-    need(
-        flags.min_ready == 0 or pipeline,
-        "--min_ready works with --schedule pipeline; with ppo_off_policy the lag is set by --k alone.",
-    )
-    need(
-        flags.min_ready <= most,
-        f"--min_ready {flags.min_ready} is never met: at most --k * --batch_prompts = {most} groups wait behind a "
-        "batch; lower it or raise --k.",
-    )
-    need(
-        flags.max_ready == 0 or not pipeline or flags.max_ready >= size + flags.min_ready,
-        f"--max_ready {flags.max_ready} would never let a batch be ready; give at least --batch_prompts + --min_ready "
-        f"= {size + flags.min_ready}, or 0.",
-    )
-    need(
-        flags.rollouts <= flags.max_num_seqs * flags.data_parallel,
-        f"--rollouts {flags.rollouts} do not fit the engine; raise --max_num_seqs (now {flags.max_num_seqs}).",
-    )
-    need(
-        flags.length_control != "interruption" or flags.min_budget <= flags.max_budget,
-        f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; lower the one or raise the other.",
-    )
+        limits, value = item.metadata["bounds"], getattr(flags, item.name)
+        if limits and not (math.isfinite(value) and all(HOLDS[word](value, limit) for word, limit in limits.items())):
+            wanted = " and ".join(f"{word.replace('_', ' ')} {limit}" for word, limit in limits.items())
+            yield f"--{item.name} must be {wanted}, not {value}."
+    for name in ("eps_low", "eps_high"):  # any negative number stands for the loss's own default
+        if math.isnan(getattr(flags, name)):
+            yield f"--{name} must be a number, not nan; leave it out for the default."
+
+
+def schedule(flags: Flags) -> Iterator[str]:
+    """Whether batches ever become ready, and a group fits the engine."""
+    size, pipeline = flags.batch_prompts, flags.schedule == "pipeline"
+    if not pipeline and flags.k < 1:
+        yield f"--k must be at least 1 with --schedule {flags.schedule}, not {flags.k}."
+    if not pipeline and flags.min_ready:
+        yield "--min_ready works with --schedule pipeline; with ppo_off_policy --k sets the lag."
+    if flags.min_ready > flags.k * size:
+        yield (
+            f"--min_ready {flags.min_ready} is never met: at most --k * --batch_prompts = {flags.k * size} groups wait "
+            "behind a batch; lower it or raise --k."
+        )
+    if pipeline and flags.max_ready and flags.max_ready < size + flags.min_ready:
+        yield (
+            f"--max_ready {flags.max_ready} would never let a batch be ready; give at least --batch_prompts + "
+            f"--min_ready = {size + flags.min_ready}, or 0."
+        )
+    if flags.rollouts > flags.max_num_seqs * flags.data_parallel:
+        yield f"--rollouts {flags.rollouts} do not fit the engine; raise --max_num_seqs (now {flags.max_num_seqs})."
+
+
+def length(flags: Flags) -> Iterator[str]:
+    """Budgets that can be drawn, a penalty that fits under the cap, thinking that can be interrupted."""
+    cap = flags.max_budget + flags.answer_budget
+    if flags.length_control == "interruption" and flags.min_budget > flags.max_budget:
+        yield (
+            f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; lower the one or raise the "
+            "other."
+        )
+    if flags.length_control == "penalty" and not 1 <= flags.penalty_window <= cap:
+        yield (
+            f"--penalty_window must be from 1 to the cap of {cap} tokens (--max_budget + --answer_budget), "
+            f"not {flags.penalty_window}."
+        )
+    if flags.thinking == "false":
+        if flags.length_control == "interruption":
+            yield (
+                "--thinking false leaves nothing to interrupt; add --length_control none or --length_control penalty."
+            )
+        for name in ("end_of_thinking", "interruption_phrase"):
+            if getattr(flags, name):
+                yield f"--{name} is for models that think; drop it, or --thinking false."
+
+
+def loss(flags: Flags) -> Iterator[str]:
+    """A loss with a gradient."""
     filtered = flags.zero_variance_filter or flags.dynamic_sampling
     other_terms = flags.kl_coef > 0 or flags.entropy_coef > 0
-    need(
-        flags.rollouts > 1 or flags.eval_only or (other_terms and not filtered),
-        "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more.",
-    )
-    need(
-        not (flags.dynamic_sampling and flags.reward == "shuffled"),
-        "--dynamic_sampling looks at true rewards; use --reward task with it.",
-    )
-    for name in ("eps_low", "eps_high"):
-        need(not math.isnan(getattr(flags, name)), f"--{name} must be a number, not nan; leave it out for the default.")
-    need(flags.kl_coef == 0 or flags.kl_estimator != "k1", "--kl_estimator k1 has no useful gradient; use k2 or k3.")
-    cap = flags.max_budget + flags.answer_budget
-    need(
-        flags.length_control != "penalty" or 1 <= flags.penalty_window <= cap,
-        f"--penalty_window must be from 1 to the cap of {cap} tokens (--max_budget + --answer_budget), "
-        f"not {flags.penalty_window}.",
-    )
-    need(
-        flags.dataset != "chain" or flags.reward in ("task", "shuffled"),
-        f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`.",
-    )
-    need(flags.dataset == "chain" or bool(flags.model), "--dataset needs --model, whose tokenizer encodes the prompts.")
-    need(
-        not Path(flags.model).is_absolute() or Path(flags.model, "config.json").is_file(),
-        f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json.",
-    )
-    need(
-        flags.thinking != "false" or flags.length_control != "interruption",
-        "--thinking false leaves nothing to interrupt; add --length_control none or --length_control penalty.",
-    )
-    for name in ("end_of_thinking", "interruption_phrase"):
-        need(
-            flags.thinking != "false" or not getattr(flags, name),
-            f"--{name} is for models that think; drop it, or --thinking false.",
-        )
+    if flags.rollouts == 1 and not flags.eval_only and (filtered or not other_terms):
+        yield "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more."
+    if flags.kl_coef and flags.kl_estimator == "k1":
+        yield "--kl_estimator k1 has no useful gradient; use k2 or k3."
+
+
+def data(flags: Flags) -> Iterator[str]:
+    """Prompts, a model that can read them, and a reward that can judge the answers."""
+    if flags.dynamic_sampling and flags.reward == "shuffled":
+        yield "--dynamic_sampling looks at true rewards; use --reward task with it."
+    if flags.dataset == "chain" and flags.reward not in ("task", "shuffled"):
+        yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
+    if flags.dataset != "chain" and not flags.model:
+        yield "--dataset needs --model, whose tokenizer encodes the prompts."
+    if Path(flags.model).is_absolute() and not Path(flags.model, "config.json").is_file():
+        yield f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json."
+
+
+def idle_flags(flags: Flags) -> Iterator[str]:
+    """Flags that were changed and would do nothing, by the table NEEDS."""
     for names, (what, has) in NEEDS.items():
         for name in names.split():
             value, default = getattr(flags, name), DEFAULTS[name]
-            need(
-                value == default or has(flags),
-                f"--{name} {value} does nothing without {what}; change that, or leave --{name} out (its default is "
-                f"{default!r}).",
-            )
-    need(
-        not (flags.resume and flags.overwrite),
-        "--overwrite deletes the run that --resume goes on with; take one of the two.",
-    )
-    need(not (flags.eval_only and flags.overwrite), "--overwrite deletes a run, and --eval_only writes none; take one.")
+            if value != default and not has(flags):
+                yield (
+                    f"--{name} {value} does nothing without {what}; change that, or leave --{name} out (its default is "
+                    f"{default!r})."
+                )
+
+
+def folders(flags: Flags) -> Iterator[str]:
+    """No file of another run, of another kind, or of the model to train is ever deleted."""
+    if flags.overwrite and flags.resume:
+        yield "--overwrite deletes the run that --resume goes on with; take one of the two."
+    if flags.overwrite and flags.eval_only:
+        yield "--overwrite deletes a run, and --eval_only writes none; take one."
     folder = Path(flags.output_dir)
-    holds_run = (folder / "config.json").exists()
-    writes = not (flags.dry_run or flags.eval_only)
-    need(
-        not writes or holds_run or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
-        f"--output_dir {folder} is not empty and holds no run; choose another folder.",
-    )
-    need(
-        bool(flags.resume or flags.overwrite) or not writes or not holds_run,
-        f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true.",
-    )
-    need(
-        not (flags.overwrite and flags.model and folder.resolve() in Path(flags.model).resolve().parents),
-        f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder.",
-    )
-    engine_options(flags)
-    notes = []
-    if flags.max_ready and not pipeline:
-        notes.append(f"--max_ready {flags.max_ready} does nothing with --schedule ppo_off_policy")
+    if not (flags.dry_run or flags.eval_only):
+        holds_run = (folder / "config.json").exists()
+        empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        if not (holds_run or empty):
+            yield f"--output_dir {folder} is not empty and holds no run; choose another folder."
+        if holds_run and not (flags.resume or flags.overwrite):
+            yield (
+                f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true."
+            )
+    if flags.overwrite and flags.model and folder.resolve() in Path(flags.model).resolve().parents:
+        yield f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
+
+
+# ------------------------------------------------------------------------------------------------- what is only noted
+
+
+def adjustments(flags: Flags) -> Iterator[str]:
+    """What is changed in `flags`, and a note on each."""
+    if flags.max_ready and flags.schedule == "ppo_off_policy":
+        yield f"--max_ready {flags.max_ready} does nothing with --schedule ppo_off_policy"
         flags.max_ready = 0
     if flags.min_ready and flags.dynamic_sampling:
-        notes.append(f"--min_ready {flags.min_ready} does nothing with --dynamic_sampling, which takes groups singly")
+        yield f"--min_ready {flags.min_ready} does nothing with --dynamic_sampling, which takes groups singly"
         flags.min_ready = 0
     if flags.schedule == "ppo_off_policy" and flags.max_steps % flags.k:
         rounded_up = -(-flags.max_steps // flags.k) * flags.k
-        notes.append(f"--max_steps {flags.max_steps} is rounded up to {rounded_up}, a multiple of --k {flags.k}")
+        yield f"--max_steps {flags.max_steps} is rounded up to {rounded_up}, a multiple of --k {flags.k}"
         flags.max_steps = rounded_up
+
+
+def notes(flags: Flags) -> Iterator[str]:
+    """What works, but not as its name or the defaults promise."""
     if flags.loss == "tis" and (flags.schedule == "pipeline" or flags.k == 1):
-        same = f"; with --tis_level token it equals --loss cispo --eps_max {flags.tis_cap:g}"
-        notes.append(
-            "--loss tis: every batch gets one update, so pi_old is pi and the clip never acts"
-            + (same if flags.tis_level == "token" else "")
-        )
+        note = "--loss tis: every batch gets one update, so pi_old is pi and the clip never acts"
+        if flags.tis_level == "token":
+            note += f"; with --tis_level token it equals --loss cispo --eps_max {flags.tis_cap:g}"
+        yield note
     if flags.loss == "gspo" and flags.aggregation != "sample":
-        notes.append(
-            f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
-        )
+        yield f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
     if flags.lr_schedule == "cosine" and (flags.max_sampled_tokens or flags.max_hours or flags.max_device_hours):
-        notes.append(
+        yield (
             f"--lr_schedule cosine reaches 0 at --max_steps {flags.max_steps}, whatever budget ends the run before; "
             "give as many steps as the budget pays for"
         )
-    if flags.length_control != "interruption" and flags.min_budget != DEFAULTS["min_budget"]:
-        notes.append(f"--min_budget {flags.min_budget} does nothing without --length_control interruption")
-    left = [name for name in USUAL if getattr(flags, name) == DEFAULTS[name]]
-    if flags.length_control != "interruption":
-        left = [name for name in left if name != "min_budget"]
-    if left and flags.dataset != "chain":
-        said = ", ".join(f"--{name} {DEFAULTS[name]} (usual for a real model: {USUAL[name]})" for name in left)
-        notes.append(f"left at what suits the built-in task: {said}")
-    return notes
+    interrupted = flags.length_control == "interruption"
+    if not interrupted and flags.min_budget != DEFAULTS["min_budget"]:
+        yield f"--min_budget {flags.min_budget} does nothing without --length_control interruption"
+    if flags.dataset != "chain":
+        left = [
+            f"--{name} {DEFAULTS[name]} (usual for a real model: {usual})"
+            for name, usual in USUAL.items()
+            if getattr(flags, name) == DEFAULTS[name] and (interrupted or name != "min_budget")
+        ]
+        if left:
+            yield f"left at what suits the built-in task: {', '.join(left)}"

@@ -1,4 +1,4 @@
-"""Every flag of `train.py`, grouped by concept, and what is refused before anything is loaded.
+"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them.
 
 The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
@@ -23,9 +23,7 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
 
 
 RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
-OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # a resumed run does not take these over
-
-# ---------------------------------------------------------------------------------------------------------------- flags
+OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # never taken over by a resumed run
 
 
 @dataclass
@@ -39,18 +37,12 @@ class RunFlags:
     max_steps: int = flag(130, "Batches to train on.", at_least=1)
     max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
-    max_device_hours: float = flag(
-        0.0, "Stop after this many device-hours, evaluation not counted; 0: no limit.", at_least=0
-    )
-    eval_every: int = flag(
-        5, "Evaluate the held-out prompts every so many steps, at the start and at the end.", at_least=1
-    )
+    max_device_hours: float = flag(0.0, "Stop after these device-hours, evaluation left out; 0: no limit.", at_least=0)
+    eval_every: int = flag(5, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
     eval_problems: int = flag(256, "Held-out prompts of each data set per evaluation.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
-    probe_every: int = flag(
-        5, "Check generator against trainer log-probs on 16 completions every so many steps.", at_least=1
-    )
-    save_every: int = flag(30, "Checkpoint every so many steps and at the end; 0 means at a stop only.", at_least=0)
+    probe_every: int = flag(5, "Check generator against trainer log-probs, 16 completions every N steps.", at_least=1)
+    save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
     keep: int = flag(2, "Checkpoints to keep.", at_least=1)
     eval_only: bool = flag(False, "Evaluate the model, or that of --resume, once, print it, write nothing.")
     dry_run: bool = flag(False, "Print the resolved configuration and what would run, then end.")
@@ -67,9 +59,7 @@ class ModelFlags:
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     cache_dir: str = flag("runs/cache", "Where the warm-started model is kept.")
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
-    peak_tflops: float = flag(
-        0.0, "Peak TFLOP/s of a trainer's device; metrics.jsonl then has `mfu`. 0: not known.", at_least=0
-    )
+    peak_tflops: float = flag(0.0, "Peak TFLOP/s of a trainer's device, for `mfu`; 0: not known.", at_least=0)
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
@@ -116,12 +106,8 @@ class ScheduleFlags:
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
     batch_prompts: int = flag(32, "B, prompts per optimiser step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
-    max_ready: int = flag(
-        0, "Admission stops while this many groups are ready; 0 means B, and --min_ready more.", at_least=0
-    )
-    min_ready: int = flag(
-        0, "Groups that stay ready behind each batch: holds the lag up, by about min_ready / B.", at_least=0
-    )
+    max_ready: int = flag(0, "Ready groups that stop admission; 0 means B, and --min_ready more.", at_least=0)
+    min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
     max_num_seqs: int = flag(512, "Requests inside each engine at once (so --data_parallel times as many in all).")
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)
     data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.", at_least=1)
@@ -275,14 +261,14 @@ def with_new_names(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """A line for each flag that a resumed run has otherwise than before."""
+    """A line for each flag whose value differs from that of the run before its resume."""
     old = with_new_names(old)
     changed = [name for name in new if name not in OF_ONE_CALL and name in old and new[name] != old[name]]
     return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
 
 
 def engine_options(flags: Flags) -> dict[str, Any]:
-    """What the flags say of vLLM's engine. Raises UsageError for arguments that cannot be read, or that
+    """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
     contradict --fp32_head."""
     options: dict[str, Any] = {}
     if flags.tensor_parallel > 1:
@@ -296,7 +282,7 @@ def engine_options(flags: Flags) -> dict[str, Any]:
     given = key_values(flags.engine_args)
     for name, flag_of_its_own in OWN_FLAG.items():
         if name in given:
-            raise UsageError(f"--engine_args {name}: use --{flag_of_its_own}, which the trainer goes by, too.")
+            raise UsageError(f"--engine_args {name}: use --{flag_of_its_own}, which the trainer reads, too.")
     options |= given
     overrides = options.get("hf_overrides", {})
     if not isinstance(overrides, dict):
