@@ -11,10 +11,10 @@ IDEA. ScaleRL (arXiv 2510.13786, section 3.2) filters twice.
       retire(x)  <=>  sum correct(x) / sum rollouts(x) >= threshold
 DAPO's dynamic sampling (2503.14476, section 3.2) is the alternative to the first: draw groups until B have variance.
 
-SYMBOLS. N rows (rollouts) · r reward · prompt_ids (N,) one id a group: a prompt twice in a batch is two groups ·
-prompt_id in `PassRateHistory`: the data set's own stable key, the same in every epoch · B prompts an optimiser step.
+SYMBOLS. N rows (rollouts) · r reward · group_ids (N,) one id a group: a prompt twice in a batch is two groups ·
+prompt_key in `PassRateHistory`: the data set's own stable key, the same in every epoch · B prompts an optimiser step.
 
-SEVERAL RANKS. Each rank must see every group of the step: gather rewards and ids before `zero_variance`, and (id,
+SEVERAL RANKS. Each rank must see every group of the step: gather rewards and ids before `has_variance`, and (id,
 correct) before `PassRateHistory.update`, in the same order everywhere. Otherwise the ranks come to retire different
 prompts, and denominators differ.
 
@@ -22,7 +22,7 @@ CHOICES, where the paper is silent. F1: the pass rate is cumulative over all epo
 group only. F2: retirement is for good, also if a group still in flight lowers the rate afterwards. F3: the rate counts
 0/1 correctness, never a shaped reward, and there is no least number of rollouts beyond one group.
 
->>> zero_variance(torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
+>>> has_variance(torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
 [True, True, False, False]
 >>> history = PassRateHistory(threshold=0.9)
 >>> history.update("train-17", [1] * 9 + [0]), history.retired("train-17")  # 9/10 reaches 0.9
@@ -36,19 +36,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PromptId = str | int
+PromptKey = str | int
 
 
-def zero_variance(rewards: Tensor, prompt_ids: Tensor) -> Tensor:
+def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """(N,) bool: True, to keep, where the row's group has unequal rewards (arXiv 2510.13786, section 3.2).
 
     Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN reward is
     unequal to all, so that its group stays and the error shows. Groups of one row are dropped.
-    rewards (N,), prompt_ids (N,) in any order. Raises ValueError for other shapes.
+    rewards (N,), group_ids (N,) in any order. Raises ValueError for other shapes.
     """
-    if rewards.dim() != 1 or rewards.shape != prompt_ids.shape:
-        raise ValueError(f"rewards {tuple(rewards.shape)} and prompt_ids {tuple(prompt_ids.shape)} must be (N,).")
-    _, group = torch.unique(prompt_ids, return_inverse=True)  # (N,)
+    if rewards.dim() != 1 or rewards.shape != group_ids.shape:
+        raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
+    _, group = torch.unique(group_ids, return_inverse=True)  # (N,)
     blank = torch.zeros_like(rewards)  # (N,), room for a value a group: the first P are used
     highest, lowest = (blank.scatter_reduce(0, group, rewards, f, include_self=False) for f in ("amax", "amin"))
     return (highest != lowest)[group]  # (N,)
@@ -77,10 +77,10 @@ class PassRateHistory:
         if window not in ("cumulative", "latest"):
             raise ValueError(f"PassRateHistory: window={window!r} is not one of cumulative, latest.")
         self.threshold, self.window = float(threshold), window
-        self._counts: dict[PromptId, tuple[int, int]] = {}  # prompt -> (correct, rollouts)
-        self._retired: dict[PromptId, None] = {}  # a set that keeps its order, so that equal runs save equal files
+        self._counts: dict[PromptKey, tuple[int, int]] = {}  # prompt -> (correct, rollouts)
+        self._retired: dict[PromptKey, None] = {}  # a set that keeps its order, so that equal runs save equal files
 
-    def update(self, prompt_id: PromptId, correct: Iterable[bool | int]) -> None:
+    def update(self, prompt_key: PromptKey, correct: Iterable[bool | int]) -> None:
         """Count one group: `correct` has a 0/1 (or bool) for each of its rollouts.
 
         Raises ValueError if `correct` is empty or holds anything but 0 and 1 (a reward of -1, a shaped 0.5). This and
@@ -90,49 +90,49 @@ class PassRateHistory:
         values = [float(c) for c in correct]
         if not values or any(v not in (0.0, 1.0) for v in values):
             raise ValueError(f"PassRateHistory: expected a 0 or 1 for each rollout of the group, got {values}.")
-        self._check(prompt_id)
-        before = self._counts.get(prompt_id, (0, 0)) if self.window == "cumulative" else (0, 0)
+        self._check(prompt_key)
+        before = self._counts.get(prompt_key, (0, 0)) if self.window == "cumulative" else (0, 0)
         solved, rollouts = before[0] + int(sum(values)), before[1] + len(values)
-        self._counts[prompt_id] = (solved, rollouts)
+        self._counts[prompt_key] = (solved, rollouts)
         # solved / rollouts >= threshold, in integers: 0.57 * 100 is 56.99999999999999 in floating point
         bound = Fraction(str(self.threshold))
         if solved * bound.denominator >= bound.numerator * rollouts:
-            self._retired[prompt_id] = None
+            self._retired[prompt_key] = None
 
-    def _check(self, prompt_id: Any) -> None:
-        if not isinstance(prompt_id, PromptId):
-            kind = type(prompt_id).__name__
-            raise TypeError(f"PassRateHistory: prompt_id must be str or int, got {kind}; use int(id) or str(id).")
+    def _check(self, prompt_key: Any) -> None:
+        if not isinstance(prompt_key, PromptKey):
+            kind = type(prompt_key).__name__
+            raise TypeError(f"PassRateHistory: prompt_key must be str or int, got {kind}; use int(id) or str(id).")
 
-    def pass_rate(self, prompt_id: PromptId) -> float | None:
+    def pass_rate(self, prompt_key: PromptKey) -> float | None:
         """Share of the prompt's counted rollouts that were correct, or None if none was counted yet."""
-        self._check(prompt_id)
-        solved, rollouts = self._counts.get(prompt_id, (0, 0))
+        self._check(prompt_key)
+        solved, rollouts = self._counts.get(prompt_key, (0, 0))
         return solved / rollouts if rollouts else None
 
-    def retired(self, prompt_id: PromptId) -> bool:
+    def retired(self, prompt_key: PromptKey) -> bool:
         """Whether the prompt must not be sampled again. A prompt never seen is not retired."""
-        self._check(prompt_id)
-        return prompt_id in self._retired
+        self._check(prompt_key)
+        return prompt_key in self._retired
 
     @property
     def n_retired(self) -> int:
         """How many prompts are retired so far, for the log."""
         return len(self._retired)
 
-    def remaining(self, prompt_ids: Sequence[PromptId]) -> list[PromptId]:
+    def remaining(self, prompt_keys: Sequence[PromptKey]) -> list[PromptKey]:
         """Those of a pool that may still be sampled, in order. Raises PromptsExhausted if none is left."""
-        left = [p for p in prompt_ids if not self.retired(p)]
+        left = [p for p in prompt_keys if not self.retired(p)]
         if not left:
             raise PromptsExhausted(
-                f"All {len(prompt_ids)} prompts reached a pass rate of {self.threshold}: the run has learnt its pool. "
+                f"All {len(prompt_keys)} prompts reached a pass rate of {self.threshold}: the run has learnt its pool. "
                 "Use more prompts or a higher pass-rate threshold."
             )
         return left
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able: ids stand in lists, as JSON would turn the int keys of a dict into strings."""
-        counts = [[prompt_id, solved, rollouts] for prompt_id, (solved, rollouts) in self._counts.items()]
+        counts = [[prompt_key, solved, rollouts] for prompt_key, (solved, rollouts) in self._counts.items()]
         return {"threshold": self.threshold, "window": self.window, "counts": counts, "retired": list(self._retired)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,11 +148,11 @@ class PassRateHistory:
                 f"PassRateHistory: the state was kept with threshold {state['threshold']} and window "
                 f"{state['window']}, this run has {self.threshold} and {self.window}."
             )
-        counts: dict[PromptId, tuple[int, int]] = {}
+        counts: dict[PromptKey, tuple[int, int]] = {}
         for entry in state["counts"]:
             match entry:
-                case [int() | str() as prompt_id, int(solved), int(rollouts)] if prompt_id not in counts:
-                    counts[prompt_id] = (solved, rollouts)
+                case [int() | str() as prompt_key, int(solved), int(rollouts)] if prompt_key not in counts:
+                    counts[prompt_key] = (solved, rollouts)
                 case _:
                     raise ValueError(f"PassRateHistory: {entry!r} is not [id, correct, rollouts] of a new id.")
             if not (0 <= solved <= rollouts and rollouts > 0):
@@ -209,7 +209,7 @@ class DynamicSampling:
         values = torch.as_tensor(rewards, dtype=torch.float64)  # (G,)
         if not len(values):
             raise ValueError("DynamicSampling: a group without rewards has nothing to keep or to discard.")
-        keep = bool(zero_variance(values, torch.zeros(len(values), dtype=torch.long)).any())
+        keep = bool(has_variance(values, torch.zeros(len(values), dtype=torch.long)).any())
         self.offered += 1
         if keep:
             self._groups.append(group)

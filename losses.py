@@ -27,7 +27,7 @@ clipping and SGD do not.
 
 SYMBOLS. N rows (rollouts) · T completion positions, padded · rho = pi_train / pi_gen per token: the trainer now, over
 the generator's recorded log-prob · A advantage, one a row or one a token · sg stop-gradient · mask 1 on tokens that
-train (sampled, not forced, not padding) · prompt_ids one id a group of rollouts (a prompt twice in the batch is two
+train (sampled, not forced, not padding) · group_ids one id a group of rollouts (a prompt twice in the batch is two
 groups).
 
 SIMPLIFIED. A sequence is a row. Sequences packed end to end, (1, T_total), work with advantages and weights per token,
@@ -68,7 +68,7 @@ def cispo(
         mask: (N, T) 1 on tokens that train. What lies outside, NaN included, changes nothing.
         eps_max: absolute cap on rho (L1).
     Returns:
-        (token_loss (N, T) to be minimised, 0 outside the mask; metrics as 0-d tensors, see `summarise_metrics`). FP32
+        (token_loss (N, T) to be minimised, 0 outside the mask; metrics as 0-d tensors, see `summarize_metrics`). FP32
         at least, whatever the log-probs' dtype: bfloat16 has no number between 1 and 1.0078, where GSPO clips.
     Raises:
         ValueError: the shapes do not agree. The other losses share these arguments, returns and errors.
@@ -179,7 +179,7 @@ LOSSES = {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
 
 
 def normalize_advantages(
-    rewards: Tensor, prompt_ids: Tensor, how: str = "batch", eps: float = 1e-6, ddof: int = 0
+    rewards: Tensor, group_ids: Tensor, how: str = "batch", eps: float = 1e-6, ddof: int = 0
 ) -> Tensor:
     """Rewards centred per prompt and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's).
 
@@ -187,7 +187,7 @@ def normalize_advantages(
         rewards: (N,) of the whole batch and of whole groups. Drop zero-variance groups before the call (L2): a share p
             of them left in makes the batch std smaller, and the step larger by 1 / sqrt(1 - p). One NaN makes the
             batch std NaN, and with it every advantage of the batch that is not exactly 0.
-        prompt_ids: (N,) group of each row, in any order.
+        group_ids: (N,) group of each row, in any order.
         how: divide by (std + eps) of the `batch`'s centred rewards, of the `prompt`'s rewards, or by nothing (`none`).
         eps, ddof: added to the std; 0 for the population std, 1 for the sample std (L3).
     Returns:
@@ -197,9 +197,9 @@ def normalize_advantages(
     """
     if how not in ("batch", "prompt", "none"):
         raise ValueError(f"normalize_advantages: how={how!r} is not one of batch, prompt, none.")
-    unequal = _has_variance(rewards, prompt_ids)  # (N,)
+    unequal = _has_variance(rewards, group_ids)  # (N,)
     values = rewards if rewards.dtype == torch.float64 else rewards.float()
-    _, group, sizes = torch.unique(prompt_ids, return_inverse=True, return_counts=True)  # (P,), (N,), (P,)
+    _, group, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)  # (P,), (N,), (P,)
 
     def sum_over_group(x: Tensor) -> Tensor:
         return x.new_zeros(len(sizes)).index_add(0, group, x)[group]  # (N,)
@@ -217,12 +217,12 @@ def normalize_advantages(
     return torch.where(unequal, centred / (variance.sqrt() + eps), 0.0)  # (N,)
 
 
-def aggregation_weights(mask: Tensor, prompt_ids: Tensor, how: str = "prompt", constant: float | None = None) -> Tensor:
+def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", constant: float | None = None) -> Tensor:
     """The averages of a loss as one weight a token, so that every split of the batch sums to the same gradient.
 
     Args:
         mask: (N, T) of the whole batch, all ranks and microbatches; rows that a filter dropped are left out or all 0.
-        prompt_ids: (N,) group of each row.
+        group_ids: (N,) group of each row.
         how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a prompt's tokens, then over
             prompts (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, mean over rows (Dr.GRPO).
         constant: what `constant` divides by, for example the completion budget in tokens.
@@ -232,15 +232,15 @@ def aggregation_weights(mask: Tensor, prompt_ids: Tensor, how: str = "prompt", c
     Raises:
         ValueError: unknown `how`, `constant` without a positive constant, or shapes that do not agree.
     """
-    if mask.dim() != 2 or prompt_ids.shape != mask.shape[:1]:
-        raise ValueError(f"mask {tuple(mask.shape)} must be (N, T) and prompt_ids {tuple(prompt_ids.shape)} (N,).")
+    if mask.dim() != 2 or group_ids.shape != mask.shape[:1]:
+        raise ValueError(f"mask {tuple(mask.shape)} must be (N, T) and group_ids {tuple(group_ids.shape)} (N,).")
     trained = mask.bool()  # (N, T)
     tokens = trained.sum(-1)  # (N,) int64: an FP32 count is exact only to 2^24, and large batches have more tokens
     rows = (tokens > 0).sum()  # ()
     if how == "sample":  # 1 / (|y_i| * N)
         denominator = tokens * rows  # (N,)
     elif how == "prompt":  # 1 / (sum_g |y_g| * P)
-        ids, group = torch.unique(prompt_ids, return_inverse=True)  # (P,), (N,)
+        ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
         group_tokens = tokens.new_zeros(len(ids)).index_add(0, group, tokens)  # (P,)
         denominator = group_tokens[group] * (group_tokens > 0).sum()  # (N,)
     elif how == "token":  # 1 / sum_i |y_i|
@@ -292,7 +292,7 @@ def merge_metrics(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {key: column.amax(0) if key.endswith("_max") else column.sum(0) for key, column in columns.items()}
 
 
-def summarise_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
+def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     """Means and shares of a whole step from its merged metrics. Waits for the device: call it once a step.
 
     Returns:
@@ -365,11 +365,11 @@ def _metrics(log_ratio: Tensor, capped: Tensor, advantages: Tensor, trained: Ten
     }
 
 
-def _has_variance(rewards: Tensor, prompt_ids: Tensor) -> Tensor:
-    """(N,) bool, True where the row's group has unequal rewards: the lines of `zero_variance` in filters.py."""
-    if rewards.dim() != 1 or rewards.shape != prompt_ids.shape:
-        raise ValueError(f"rewards {tuple(rewards.shape)} and prompt_ids {tuple(prompt_ids.shape)} must be (N,).")
-    _, group = torch.unique(prompt_ids, return_inverse=True)  # (N,)
+def _has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """(N,) bool, True where the row's group has unequal rewards: the lines of `has_variance` in filters.py."""
+    if rewards.dim() != 1 or rewards.shape != group_ids.shape:
+        raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
+    _, group = torch.unique(group_ids, return_inverse=True)  # (N,)
     blank = torch.zeros_like(rewards)  # (N,), room for a value a group: the first P are used
     highest, lowest = (blank.scatter_reduce(0, group, rewards, f, include_self=False) for f in ("amax", "amin"))
     return (highest != lowest)[group]  # (N,)

@@ -96,11 +96,11 @@ def make_batch(
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     sampled = rollouts + [rollout for group in discarded for rollout in group.rollouts]
     prompts = [group.problem.prompt_ids for group in groups for _ in group.rollouts]
-    prompt_ids = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g.rollouts) for g in groups]))  # (N,)
+    group_ids = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g.rollouts) for g in groups]))  # (N,)
     shaped = shaped_rewards([*groups, *discarded], flags, rng)  # (M,)
     rewards = shaped[: len(rollouts)]  # (N,)
     truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])
-    varied = filters.zero_variance(rewards, prompt_ids)  # (N,)
+    varied = filters.has_variance(rewards, group_ids)  # (N,)
     keep = varied if flags.zero_variance_filter else torch.ones_like(varied)
     counts = {
         "reward": shaped.mean().item(),
@@ -108,7 +108,7 @@ def make_batch(
         "length": sum(len(rollout.completion_ids) for rollout in sampled) / len(sampled),
         "interrupted": sum(rollout.interrupted for rollout in sampled) / len(sampled),
         "truncated": length_control.truncation_rate([rollout.finish_reason for rollout in sampled]),
-        "zero_variance_groups": len(groups) - len(prompt_ids[varied].unique()),
+        "zero_variance_groups": len(groups) - len(group_ids[varied].unique()),
     }
     if flags.dynamic_sampling:
         counts |= {"offered": len(groups) + len(discarded), "discarded_groups": len(discarded)}
@@ -116,7 +116,7 @@ def make_batch(
         return None, counts
     # Whole groups leave first; the std is that of the rows that stay.
     advantages = torch.zeros_like(rewards)
-    advantages[keep] = losses.normalize_advantages(rewards[keep], prompt_ids[keep], flags.normalize_advantages)
+    advantages[keep] = losses.normalize_advantages(rewards[keep], group_ids[keep], flags.normalize_advantages)
     if flags.truncated_rollouts == "drop":  # single rows leave after the centring, never before
         counts["truncated_dropped"] = int((keep & truncated).sum())
         keep = keep & ~truncated
@@ -125,7 +125,7 @@ def make_batch(
     chosen = keep.nonzero().squeeze(1).tolist()
     mask = padded([rollouts[i].mask for i in chosen], torch.bool)  # (N, T)
     constant = flags.max_budget + flags.answer_budget
-    weights = losses.aggregation_weights(mask, prompt_ids[keep], flags.aggregation, constant)
+    weights = losses.aggregation_weights(mask, group_ids[keep], flags.aggregation, constant)
     rows = [policies.Row(prompts[i], rollouts[i].completion_ids, rollouts[i].mask) for i in chosen]
     behaviour = padded([rollouts[i].logprobs for i in chosen], torch.float32)
     return Batch(rows, behaviour, mask, advantages[keep], weights), counts | {

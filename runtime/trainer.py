@@ -138,7 +138,7 @@ class Trainer:
         extra = {"loss": merged["loss_sum"].item(), "entropy": merged["entropy_sum"].item() / tokens}
         if "kl_sum" in merged:
             extra["kl"] = merged["kl_sum"].item() / tokens
-        return extra | losses.summarise_metrics(merged)
+        return extra | losses.summarize_metrics(merged)
 
     def update(self, version: int) -> dict[str, float]:
         """The optimiser step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""

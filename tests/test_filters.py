@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import filters
-from filters import DynamicSampling, PassRateHistory, PromptsExhausted, zero_variance
+from filters import DynamicSampling, PassRateHistory, PromptsExhausted, has_variance
 from losses import LOSSES, aggregation_weights, normalize_advantages
 
 torch.set_num_threads(1)
@@ -24,50 +24,50 @@ def test_module_example_runs():
 # ---------------------------------------------------------------------------------------------- zero variance
 
 
-def test_zero_variance_by_hand():
+def test_has_variance_by_hand():
     """Group 4: +1, -1, +1 stays; group 2: all +1 goes; group 9: all -1 goes; group 5: one row goes. Interleaved."""
     rewards = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
     ids = torch.tensor([4, 2, 4, 9, 2, 4, 9, 5])
-    assert zero_variance(rewards, ids).tolist() == [True, False, True, False, False, True, False, False]
+    assert has_variance(rewards, ids).tolist() == [True, False, True, False, False, True, False, False]
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_zero_variance_against_sets(seed, dtype):
+def test_has_variance_against_sets(seed, dtype):
     """Oracle: the number of different rewards in each group's Python set."""
     rng = random.Random(seed)
     ids = [rng.choice([-3, 0, 7, 10**12, 8]) for _ in range(14)]
     rewards = [rng.choice([-1, 1]) for _ in ids]
     groups = {p: {r for r, q in zip(rewards, ids, strict=True) if q == p} for p in ids}
-    got = zero_variance(torch.tensor(rewards, dtype=dtype), torch.tensor(ids))
+    got = has_variance(torch.tensor(rewards, dtype=dtype), torch.tensor(ids))
     assert got.dtype == torch.bool and got.tolist() == [len(groups[p]) > 1 for p in ids]
 
 
-def test_zero_variance_is_exact_equality():
+def test_has_variance_is_exact_equality():
     """Seven FP32 thirds have a std of 3e-8 in FP32, not 0: equal all the same. Two rewards 1e-7 apart are not equal."""
     thirds = torch.full((7,), 1 / 3)
-    assert not zero_variance(thirds, torch.zeros(7)).any()
+    assert not has_variance(thirds, torch.zeros(7)).any()
     nearly = thirds.clone()
     nearly[3] = torch.nextafter(nearly[3], torch.tensor(1.0))
-    assert zero_variance(nearly, torch.zeros(7)).all()
-    assert zero_variance(torch.tensor([-0.5, -0.25]), torch.zeros(2)).all()  # all below the 0 of an empty buffer
-    assert not zero_variance(torch.tensor([-0.5, -0.5]), torch.zeros(2)).any()
+    assert has_variance(nearly, torch.zeros(7)).all()
+    assert has_variance(torch.tensor([-0.5, -0.25]), torch.zeros(2)).all()  # all below the 0 of an empty buffer
+    assert not has_variance(torch.tensor([-0.5, -0.5]), torch.zeros(2)).any()
 
 
-def test_zero_variance_edges():
-    assert zero_variance(torch.zeros(0), torch.zeros(0)).shape == (0,)
+def test_has_variance_edges():
+    assert has_variance(torch.zeros(0), torch.zeros(0)).shape == (0,)
     for rewards in ([math.nan, 1.0], [math.nan, math.nan]):  # an error to be seen, not a group to be dropped in silence
-        assert zero_variance(torch.tensor(rewards), torch.zeros(2)).all()
+        assert has_variance(torch.tensor(rewards), torch.zeros(2)).all()
     rewards, ids = torch.tensor([1.0, 0.0]), torch.tensor([3, 3])
-    zero_variance(rewards, ids)
+    has_variance(rewards, ids)
     assert rewards.tolist() == [1.0, 0.0] and ids.tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("rewards, ids", [(3, 2), (2, 3), ((4, 1), 4), ((), ())])
-def test_zero_variance_refuses_shapes_that_do_not_agree(rewards, ids):
+def test_has_variance_refuses_shapes_that_do_not_agree(rewards, ids):
     rewards, ids = torch.zeros(rewards), torch.zeros(ids)
     with pytest.raises(ValueError) as error:
-        zero_variance(rewards, ids)
+        has_variance(rewards, ids)
     assert str(tuple(rewards.shape)) in str(error.value) and str(tuple(ids.shape)) in str(error.value)
 
 
@@ -80,7 +80,7 @@ def test_filtered_rows_leave_loss_and_denominators(how):
     rewards = torch.tensor([1.0, -1, 1, 1, -1, -1, -1, 1], dtype=torch.float64)
     ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     mask = torch.ones(8, 3, dtype=torch.float64)
-    keep = zero_variance(rewards, ids)
+    keep = has_variance(rewards, ids)
     assert keep.tolist() == [True, True, False, False, False, False, True, True]
 
     def step(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from losses import (
     kl_penalty,
     merge_metrics,
     normalize_advantages,
-    summarise_metrics,
+    summarize_metrics,
     tis,
 )
 
@@ -89,7 +89,7 @@ def test_cispo_by_hand():
             "tokens_negative": 1, "capped_positive": 1, "capped_negative": 0,
         }
     )  # fmt: skip
-    assert summarise_metrics(metrics) == pytest.approx(
+    assert summarize_metrics(metrics) == pytest.approx(
         {"ratio_mean": 12.5 / 3, "ratio_max": 10, "ess": 0.4996003, "capped_positive": 0.5, "capped_negative": 0}
     )
 
@@ -252,7 +252,7 @@ def test_tis_by_hand():
     token_loss, metrics, grad = run("tis", logprobs, behaviour, old, torch.tensor([2.0], dtype=F64), torch.ones(1, 2))
     torch.testing.assert_close(token_loss, torch.tensor([[-4.4, -3.3]], dtype=F64))
     torch.testing.assert_close(grad, torch.tensor([[-4.4, -3.3]], dtype=F64))
-    summary = summarise_metrics(metrics)
+    summary = summarize_metrics(metrics)
     assert summary["tis_capped"] == 0.5 and summary["capped_positive"] == 0
     assert summary["ratio_max"] == pytest.approx(3.3)  # pi / pi_gen, as in every loss
 
@@ -350,7 +350,7 @@ def test_a_nan_inside_the_mask_is_not_hidden(name, which):
     assert token_loss[1, 0].isnan()
     assert token_loss[torch.arange(6) != 1].isfinite().all() and not token_loss[mask == 0].any()
     if which < 2:
-        assert math.isnan(summarise_metrics(merge_metrics([metrics, metrics]))["ratio_max"])
+        assert math.isnan(summarize_metrics(merge_metrics([metrics, metrics]))["ratio_max"])
 
 
 def test_a_nan_in_a_sequences_ratio_stays_out_of_the_padding():
@@ -371,7 +371,7 @@ def test_log_ratio_is_bounded_before_exp(name, gap):
     for old in (behaviour, logprobs):
         token_loss, metrics, grad = run(name, logprobs, behaviour, old, advantages, torch.ones(2, 3))
         assert token_loss.isfinite().all() and grad.isfinite().all()
-        summary = summarise_metrics(metrics)
+        summary = summarize_metrics(metrics)
         assert all(math.isfinite(v) for v in summary.values()) and summary["ess"] > 0
         assert summary["ratio_max"] == pytest.approx(math.exp(20) if gap > 0 else 1.0)
 
@@ -540,12 +540,12 @@ def test_shares_have_their_own_denominators():
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
     behaviour = torch.full_like(rho, -3.0)
     a = torch.tensor([1.0, -1.0], dtype=F64)
-    summary = summarise_metrics(run("grpo", behaviour + rho.log(), behaviour, behaviour, a, mask)[1])
+    summary = summarize_metrics(run("grpo", behaviour + rho.log(), behaviour, behaviour, a, mask)[1])
     assert (summary["capped_positive"], summary["capped_negative"]) == (0.5, 0.75)
     logprobs = behaviour + rho.log()
     for cap, share in [(1.0, 2 / 6), (0.4, 1.0)]:
         _, m, _ = run("tis", logprobs, behaviour, logprobs, a, mask, cap=cap)
-        assert summarise_metrics(m)["tis_capped"] == pytest.approx(share)
+        assert summarize_metrics(m)["tis_capped"] == pytest.approx(share)
 
 
 def test_effective_sample_size_extremes():
@@ -553,7 +553,7 @@ def test_effective_sample_size_extremes():
     for rho, expected in [((3.0, 3.0, 3.0, 3.0), 1.0), ((1e6, 1e-6, 1e-6, 1e-6), 0.25), ((2.0, 1.0), 9 / 10)]:
         logprobs, behaviour = ratios(*rho)
         _, m, _ = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, len(rho)))
-        assert summarise_metrics(m)["ess"] == pytest.approx(expected)
+        assert summarize_metrics(m)["ess"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -565,7 +565,7 @@ def test_merged_metrics_of_microbatches_are_those_of_the_batch(name):
     merged = merge_metrics(parts)
     assert {k: float(v) for k, v in merged.items()} == pytest.approx({k: float(v) for k, v in whole.items()}, rel=1e-12)
     nested = merge_metrics([merge_metrics(parts[:2]), parts[2]])
-    assert summarise_metrics(nested) == pytest.approx(summarise_metrics(whole), rel=1e-12)
+    assert summarize_metrics(nested) == pytest.approx(summarize_metrics(whole), rel=1e-12)
 
 
 def test_merge_refuses_parts_that_do_not_match():
@@ -590,10 +590,10 @@ def test_an_empty_microbatch_still_runs_backward(name, shape):
     token_loss, metrics, grad = run(name, zeros, zeros, zeros, torch.ones(shape[0], dtype=F64), zeros)
     weights = aggregation_weights(zeros, torch.zeros(shape[0], dtype=torch.long))
     assert float((weights * token_loss).sum()) == 0 and grad.shape == shape and not grad.any()
-    assert not any(summarise_metrics(metrics).values())
+    assert not any(summarize_metrics(metrics).values())
     *inputs, mask = batch()
     full = run(name, *inputs, mask)[1]
-    assert summarise_metrics(merge_metrics([full, metrics])) == summarise_metrics(full)
+    assert summarize_metrics(merge_metrics([full, metrics])) == summarize_metrics(full)
 
 
 # --------------------------------------------------------------------------------------------- aggregation

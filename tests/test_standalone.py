@@ -21,7 +21,7 @@ DECLARED = {
 }
 CONCEPTS = [name for name in DECLARED if (ROOT / f"{name}.py").exists()]
 # Helpers of up to five lines that stand in two files under different names.
-TWINS = [("losses", "_has_variance", "filters", "zero_variance")]
+TWINS = [("losses", "_has_variance", "filters", "has_variance")]
 
 
 def imported_packages(tree: ast.AST) -> set[str]:
