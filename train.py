@@ -60,7 +60,7 @@ from runtime.metrics import (
 )
 from runtime.run_folder import Folder
 from runtime.setup import check_model, load_task
-from runtime.trainer import Batch, Trainer
+from runtime.trainer import Trainer, TrainingBatch
 from tasks import warm_start
 from tasks.prompts import PromptStream
 from tasks.verifiers import RewardError
@@ -90,7 +90,7 @@ def shaped_rewards(groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.
 
 def make_batch(
     groups: Sequence[pipeline_rl.Group], flags: Any, rng: random.Random, discarded: Sequence[pipeline_rl.Group] = ()
-) -> tuple[Batch | None, dict[str, Any]]:
+) -> tuple[TrainingBatch | None, dict[str, Any]]:
     """(the batch, or None if no row is left to train on; metrics of everything that was sampled for it, the groups that
     dynamic sampling discarded among it)."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -128,7 +128,7 @@ def make_batch(
     weights = losses.aggregation_weights(mask, group_ids[keep], flags.aggregation, constant)
     rows = [policies.Row(prompts[i], rollouts[i].completion_ids, rollouts[i].mask) for i in chosen]
     behaviour = padded([rollouts[i].logprobs for i in chosen], torch.float32)
-    return Batch(rows, behaviour, mask, advantages[keep], weights), counts | {
+    return TrainingBatch(rows, behaviour, mask, advantages[keep], weights), counts | {
         "rows": len(rows),
         "trained_tokens": int(mask.sum()),
     }
@@ -373,7 +373,7 @@ class Run:
                 return True
         return False
 
-    def score_old(self, batches: Sequence[tuple[Batch | None, dict[str, Any]]]) -> None:
+    def score_old(self, batches: Sequence[tuple[TrainingBatch | None, dict[str, Any]]]) -> None:
         """TIS needs the trainer's own log-probs from before the first of these steps."""
         for batch, _ in batches if self.flags.loss == "tis" else ():
             if batch is not None:
@@ -497,7 +497,7 @@ class Run:
         return rows, [r.logprobs for _, r in chosen]
 
     def log(
-        self, groups: Sequence[pipeline_rl.Group], batch: Batch | None, metrics: dict[str, Any], version: int
+        self, groups: Sequence[pipeline_rl.Group], batch: TrainingBatch | None, metrics: dict[str, Any], version: int
     ) -> None:
         """One record and one line a step; `version` is the one that the step started from."""
         if not self.main:

@@ -1,48 +1,56 @@
 """The trainer's model: log-probs of sampled completions, in microbatches that waste little and change nothing.
 
-Glue between a Hugging Face causal LM and the concept files. What it must get right:
+It joins a Hugging Face causal LM to the concept files. What it must get right:
 
-- Position t predicts token t + 1: a completion's log-probs come from the positions before its tokens.
-- Rows are sorted by length and cut into microbatches of at most `tokens` positions, padding counted. Each token's
-  weight in the loss is fixed over the whole batch (`losses.aggregation_weights`), so no cut changes the gradient.
-- Padding stands on the right: under causal attention no real token sees it, and no attention mask is needed. Packed
-  rows put the sequences of a microbatch one after the other; positions that restart at 0 keep attention inside each.
-- Every rank gets the same number of microbatches: a rank with nothing left runs an empty one forward and backward, or
+- Position t predicts token t + 1, so a completion's log-probs are read from the positions before its tokens.
+- Rows are sorted by length and cut into microbatches of at most `tokens` positions, padding counted. The weight of each
+  token in the loss is fixed over the whole batch (`losses.aggregation_weights`), so no cut changes the gradient.
+- Padding is on the right. Under causal attention no real token sees it, so no attention mask is needed. Packed rows put
+  the sequences of a microbatch end to end; position ids that restart at 0 keep attention inside each sequence.
+- Every rank gets the same number of microbatches. A rank with no rows left runs an empty one forward and backward, or
   FSDP would wait for it forever.
 - The head is multiplied as the generator multiplies it (`fp32_head`): rounded to the generator's dtype, FP32 product.
 
-Symbols: N rows (rollouts), T completion positions, R x L input positions, M tokens that train, H hidden size.
+Symbols: N rows (rollouts), T completion positions, R x L input positions, M tokens that train, H hidden size, V
+vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fp32_head import head_of
+from fp32_head import head_of, rounded, token_logprobs
 from runtime.weight_channels import Meta
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PreTrainedModel
 
 
 @dataclass
 class Microbatch:
-    """Input of one forward pass. `rows` says which rows of the batch its (N, T) outputs are."""
+    """The input of one forward pass."""
 
-    rows: Tensor  # (N,) index into the batch
-    input_ids: Tensor  # (R, L): padded R = N, packed R = 1
+    rows: Tensor  # (N,) which rows of the batch the (N, T) outputs belong to
+    input_ids: Tensor  # (R, L): R = N if padded, R = 1 if packed
     position_ids: Tensor  # (R, L)
     read: Tensor  # (M,) index into the R * L positions: the one before each token that trains
     write: Tensor  # (M,) index into the N * T places of the output
     targets: Tensor  # (M,) ids of the tokens that train
     width: int  # T
 
-    def to(self, device: torch.device) -> "Microbatch":
+    def to(self, device: torch.device) -> Microbatch:
         """A copy on `device`."""
-        tensors = (self.rows, self.input_ids, self.position_ids, self.read, self.write, self.targets)
-        return Microbatch(*(x.to(device, non_blocking=True) for x in tensors), self.width)
+        tensors: dict[str, Any] = {
+            name: x.to(device, non_blocking=True) for name, x in vars(self).items() if isinstance(x, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 @dataclass
@@ -58,7 +66,7 @@ class Row:
 
 
 def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Row indices per rank, longest first and dealt back and forth, so that every rank gets about the same tokens."""
+    """Row indices of each rank: longest first, dealt back and forth, so that all ranks get about as many tokens."""
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for place, row in enumerate(longest_first):
@@ -68,9 +76,9 @@ def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: bool) -> list[list[int]]:
-    """`rows`, longest first, cut into lists of at most `tokens` positions each (a longer row stands alone)."""
+    """`rows`, longest first, cut into lists of at most `tokens` positions each; a longer row gets a list of its own."""
     pieces: list[list[int]] = []
-    used = 0
+    used = 0  # positions in the last piece
     for row in sorted(rows, key=lambda i: -lengths[i]):
         cost = lengths[row] if packed or not pieces else lengths[pieces[-1][0]]  # padded: the longest row's length
         if not pieces or used + cost > tokens:
@@ -85,9 +93,9 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packe
     """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
     chosen = [batch[i] for i in rows]
     ids = torch.tensor([token for row in chosen for token in (*row.prompt_ids, *row.completion_ids)], dtype=torch.long)
-    trains = torch.tensor([m for row in chosen for m in (*[0] * len(row.prompt_ids), *row.mask)], dtype=torch.bool)
+    trained = torch.tensor([m for row in chosen for m in (*[0] * len(row.prompt_ids), *row.mask)], dtype=torch.bool)
     lengths = torch.tensor([len(row) for row in chosen], dtype=torch.long)  # (N,)
-    prompts = torch.tensor([len(row.prompt_ids) for row in chosen], dtype=torch.long)  # (N,)
+    prompt_lengths = torch.tensor([len(row.prompt_ids) for row in chosen], dtype=torch.long)  # (N,)
     n = torch.arange(len(chosen)).repeat_interleave(lengths)  # the row of each token
     t = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[n]  # its position in the row
     longest = max((len(row) for row in chosen), default=1)
@@ -97,17 +105,17 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packe
     if not packed:
         position_ids += torch.arange(longest)  # padding counts on
     input_ids.view(-1)[place], position_ids.view(-1)[place] = ids, t
-    read = (place - 1)[trains]  # position t - 1 predicts token t
-    write = (n * width + t - prompts[n])[trains]
+    read = (place - 1)[trained]  # position t - 1 predicts token t
+    write = (n * width + t - prompt_lengths[n])[trained]
     return Microbatch(
-        torch.tensor(list(rows), dtype=torch.long), input_ids, position_ids, read, write, ids[trains], width
+        torch.tensor(list(rows), dtype=torch.long), input_ids, position_ids, read, write, ids[trained], width
     )
 
 
 def microbatches(
     batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, packed: bool = False
 ) -> list[Microbatch]:
-    """This rank's microbatches of the whole batch; all ranks get equally many, with outputs (N, T) of one width T."""
+    """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
     lengths = [len(row) for row in batch]
     width = max((len(row.completion_ids) for row in batch), default=1)
     cuts = [cut_rows(lengths, share, tokens, packed) for share in share_rows(lengths, ranks)]
@@ -117,20 +125,18 @@ def microbatches(
 
 
 class Policy(nn.Module):
-    """A causal LM that returns log-probs of the tokens that train.
+    """A causal LM that returns the log-probs of the tokens that train.
 
     Args:
         model: any Hugging Face causal LM with a body that returns hidden states and an output embedding.
-        token_logprobs, rounded: of `fp32_head`.
-        dtype: the generator's; the body runs in it, and the head is rounded to it. Parameters stay as they are.
+        dtype: the generator's. The body runs in it, and the head is rounded to it. Parameters stay as they are.
         fp32_head: False multiplies the head in `dtype`, for the ablation.
+        temperature, entropy_grad: of `fp32_head.token_logprobs`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        token_logprobs: Callable[..., tuple[Tensor, Tensor]],
-        rounded: Callable[[Tensor, torch.dtype], Tensor],
+        model: PreTrainedModel,
         *,
         dtype: torch.dtype = torch.float32,
         fp32_head: bool = True,
@@ -138,48 +144,43 @@ class Policy(nn.Module):
         entropy_grad: bool = False,
     ):
         super().__init__()
-        self.model = model
+        self.model, self.dtype = model, dtype
         self._no_split_modules = getattr(model, "_no_split_modules", None)  # FSDP shards layer by layer
-        self.dtype = dtype
-        self._head = (
-            token_logprobs,
-            rounded,
-            {"temperature": temperature, "fp32": fp32_head, "entropy_grad": entropy_grad},
-        )
+        self._head_options: dict[str, Any] = {
+            "temperature": temperature, "fp32": fp32_head, "entropy_grad": entropy_grad,
+        }  # fmt: skip
 
-    def forward(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+    def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
-        low = (
-            self.dtype != torch.float32 and self.model.dtype == torch.float32
-        )  # FP32 master weights, low-precision body
-        # No cache: it would keep a low-precision copy of every weight until the body's end, on every rank and of layers
-        # that FSDP has resharded; and no weight is used twice.
-        with torch.autocast(batch.input_ids.device.type, dtype=self.dtype, enabled=low, cache_enabled=False):
+        low_precision = self.dtype != torch.float32 and self.model.dtype == torch.float32  # under FP32 master weights
+        # No cache: it would keep a low-precision copy of every weight until the body's end, on every rank and even of
+        # layers that FSDP has resharded; and no weight is used twice.
+        device = microbatch.input_ids.device.type
+        with torch.autocast(device, dtype=self.dtype, enabled=low_precision, cache_enabled=False):
             hidden = self.model.base_model(
-                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+                input_ids=microbatch.input_ids, position_ids=microbatch.position_ids, use_cache=False
             ).last_hidden_state  # (R, L, H)
-        token_logprobs, rounded, options = self._head
-        hidden = hidden.flatten(0, 1)[batch.read]  # (M, H)
-        weight, bias = head_of(self.model)
-        if low:
+        hidden = hidden.flatten(0, 1)[microbatch.read]  # (M, H)
+        weight, bias = head_of(self.model)  # (V, H), (V,)
+        if low_precision:
             hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
             bias = None if bias is None else rounded(bias, self.dtype)
-        found = token_logprobs(hidden, weight, batch.targets, bias=bias, **options)  # (M,), (M,)
-        n = len(batch.rows)
-        # (N, T); the sum * 0 ties an empty microbatch to the parameters, so that its backward runs
+        n = len(microbatch.rows)
         logprobs, entropy = (
-            x.new_zeros(n * batch.width).scatter(0, batch.write, x).view(n, batch.width) + hidden.sum() * 0
-            for x in found
+            # The sum * 0 ties an empty microbatch to the parameters, so that its backward pass runs.
+            x.new_zeros(n * microbatch.width).scatter(0, microbatch.write, x).view(n, microbatch.width)
+            + hidden.sum() * 0
+            for x in token_logprobs(hidden, weight, microbatch.targets, bias=bias, **self._head_options)  # (M,) each
         )
-        return logprobs, entropy
+        return logprobs, entropy  # (N, T)
 
 
 def recompute_layers(model: nn.Module) -> int:
-    """Gradient checkpointing: each layer keeps its input only and runs again in the backward pass. Returns the number
-    of layers; 0 if transformers knows none of this model.
+    """Gradient checkpointing: each layer keeps only its input and runs again in the backward pass. Returns the number
+    of layers, 0 if transformers knows none of this model.
 
-    Not by `model.gradient_checkpointing_enable`: its layers recompute in training mode only, and there the dropout of
-    some models is on (OPT's layers drop by their own flag).
+    `model.gradient_checkpointing_enable` does not serve: its layers recompute in training mode only, and that switches
+    the dropout of some models on (OPT's layers drop by a flag of their own).
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -190,24 +191,24 @@ def recompute_layers(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def has_plain_head(model: nn.Module) -> bool:
-    """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them, or are scaled
-    or capped (Granite, Cohere, Gemma 2). Two forward passes of four tokens, on the CPU, before any sharding."""
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them. Granite,
+    Cohere and Gemma 2 scale or cap theirs. Takes two forward passes of four tokens on the CPU, before any sharding."""
     body, head, ids = model.base_model, model.get_output_embeddings(), torch.arange(4)[None]
     if body is model or head is None:
         return False
     attention = model.config._attn_implementation
     model.config._attn_implementation = "eager"  # flash attention does not run on a CPU
     hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
-    found = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
+    logits = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
     model.config._attn_implementation = attention
-    wanted = nn.functional.linear(hidden, head.weight, head.bias)
-    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.std()))
+    plain = nn.functional.linear(hidden, head.weight, head.bias)
+    return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
 
 
 def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor in `dtype`) of each parameter, one at a time: gathering a shard is a collective, so every
-    rank must iterate. A tied head appears once, under the embedding's name."""
+    """(name, tensor in `dtype`) of each parameter, one at a time. Gathering a shard is a collective, so every rank
+    must iterate. A tied head appears once, under the embedding's name."""
     for name, parameter in model.named_parameters():
         tensor: Any = parameter.detach()
         gather = getattr(tensor, "full_tensor", None)
@@ -217,12 +218,12 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
 class CheckpointTensors:
     """The parameters as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads.
 
-    transformers holds the experts of a layer in one tensor, checkpoints hold them apart.
+    The two differ for a mixture: transformers holds the experts of a layer in one tensor, checkpoints hold them apart.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype):
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
         self.model, self.dtype = model, dtype
-        # name of a parameter -> names and shapes that it has in a checkpoint
+        # name of a parameter -> the tensors, without data, that a checkpoint has for it
         self._stored = {name: self._as_stored(name, x.detach().to("meta")) for name, x in model.named_parameters()}
 
     def _as_stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -235,7 +236,7 @@ class CheckpointTensors:
         return [Meta(n, self.dtype, tuple(x.shape)) for stored in self._stored.values() for n, x in stored.items()]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor); every rank must iterate."""
+        """(name, gathered tensor); every rank must iterate."""
         for name, tensor in full_tensors(self.model, self.dtype):
             unchanged = list(self._stored[name]) == [name]
             yield from [(name, tensor)] if unchanged else self._as_stored(name, tensor).items()
@@ -247,11 +248,11 @@ def experts(config: Any) -> int:
     return next((x for x in (getattr(config, name, None) for name in names) if x), 1)
 
 
-def active_parameters(model: nn.Module) -> int:
-    """Parameters that one token is multiplied with: without the embedding table (it is looked up), with the head (tied
-    or not), and of a mixture of experts only as many experts as a token visits."""
+def active_parameters(model: PreTrainedModel) -> int:
+    """Parameters that one token is multiplied with: without the embedding table, which is looked up, but with the head,
+    tied or not, and with only as many experts of a mixture as a token visits."""
     visited = getattr(model.config, "num_experts_per_tok", None) or 1
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    (head, _), embedding = head_of(model), model.get_input_embeddings().weight
     total = head.numel() if head is embedding else 0
     for name, parameter in model.named_parameters():
         if parameter is not embedding:

@@ -774,7 +774,7 @@ class Alone:
         return torch.nn.utils.clip_grad_norm_(parameters, largest)
 
 
-def trainer_and_batch(model_folder, accelerator=None, **changes) -> tuple[train.Trainer, train.Batch]:
+def trainer_and_batch(model_folder, accelerator=None, **changes) -> tuple[train.Trainer, train.TrainingBatch]:
     trainer = train.Trainer(default_flags(**changes), accelerator or Alone(), model_folder)
     batch, _ = batch_of(hand_groups())
     batch.behaviour_logprobs -= 3.5 * batch.mask  # near the random model's -3.8, so that some ratios are capped

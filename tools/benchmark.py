@@ -259,7 +259,7 @@ def generator(args: argparse.Namespace) -> dict[str, Any]:
 class BareLoop:
     """Forward, backward, AdamW on tensors that are ready: what the hardware allows with this model and these rows."""
 
-    def __init__(self, model: str, batch: train.Batch, cut: str):
+    def __init__(self, model: str, batch: train.TrainingBatch, cut: str):
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -278,7 +278,7 @@ class BareLoop:
         ]
 
     @staticmethod
-    def _terms(batch: train.Batch, piece: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _terms(batch: train.TrainingBatch, piece: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the piece's trained tokens: the generator's log-probs, and weight times advantage."""
         mask = batch.mask[piece]
         return batch.behaviour_logprobs[piece][mask], (batch.weights[piece] * batch.advantages[piece, None])[mask]
