@@ -49,7 +49,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
     changed in place, and a note says so."""
-    for refusals in (bounds, schedule, length, loss, data, idle_flags, folders):
+    for refusals in (single_flags, schedule, length, loss, data, idle_flags, folders):
         for sentence in refusals(flags):
             raise UsageError(sentence)
     engine_options(flags)  # raises UsageError itself
@@ -59,12 +59,12 @@ def check_flags(flags: Flags) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
-def bounds(flags: Flags) -> Iterator[str]:
-    """The bounds of single flags, which are written next to each in flags.py."""
+def single_flags(flags: Flags) -> Iterator[str]:
+    """The bounds of single flags, which are written with each in flags.py."""
     for item in fields(flags):
-        limits, value = item.metadata["bounds"], getattr(flags, item.name)
-        if limits and not (math.isfinite(value) and all(HOLDS[word](value, limit) for word, limit in limits.items())):
-            wanted = " and ".join(f"{word.replace('_', ' ')} {limit}" for word, limit in limits.items())
+        bounds, value = item.metadata["bounds"], getattr(flags, item.name)
+        if bounds and not (math.isfinite(value) and all(HOLDS[word](value, bound) for word, bound in bounds.items())):
+            wanted = " and ".join(f"{word.replace('_', ' ')} {bound}" for word, bound in bounds.items())
             yield f"--{item.name} must be {wanted}, not {value}."
     for name in ("eps_low", "eps_high"):  # any negative number stands for the loss's own default
         if math.isnan(getattr(flags, name)):

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import length_control
+from pipeline_rl import Generator, Rollout
 from runtime.run_folder import Folder
+from runtime.trainer import TrainingBatch
 
 LOW_ENTROPY = 1e-3  # nats per token
-EMPTY_STEPS = 3
+EMPTY_STEPS = 3  # in a row
 UNFINISHED = 0.5  # share of completions whose thinking never ended
 
 
 def joined(*parts: dict[str, Any]) -> dict[str, Any]:
-    """One record of several; a name that stands in two of them is an error (KeyError), as one value would be lost."""
+    """Several records as one. Raises KeyError for a name that two of them have, as one value would be lost."""
     record: dict[str, Any] = {}
     for part in parts:
         if twice := record.keys() & part.keys():
@@ -25,34 +27,34 @@ def joined(*parts: dict[str, Any]) -> dict[str, Any]:
 def accelerators_in_use(trainers: int, here: int, engines: Sequence[int], elsewhere: int = 0) -> int:
     """Devices that train or sample; idle ones do not count.
 
-    trainers: trainer processes, one device each, `here` of them on this host's first devices. engines: this host's
-    devices that engines use. elsewhere: workers that Ray places.
+    trainers: trainer processes, one device each, of which `here` use this host's first devices. engines: this host's
+    devices that engines use. elsewhere: engine workers that Ray places.
     """
     return trainers + len({device for device in engines if device >= here}) + elsewhere
 
 
 class Clock:
-    """Compute so far. Start-up and evaluation's share of the time do not count; a resumed run goes on from `past`.
+    """The compute of a run so far, without start-up and without evaluation's share of the time.
 
-    generator: has `.counters` (`pipeline_rl.Counters`). parameters: P, those multiplied for each token.
-    devices: accelerators of both sides that are in use, or CPU cores.
+    parameters: P, those that each token is multiplied with. devices: accelerators in use on both sides, or CPU cores.
+    past: what a run before a resume had used.
     """
 
-    def __init__(self, generator: Any, parameters: int, devices: int, past: dict[str, float]):
+    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float]):
         self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
         self.started = time.monotonic()
         self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
 
-    def trained_flops(self, batch: Any) -> int:
-        """Forward and backward of one step, attention's products left out."""
+    def trained_flops(self, batch: TrainingBatch) -> int:
+        """FLOPs of one step, forward and backward, without the products inside attention."""
         return 6 * self.parameters * sum(map(len, batch.rows))
 
     def hours(self) -> float:
-        """Wall time, evaluation too, that of the run before a resume among it."""
+        """Wall time with evaluation, also that of the run before a resume."""
         return self.past.get("hours", 0.0) + (time.monotonic() - self.started) / 3600
 
     def now(self) -> dict[str, float]:
-        """tokens (sampled, dropped ones too), trained_tokens, flops, device_hours."""
+        """tokens (all that were sampled, dropped ones too), trained_tokens, flops, device_hours."""
         counters, past = self.generator.counters, self.past
         seconds = time.monotonic() - self.started - counters.eval_seconds
         # FLOPs: 2 P for each token that the generator computes, 6 P for each that the trainer does
@@ -70,7 +72,7 @@ def pass_at_k(correct: Sequence[Sequence[bool]]) -> float:
     return sum(any(samples) for samples in correct) / len(correct)
 
 
-def evaluation_record(groups: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def evaluation_record(groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
     """The figures of one evaluation, from its rollouts grouped by prompt."""
     rollouts = [rollout for group in groups for rollout in group]
     return {
@@ -109,21 +111,23 @@ def step_line(record: dict[str, Any]) -> str:
 
 def warnings_of(record: dict[str, Any], empty_steps: int) -> list[str]:
     """What a healthy run does not show. `empty_steps`: steps in a row without a row to train on."""
-    found = [length_control.truncation_warning(record["truncated"])]
+    warnings = []
+    if truncated := length_control.truncation_warning(record["truncated"]):
+        warnings.append(truncated)
     if record.get("entropy", 1.0) < LOW_ENTROPY:
-        found.append(f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more.")
+        warnings.append(f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more.")
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
-        found.append(
+        warnings.append(
             f"Warning: {empty_steps} steps in a row had no group with unequal rewards, so nothing was trained."
         )
     verdicts = record.get("verdicts", {})
     unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))
     if record.get("step") == 1 and unfinished > UNFINISHED:  # once, with the first evaluation's verdicts
-        found.append(
+        warnings.append(
             f"Warning: {unfinished:.0%} of completions never ended their thinking and count as wrong; if the model "
             "does not think, use --thinking false."
         )
-    return [warning for warning in found if warning is not None]
+    return warnings
 
 
 def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
@@ -134,12 +138,13 @@ def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
     compute = clock.now()
     seconds = max(1e-9, sum(record["seconds"] for record in steps))
     mean_lag = sum(record["lag_mean"] for record in steps) / max(1, len(steps))
+    generator_idle = sum(record["generator_idle"] + record["sync_seconds"] for record in steps)
     rows = {
         "pass rate": f"{rates[0]:.3f} -> {rates[-1]:.3f} (mean of the last two {last_two:.3f})",
         "compute": f"{compute['device_hours'] * 3600 / clock.devices:.0f} s on {clock.devices} x {device}, "
         f"{compute['flops']:.2e} FLOPs",
         "tokens": f"{compute['tokens']:,} sampled, {compute['trained_tokens']:,} trained",
-        "generator idle": f"{sum(r['generator_idle'] + r['sync_seconds'] for r in steps) / seconds:.1%}",
+        "generator idle": f"{generator_idle / seconds:.1%}",
         "trainer idle": f"{sum(r['trainer_idle'] for r in steps) / seconds:.1%}",
         "lag mean / max": f"{mean_lag:.2f} / {max((r['lag_max'] for r in steps), default=0)} (k = {k})",
         "files": str(folder.path),
