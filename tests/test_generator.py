@@ -42,7 +42,6 @@ from pipeline_rl import (
     reason_of,
 )
 from runtime import weight_channels as weight_sync
-from runtime.flags import UsageError, engine_options, key_values, merged, parse_flags
 from runtime.weight_channels import FileWeights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -777,58 +776,6 @@ def test_float32_on_a_gpu_asks_for_whole_products(tmp_path: Path) -> None:
     assert engine_environment(True, False, "float32")["TRITON_F32_DEFAULT"] == "ieee"
     for gpu, dtype in ((True, "bfloat16"), (False, "float32")):
         assert "TRITON_F32_DEFAULT" not in engine_environment(gpu, False, dtype)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("", {}),
-        (
-            "block_size=64,kv_cache_dtype=fp8,enforce_eager=false",
-            dict(block_size=64, kv_cache_dtype="fp8", enforce_eager=False),
-        ),
-        (
-            'a={"b":1,"c":{"d":[1,2]}},e=[3,4],f="x,y",g=null',
-            dict(a={"b": 1, "c": {"d": [1, 2]}}, e=[3, 4], f="x,y", g=None),
-        ),
-        ("a=8x,b=1.5,c= 2 , d=x.y.Z", dict(a="8x", b=1.5, c=2, d="x.y.Z")),
-        ("a=,b=1,", dict(a="", b=1)),
-    ],
-)
-def test_engine_args_by_hand(text: str, found: dict) -> None:
-    """Commas within JSON are its own; what is no JSON is a word up to the next comma."""
-    assert key_values(text) == found
-
-
-@pytest.mark.parametrize("text", ["a", "=1", "a=1,b", 'a={"b":1', "a=[1,2", 'a="x', 'a={"b":1}c', "a b=1"])
-def test_engine_args_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--engine_args"):
-        key_values(text)
-
-
-def test_engine_args_leave_the_fp32_head_alone() -> None:
-    """Other overrides of the model's configuration are added to it; one that contradicts --fp32_head is refused."""
-    from fp32_head import GENERATOR_ARGS
-
-    def options(*argv: str) -> dict:
-        return engine_options(parse_flags(["--output_dir", "none", *argv], ""))
-
-    more = options("--engine_args", 'hf_overrides={"rope_theta":1000000,"text_config":{"x":1}}')
-    assert merged(GENERATOR_ARGS, more) == {
-        "hf_overrides": {"head_dtype": "float32", "rope_theta": 1000000, "text_config": {"x": 1}}
-    }
-    assert GENERATOR_ARGS == {"hf_overrides": {"head_dtype": "float32"}}
-    for argv, head in (
-        (["--fp32_head", "true", "--dtype", "bfloat16"], '"bfloat16"'),
-        (["--fp32_head", "true", "--dtype", "bfloat16"], "null"),
-        (["--fp32_head", "false", "--dtype", "bfloat16"], '"float32"'),
-    ):
-        with pytest.raises(UsageError, match="head_dtype .*--fp32_head"):
-            options(*argv, "--engine_args", f'hf_overrides={{"head_dtype":{head}}}')
-    with pytest.raises(UsageError, match="hf_overrides must be a JSON object"):
-        options("--engine_args", "hf_overrides=null")
-    agreed = 'hf_overrides={"head_dtype":"float32"}'
-    assert options("--dtype", "bfloat16", "--engine_args", agreed) == {"hf_overrides": {"head_dtype": "float32"}}
 
 
 def test_environment_is_set_inside_only_and_respects_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

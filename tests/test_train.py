@@ -1,11 +1,9 @@
 """train.py, flags.py and records.py without a model or an engine: flags, prompts, batches by hand, compute, files."""
 
 import copy
-import dataclasses
 import json
 import math
 import random
-import re
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,11 +16,9 @@ from transformers import AutoModelForCausalLM
 import losses
 import train
 from pipeline_rl import FORCED, Counters, Group, Rollout
-from runtime import flags as flags_module
 from runtime import metrics as records
 from runtime import run_folder
-from runtime.flag_checks import check_flags
-from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, parse_flags
+from runtime.flags import DEFAULTS, Flags, UsageError, parse_flags
 from runtime.metrics import Clock, evaluation_line, evaluation_record, pass_at_k, step_line
 from runtime.run_folder import Folder
 from runtime.trainer import clip_options, learning_rate
@@ -43,181 +39,7 @@ def default_flags(**changes) -> Flags:
     return found
 
 
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    """Runs `main` in an empty folder: (exit code, stdout, stderr). A run that would start raises `Started` instead."""
-
-    class Started(Exception):
-        pass
-
-    def start(flags):
-        raise Started(flags)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "Run", start)
-
-    def call(*argv: str):
-        try:
-            code = train.main(list(argv))
-        except SystemExit as end:  # argparse
-            code = end.code
-        except Started as started:
-            return "started", started.args[0], ""
-        return code, *capsys.readouterr()
-
-    return call
-
-
 # ------------------------------------------------------------------------------------------------------------- flags
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        # an unknown option value, an unknown flag
-        "--loss ppo", "--aggregation mean", "--normalize_advantages group", "--schedule sync", "--length_control cut",
-        "--kl_estimator k4", "--dtype float16", "--reward none", "--report_to csv", "--truncated_rollouts mask",
-        "--penalty_on wrong", "--pass_rate_window last", "--fp32_head maybe", "--k eight", "--lr fast", "--lamda 1",
-        # a missing file
-        "--dataset nowhere.jsonl", "--model /nowhere/model", "--resume /nowhere/run", "--lr_schedule linear",
-        "--lr_scale half", "--reward_errors ignore",
-        # numbers that cannot be
-        "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 513",
-        "--max_num_seqs 8", "--min_budget 31", "--max_budget 25", "--min_budget 0", "--answer_budget 0",
-        "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0",
-        "--save_every -1", "--keep 0", "--prompts 0", "--max_sampled_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",
-        "--max_device_hours -1", "--rambling 1.1", "--rambling -0.1",
-        "--lr -1e-3", "--lr nan", "--lr inf", "--temperature 0", "--eps_max 0", "--pass_rate_threshold 0",
-        "--clip_grad 0", "--tis_cap 0", "--beta1 1", "--beta2 -0.1", "--adam_eps 0", "--weight_decay -1",
-        "--warmup_steps -1", "--tokens_per_microbatch 0", "--threads 0", "--kl_coef nan", "--entropy_coef -1",
-        "--held_out 0", "--max_prompt_tokens 0", "--reward_workers 0", "--reward_timeout 0", "--tensor_parallel 0",
-        "--data_parallel 0", "--gpu_memory_utilization 1", "--gpu_memory_utilization -0.1", "--max_restarts -1",
-        # pairs that do not fit
-        "--max_ready 31", "--max_ready 63 --min_ready 32", "--min_ready 257", "--min_ready 1 --k 0", "--min_ready -1",
-        "--min_ready 1 --schedule ppo_off_policy",
-        "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
-        "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
-        "--tis_level sequence", "--tis_level row", "--eps_low nan --loss dapo", "--engine_args max_num_seqs=8",
-        "--engine_args dtype=float16", "--max_budget 20",
-        # how data sets are read, without one
-        "--thinking true", "--thinking perhaps", "--apply_chat_template false",
-        "--overwrite true --eval_only true", "--rollouts 1", "--rollouts 1 --normalize_advantages none",
-        "--rollouts 1 --kl_coef 0.1", "--rollouts 1 --entropy_coef 0.1 --dynamic_sampling true",
-        # flags that would do nothing beside the others
-        "--eps_high 0.28 --loss grpo", "--eps_high 0.28", "--eps_low 0.2", "--eps_max 8 --loss dapo", "--tis_cap 3",
-        "--kl_estimator k1", "--penalty_window 9", "--penalty_on all", "--penalty_on all --length_control none",
-        "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",
-        "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
-    ],
-)  # fmt: skip
-def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, argv):
-    """Exit code 2, before anything is loaded or written. argparse prints its usage before the sentence."""
-    code, out, err = command(*argv.split())
-    assert code == 2 and out == ""
-    sentence = err.strip().splitlines()[-1]
-    assert sentence.startswith("train.py: ") and argv.split()[0] in sentence
-    assert "usage:" in err or err.strip() == sentence  # no traceback
-    assert not any(Path.cwd().iterdir())
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        "--max_ready 32", "--max_ready 64 --min_ready 32", "--min_ready 256", "--min_ready 0 --k 0",
-        "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--max_budget 20 --length_control none",
-        "--rollouts 16 --max_num_seqs 8 --data_parallel 2", "--min_budget 30", "--max_budget 26",
-        "--penalty_window 34 --length_control penalty", "--penalty_window 1 --length_control penalty",
-        "--kl_estimator k2 --kl_coef 0.1", "--save_every 0", "--eps_high 0.28 --loss dapo", "--eps_low 0.1 --loss grpo",
-        "--eps_high 0.01 --loss gspo", "--tis_cap 3 --loss tis", "--penalty_on all --length_control penalty",
-        "--eps_high 0.3 --loss tis", "--pass_rate_window latest --pass_rate_threshold 1", "--eps_max 5 --loss dapo",
-        "--max_ready 0", "--warmup_steps 0", "--pass_rate_threshold 1.1", "--reward shuffled", "--beta1 0",
-        "--dynamic_sampling true", "--max_sampled_tokens 0", "--batch_prompts 1 --rollouts 2", "--rollouts 1 --eval_only true",
-        "--rollouts 1 --kl_coef 0.1 --zero_variance_filter false",
-    ],
-)  # fmt: skip
-def test_good_input_at_the_same_boundaries_starts(command, argv):
-    assert command(*argv.split())[0] == "started"
-
-
-@pytest.mark.parametrize(
-    ("argv", "notes"),
-    [
-        ("", []),
-        ("--loss tis --tis_cap 3", ["clip never acts; with --tis_level token it equals --loss cispo --eps_max 3"]),
-        ("--loss tis --schedule ppo_off_policy --k 1", ["it equals --loss cispo --eps_max 2"]),
-        ("--loss tis --tis_level sequence", ["the clip never acts"]),
-        ("--loss tis --schedule ppo_off_policy --k 2", []),
-        ("--loss gspo", ["--aggregation prompt: GSPO's own paper averages by --aggregation sample"]),
-        ("--loss gspo --aggregation sample", []),
-    ],
-)
-def test_a_loss_that_is_not_what_its_name_promises_is_said(argv, notes):
-    found = check_flags(parse_flags(["--output_dir", "/nowhere/run", *argv.split()], ""))
-    assert len(found) == len(notes) and all(note.endswith(end) for note, end in zip(found, notes, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("flag", "other"), [("max_ready 64", "schedule ppo_off_policy"), ("min_ready 64", "dynamic_sampling true")]
-)
-def test_a_queue_that_does_nothing_is_said_and_not_kept(flag, other, tmp_path):
-    """Off-policy takes all k B groups at once, and dynamic sampling takes groups one by one."""
-    found = parse_flags(f"--{flag} --{other} --max_steps 8 --output_dir {tmp_path}".split(), "about")
-    [note] = check_flags(found)
-    assert note.startswith(f"--{flag} does nothing with --{other.split()[0]}")
-    assert getattr(found, flag.split()[0]) == 0
-
-
-def test_an_existing_run_is_not_overwritten(command):
-    """Refused unless --overwrite or --resume says so; an empty folder is not a run."""
-    Path("runs/demo").mkdir(parents=True)
-    assert command()[0] == "started"
-    config = Path("runs/demo/config.json")
-    config.write_text(json.dumps({"k": 3}))
-    code, _, err = command()
-    assert code == 2 and "--output_dir runs/demo" in err and "--overwrite" in err and "--resume runs/demo" in err
-    assert config.read_text() == '{"k": 3}'
-    assert command("--overwrite", "true")[0] == "started"
-    assert command("--output_dir", "runs/other")[0] == "started"
-    state, flags, _ = command("--resume", "runs/demo")
-    assert state == "started" and (flags.output_dir, flags.k) == ("runs/demo", 3)
-
-
-def test_a_folder_of_other_things_is_never_a_run_folder(command):
-    """`--output_dir . --overwrite true` must not empty somebody's folder: not empty and no config.json is refused."""
-    Path("thesis.txt").write_text("all of it")
-    for more in ((), ("--overwrite", "true")):
-        code, _, err = command("--output_dir", ".", *more)
-        assert code == 2 and "--output_dir" in err and "holds no run" in err
-    code, _, err = command("--output_dir", "thesis.txt")
-    assert code == 2 and "--output_dir thesis.txt" in err
-    assert Path("thesis.txt").read_text() == "all of it"
-
-
-def test_a_model_that_does_not_think_is_not_interrupted():
-    """The default length control, and what belongs to thinking, are refused with the fix; `none` and `penalty` are not."""
-    options = {"dataset": "rows.jsonl", "model": "some/model", "thinking": "false", "output_dir": "none-such"}
-    with pytest.raises(UsageError, match="--thinking false .*--length_control none or --length_control penalty"):
-        check_flags(default_flags(**options))
-    for control in ("none", "penalty"):
-        check_flags(default_flags(**options, length_control=control))  # is accepted
-        for name in ("end_of_thinking", "interruption_phrase"):
-            with pytest.raises(UsageError, match=f"--{name} is for models that think; drop it, or --thinking false"):
-                check_flags(default_flags(**options, length_control=control, **{name: "</think>"}))
-    check_flags(default_flags(**options | {"thinking": "true"}, end_of_thinking="DONE"))  # is accepted
-
-
-def test_engine_options_by_hand():
-    """One device and vLLM's own share of memory say nothing; KEY=VALUE are JSON where they can be, else words."""
-    assert engine_options(default_flags()) == {}
-    found = default_flags(tensor_parallel=2, data_parallel=4, gpu_memory_utilization=0.5, trust_remote_code=True)
-    assert engine_options(found) == {
-        "tensor_parallel_size": 2, "data_parallel_size": 4, "gpu_memory_utilization": 0.5, "trust_remote_code": True,
-    }  # fmt: skip
-    found = engine_options(default_flags(engine_args="block_size=64,kv_cache_dtype=fp8,enforce_eager=false"))
-    assert found == {"block_size": 64, "kv_cache_dtype": "fp8", "enforce_eager": False}
-    for wrong in ("block_size", "=64", "block_size=64,eager"):
-        with pytest.raises(UsageError, match="--engine_args"):
-            engine_options(default_flags(engine_args=wrong))
 
 
 def test_learning_rates_by_hand():
@@ -231,100 +53,6 @@ def test_learning_rates_by_hand():
     assert rates == pytest.approx([0.25e-3, 1e-3, 1e-3, 0.5e-3, 0.0380602e-3, 0, 0], abs=1e-9)
     flags = default_flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=8)
     assert learning_rate(flags, 0) == pytest.approx(0.5e-3)
-
-
-def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
-    """Saved k = 3, lr = 0.1, a Boolean that is off; --lr is given again. A name that is gone is passed over."""
-    saved = {
-        "k": 3,
-        "lr": 0.1,
-        "fp32_head": False,
-        "overwrite": True,
-        "eval_only": True,
-        "dry_run": True,
-        "gone": 1,
-        "output_dir": "elsewhere",
-        "resume": "",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    flags = parse_flags(["--resume", str(tmp_path), "--lr", "0.2"], "about")
-    assert (flags.k, flags.lr, flags.fp32_head, flags.batch_prompts) == (3, 0.2, False, 32)
-    assert flags.output_dir == flags.resume == str(tmp_path) and not hasattr(flags, "gone")
-    assert not (flags.overwrite or flags.eval_only or flags.dry_run)  # asked for once, not for good
-    with pytest.raises(UsageError, match=r"--resume .*config\.json"):
-        parse_flags(["--resume", str(tmp_path / "missing")], "about")
-
-
-def test_dry_run_prints_the_resolved_flags_and_touches_nothing(command):
-    code, out, err = command("--dry_run", "true", "--k", "3", "--loss", "gspo", "--output_dir", "new")
-    assert code == 0 and err == "" and not any(Path.cwd().iterdir())
-    shown = json.loads(out[out.index("{") : out.rindex("}") + 1])
-    assert set(shown) == set(NAMES) and (shown["k"], shown["loss"], shown["lr"]) == (3, "gspo", 5e-4)
-
-
-def test_off_policy_steps_are_rounded_up_and_it_says_so(command):
-    """Phases of k steps cannot be cut: 10 steps with k = 4 are 12, 12 are 12; `pipeline` leaves 10 as it is."""
-    found = default_flags(schedule="ppo_off_policy", k=4, max_steps=10)
-    notes = check_flags(found)
-    assert found.max_steps == 12 and len(notes) == 1 and "--max_steps 10" in notes[0] and "12" in notes[0]
-    assert check_flags(found) == [] and found.max_steps == 12
-    found = default_flags(k=4, max_steps=10)
-    assert check_flags(found) == [] and found.max_steps == 10
-    code, out, _ = command("--dry_run", "true", "--schedule", "ppo_off_policy", "--k", "4", "--max_steps", "10")
-    assert code == 0 and "rounded up to 12" in out and '"max_steps": 12' in out
-
-
-def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
-    """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the learning rate and
-    the lengths of the built-in task, each named unless it was given. The defaults themselves say nothing."""
-    said = check_flags(default_flags(lr_schedule="cosine", max_sampled_tokens=1000))
-    assert len(said) == 1 and "--lr_schedule cosine" in said[0] and "--max_steps 130" in said[0]
-    assert check_flags(default_flags(lr_schedule="cosine")) == check_flags(default_flags()) == []
-    [said] = check_flags(default_flags(min_budget=20, length_control="none"))
-    assert "--min_budget 20 does nothing" in said
-    data = {"dataset": "a.jsonl", "model": "org/model"}
-    [said] = check_flags(default_flags(**data, max_budget=900))
-    assert all(f"--{name}" in said for name in ("lr 0.0005", "min_budget 26", "answer_budget 4")) and "max_budget 9" not in said
-    assert check_flags(default_flags(**data, lr=1e-6, min_budget=700, max_budget=900, answer_budget=100)) == []
-
-
-def test_help_explains_every_flag(command):
-    code, out, _ = command("--help")
-    assert code == 0
-    for item in dataclasses.fields(Flags):
-        assert f"--{item.name}" in out and len(item.metadata["help"]) > 10
-
-
-def test_defaults_are_the_recipe():
-    found = default_flags()
-    recipe = {
-        "schedule": "pipeline", "k": 8, "loss": "cispo", "eps_max": 5.0, "aggregation": "prompt", "fp32_head": True,
-        "normalize_advantages": "batch", "zero_variance_filter": True, "pass_rate_threshold": 0.9, "kl_coef": 0.0,
-        "length_control": "interruption", "entropy_coef": 0.0, "adam_eps": 1e-15, "weight_decay": 0.01,
-    }  # fmt: skip
-    assert {name: getattr(found, name) for name in recipe} == recipe
-
-
-def test_overwrite_does_not_delete_the_model_it_starts_from(tmp_path):
-    """--model inside --output_dir is refused, through a link too; a neighbour of the same beginning is not."""
-    for model in (tmp_path / "run" / "model", tmp_path / "runner" / "model"):
-        model.mkdir(parents=True)
-        (model / "config.json").write_text("{}")
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    (tmp_path / "run" / "config.json").write_text("{}")
-    options = {"overwrite": True, "output_dir": str(tmp_path / "run")}
-    for inside in ("run/model", "link/model"):
-        with pytest.raises(UsageError, match="--overwrite would delete --model"):
-            check_flags(default_flags(**options, model=str(tmp_path / inside)))
-    check_flags(default_flags(**options, model=str(tmp_path / "runner" / "model")))
-
-
-def test_no_flag_is_dead():
-    """Every flag is read outside its own definition and the check of its bounds."""
-    files = [ROOT / "train.py", *(ROOT / "runtime").glob("*.py")]
-    source = "".join(file.read_text() for file in files if file.name != "flag_checks.py")
-    assert len(NAMES) == len(set(NAMES))
-    assert [name for name in NAMES if not re.search(rf"\bflags\.{name}\b", source)] == []
 
 
 # ------------------------------------------------------------------------------------------------------------- prompts
@@ -1469,9 +1197,3 @@ def test_checkpoints_are_whole_and_few(tmp_path):
     assert save(folder, 101) in folder.checkpoints() and not half.exists()
     assert folder.newest_checkpoint()[1]["step"] == 101
     assert save(folder, 101).exists()  # the same step again replaces it
-
-
-def test_flags_module_raises_usage_errors_only():
-    assert issubclass(UsageError, ValueError) and flags_module.UsageError is train.UsageError
-    with pytest.raises(UsageError):
-        check_flags(default_flags(lr=math.nan))
