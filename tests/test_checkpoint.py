@@ -455,19 +455,6 @@ def test_gradient_that_is_not_finite(monkeypatch, tmp_path, model, bad_steps):
     assert all(torch.isfinite(p).all() for p in run.trainer.model.parameters())
 
 
-def test_warnings():
-    """Each watchdog speaks at its level and not below: 5 % and 10 % truncated, entropy 0.001, every third empty step."""
-    from records import warnings_of
-
-    healthy = {"truncated": 0.04, "entropy": 0.5}
-    assert warnings_of(healthy, 0) == [] and warnings_of(healthy, 2) == []
-    assert [w[:7] for w in warnings_of(healthy | {"truncated": 0.07}, 0)] == ["Warning"]
-    assert [w[:7] for w in warnings_of(healthy | {"truncated": 0.2}, 0)] == ["WARNING"]
-    assert "entropy is 5.0e-04" in warnings_of(healthy | {"entropy": 0.0005}, 0)[0]
-    assert "3 steps in a row" in warnings_of({"truncated": 0.0}, 3)[0]
-    assert warnings_of({"truncated": 0.0}, 4) == []
-
-
 def test_a_line_cut_short_is_left_out(tmp_path):
     """A killed writer leaves half a line: the records before it are read."""
     folder = Folder(tmp_path)

@@ -16,10 +16,8 @@ from transformers import AutoModelForCausalLM
 import losses
 import train
 from pipeline_rl import FORCED, Counters, Group, Rollout
-from runtime import metrics as records
 from runtime import run_folder
 from runtime.flags import DEFAULTS, Flags, UsageError, parse_flags
-from runtime.metrics import Clock, evaluation_line, evaluation_record, pass_at_k, step_line
 from runtime.run_folder import Folder
 from runtime.trainer import clip_options, learning_rate
 from tasks import chain, data_sets, verifiers, warm_start
@@ -264,16 +262,6 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does(monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(train.pipeline_rl, "Generator", lambda *_, **options: options["length_control"])
     assert train.Run._new_generator(run, "model", train.Run._interruption(run)).thinking_end is task.thinking_end
-
-
-def test_a_model_that_never_ends_its_thinking_is_told_of_once():
-    """Of 20 verdicts 11 are unfinished at step 1: a line with the flag. Not at one half, nor later, nor without verdicts."""
-    record = {"truncated": 0.0, "step": 1, "verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}
-    [line] = records.warnings_of(record, 0)
-    assert line.startswith("Warning: 55% of completions never ended their thinking") and "--thinking false" in line
-    assert records.warnings_of(record | {"step": 2}, 0) == []
-    assert records.warnings_of(record | {"verdicts": {"unfinished": 10, "wrong": 10}}, 0) == []
-    assert records.warnings_of(record | {"verdicts": {}}, 0) == records.warnings_of({"truncated": 0.0, "step": 1}, 0) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -896,15 +884,12 @@ def test_dynamic_sampling_looks_at_shaped_rewards(play):
     assert [(r["offered"], r["discarded_groups"], r["rows"]) for r in steps] == [(3, 0, 6)] * 2
 
 
-def test_a_record_refuses_two_values_for_one_name(play):
+def test_trained_tokens_of_a_step_and_of_the_run(play):
     """Each step trains 6 rows of two tokens: `trained_tokens` are the step's, `trained_tokens_total` the run's."""
     _, steps, evals = play(max_steps=3, eval_every=3)
     assert [r["trained_tokens"] for r in evals] == [0, 36]  # evaluations stand at a place of the whole run
     assert [r["trained_tokens"] for r in steps] == [12, 12, 12]
     assert [r["trained_tokens_total"] for r in steps] == [12, 24, 36]
-    with pytest.raises(KeyError, match="two values for .*'b'"):
-        records.joined({"a": 1, "b": 2}, {"c": 3}, {"b": 2})
-    assert records.joined({"a": 1}, {}, {"c": 3}) == {"a": 1, "c": 3}
 
 
 def test_solved_prompts_retire_and_those_in_flight_are_counted(play):
@@ -1014,40 +999,6 @@ def test_token_budget_ends_the_run_cleanly(play):
 # ------------------------------------------------------------------------------------------------------------- records
 
 
-def fake_clock(monkeypatch, past=None, parameters=1000, devices=2) -> tuple[Clock, Counters, list[float]]:
-    now = [5000.0]
-    monkeypatch.setattr(records.time, "monotonic", lambda: now[0])
-    counters = Counters()
-    return Clock(SimpleNamespace(counters=counters), parameters, devices, past or {}), counters, now
-
-
-def test_compute_by_hand(monkeypatch):
-    """P = 1000: 2 P (10 prefilled + 20 sampled) + 6 P 25 forwarded = 210,000 FLOPs. 100 s less evaluation's 28 s on two
-    devices: 144 / 3600 = 0.04 device-hours. What evaluation sampled and prefilled counts nowhere."""
-    clock, counters, now = fake_clock(monkeypatch)
-    assert clock.now() == {"tokens": 0, "trained_tokens": 0, "flops": 0, "device_hours": 0}
-    now[0] += 100
-    counters.prefilled, counters.sampled, counters.eval_seconds = 10, 20, 28.0
-    counters.eval_sampled = counters.eval_prefilled = 10**6
-    clock.forwarded, clock.trained_tokens = 25, 15
-    assert clock.now() == pytest.approx({"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04})
-
-
-@pytest.mark.parametrize(
-    ("trainers", "here", "engines", "elsewhere", "devices"),
-    [
-        (1, 1, [0], 0, 1),  # one GPU, shared, whatever else is visible
-        (1, 1, [1], 0, 2),
-        (4, 4, [4, 5, 6, 7], 0, 8),
-        (4, 4, [0, 1, 2, 3], 0, 4),  # four, shared
-        (8, 8, [], 8, 16),  # two hosts, engines placed by Ray
-        (16, 8, [8], 0, 17),  # trainers on two hosts
-    ],
-)
-def test_devices_in_use_by_hand(trainers, here, engines, elsewhere, devices):
-    assert records.accelerators_in_use(trainers, here, engines, elsewhere) == devices
-
-
 @pytest.mark.parametrize(
     ("changes", "devices"),
     [
@@ -1063,90 +1014,14 @@ def test_device_hours_count_devices_in_use(monkeypatch, play, changes, devices):
     assert play(max_steps=1, **changes)[0].clock.devices == devices
 
 
-def test_hours_are_those_of_the_whole_run(monkeypatch, play):
+def test_hours_are_those_of_the_whole_run(play):
     """Half an hour before a resume and a quarter after it make .75: a budget of .7 is spent, one of .8 is not."""
-    clock, _, now = fake_clock(monkeypatch, {"hours": 0.5})
-    now[0] += 900
     run, _, _ = play(max_steps=1)
-    run.clock, run.flags.max_hours = clock, 0.7
+    run.clock.past, run.flags.max_hours = {"hours": 0.5}, 0.7
+    run.clock.started -= 900
     assert run._budget_spent()
     run.flags.max_hours = 0.8
     assert not run._budget_spent()
-    assert clock.hours() == pytest.approx(0.75)
-
-
-def test_compute_goes_on_after_a_resume(monkeypatch):
-    past = {"tokens": 100, "trained_tokens": 50, "flops": 1e6, "device_hours": 1.5}
-    clock, counters, now = fake_clock(monkeypatch, past)
-    assert clock.now() == past
-    now[0] += 3600
-    counters.sampled, clock.trained_tokens = 7, 3
-    assert clock.now() == pytest.approx(
-        {"tokens": 107, "trained_tokens": 53, "flops": 1e6 + 14_000, "device_hours": 3.5}
-    )
-
-
-def test_evaluation_by_hand():
-    """Three prompts, two samples: correct 2, 1, 0 of 2: mean 1/2, pass@2 2/3. One truncated, one interrupted of six;
-    lengths 2 2 2 4 5 6 = 21."""
-    groups = [
-        [rollout(1), rollout(1)],
-        [rollout(1), rollout(-1, 4, "length")],
-        [rollout(-1, 5, forced=2), rollout(-1, 6)],
-    ]
-    assert evaluation_record(groups) == pytest.approx({
-        "pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2, "interrupted": 1 / 6, "truncated": 1 / 6,
-        "mean_length": 3.5,
-    })  # fmt: skip
-    assert pass_at_k([[False, False], [False, True]]) == 0.5
-    line = evaluation_line(evaluation_record(groups) | {"step": 30, "tokens": 123_456})
-    for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
-        assert part in line
-
-
-def step_record(**changes):
-    return {
-        "step": 7, "pass_rate": 0.25, "length": 21.5, "lag_mean": 1.234, "lag_max": 3, "ratio_mean": 1.001,
-        "ratio_max": 4.56, "ess": 0.987, "entropy": 0.345, "grad_norm": 0.12, "trainer_idle": 0.5,
-        "generator_idle": 0.25, "seconds": 1.75, "sync_seconds": 0.1,
-    } | changes  # fmt: skip
-
-
-def test_step_line_shows_what_was_measured_and_lines_up():
-    line = step_line(step_record())
-    parts = (
-        "step    7", "pass 0.250", "length  21.5", "lag 1.23/3", "rho 1.001/4.56", "ess 0.987", "entropy 0.345",
-        "grad 0.12", "waits 0.50/0.25 s", "1.75 s",
-    )  # fmt: skip
-    for part in parts:
-        assert part in line
-    assert len(step_line(step_record(step=1234, length=9.0))) == len(line)
-    skipped = {
-        k: v for k, v in step_record().items() if k not in ("ratio_mean", "ratio_max", "ess", "entropy", "grad_norm")
-    }
-    assert "rho" not in step_line(skipped) and "waits 0.50/0.25 s" in step_line(skipped)  # a skipped step has none
-
-
-def test_closing_table_by_hand(monkeypatch, tmp_path):
-    """Steps of 1 s and 3 s: the generator idle 0.5 + 0.1 + 0.3 + 0.1 = 1 of 4 s, the trainer 2 of 4 s; lag mean 1.5,
-    max 4. Evaluations .1 .4 .6: from .1 to .6, the last two .5. The first line of the log holds the flags."""
-    clock, counters, now = fake_clock(monkeypatch)
-    now[0] += 10
-    counters.sampled, clock.trained_tokens = 12_345, 678
-    folder = Folder(tmp_path)
-    folder.append("metrics.jsonl", {"config": {}})
-    for seconds, idle, waited, lag, most in ((1.0, 0.5, 0.5, 1.0, 4), (3.0, 0.3, 1.5, 2.0, 2)):
-        folder.append("metrics.jsonl", step_record(
-            seconds=seconds, generator_idle=idle, trainer_idle=waited, lag_mean=lag, lag_max=most))  # fmt: skip
-    for rate in (0.1, 0.4, 0.6):
-        folder.append("eval.jsonl", {"pass_rate": rate})
-    table = records.closing_table(folder, clock, "cpu", 8)
-    rows = {line[:16].strip(): line[16:] for line in table.splitlines()}
-    assert rows["pass rate"] == "0.100 -> 0.600 (mean of the last two 0.500)"
-    assert rows["compute"].startswith("20 s on 2 x cpu") or rows["compute"].startswith("10 s on 2 x cpu")
-    assert rows["tokens"] == "12,345 sampled, 678 trained"
-    assert (rows["generator idle"], rows["trainer idle"]) == ("25.0%", "50.0%")
-    assert rows["lag mean / max"] == "1.50 / 4 (k = 8)" and rows["files"] == str(tmp_path)
 
 
 def test_records_are_lines_that_can_be_cut_back(tmp_path):

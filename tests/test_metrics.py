@@ -1,0 +1,184 @@
+"""runtime/metrics.py: the clock that counts compute, records, printed lines and warnings."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline_rl import Counters, Rollout
+from runtime import metrics
+from runtime.metrics import (
+    Clock,
+    accelerators_in_use,
+    closing_table,
+    evaluation_line,
+    evaluation_record,
+    joined,
+    pass_at_k,
+    step_line,
+    warnings_of,
+)
+from runtime.run_folder import Folder
+
+
+@pytest.fixture
+def new_clock(monkeypatch):
+    """Makes a clock over counters and a wall clock that the test sets: (clock, counters, [seconds])."""
+
+    def make(past: dict | None = None) -> tuple[Clock, Counters, list[float]]:
+        now = [5000.0]
+        monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+        counters = Counters()
+        return Clock(SimpleNamespace(counters=counters), 1000, 2, past or {}), counters, now
+
+    return make
+
+
+def rollout(correct: bool, length: int = 2, reason: str = "stop", interrupted: bool = False) -> Rollout:
+    return Rollout(
+        completion_ids=[9] * length, logprobs=[0.0] * length, mask=[1] * length, finish_reason=reason,
+        versions=[0] * length, interrupted=interrupted, correct=correct,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- compute
+
+
+def test_compute_by_hand(new_clock):
+    """P = 1000: 2 P (10 prefilled + 20 sampled) + 6 P 25 forwarded = 210,000 FLOPs. 100 s less evaluation's 28 s on two
+    devices: 144 / 3600 = 0.04 device-hours. What evaluation sampled and prefilled counts nowhere."""
+    clock, counters, now = new_clock()
+    assert clock.now() == {"tokens": 0, "trained_tokens": 0, "flops": 0, "device_hours": 0}
+    now[0] += 100
+    counters.prefilled, counters.sampled, counters.eval_seconds = 10, 20, 28.0
+    counters.eval_sampled = counters.eval_prefilled = 10**6
+    clock.forwarded, clock.trained_tokens = 25, 15
+    assert clock.now() == pytest.approx({"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04})
+    assert clock.trained_flops(SimpleNamespace(rows=[[1] * 4, [1] * 6])) == 60_000  # 6 P x 10 positions
+
+
+def test_compute_goes_on_after_a_resume(new_clock):
+    """An hour on two devices, 7 tokens sampled and 3 trained, on top of what there was. Hours count evaluation, too."""
+    past = {"tokens": 100, "trained_tokens": 50, "flops": 1e6, "device_hours": 1.5, "hours": 0.5}
+    clock, counters, now = new_clock(past)
+    assert clock.now() | {"hours": clock.hours()} == past
+    now[0] += 3600
+    counters.sampled, clock.trained_tokens = 7, 3
+    assert clock.now() == pytest.approx({"tokens": 107, "trained_tokens": 53, "flops": 1_014_000, "device_hours": 3.5})
+    counters.eval_seconds = 900.0
+    assert clock.hours() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("trainers", "here", "engines", "elsewhere", "devices"),
+    [
+        (1, 1, [0], 0, 1),  # one GPU, shared, whatever else is visible
+        (1, 1, [1], 0, 2),
+        (4, 4, [4, 5, 6, 7], 0, 8),
+        (4, 4, [0, 1, 2, 3], 0, 4),  # four, shared
+        (8, 8, [], 8, 16),  # two hosts, engines placed by Ray
+        (16, 8, [8], 0, 17),  # trainers on two hosts
+    ],
+)
+def test_devices_in_use_by_hand(trainers, here, engines, elsewhere, devices):
+    assert accelerators_in_use(trainers, here, engines, elsewhere) == devices
+
+
+# --------------------------------------------------------------------------------------------------- records and lines
+
+
+def test_a_record_refuses_two_values_for_one_name():
+    """Of two values for one name one would be lost: `trained_tokens` once was the step's and the run's."""
+    with pytest.raises(KeyError, match="two values for .*'b'"):
+        joined({"a": 1, "b": 2}, {"c": 3}, {"b": 2})
+    assert joined({"a": 1}, {}, {"c": 3}) == {"a": 1, "c": 3}
+
+
+def test_evaluation_by_hand():
+    """Three prompts, two samples: correct 2, 1, 0 of 2: mean 1/2, pass@2 2/3. One truncated, one interrupted of six;
+    lengths 2 2 2 4 5 6 = 21."""
+    groups = [
+        [rollout(True), rollout(True)],
+        [rollout(True), rollout(False, 4, "length")],
+        [rollout(False, 5, interrupted=True), rollout(False, 6)],
+    ]
+    assert evaluation_record(groups) == pytest.approx({
+        "pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2, "interrupted": 1 / 6, "truncated": 1 / 6,
+        "mean_length": 3.5,
+    })  # fmt: skip
+    assert pass_at_k([[False, False], [False, True]]) == 0.5
+    line = evaluation_line(evaluation_record(groups) | {"step": 30, "tokens": 123_456})
+    for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
+        assert part in line
+
+
+def step_record(**changes) -> dict:
+    return {
+        "step": 7, "pass_rate": 0.25, "length": 21.5, "lag_mean": 1.234, "lag_max": 3, "ratio_mean": 1.001,
+        "ratio_max": 4.56, "ess": 0.987, "entropy": 0.345, "grad_norm": 0.12, "trainer_idle": 0.5,
+        "generator_idle": 0.25, "seconds": 1.75, "sync_seconds": 0.1,
+    } | changes  # fmt: skip
+
+
+def test_step_line_shows_what_was_measured_and_lines_up():
+    line = step_line(step_record())
+    for part in (
+        "step    7", "pass 0.250", "length  21.5", "lag 1.23/3", "rho 1.001/4.56", "ess 0.987", "entropy 0.345",
+        "grad 0.12", "waits 0.50/0.25 s", "1.75 s",
+    ):  # fmt: skip
+        assert part in line
+    assert len(step_line(step_record(step=1234, length=9.0))) == len(line)
+    skipped = step_record()
+    for name in ("ratio_mean", "ratio_max", "ess", "entropy", "grad_norm"):
+        del skipped[name]
+    assert "rho" not in step_line(skipped) and "waits 0.50/0.25 s" in step_line(skipped)
+
+
+def test_closing_table_by_hand(new_clock, tmp_path):
+    """Steps of 1 s and 3 s: the generator idle 0.5 + 0.1 + 0.3 + 0.1 = 1 of 4 s, the trainer 2 of 4 s; lag mean 1.5,
+    max 4. Evaluations .1 .4 .6: from .1 to .6, the last two .5. The first line of the log holds the flags."""
+    clock, counters, now = new_clock()
+    now[0] += 10
+    counters.sampled, clock.trained_tokens = 12_345, 678
+    folder = Folder(tmp_path)
+    folder.append("metrics.jsonl", {"config": {}})
+    for seconds, idle, waited, lag, most in ((1.0, 0.5, 0.5, 1.0, 4), (3.0, 0.3, 1.5, 2.0, 2)):
+        record = step_record(seconds=seconds, generator_idle=idle, trainer_idle=waited, lag_mean=lag, lag_max=most)
+        folder.append("metrics.jsonl", record)
+    for rate in (0.1, 0.4, 0.6):
+        folder.append("eval.jsonl", {"pass_rate": rate})
+    rows = {line[:16].strip(): line[16:] for line in closing_table(folder, clock, "cpu", 8).splitlines()}
+    assert rows == {
+        "pass rate": "0.100 -> 0.600 (mean of the last two 0.500)",
+        "compute": "10 s on 2 x cpu, 2.47e+07 FLOPs",  # 2 P x 12,345
+        "tokens": "12,345 sampled, 678 trained",
+        "generator idle": "25.0%",
+        "trainer idle": "50.0%",
+        "lag mean / max": "1.50 / 4 (k = 8)",
+        "files": str(tmp_path),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ warnings
+
+
+def test_warnings_by_hand():
+    """Each speaks at its level and not below: 5 % and 10 % truncated, entropy 0.001, every third step without a row."""
+    healthy = {"truncated": 0.04, "entropy": 0.001, "step": 7}
+    assert warnings_of(healthy, 0) == warnings_of(healthy, 2) == warnings_of(healthy, 4) == []
+    assert [line[:7] for line in warnings_of(healthy | {"truncated": 0.07}, 0)] == ["Warning"]
+    assert [line[:7] for line in warnings_of(healthy | {"truncated": 0.2}, 0)] == ["WARNING"]
+    [line] = warnings_of(healthy | {"entropy": 0.0009}, 0)
+    assert "the entropy is 9.0e-04 nats" in line
+    for empty_steps in (3, 6):
+        [line] = warnings_of({"truncated": 0.0}, empty_steps)
+        assert f"{empty_steps} steps in a row had no group" in line
+
+
+def test_a_model_that_never_ends_its_thinking_is_mentioned_once():
+    """Of 20 verdicts 11 are unfinished at step 1: a line with the flag. Not at one half, nor later, nor without verdicts."""
+    record = {"truncated": 0.0, "step": 1, "verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}
+    [line] = warnings_of(record, 0)
+    assert line.startswith("Warning: 55% of completions never ended their thinking") and "--thinking false" in line
+    assert warnings_of(record | {"step": 2}, 0) == []
+    assert warnings_of(record | {"verdicts": {"unfinished": 10, "wrong": 10}}, 0) == []
+    assert warnings_of(record | {"verdicts": {}}, 0) == warnings_of({"truncated": 0.0, "step": 1}, 0) == []
