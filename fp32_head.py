@@ -1,47 +1,43 @@
 """FP32 head: log-probs of the sampled tokens, the same in trainer and generator, in little memory.
 
-PROBLEM. The importance ratio rho = pi_train / pi_gen should be 1 where both sides hold the same weights. In bfloat16, 8
-bits of significand, a logit near 20 is known to +-0.06 only, and two programs that round in different places disagree
-on log-probs by as much. Besides, M tokens have M x V logits: 2.5 GB for 4,096 tokens and a vocabulary of 152k, and
-autograd keeps several such tensors.
+PROBLEM. The importance ratio rho = pi_train / pi_gen should be 1 where both sides hold the same weights. But bfloat16
+keeps 8 bits: near 20 its steps are 0.125, so a logit is off by up to 0.06, and two programs that round in different
+places disagree on log-probs by as much. Besides, M tokens have M x V logits: 2.5 GB for 4,096 tokens and a vocabulary
+of 152k, and autograd keeps several such tensors.
 
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2, after MiniMax-M1, arXiv 2506.13585) computes the head, the product of
-hidden states and vocabulary matrix, in FP32 on BOTH sides: asymptotic pass rate 0.52 -> 0.61. On one side alone it
+hidden states and vocabulary matrix, in FP32 on BOTH sides: asymptotic pass rate 0.52 -> 0.61. On one side only, it
 helps partly at best. With hidden states h, head W, bias b, temperature T and sampled token y:
 
     z = (W h + b) / T                                logits (V,), an FP32 product
     log p_j = z_j - log sum_i exp z_i                FP32 log-softmax
     logprob = log p_y,   entropy = -sum_j p_j log p_j
 
-A chunk of C tokens at a time goes through one or two (C, V) buffers, and the backward pass multiplies again instead of
-remembering. The price is one product more, four where plain autograd has three:
-
-    d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
-
-GENERATOR. vLLM holds the head in the model's dtype. Given `GENERATOR_ARGS`, version 0.32 multiplies the bfloat16 hidden
-states by the bfloat16 head with FP32 accumulation and FP32 logits on CUDA and ROCm, and casts both to FP32 before the
-product elsewhere; a quantised head is refused. Both are the FP32 product of ROUNDED weights, so a trainer with FP32
-master weights must multiply with `rounded(master, torch.bfloat16)`, and with hidden states that are rounded too.
-
-SEVERAL PROCESSES. DDP and FSDP work inside the forward of the module that they wrap: there a sharded head is gathered,
-and gradients are reduced for what went through it. `token_logprobs` called on `ddp.module`'s parts trains each rank on
-its own gradient, without a message. So wrap a `Scorer`, which has the whole computation inside, and call the wrapped:
-
-    scorer = DDP(Scorer(model))  # or fully_shard(scorer), or accelerator.prepare(scorer)
-    logprobs, entropy = scorer(input_ids, start)  # (N, L - start) each, of the tokens input_ids[:, start:]
+GENERATOR. vLLM holds the head in the model's dtype, say bfloat16, in either case. `GENERATOR_ARGS` changes only the
+product: bfloat16 factors with FP32 sums on CUDA and ROCm, factors cast to FP32 elsewhere. These two are the same
+number. So a trainer with an FP32 master head has another head, and must use `rounded(master, torch.bfloat16)`.
+Equal on both sides must be: rounded W, rounded h, bias, temperature, which position predicts which token (all five are
+the caller's), FP32 product, FP32 log-softmax (computed here).
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
-SIMPLIFIED. The head is whole on each device (no vocabulary-parallel head); no soft cap or scale on the logits (Gemma 2,
-Granite); a head stored in bfloat16 is cast to FP32 whole, one (V, H) copy a pass. CUDA may run FP32 products in TF32
-if told to (`torch.set_float32_matmul_precision`): operands rounded to bfloat16 lose nothing by it, FP32 ones do.
+SIMPLIFIED. Each device holds all of the head and casts a bfloat16 one to FP32 in every pass; no soft cap or scale on
+the logits (Gemma 2, Granite). CUDA may run FP32 products in TF32 if it is allowed to: TF32 keeps 10 bits of mantissa
+and bfloat16 has 7, so rounded factors lose nothing by it, FP32 ones do. H1: with `fp32=False` only the forward product
+is computed in the model's dtype.
 
-CHOICE. H1: with `fp32=False` only the forward product is computed in the model's dtype; gradients stay FP32 products.
+How far a trainer is from its engine, in nats per token:
 
->>> hidden, weight, targets = torch.ones(6, 32).bfloat16(), torch.zeros(100, 32), torch.arange(6)
->>> logprobs, entropy = token_logprobs(hidden, rounded(weight, torch.bfloat16), targets)
->>> logprobs.dtype, logprobs.shape, round(float(logprobs[0]), 3)  # log(1 / 100)
-(torch.float32, torch.Size([6]), -4.605)
+>>> _ = torch.manual_seed(0)
+>>> hidden, master, targets = torch.randn(64, 256).bfloat16(), torch.randn(1000, 256) * 0.3, torch.arange(64)
+>>> held = rounded(master, torch.bfloat16)
+>>> engine = F.linear(hidden.float(), held).log_softmax(-1)[range(64), targets]
+>>> for name, weight, fp32 in [("rounded", held, True), ("master", master, True), ("rounded", held, False)]:
+...     logprobs, entropy = token_logprobs(hidden, weight, targets, fp32=fp32)
+...     print(f"{name:7} head, FP32 product {fp32!s:5}  {(logprobs - engine).abs().mean():.3f}")
+rounded head, FP32 product True   0.000
+master  head, FP32 product True   0.008
+rounded head, FP32 product False  0.015
 """
 
 from collections.abc import Iterator
@@ -49,8 +45,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 # What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
 GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "float32"}}
@@ -61,25 +57,23 @@ GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "flo
 CHUNK_BYTES = 112 * 2**20
 
 
-class _Options(NamedTuple):
-    temperature: float
-    chunk_tokens: int
-    entropy_grad: bool
-    dtype: torch.dtype  # of log-softmax, results and gradient sums: FP32, or FP64 if an input is
-    product_dtype: torch.dtype  # of the forward product: `dtype`, or the model's own for the ablation
+def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values with which a generator that holds `weight` in `dtype` multiplies, in weight's own dtype and shape.
+
+    The gradient passes straight through: that of the rounding itself is 0 almost everywhere. The identity if `weight`
+    has that dtype already. Hidden states that come in FP32 can be rounded the same way.
+    """
+    if weight.dtype == dtype:
+        return weight
+    # w + sg(round(w) - w): w and its rounding are so close that the difference is exact, and so is the sum.
+    # w.to(dtype).to(w.dtype) would round the gradient as well.
+    return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
 
 
 def token_logprobs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    temperature: float = 1.0,
-    bias: torch.Tensor | None = None,
-    chunk_tokens: int | None = None,
-    entropy_grad: bool = False,
-    fp32: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, bias: Tensor | None = None,
+    chunk_tokens: int | None = None, entropy_grad: bool = False, fp32: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-prob of each target token and entropy of its distribution, without a (tokens x vocabulary) tensor.
 
     Args:
@@ -87,7 +81,7 @@ def token_logprobs(
         weight: (V, H) head; the embedding if they are tied.
         targets: (M,) int64 ids. `targets[i]` FOLLOWS position i: the caller has shifted by one. Padding may be any id
             from 0 to V - 1 (not -100): mask its log-prob afterwards.
-        temperature: the one that the generator sampled at.
+        temperature: the generator's, or rho is not 1 between equal weights.
         bias: (V,) or None.
         chunk_tokens: C; None fills `CHUNK_BYTES`.
         entropy_grad: let the entropy carry a gradient; otherwise it is a monitor.
@@ -96,22 +90,17 @@ def token_logprobs(
         (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden, weight
         (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beyond inputs
         and gradients it holds at most two buffers of C x V.
-    Raises:
-        ValueError: the shapes do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
-    Source: arXiv 2510.13786, section 3.2.
+    Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden must be (M, H) and weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}."
-        )
+        raise ValueError(f"hidden must be (M, H), weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}.")
     if targets.shape != hidden.shape[:1]:
         raise ValueError(f"targets must be (M,) = ({hidden.shape[0]},), got {tuple(targets.shape)}.")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must be (V,) = ({weight.shape[0]},), got {tuple(bias.shape)}.")
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}.")
-    double = torch.float64 in (hidden.dtype, weight.dtype)
-    dtype = torch.float64 if double else torch.float32
+    dtype = torch.float64 if torch.float64 in (hidden.dtype, weight.dtype) else torch.float32
     if chunk_tokens is None:
         chunk_tokens = max(1, CHUNK_BYTES // (weight.shape[0] * dtype.itemsize))
     if chunk_tokens < 1:
@@ -120,22 +109,10 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, weight, bias, targets, options)
 
 
-def rounded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values with which a generator that holds `weight` in `dtype` multiplies, in weight's own dtype and shape.
-
-    The gradient passes straight through: that of the rounding itself is 0 almost everywhere. The identity if `weight`
-    has that dtype already. Hidden states that come in FP32 can be rounded the same way.
-    """
-    if weight.dtype == dtype:
-        return weight
-    # w + sg(round(w) - w), exact in floating point; w.to(dtype).to(w.dtype) alone would round the gradient as well.
-    return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
-
-
-def head_of(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+def head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """(weight (V, H), bias (V,) or None) of a Hugging Face causal LM's head, the embedding's weight if they are tied.
 
-    Raises TypeError for a head under a PEFT adapter such as LoRA, whose `weight` is that of the base layer alone.
+    Raises TypeError for a head under a PEFT adapter such as LoRA, whose `weight` is that of the base layer.
     """
     head = model.get_output_embeddings()
     if hasattr(head, "base_layer"):  # what PEFT calls the layer that its adapter wraps
@@ -149,10 +126,14 @@ def head_of(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
 class Scorer(nn.Module):
     """A Hugging Face causal LM that returns log-probs: the module to wrap in DDP or FSDP, and to call.
 
-    Args:
-        model: has `base_model`, which returns hidden states, and `get_output_embeddings()`; of a PEFT model its base.
-        dtype: the generator's, if it holds the head in another than the model: both are then `rounded` to it.
-        options: keywords of `token_logprobs`, such as temperature.
+        scorer = DDP(Scorer(model))  # or fully_shard(scorer), or accelerator.prepare(scorer)
+
+    DDP and FSDP gather shards and reduce gradients inside the forward of the module that they wrap. If `token_logprobs`
+    is called on parts of `ddp.module`, each rank trains on its own gradient, without a message.
+
+    model: has `base_model`, which returns hidden states, and `get_output_embeddings()`; of a PEFT model its base.
+    dtype: the generator's, if it holds the head in another than the model: head and hidden are then `rounded` to it.
+    options: keywords of `token_logprobs`, such as temperature.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, **options: Any):
@@ -160,9 +141,7 @@ class Scorer(nn.Module):
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.dtype, self.options = dtype, options
 
-    def forward(
-        self, input_ids: torch.Tensor, start: int = 1, **inputs: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, input_ids: Tensor, start: int = 1, **inputs: Tensor) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy), each (N, L - start), of the tokens from position `start` >= 1 of `input_ids` (N, L).
 
         `inputs` go to the body: attention_mask, position_ids. Errors: those of `head_of` and `token_logprobs`.
@@ -178,18 +157,24 @@ class Scorer(nn.Module):
         return found[0].view(targets.shape), found[1].view(targets.shape)
 
 
-class _TokenLogprobs(torch.autograd.Function):
-    """The chunked computation; `token_logprobs` checks the arguments and explains them."""
+# The concept ends here. Below: the same result in little memory. One chunk of C tokens after the other goes through one
+# or two (C, V) buffers, and the backward pass makes the logits again instead of remembering them. Products: forward 1,
+# backward 2, logits again 1.
 
+
+class _Options(NamedTuple):
+    temperature: float
+    chunk_tokens: int
+    entropy_grad: bool
+    dtype: torch.dtype  # of log-softmax, results and gradient sums: FP32, or FP64 if an input is
+    product_dtype: torch.dtype  # of the forward product: `dtype`, or the model's own for the ablation
+
+
+class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
-        options: _Options,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
+    ) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(hidden.shape[0], dtype=options.dtype)  # (M,)
         entropy, logsumexp = torch.empty_like(logprobs), torch.empty_like(logprobs)  # (M,), (M,)
         spare = _buffer(hidden, weight, options)  # (C, V)
@@ -197,12 +182,12 @@ class _TokenLogprobs(torch.autograd.Function):
             top = z.amax(-1, keepdim=True)  # (C, 1)
             # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
             # FP32 at V = 152k; sum() adds in a tree.
-            e = torch.exp(z.sub_(top), out=spare[: len(z)])  # (C, V)
+            e = torch.exp(z.sub_(top), out=spare[: len(z)])  # (C, V); z is logits - top now, in place
             total = e.sum(-1)  # (C,)
             # log p_y = (z_y - top) - log sum_i exp(z_i - top)
             logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
             # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
-            entropy[rows] = total.log() - e.mul_(z).sum(-1) / total
+            entropy[rows] = total.log() - e.mul_(z).sum(-1) / total  # e is e * z now, in place
             logsumexp[rows] = top.squeeze(1) + total.log()
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
         ctx.options = options
@@ -213,8 +198,9 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
+        ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        # d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
         hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
         options: _Options = ctx.options
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -245,14 +231,12 @@ class _TokenLogprobs(torch.autograd.Function):
         return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None
 
 
-def _buffer(hidden: torch.Tensor, weight: torch.Tensor, options: _Options) -> torch.Tensor:
+def _buffer(hidden: Tensor, weight: Tensor, options: _Options) -> Tensor:
     """Room for one chunk's logits, (min(C, M), V)."""
     return hidden.new_empty(min(options.chunk_tokens, hidden.shape[0]), weight.shape[0], dtype=options.dtype)
 
 
-def _chunks(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: _Options
-) -> Iterator[tuple[slice, torch.Tensor]]:
+def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> Iterator[tuple[slice, Tensor]]:
     """Yields (rows, z (C, V)), the scaled logits of one chunk after the other, all in the same buffer."""
     buffer = _buffer(hidden, weight, options)
     head = weight.to(options.product_dtype).t()  # (H, V)
@@ -272,3 +256,10 @@ def _chunks(
         if options.temperature != 1.0:
             z.div_(options.temperature)  # the generator's log-probs are those at T
         yield rows, z
+
+
+if __name__ == "__main__":  # show the worked example, and check it
+    import doctest
+
+    print(__doc__[__doc__.index("How far") :])
+    raise SystemExit(doctest.testmod().failed)

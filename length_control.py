@@ -1,41 +1,47 @@
 """Length control: keep completions short enough that they end with an answer.
 
-PROBLEM. A completion that hits the length cap has no answer, so its reward says nothing about its thinking. Truncations
-also announce trouble: in ScaleRL (arXiv 2510.13786) 10-15 % of them preceded a collapse, healthy runs stayed below 5 %.
+PROBLEM. A completion that hits the length cap has no answer, so it is scored wrong however good the thinking was. In
+ScaleRL (arXiv 2510.13786) a truncation rate of 10-15 % preceded a collapse; healthy runs stayed below 5 %.
 
-IDEA 1, forced interruption (ScaleRL's choice, arXiv 2510.13786, section 2). Thinking may take L_think tokens, drawn
-uniformly from [min_budget, max_budget] for every rollout, so that there is no single deadline to learn. Where thinking
-has not ended by then, a fixed phrase ends it, and the policy goes on with up to `answer_budget` answer tokens. An
-engine serves this as two requests, the legs:
+IDEA 1, forced interruption (ScaleRL's choice, section 2). Each rollout may think for L_think tokens, drawn uniformly
+from [min_budget, max_budget], so that there is no single deadline to learn. Where thinking has not ended by then, a
+fixed phrase ends it, and the policy goes on with up to `answer_budget` tokens of answer. An engine serves this as two
+requests, the legs. With a budget of 11 tokens, answer_budget 4:
 
-    leg 1: prompt                             up to L_think tokens
-    leg 2: prompt + leg 1 + PHRASE            up to answer_budget tokens      if thinking was cut
-           prompt + leg 1                     what is left of answer_budget   if only the answer was cut
+    a   no </think> in 11 tokens             leg 2: prompt + 11 tokens + PHRASE, up to 4 tokens
+    b   </think> is token 8, cut at 11       3 answer tokens so far; leg 2: prompt + 11 tokens, up to 1 more
+    c   </think> is token 6, cut at 11       5 answer tokens, none left: no leg 2, the completion is truncated
+    d   <eos> before token 11                finished: no leg 2, however long its answer
 
-    completion = leg 1 + forced + leg 2       mask = 1...1 0...0 1...1        forced = PHRASE, or nothing
+Every sampled token of both legs trains; only PHRASE is masked. The answer budget counts the sampled tokens after
+</think>, in both legs. Nobody enforces it within leg 1, so in case d an answer may be longer.
 
 IDEA 2, the overlong penalty (the alternative; DAPO, arXiv 2503.14476, Eq. 13). The reward falls on a ramp over the last
 L_cache tokens before the cap L_max: 0 up to L_max - L_cache, -1/2 in the middle, -1 from L_max on.
 
-    penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0)
+    penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
-SYMBOLS. |y| completion length in tokens, L_think thinking budget, L_max cap, L_cache width of the ramp, N rollouts.
-
-A batch engine such as Hugging Face's `generate`, with one limit for all rows and no finish reason, serves leg 1 so:
+A batch engine with one limit for all rows and no finish reason, such as Hugging Face's `generate`, serves leg 1 so:
 generate max(budgets) tokens, cut each row to its own budget, and call a row "length" if no stop token is left in it.
 
-SIMPLIFIED. The answer budget is checked between the legs only: an answer begun early may run on inside leg 1, which
-L_think bounds. An end-of-thinking mark of several tokens that the deadline cuts in two is not mended; the phrase brings
-a whole one.
+SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
+complete one.
 
-CHOICES, where papers are silent or differ. T1: the phrase is masked, as the policy did not sample it and there is no
-log-prob to divide by (where an array needs one on forced tokens, any value does). T2: ScaleRL's paper adds the penalty
-to correct answers only, DAPO to all; the caller chooses.
+CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
+no log-prob to divide by (where an array needs one on forced tokens, any value does). T2: ScaleRL adds the penalty only
+to correct answers, DAPO to all; the caller chooses.
+
+Case a, then case b, with token 9 as </think>:
 
 >>> cut = Interruption(10, 12, answer_budget=4, phrase_ids=[7, 8, 9], end_of_thinking_ids=[9])
 >>> leg = cut.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 11, finish_reason="length")
->>> leg.max_tokens, leg.forced_ids, cut.mask(n_first=2, n_forced=len(leg.forced_ids), n_second=1)
-(4, [7, 8, 9], [1, 1, 0, 0, 0, 1])
+>>> leg.forced_ids, leg.max_tokens, cut.mask(n_first=11, n_forced=3, n_second=4)
+([7, 8, 9], 4, [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1])
+>>> leg = cut.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 7 + [9] + [5] * 3, finish_reason="length")
+>>> leg.forced_ids, leg.max_tokens
+([], 1)
+>>> overlong_penalty(torch.tensor([12, 13, 14]), max_length=14, cache_length=2).tolist()
+[0.0, -0.5, -1.0]
 """
 
 import random
@@ -54,28 +60,28 @@ COLLAPSE_TRUNCATION = 0.10
 
 @dataclass(frozen=True)
 class SecondLeg:
-    """The request that follows an interrupted first leg. It must keep the first leg's cache_salt."""
+    """The request that follows a first leg that was cut. Send it with the first leg's cache_salt: then vLLM finds the
+    first leg in its prefix cache and prefills only the phrase."""
 
-    prompt_ids: list[int]  # the whole new prompt: old prompt + first leg + forced_ids
+    prompt_ids: list[int]  # the complete new prompt: old prompt + first leg + forced_ids
     forced_ids: list[int]  # the phrase, or [] if thinking had ended by itself
     max_tokens: int  # answer tokens that may still be sampled
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """Forced interruption of thinking (arXiv 2510.13786, section 2). It takes token ids and never text, which encoded
-    again may become other ids than those that were sampled.
+    """Forced interruption of thinking (arXiv 2510.13786, section 2). It takes token ids and never text, because text
+    that is encoded again may become other ids than those that were sampled.
 
     Args:
         min_budget, max_budget: bounds of a rollout's thinking budget in tokens, both included (ScaleRL: 10k and 12k).
         answer_budget: answer tokens after the end of thinking (ScaleRL: 2k).
         phrase_ids: `PHRASE` in tokens.
         end_of_thinking_ids: the mark that ends thinking, one token or several.
-        thinking_end: for a mark that its neighbours change: with many tokenizers ` </think>` and `</think>\\n\\n` have
-            other ids than `</think>`, unless that is one special token. It returns where the answer begins in given
-            completion ids, None while the thinking lasts; by default that is behind the first end_of_thinking_ids.
-    Raises:
-        ValueError: the settings cannot work together.
+        thinking_end: finds where the answer begins in completion ids, None while thinking lasts; by default after the
+            first end_of_thinking_ids. With many tokenizers ` </think>` and `</think>\\n\\n` have other ids than
+            `</think>`, unless that is one special token; this option is for them.
+    Raises ValueError for settings that cannot work together.
     """
 
     min_budget: int
@@ -118,12 +124,7 @@ class Interruption:
         return rng.randint(self.min_budget, self.max_budget)
 
     def needs_phrase(self, completion_ids: Sequence[int], finish_reason: str | None) -> bool:
-        """True if the first leg ran into its budget while still thinking.
-
-        completion_ids: the first leg. finish_reason: the engine's; "length" means that the budget was reached
-        (a leg that stops by itself on its very last token has the same length, so length does not tell).
-        Raises ValueError for one that is none of stop, length, abort and None.
-        """
+        """True if the first leg ran into its budget while still thinking (case a). Raises as `second_leg` does."""
         return _was_cut(finish_reason) and self._answer_start(completion_ids) is None
 
     def second_leg(
@@ -131,8 +132,9 @@ class Interruption:
     ) -> SecondLeg | None:
         """The request to send after the first leg, or None if the completion is over.
 
-        None if the first leg finished by itself, or if it was cut with no answer budget left: then it is truncated,
-        and its finish_reason "length" says so.
+        finish_reason: the engine's. "length" means that the budget was reached; the length of completion_ids does not
+            tell, as a leg may stop by itself on its very last token. None in case c says that it is truncated.
+        Raises ValueError for a finish_reason that is none of stop, length, abort and None.
         """
         if not _was_cut(finish_reason):
             return None
@@ -145,49 +147,37 @@ class Interruption:
         return SecondLeg(so_far, [], left) if left > 0 else None
 
     def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
-        """Mask of the whole completion, (n_first + n_forced + n_second,): 1 on sampled tokens, 0 on forced ones."""
+        """Mask of the complete completion, (n_first + n_forced + n_second,): 1 on sampled tokens, 0 on forced ones."""
         return [1] * n_first + [0] * n_forced + [1] * n_second
 
     def _answer_start(self, ids: Sequence[int]) -> int | None:
+        """Index of the first answer token, right after the first end of thinking; None while thinking lasts."""
         if self.thinking_end is not None:
             return self.thinking_end(ids)
-        return _end_of_first(ids, self.end_of_thinking_ids)
+        ids, mark = [int(i) for i in ids], self.end_of_thinking_ids
+        ends = range(len(mark), len(ids) + 1)
+        return next((end for end in ends if ids[end - len(mark) : end] == mark), None)
 
 
 def _was_cut(finish_reason: str | None) -> bool:
-    """Whether the engine ended a leg at its budget. Raises ValueError for a reason that it does not give."""
     if finish_reason not in ("stop", "length", "abort", None):
         raise ValueError(f"finish_reason must be stop, length, abort or None, got {finish_reason!r}.")
     return finish_reason == "length"
 
 
 def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
-    """`ids` as a list of ints. Raises ValueError if they are text."""
     if isinstance(ids, str) or any(isinstance(i, str) for i in ids):
         raise ValueError(f"{name} must be token ids, got the text {ids!r}: encode it with the model's tokenizer.")
     return [int(i) for i in ids]
 
 
-def _end_of_first(ids: Sequence[int], mark: Sequence[int]) -> int | None:
-    """Index just behind the first occurrence of `mark` in `ids`, None without one."""
-    ids, mark = [int(i) for i in ids], list(mark)
-    for end in range(len(mark), len(ids) + 1):
-        if ids[end - len(mark) : end] == mark:
-            return end
-    return None
-
-
 def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) -> torch.Tensor:
     """Penalty to add to the reward of long completions (arXiv 2503.14476, Eq. 13).
 
-    Args:
-        lengths: (N,) completion lengths in tokens, integer or float.
-        max_length: L_max, from which on the penalty is -1 (ScaleRL's comparison: 14k).
-        cache_length: L_cache, the width of the ramp (2k).
-    Returns:
-        (N,) in [-1, 0], FP32, or FP64 for FP64 lengths.
-    Raises:
-        ValueError: unless 1 <= cache_length <= max_length.
+    lengths: (N,) completion lengths in tokens, integer or float. max_length: L_max, from which on the penalty is -1
+    (ScaleRL's comparison: 14k). cache_length: L_cache, the width of the ramp (2k).
+    Returns (N,) in [-1, 0], float32, or float64 for float64 lengths.
+    Raises ValueError unless 1 <= cache_length <= max_length.
     """
     if not 1 <= cache_length <= max_length:
         raise ValueError(f"cache_length must be from 1 to max_length ({max_length}), got {cache_length}.")
@@ -206,13 +196,7 @@ def truncation_rate(finish_reasons: Iterable[str | None]) -> float:
 
 
 def truncation_warning(rate: float) -> str | None:
-    """A sentence if too many completions are truncated, else None.
-
-    Args:
-        rate: share in [0, 1]. Healthy runs stay below 5 %; 10-15 % preceded a collapse (arXiv 2510.13786).
-    Raises:
-        ValueError: `rate` is not a share.
-    """
+    """A sentence if too large a share of completions is truncated, else None. Raises ValueError if it is no share."""
     if not 0 <= rate <= 1:
         raise ValueError(f"The truncation rate is a share from 0 to 1, got {rate}.")
     if rate < HEALTHY_TRUNCATION:
@@ -223,3 +207,10 @@ def truncation_warning(rate: float) -> str | None:
         f"WARNING: {rate:.1%} OF COMPLETIONS ARE TRUNCATED; above {COLLAPSE_TRUNCATION:.0%} runs have collapsed: "
         "raise the budgets or strengthen the length control."
     )
+
+
+if __name__ == "__main__":  # show the worked example, and check it
+    import doctest
+
+    print(__doc__[__doc__.index("Case a, then") :])
+    raise SystemExit(doctest.testmod().failed)
