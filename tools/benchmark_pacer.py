@@ -1,137 +1,150 @@
-"""One side of `benchmark.py pacer`: a Generator on a real vLLM engine, beside a trainer that only waits.
+"""How busy the pacer keeps an engine whose completions vary in length, and which lags `--min_ready` holds at what cost.
 
-    PYTHONPATH=CHECKOUT python tools/benchmark_pacer.py MODEL SLOTS MEAN      then one case a line, as JSON, on stdin
+    python tools/benchmark_pacer.py
 
-The pipeline_rl.py, weight_sync.py and engine_process.py are those of CHECKOUT, so that two versions meet the same work:
-completions whose lengths come from a lognormal distribution (the model never stops by itself), a training step that is
-a sleep of fixed length, and its weights, which are pushed in flight. The answer to a case is a line of JSON on stdout.
+A Generator on a real vLLM engine, with a trainer that sleeps for a fixed time and then really pushes its weights in
+flight. Completions have lengths from a lognormal distribution; the model never stops by itself. A training step takes
+RATIO of the time in which the engine makes a batch by itself. The lags are asked for with half of the slots.
 """
 
 import itertools
-import json
 import math
-import os
 import random
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from measuring import Figure, Report, above_zero, benchmark_parser, parse, positive, ratios
 from safetensors.torch import load_file
+from subjects import drain, generator_of, random_model, set_pacer
 
 import pipeline_rl
-from runtime import weight_channels as weight_sync
+from runtime.flags import parse_flags
+
+BATCH, ROLLOUTS, K = 32, 8, 8
+MEAN = 30  # tokens of a completion
+RATIO = 0.8
 
 
 class Lengths:
-    """As length control: a completion's length is drawn, and nothing is appended."""
+    """As length control: a completion's length is drawn and nothing is appended. It is asked when requests enter the
+    engine and when they leave it, so it also counts how many are inside, integrated over time."""
 
-    def __init__(self, mean: int):
-        self.mean, self.sigma = mean, 0.0
-        self.max_budget = self.max_completion = 4 * mean
+    def __init__(self, sigma: float):
+        self.sigma, self.max_budget, self.max_completion = sigma, 4 * MEAN, 4 * MEAN
+        self.inside, self.slot_seconds, self.since = 0, 0.0, time.perf_counter()
 
     def draw_budget(self, rng: random.Random) -> int:
         """Tokens of a completion: lognormal with this mean, at most four times it."""
+        self._count(1)
         factor = math.exp(rng.gauss(-(self.sigma**2) / 2, self.sigma))
-        return max(1, min(self.max_budget, round(self.mean * factor)))
+        return max(1, min(self.max_budget, round(MEAN * factor)))
 
     def second_leg(self, *_: Any) -> None:
         """There is none."""
+        self._count(-1)
 
-    def mask(self, *_: int) -> list[int]:
-        """Asked of second legs alone."""
-        raise AssertionError("there is no second leg")
-
-
-class Busy:
-    """Integral over time of the requests inside the engine."""
-
-    def __init__(self, generator: pipeline_rl.Generator):
-        self.generator, self.total, self.since = generator, 0.0, time.perf_counter()
-        self.occupy, generator._occupy = generator._occupy, self.watch
-
-    def watch(self, slots: int) -> None:
-        """Stands in the place of `Generator._occupy`."""
+    def _count(self, requests: int) -> None:
         now = time.perf_counter()
-        self.total += self.generator._inside * (now - self.since)
-        self.since = now
-        self.occupy(slots)
+        self.slot_seconds += self.inside * (now - self.since)
+        self.inside, self.since = self.inside + requests, now
 
 
-def prompts() -> Iterator[Any]:
-    """Endless short ones."""
+def short_prompts() -> Iterator[Any]:
+    """Endless ones."""
     rng = random.Random(0)
     for number in itertools.count():
         yield SimpleNamespace(key=str(number), prompt_ids=[rng.randrange(4, 30) for _ in range(8)])
 
 
-def measure(generator: pipeline_rl.Generator, busy: Busy, weights: Any, case: dict[str, Any]) -> dict[str, float]:
-    """Of the `steps` steps after the first `skip`: seconds a step, busy share of the slots, tokens/s, lag, and share of
-    the time that the trainer waited. `training` None: nobody trains, and admission waits for nobody."""
-    size, training = case["batch_prompts"], case["training"]
-    queue = {"min_ready": case["min_ready"]} if case["min_ready"] else {}  # which an older checkout may not know
-    k, queue = (case["k"], queue) if training is not None else (10**6, {"max_ready": 10**9})
-    generator.length_control.sigma = case["sigma"]
-    generator.slots = generator.max_num_seqs = case["slots"]  # an older checkout goes by the second
-    generator.in_loop(lambda g: setattr(g, "pacer", pipeline_rl.Pacer(size, k, **queue)))
-    generator.release(0)  # admission looks again
-    found, waited, first = [], 0.0, generator.version
-    for step in range(case["skip"] + case["steps"]):
-        if step == case["skip"]:
-            started, slots, tokens = time.perf_counter(), busy.total, generator.counters.sampled
-            found, waited = [], 0.0
+def nothing_solved(problem: Any, completions: Sequence[Any]) -> list[tuple[float, bool]]:
+    """(reward, correct) of each completion."""
+    return [(0.0, False)] * len(completions)
+
+
+def measure(
+    generator: pipeline_rl.Generator, weights: Any, slots: int, steps: int, training: float | None, min_ready: int = 0
+) -> dict[str, float]:
+    """Of `steps` steps after the first k + 2: seconds a step, busy share of the slots, tokens/s, lag, and the share of
+    time for which the trainer waited. `training` is its seconds a step; None: it is not there, and nothing waits."""
+    k, ready = (K, None) if training is not None else (10**6, 10**9)
+    generator.slots = slots
+    set_pacer(generator, pipeline_rl.Pacer(BATCH, k, max_ready=ready, min_ready=min_ready))
+    lengths, first = generator.length_control, generator.version
+    for step in range(k + 2 + steps if training is not None else steps + 2):
+        if step == (k + 2 if training is not None else 2):
+            started, busy, tokens = time.perf_counter(), lengths.slot_seconds, generator.counters.sampled
+            lags, waited = [], 0.0
         before = time.perf_counter()
-        groups = generator.take(size)
-        waited += time.perf_counter() - before
+        groups = generator.take(BATCH)
+        now = time.perf_counter()
         if training is None:
-            generator.release(size)
+            generator.release(BATCH)
             continue
-        version = first + step
-        found += [lag for g in groups for rollout in g.rollouts for lag in pipeline_rl.lags(rollout, version)]
+        if step >= k + 2:
+            waited += now - before
+            lags += [lag for g in groups for rollout in g.rollouts for lag in pipeline_rl.lags(rollout, first + step)]
         time.sleep(training)
-        generator.push(weights, version + 1, size)
-    seconds, slots = time.perf_counter() - started, busy.total - slots
-    tokens = generator.counters.sampled - tokens
-    generator.settle()
+        generator.push(weights, first + step + 1, BATCH)
+    seconds = time.perf_counter() - started
+    busy, tokens = lengths.slot_seconds - busy, generator.counters.sampled - tokens
     drain(generator)
     return {
-        "seconds a step": seconds / case["steps"], "busy": slots / seconds / case["slots"],
-        "tokens/s": tokens / seconds, "lag": sum(found) / max(1, len(found)), "largest lag": max(found, default=0),
-        "trainer idle": waited / seconds,
+        "seconds a step": seconds / steps, "busy": busy / seconds / slots, "tokens/s": tokens / seconds,
+        "lag": sum(lags) / max(1, len(lags)), "largest lag": max(lags, default=0), "trainer idle": waited / seconds,
     }  # fmt: skip
 
 
-def drain(generator: pipeline_rl.Generator) -> None:
-    """Lets nothing more in and waits until the engine is empty."""
-
-    def stop(g: pipeline_rl.Generator) -> int:
-        g.pacer.capacity = g.pacer.min_ready = 0
-        return len(g.running)
-
-    generator.take(generator.in_loop(stop))
+def queue_for(lag: float, without: float) -> int:
+    """The `--min_ready` that holds this lag, where it is `without` at 0: each batch of waiting groups adds one step."""
+    return min(K * BATCH, max(0, round((lag - without) * BATCH)))
 
 
-def main() -> None:
-    """Starts the engine, answers cases until stdin ends."""
-    model, slots, mean = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints does not come between the answers
-    weights, nothing_yet = load_file(f"{model}/model.safetensors"), pipeline_rl.Pacer(1, 0)
-    nothing_yet.capacity = 0
-    generator = pipeline_rl.Generator(
-        model, prompts(), lambda problem, completions: [(0.0, False)] * len(completions), nothing_yet, 1, [],
-        weights=weight_sync.FileWeights(), length_control=Lengths(mean), max_num_seqs=slots, max_prompt=8,
-    )  # fmt: skip
-    try:
-        generator.start(weights)
-        busy = Busy(generator)
-        for line in sys.stdin:
-            case = json.loads(line)
-            generator.rollouts = case["rollouts"]
-            print(json.dumps(measure(generator, busy, weights, case)), file=answers, flush=True)
-    finally:
-        generator.close()
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Returns what it prints as JSON."""
+    parser = benchmark_parser(__file__, __doc__)
+    parser.add_argument("--slots", type=positive, default=256, help="of the engine (256)")
+    parser.add_argument("--sigma", type=above_zero, default=0.6, help="of the logarithm of lengths (0.6)")
+    parser.add_argument("--steps", type=positive, default=30, help="of a case (30)")
+    parser.add_argument("--lags", type=positive, nargs="+", default=[2, 4, 6], help="to hold (2 4 6)")
+    args = parse(parser, argv)
+    report, found = Report(args), {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = random_model(Path(folder), "0.2M", ends=False)
+        weights = load_file(f"{model}/model.safetensors")
+        flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
+        task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[], score=nothing_solved)
+        with generator_of(flags, model, weights, task, short_prompts(), Lengths(args.sigma)) as generator:
+
+            def one(label: str, slots: int, *case: Any) -> dict[str, float]:
+                turn = measure(generator, weights, slots, *case)
+                print(label, {name: float(f"{x:.4g}") for name, x in turn.items()}, flush=True)
+                found.setdefault(label, []).append(turn)
+                return turn
+
+            for _ in range(args.repeats):
+                training = RATIO * one("engine by itself", args.slots, K, None)["seconds a step"]
+                one("all slots", args.slots, args.steps, training)
+                half = args.slots // 2
+                training = RATIO * one("engine by itself, half", half, K, None)["seconds a step"]
+                without = one("min_ready 0", half, args.steps, training)["lag"]
+                for lag in args.lags:
+                    one(f"lag {lag} asked", half, args.steps, training, queue_for(lag, without))
+    values = {label: {what: [turn[what] for turn in turns] for what in turns[0]} for label, turns in found.items()}
+    for label, measured in values.items():
+        report.add({f"{label}: {what}": turns for what, turns in measured.items()}, "")
+    report.figures = [Figure("busy share of the slots", values["all slots"]["busy"], least=0.9)]
+    for lag in args.lags:
+        held = values[f"lag {lag} asked"]
+        lost = [1 - x for x in ratios(held["tokens/s"], values["min_ready 0"]["tokens/s"])]
+        report.figures += [Figure(f"lag {lag} asked: off by", [abs(x - lag) for x in held["lag"]], most=0.5),
+                           Figure(f"lag {lag} asked: speed lost", lost, most=0.05)]  # fmt: skip
+    return report.close()
 
 
 if __name__ == "__main__":

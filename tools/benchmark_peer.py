@@ -1,142 +1,61 @@
-"""The other side of `tools/benchmark.py peer`: TRL's GRPOTrainer on the same model, problems, batch and learning rate.
+"""Completions a second of our training and of TRL's GRPOTrainer on the same model, problems and batches.
 
-    /tmp/trl-venv/bin/python tools/benchmark_peer.py --model FOLDER --output_dir FOLDER
+    python tools/benchmark_peer.py                                        # installs TRL into /tmp/trl-venv first
+    python tools/benchmark_peer.py --size 8M --batch_prompts 8 --steps 1
 
-Runs in TRL's own environment (`benchmark.py peer` builds it) and imports of ours only the task: problems, tokenizer and
-reward are the same. It writes what `train.py` writes, so that one reader serves both:
-
-    metrics.jsonl    one record a step: step, seconds (evaluation taken off), tokens (sampled so far), pass_rate
-    eval.jsonl       one record an evaluation: the same, and the held-out pass rate
-
-What differs, and stays as TRL has it: no interruption (`--max_tokens` caps a completion), no filter, the learning
-rate's warm-up begins at 0, and completions are sampled by `transformers`' `generate`.
+Both are whole programs that neither evaluate nor save, each frozen while the other has its turn: ours with one thread
+on either side, TRL with two threads. `trl_side.py` says what differs.
 """
 
-import argparse
-import json
-import os
 import sys
-import time
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from measuring import Figure, Report, benchmark_parser, parse, positive, ratios, take_turns
+from subjects import QUIET, SIZES, Program, ours, random_model, warm_model
+from trl_side import new_environment, own_folder, theirs
+
+ROLLOUTS = 16
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; defaults are the recipe's."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True, help="folder of the model and its tokenizer")
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max_steps", type=int, default=130)
-    parser.add_argument("--batch_prompts", type=int, default=32)
-    parser.add_argument("--rollouts", type=int, default=16)
-    parser.add_argument("--microbatch", type=int, default=64, help="completions per forward pass")
-    parser.add_argument("--max_tokens", type=int, default=37, help="completion tokens at most")
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--eval_every", type=int, default=5, help="steps between evaluations; 0 means none")
-    parser.add_argument("--eval_samples", type=int, default=2)
-    return parser.parse_args(argv)
-
-
-class Journal:
-    """Counts and writes; its clock stands still while it evaluates."""
-
-    def __init__(self, args: argparse.Namespace, task: Any):
-        self.args, self.task, self.folder = args, task, Path(args.output_dir)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.off_clock, self.started = 0.0, time.monotonic()
-        self.tokens, self.solved = 0, []
-        self.problems = {problem.key: problem for problem in task.train}
-
-    def write(self, name: str, record: dict[str, Any]) -> None:
-        """One more line of the file `name`."""
-        with (self.folder / name).open("a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def reward(self, completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
-        """TRL's reward function: the task's own verdict on the token ids."""
-        scores = [self.task.reward(self.problems[k], ids) for k, ids in zip(key, completion_ids, strict=True)]
-        self.tokens += sum(map(len, completion_ids))
-        self.solved = [correct for _, correct in scores]
-        return [reward for reward, _ in scores]
-
-    def step(self, step: int) -> None:
-        """After each optimiser step."""
-        record = {"step": step, "seconds": time.monotonic() - self.started - self.off_clock, "tokens": self.tokens}
-        self.write("metrics.jsonl", record | {"pass_rate": sum(self.solved) / max(1, len(self.solved))})
-
-    def evaluate(self, model: Any, step: int) -> None:
-        """Held-out pass rate at temperature 1, off the clock."""
-        from supervised_control import sample
-
-        began = time.monotonic()
-        problems = [problem for problem in self.task.held_out for _ in range(self.args.eval_samples)]
-        prompts, stop = [problem.prompt_ids for problem in problems], self.task.stop_ids[0]
-        training = model.training
-        model.eval()
-        completions = sample(model, prompts, self.args.max_tokens, stop, self.task.tokenizer.pad_token_id)
-        model.train(training)
-        correct = [self.task.reward(p, c)[1] for p, c in zip(problems, completions, strict=True)]
-        record = {"step": step, "seconds": began - self.started - self.off_clock, "tokens": self.tokens}
-        self.write("eval.jsonl", record | {"pass_rate": sum(correct) / len(correct)})
-        self.off_clock += time.monotonic() - began
-
-
-def config(args: argparse.Namespace) -> Any:
-    """ScaleRL's loss and our optimiser in TRL's words."""
-    from trl import GRPOConfig
-
-    size = args.batch_prompts * args.rollouts
-    microbatch = min(size, args.microbatch)
-    return GRPOConfig(
-        output_dir=args.output_dir, seed=args.seed, max_steps=args.max_steps, use_cpu=True, bf16=False,
-        loss_type="cispo", epsilon_high=5.0, beta=0.0, scale_rewards="batch", num_generations=args.rollouts,
-        per_device_train_batch_size=microbatch, gradient_accumulation_steps=size // microbatch, temperature=1.0,
-        max_completion_length=args.max_tokens, learning_rate=args.lr, lr_scheduler_type="constant_with_warmup",
-        warmup_steps=5, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-15, weight_decay=0.01, max_grad_norm=1.0,
-        optim="adamw_torch_fused", gradient_checkpointing=False, save_strategy="no", report_to="none",
-        logging_steps=1000, disable_tqdm=True,
-    )  # fmt: skip
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Trains, and writes one record a step."""
-    args = parse(argv)
-    os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOTrainer
-
-    import tasks
-
-    torch.set_num_threads(args.threads)
-    task = tasks.ChainTask(seed=args.seed)
-    journal = Journal(args, task)
-    rows = [{"prompt": task.text(problem.prompt_ids), "key": problem.key} for problem in task.train]
-
-    class Steps(TrainerCallback):
-        """Called by TRL around its steps."""
-
-        def on_train_begin(self, arguments: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            journal.started = time.monotonic()
-            if args.eval_every:
-                journal.evaluate(model, 0)
-
-        def on_step_end(self, arguments: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            journal.step(state.global_step)
-            if args.eval_every and state.global_step % args.eval_every == 0:
-                journal.evaluate(model, state.global_step)
-
-    GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32), reward_funcs=journal.reward,
-        args=config(args), train_dataset=Dataset.from_list(rows), callbacks=[Steps()],
-        processing_class=AutoTokenizer.from_pretrained(args.model),
-    ).train()  # fmt: skip
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Returns what it prints as JSON."""
+    parser = benchmark_parser(__file__, __doc__)
+    parser.add_argument("--size", choices=list(SIZES), default="0.2M", help="of the model; others sample 256 tokens")
+    parser.add_argument("--steps", type=positive, default=6, help="of a turn (6)")
+    parser.add_argument("--batch_prompts", type=positive, default=32, help="prompts of a step (32)")
+    parser.add_argument("--environment", type=own_folder, default="/tmp/trl-venv", help="TRL's, made if missing")
+    args = parse(parser, argv)
+    report, python, small = Report(args), new_environment(args.environment), args.size == "0.2M"
+    longest = 37 if small else 256
+    with tempfile.TemporaryDirectory() as folder:
+        root, running = Path(folder), {}
+        model = warm_model(args.seed) if small else random_model(root / "model", args.size)
+        both = ["--model", model, "--seed", str(args.seed), "--max_steps", "100000"]
+        both += ["--batch_prompts", str(args.batch_prompts)]
+        mine = [*both, *QUIET, "--length_control", "none", "--max_budget", str(longest - 4), "--threads", "1"]
+        every_row = ["--zero_variance_filter", "false", "--pass_rate_threshold", "2"]
+        commands = {"ours, every row trains": (ours(*mine, *every_row), 1)}
+        if small:
+            commands["ours, with its filters"] = (ours(*mine), 1)
+        commands["TRL"] = (theirs(python, *both, "--eval_every", "0", "--max_completion", str(longest)), 2)
+        try:
+            for name, (command, threads) in commands.items():
+                running[name] = Program(command, root / name.replace(" ", "-"), threads)
+                running[name].advance(3 if small else 1)  # start-up, not timed
+            completions = args.batch_prompts * ROLLOUTS * args.steps
+            cases = {name: lambda p=p: completions / p.advance(args.steps) for name, p in running.items()}
+            found = take_turns(cases, args.repeats)
+        finally:
+            for program in running.values():
+                program.close()
+    report.add(found, "completions/s")
+    report.figures = [Figure(f"{name} / TRL", ratios(values, found["TRL"]), least=1.3 if small else 1.8)
+                      for name, values in found.items() if name != "TRL"]  # fmt: skip
+    return report.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""What the benchmarks share: cases that take turns, ratios with their spread, tables, and models of several sizes."""
+"""How the benchmarks measure: cases that take turns, ratios with their spread, and one report with a JSON line.
+
+Every figure of a benchmark is a ratio of cases that took turns in one run (A B A B ...), so that what else the machine
+does falls on all of them. A figure is the median over the turns, with the smallest and the largest. What is measured (a
+model, a trainer, a generator, a program) is made in `subjects.py`.
+"""
 
 import argparse
 import gc
@@ -6,6 +11,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -14,17 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import torch
-
-from tasks import chain, warm_start
-
 ROOT = Path(__file__).resolve().parent.parent
-# The setting of BENCHMARKS.md, which stays while the defaults of train.py move.
-SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
-QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
 
-Measured = dict[str, list[float]]  # case -> one value a turn
+Measured = dict[str, list[float]]  # case -> one value for each turn
 
 
 def take_turns(cases: dict[str, Callable[[], float]], repeats: int) -> Measured:
@@ -56,7 +54,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 @dataclass
 class Figure:
-    """One number beside its target; `values` has one a turn. `least` is a lower bound, `most` an upper one."""
+    """One number and its target; `values` has one for each turn. `least` is a lower bound, `most` an upper one."""
 
     name: str
     values: Sequence[float]
@@ -74,23 +72,24 @@ class Figure:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; numbers with four significant digits."""
+    """A Markdown table; floats are printed with four significant digits."""
     cells = [[f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in (head, *rows)]
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": names[0] if names else platform.machine(), "cores": os.cpu_count(), "gpu": gpu,
-            "torch": torch.__version__, "date": time.strftime("%Y-%m-%d %H:%M")}  # fmt: skip
+def processor() -> str:
+    """Name of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 class Report:
-    """What one command found: measurements by unit, and figures beside their targets."""
+    """What one benchmark found: measurements with their units, and figures with their targets."""
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.load = args, [os.getloadavg()[0]]
@@ -105,35 +104,62 @@ class Report:
 
     def close(self) -> dict[str, Any]:
         """Prints the tables and the JSON line, and returns the record."""
+        import torch
+
         self.load.append(os.getloadavg()[0])
+        machine = {"cpu": processor(), "cores": os.cpu_count(), "torch": torch.__version__,
+                   "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+                   "date": time.strftime("%Y-%m-%d %H:%M")}  # fmt: skip
         figures = [figure.record() for figure in self.figures]
         settings = {name: x for name, x in vars(self.args).items() if isinstance(x, int | float | str | list)}
-        record = {"benchmark": self.args.command, "machine": machine(), "load": self.load, "settings": settings,
+        record = {"benchmark": settings.pop("benchmark"), "machine": machine, "load": self.load, "settings": settings,
                   "figures": figures, "measured": self.measured}  # fmt: skip
         print(table(["measured", "median", "low", "high", "unit"], self.rows) + "\n")
         marks = {True: "yes", False: "NO", None: ""}
         lines = [[f["name"], f["median"], f["low"], f["high"], f["target"], marks[f["met"]]] for f in figures]
         print(table(["figure", "median", "low", "high", "target", "met"], lines))
         before, after = self.load
-        print(f"\n{record['machine']['cpu']}, {os.cpu_count()} cores, {record['machine']['date']}, "
-              f"load average {before:.2f} before and {after:.2f} after\n{json.dumps(record)}", flush=True)
+        print(f"\n{machine['cpu']}, {machine['cores']} cores, {machine['date']}, load average {before:.2f} before and "
+              f"{after:.2f} after\n{json.dumps(record)}", flush=True)  # fmt: skip
         return record
 
 
-SIZES = {  # name -> settings of warm_start.WarmStart; heads of 32, which vLLM's CPU kernel takes
-    "0.2M": {},
-    "2M": {"hidden_size": 192, "layers": 4, "heads": 6, "kv_heads": 3, "intermediate_size": 576},
-    "8M": {"hidden_size": 256, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate_size": 1024},
-    "32M": {"hidden_size": 512, "layers": 8, "heads": 16, "kv_heads": 8, "intermediate_size": 2048},
-}
+# -------------------------------------------------------------------------------------------------------- command line
 
 
-def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
-    """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
-    made = warm_start.new_model(warm_start.WarmStart(init_std=0.02, **SIZES[size]), seed=0)
-    made.config.max_position_embeddings = context
-    if not ends:
-        made.config.eos_token_id = made.generation_config.eos_token_id = None
-    made.save_pretrained(folder)
-    chain.word_tokenizer().save_pretrained(folder)
-    return str(folder)
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return value
+
+
+def benchmark_parser(program: str, about: str) -> argparse.ArgumentParser:
+    """A parser with the options that all benchmarks have; `about` is the program's docstring."""
+    name = Path(program).stem
+    parser = argparse.ArgumentParser(
+        prog=f"{name}.py", description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.set_defaults(benchmark=name.removeprefix("benchmark_"))
+    parser.add_argument("--repeats", type=positive, default=5, help="turns of each case (5)")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, from here on in the checkout's folder. SIGTERM unwinds, so that no helper process is left."""
+    args = parser.parse_args(argv)
+    os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return args

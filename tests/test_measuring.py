@@ -1,0 +1,109 @@
+"""tools/measuring.py and the logic of the benchmarks: turns, ratios, targets, the report; no engine is started."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+import benchmark_pacer
+import benchmark_race
+import benchmark_scale
+import benchmark_sync
+import measuring
+import subjects
+import trl_side
+
+
+def test_cases_take_turns():
+    """A B A B, never A A B B: what else the machine does falls on both."""
+    calls = []
+    cases = {"A": lambda: calls.append("A") or len(calls), "B": lambda: calls.append("B") or len(calls)}
+    assert measuring.take_turns(cases, 3) == {"A": [1, 3, 5], "B": [2, 4, 6]}
+    assert "".join(calls) == "ABABAB"
+
+
+def test_a_figure_is_the_median_of_the_turns_ratios():
+    """Turns 2/1, 9/3, 4/4 have the ratios 2, 3, 1, whose median is 2; the ratio of the medians would be 4 / 3."""
+    found = measuring.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert found == [2.0, 3.0, 1.0]
+    assert measuring.spread(found) == (2.0, 1.0, 3.0)
+    with pytest.raises(ValueError):
+        measuring.ratios([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "met", "target"),
+    [({"least": 2.0}, True, ">= 2.0"), ({"least": 2.1}, False, ">= 2.1"), ({"most": 2.0}, True, "<= 2.0"),
+     ({"most": 1.9}, False, "<= 1.9"), ({}, None, "")],
+)  # fmt: skip
+def test_a_figure_knows_its_target(bounds, met, target):
+    record = measuring.Figure("x", [1.0, 2.0, 3.0], **bounds).record()
+    assert (record["met"], record["target"]) == (met, target)
+    assert (record["median"], record["low"], record["high"]) == (2.0, 1.0, 3.0)
+
+
+def test_table_and_json_line(capsys):
+    parser = measuring.benchmark_parser("tools/benchmark_scale.py", "about")
+    report = measuring.Report(parser.parse_args(["--repeats", "2"]))
+    report.add({"ours": [1.0, 3.0]}, "s")
+    report.figures = [measuring.Figure("ours / bare", [1.0, 2.0], most=1.2)]
+    report.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| ours | 2 | 1 | 3 | s |"
+    assert "| ours / bare | 1.5 | 1 | 2 | <= 1.2 | NO |" in lines
+    record = json.loads(lines[-1])
+    assert record["benchmark"] == "scale" and record["settings"]["repeats"] == 2
+    assert record["measured"] == {"ours": [1.0, 3.0]} and len(record["load"]) == 2
+    assert record["figures"][0]["met"] is False and record["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(measuring.positive, "0"), (measuring.positive, "many"), (measuring.above_zero, "nan"),
+     (measuring.above_zero, "-1"), (benchmark_race.contestant, "pipeline-8"),
+     (benchmark_race.contestant, "ppo_off_policy-0:1"), (trl_side.own_folder, str(measuring.ROOT / ".venv"))],
+)  # fmt: skip
+def test_bad_arguments_are_refused(kind, text):
+    with pytest.raises(argparse.ArgumentTypeError, match="must be"):
+        kind(text)
+
+
+def test_bad_arguments_name_the_flag_and_exit_2(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        benchmark_sync.main(["--sizes", "9M"])
+    assert stopped.value.code == 2 and "--sizes: invalid choice: '9M'" in capsys.readouterr().err
+
+
+def test_synthetic_groups_have_the_length_asked_for():
+    groups = subjects.synthetic_groups(64, 40)
+    lengths = [len(rollout.completion_ids) for group in groups for rollout in group.rollouts]
+    assert len(lengths) == 64 and min(lengths) >= 20 and max(lengths) <= 60
+    assert sum(lengths) / 64 == pytest.approx(40, rel=0.15)
+
+
+def test_no_attention_gives_each_position_its_own_value():
+    value = torch.randn(2, 3, 5, 4)  # (N, KV heads, T, head_dim)
+    out, _ = benchmark_scale.no_attention(None, torch.zeros(2, 6, 5, 4), None, value)
+    assert out.shape == (2, 5, 6, 4)
+    assert torch.equal(out[1, 2, 5], value[1, 2, 2]) and torch.equal(out[1, 2, 4], value[1, 2, 2])
+
+
+def test_the_queue_that_gives_a_lag():
+    """B = 32, k = 8: 1.5 without a queue needs 16 groups more for 2, 80 for 4; 12 would need 336, above k B = 256."""
+    assert [benchmark_pacer.queue_for(lag, 1.5) for lag in (1, 2, 4, 12)] == [0, 16, 80, 256]
+
+
+def test_busy_slots_are_counted_over_time(monkeypatch):
+    """Two requests enter at 0 s, one leaves at 3 s, the other at 5 s: 2 x 3 + 1 x 2 = 8 slot-seconds."""
+    times = iter([0.0, 0.0, 0.0, 3.0, 5.0])
+    monkeypatch.setattr(benchmark_pacer.time, "perf_counter", lambda: next(times))
+    lengths = benchmark_pacer.Lengths(0.6)
+    budgets = [lengths.draw_budget(benchmark_pacer.random.Random(0)) for _ in range(2)]
+    assert all(1 <= budget <= lengths.max_budget for budget in budgets)
+    lengths.second_leg()
+    lengths.second_leg()
+    assert lengths.slot_seconds == 8 and lengths.inside == 0

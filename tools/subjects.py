@@ -1,0 +1,245 @@
+"""What the benchmarks measure: models of several sizes, a trainer, a generator, a program, a helper process.
+
+All in-process access to `train.py`, `pipeline_rl.py` and `runtime/` that a benchmark needs is in this file. To keep the
+work the same from turn to turn, the policy does not move: at a learning rate of 1e-12 the step is computed and changes
+nothing. No prompt is retired and no row is filtered, unless a benchmark says otherwise.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from measuring import ROOT
+
+import fp32_head
+import length_control
+import pipeline_rl
+import train
+from runtime.flags import parse_flags
+from runtime.run_folder import Folder
+from runtime.trainer import Trainer
+from runtime.weight_channels import FileWeights
+from tasks import chain, warm_start
+from tasks.prompts import Problem, PromptStream
+
+# The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
+SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
+QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
+STILL = ["--lr", "1e-12", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
+
+SIZES = {  # name -> settings of warm_start.WarmStart; vLLM's CPU kernel takes heads of 32
+    "0.2M": {},
+    "2M": {"hidden_size": 192, "layers": 4, "heads": 6, "kv_heads": 3, "intermediate_size": 576},
+    "8M": {"hidden_size": 256, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate_size": 1024},
+    "32M": {"hidden_size": 512, "layers": 8, "heads": 16, "kv_heads": 8, "intermediate_size": 2048},
+}
+
+
+def warm_model(seed: int) -> str:
+    """Folder of the built-in task's model."""
+    return str(warm_start.warm_start("runs/cache", seed=seed))
+
+
+def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
+    """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
+    made = warm_start.new_model(warm_start.WarmStart(init_std=0.02, **SIZES[size]), seed=0)
+    made.config.max_position_embeddings = context
+    if not ends:
+        made.config.eos_token_id = made.generation_config.eos_token_id = None
+    made.save_pretrained(folder)
+    chain.word_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+# ---------------------------------------------------------------------------------------------------------- the trainer
+
+
+class TrainerSide:
+    """A trainer whose policy does not move, and batches made as the loop makes them."""
+
+    def __init__(self, model: str, seed: int = 0):
+        import torch
+        from accelerate import Accelerator
+
+        self.flags = parse_flags([*STILL, "--seed", str(seed)], "")
+        self.trainer = Trainer(self.flags, Accelerator(cpu=not torch.cuda.is_available()), model)
+
+    def batch(self, groups: Sequence[pipeline_rl.Group]) -> Any:
+        """What one optimiser step trains on."""
+        return train.make_batch(groups, self.flags, random.Random(0))[0]
+
+    def step(self, batch: Any) -> int:
+        """One optimiser step; returns the tokens trained."""
+        self.trainer.gradients(batch)
+        self.trainer.update(0)
+        return int(batch.mask.sum())
+
+
+def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipeline_rl.Group]:
+    """Groups of random completions of about `length` tokens (uniform in half to one and a half times of it)."""
+    rng, groups = random.Random(0), []
+    for number in range(rollouts // size):
+        made = []
+        for _ in range(size):
+            n = rng.randint(length // 2, length + length // 2)
+            ids = [rng.randrange(4, len(chain.WORDS)) for _ in range(n)]
+            right = rng.random() < 0.5
+            reward = 1.0 if right else -1.0
+            made.append(pipeline_rl.Rollout(ids, [-2.0] * n, [0] * n, [1] * n, "stop", reward=reward, correct=right))
+        problem = Problem(str(number), tuple(rng.randrange(4, 30) for _ in range(12)), "")
+        groups.append(pipeline_rl.Group(number, problem, 0, made))
+    return groups
+
+
+# -------------------------------------------------------------------------------------------------------- the generator
+
+
+@contextmanager
+def generator_of(
+    flags: Any, model: str, weights: Any, task: Any, prompts: Iterator[Any], control: Any
+) -> Iterator[pipeline_rl.Generator]:
+    """A started generator as `train.py` makes it, but one that admits nothing until `set_pacer`."""
+    closed = pipeline_rl.Pacer(flags.batch_prompts, flags.k)
+    closed.capacity = 0
+    made = pipeline_rl.Generator(
+        model, prompts, task.score, closed, flags.rollouts, task.stop_ids, weights=FileWeights(),
+        length_control=control, max_num_seqs=flags.max_num_seqs, seed=flags.seed,
+        max_prompt=max(len(problem.prompt_ids) for problem in task.train), engine_args=fp32_head.GENERATOR_ARGS,
+    )  # fmt: skip
+    try:
+        made.start(weights)
+        yield made
+    finally:
+        made.close()
+
+
+def built_in_generator(model: str, weights: Any, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
+    """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
+    flags, task = parse_flags(["--max_num_seqs", "256", "--seed", str(seed)], ""), chain.ChainTask(seed=seed)
+    control = length_control.Interruption(
+        flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids,
+        task.thinking_end,
+    )  # fmt: skip
+    return generator_of(flags, model, weights, task, PromptStream(task.train, seed, lambda key: False), control)
+
+
+def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> None:
+    """Goes on under another pacer; the engine must be empty (`drain`)."""
+    generator.in_loop(lambda g: setattr(g, "pacer", pacer))
+    generator.release(0)  # admission looks again
+
+
+def free_running(generator: pipeline_rl.Generator, batch_prompts: int) -> None:
+    """From here on the generator waits for nobody."""
+    drain(generator)
+    set_pacer(generator, pipeline_rl.Pacer(batch_prompts, 10**6, max_ready=10**9))
+
+
+def drain(generator: pipeline_rl.Generator) -> None:
+    """Lets nothing more in and waits until the engine is empty."""
+
+    def stop(g: pipeline_rl.Generator) -> int:
+        g.pacer.capacity = g.pacer.min_ready = 0
+        return len(g.running)
+
+    generator.settle()
+    generator.take(generator.in_loop(stop))
+
+
+# ---------------------------------------------------------------------------------------- programs and helper processes
+
+
+class Program:
+    """A training program in a process group of its own, which can be frozen; it writes metrics.jsonl, a line a step."""
+
+    def __init__(self, command: Sequence[str], folder: Path, threads: int):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder, self.log = folder, (folder.parent / f"{folder.name}.log").open("w")
+        self.process = subprocess.Popen([*command, "--output_dir", str(folder)], cwd=ROOT, stdout=self.log,
+                                        stderr=self.log, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+                                        start_new_session=True)  # fmt: skip
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """The records of steps or evaluations so far."""
+        return [record for record in Folder(self.folder).read(name) if "step" in record]
+
+    def advance(self, count: int) -> float:
+        """Thaws it for `count` more steps; returns the seconds that they take. Raises RuntimeError if it ends."""
+        target = len(self.records("metrics.jsonl")) + count
+        started = time.perf_counter()
+        self._signal(signal.SIGCONT)
+        while len(self.records("metrics.jsonl")) < target:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.folder.name} ended with {self.process.returncode}; see {self.log.name}")
+            time.sleep(0.005)
+        seconds = time.perf_counter() - started
+        self._signal(signal.SIGSTOP)
+        return seconds
+
+    def cpu_seconds(self) -> float:
+        """CPU time of its process and its descendants (the engine is one)."""
+        import psutil
+
+        me = psutil.Process(self.process.pid)
+        found = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+        return sum(times.user + times.system for times in found)
+
+    def close(self) -> None:
+        """Ends it."""
+        for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
+            try:
+                self._signal(signal.SIGCONT)
+                self._signal(number)
+                self.process.wait(timeout=patience)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        self.log.close()
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+
+def ours(*arguments: str) -> list[str]:
+    """The command line of a run of train.py."""
+    return [sys.executable, "train.py", *arguments]
+
+
+class Helper:
+    """A function in a process of its own: `make(*args)` there returns it; between calls it waits and takes no CPU."""
+
+    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any, **environment: str):
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"), _make, (make, args))
+        with mock.patch.dict(os.environ, environment):
+            self.pool.submit(os.getpid)  # the first call starts the process, which keeps this environment
+
+    def send(self, request: Any) -> Future:
+        """Starts a call."""
+        return self.pool.submit(_call, request)
+
+    def ask(self, request: Any) -> Any:
+        """Makes a call and waits for its result."""
+        return self.send(request).result()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.pool.shutdown(cancel_futures=True)
+
+
+def _make(make: Callable[..., Callable[[Any], Any]], args: tuple) -> None:
+    global _function
+    _function = make(*args)
+
+
+def _call(request: Any) -> Any:
+    return _function(request)
