@@ -24,7 +24,7 @@ from runtime.run_folder import Folder
 
 @dataclass
 class Result:
-    """A finished run, read and fitted. `whole` and `half` are by axis of compute: fits to all and to the first half."""
+    """A finished run, read and fitted. `full`: by axis of compute, the fit to the run; `half`: to its first half."""
 
     variant: str
     seed: int
@@ -32,7 +32,7 @@ class Result:
     steps: list[dict[str, Any]]
     closing: dict[str, Any]
     float32: bool
-    whole: dict[str, fit_sigmoid.CurveReport]
+    full: dict[str, fit_sigmoid.CurveReport]
     half: fit_sigmoid.CurveReport
     shared: dict[str, fit_sigmoid.SigmoidFit] = field(default_factory=dict)
 
@@ -60,23 +60,23 @@ def read(path: Path, variant: str, seed: int, axes: Sequence[str]) -> Result:
     folder, name = Folder(path), f"{variant} seed {seed}"
     evals, (start, *lines) = folder.read("eval.jsonl"), folder.read("metrics.jsonl")
     steps = [record for record in lines if "step" in record]
-    whole = {x: fit_sigmoid.curve(evals, x=x, name=name) for x in axes}
+    full = {x: fit_sigmoid.curve(evals, x=x, name=name) for x in axes}
     half = fit_sigmoid.curve(evals, x=axes[0], fit_until=0.5, name=name)
     closing = json.loads((path / "finished.json").read_text())
     float32 = start["config"].get("dtype", "float32") == "float32"
-    return Result(variant, seed, evals, steps, closing, float32, whole, half)
+    return Result(variant, seed, evals, steps, closing, float32, full, half)
 
 
 def share_ceiling(results: Sequence[Result], axis: str) -> tuple[float | None, str]:
     """Refits every run with the shared ceiling; (that ceiling or None, the verdict of `fit_sigmoid.compare`).
 
     The shared ceiling is the mean over all runs whose own is identifiable, as in the paper's leave-one-out, or over all
-    runs if none is; where `compare` gives no shared one, B there still describes the runs, with the verdict beside it.
+    runs if none is; where `compare` gives no shared one, B there still describes the runs, and the verdict says so.
     """
-    fits = [r.whole[axis].fit for r in results]
+    fits = [r.full[axis].fit for r in results]
     if len(fits) < 2:
         return None, "one run: nothing to compare"
-    both = fit_sigmoid.compare(*fits, names=[r.whole[axis].name for r in results])
+    both = fit_sigmoid.compare(*fits, names=[r.full[axis].name for r in results])
     ceilings = [f.A for f in fits if f.identifiable] or [f.A for f in fits if math.isfinite(f.A)]
     A = both.shared_A if both.refits else float(np.mean(ceilings)) if ceilings else None
     if A is not None:
@@ -167,7 +167,7 @@ def other_predictions(half: fit_sigmoid.CurveReport) -> dict[str, float]:
 
 
 def extrapolation(results: Sequence[Result]) -> dict[str, Any]:
-    """How well fits to first halves predict second halves: |error| at the end of each run, beside those of the simpler
+    """How well fits to first halves predict second halves: |error| at the end of each run, with those of the simpler
     rules, and coverage. `not fitted`: runs with too few evaluations in their first half."""
     rows = [r.half for r in results if not math.isnan(r.half.fit.A) and r.half.held_out_points]
     ends = [row.predictions[0] for row in rows]
@@ -194,7 +194,7 @@ def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> d
         if measure in ("final", "best"):
             found[r.seed] = getattr(r, measure)
         elif measure == "A known":
-            found[r.seed] = r.whole[axis].fit.A if r.whole[axis].fit.identifiable else None
+            found[r.seed] = r.full[axis].fit.A if r.full[axis].fit.identifiable else None
         elif measure == "fall":
             found[r.seed] = float(r.falls.max())
         elif measure == "truncated":
@@ -202,7 +202,7 @@ def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> d
         elif measure in ("B shared", "C_mid shared"):
             found[r.seed] = getattr(r.shared[axis], measure.split()[0]) if axis in r.shared else None
         elif measure in ("A", "B", "C_mid"):
-            found[r.seed] = getattr(r.whole[axis].fit, measure)
+            found[r.seed] = getattr(r.full[axis].fit, measure)
         else:
             found[r.seed] = compute_to(r.evals, rate, measure)
     return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}

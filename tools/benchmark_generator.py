@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         free_running(generator, BATCH)
         groups = generator.take(4 * BATCH)
         drain(generator)
-        batches = [side.batch(groups[i : i + BATCH]) for i in range(0, len(groups), BATCH)]
+        batches = [groups[i : i + BATCH] for i in range(0, len(groups), BATCH)]
         requests = [(list(g.problem.prompt_ids), sum(r.mask)) for g in groups for r in g.rollouts]
         tokens = sum(length for _, length in requests)
         steps = 0
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             nonlocal steps
             steps += 1
             generator.take(BATCH)  # a step for each batch sampled
-            side.step(batches[steps % len(batches)])
+            side.step(side.batch(batches[steps % len(batches)]))
             generator.push(weights, steps, release=0)
 
         bare = {name: Helper(bare_vllm, model, name == "eager", **ONE_CORE) for name in ("eager", "compiled")}

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         folder = Path(open_until_the_end.enter_context(tempfile.TemporaryDirectory()))
         generator = open_until_the_end.enter_context(built_in_generator(model, side.trainer.weights, args.seed))
         free_running(generator, BATCH)
-        batch = side.batch(generator.take(BATCH))
+        groups = generator.take(BATCH)
         drain(generator)
 
         def generation() -> float:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             return seconds
 
         def training() -> float:
-            return timed(lambda: [side.step(batch) for _ in range(args.steps)]) / args.steps
+            return timed(lambda: [side.step(side.batch(groups)) for _ in range(args.steps)]) / args.steps
 
         cases = {"generation by itself": generation, "training by itself": training}
         for schedule, k in SCHEDULES:

@@ -3,7 +3,7 @@
     python tools/benchmark_peer.py                                        # installs TRL into /tmp/trl-venv first
     python tools/benchmark_peer.py --size 8M --batch_prompts 8 --steps 1
 
-Both are whole programs that neither evaluate nor save, each frozen while the other has its turn: ours with one thread
+Both are programs that neither evaluate nor save, each frozen while the other has its turn: ours with one thread
 on either side, TRL with two threads. `trl_side.py` says what differs.
 """
 

@@ -1,7 +1,7 @@
 """What `tools/ablate.py` compares: one table of `train.py` flags. Add a row, and the next call runs what is new.
 
 A row is a name and the flags that differ from the comparison's setting; the first row is what the others are compared
-with. Equal flags are one run, wherever they occur, in the folder of the comparison that stands first.
+with. Equal flags are one run, wherever they occur, in the folder of the first comparison that has them.
 """
 
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ HUNGRY = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """One question. `variants`: name -> flags beside those of `setting`; the first is the baseline of the others, but
-    for those that `against` gives another. `axes`: compute that runs are fitted against. `pass_rate`: compute to it is
-    reported. `minutes`: of a run, alone on two cores."""
+    """One question. `variants`: name -> flags in addition to those of `setting`; the first is the baseline of the
+    others, but for those that `against` gives another. `axes`: compute that runs are fitted against. `pass_rate`: the
+    compute to it is reported. `minutes`: of a run on two idle cores."""
 
     about: str
     variants: dict[str, str]
@@ -41,7 +41,7 @@ COMPARISONS = {
         "the recipe without one ingredient each (Figure 7)",
         {
             "scalerl": "",
-            "prompt-normalisation": "--normalize_advantages prompt",
+            "prompt-normalization": "--normalize_advantages prompt",
             "length-penalty": "--length_control penalty",
             "no-zero-variance-filter": "--zero_variance_filter false",
             "ppo-off-policy-8": "--schedule ppo_off_policy --k 8 --max_ready 0",
@@ -107,7 +107,7 @@ COMPARISONS = {
         },
     ),
     "batch": Comparison(
-        "prompts per optimiser step, at equal tokens",
+        "prompts per optimizer step, at equal tokens",
         {
             "batch-32": "",
             "batch-16": "--batch_prompts 16 --max_ready 64 --eval_every 12 --save_every 48",

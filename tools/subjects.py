@@ -76,11 +76,11 @@ class TrainerSide:
         self.trainer = Trainer(self.flags, Accelerator(cpu=not torch.cuda.is_available()), model)
 
     def batch(self, groups: Sequence[pipeline_rl.Group]) -> Any:
-        """What one optimiser step trains on."""
+        """What one optimizer step trains on."""
         return train.make_batch(groups, self.flags, random.Random(0))[0]
 
     def step(self, batch: Any) -> int:
-        """One optimiser step; returns the tokens trained."""
+        """One optimizer step; returns the tokens trained."""
         self.trainer.gradients(batch)
         self.trainer.update(0)
         return int(batch.mask.sum())

@@ -94,7 +94,7 @@ class Journal:
         return [reward for reward, _ in scores]
 
     def step(self, step: int) -> None:
-        """After each optimiser step."""
+        """After each optimizer step."""
         record = {"step": step, "seconds": time.monotonic() - self.started - self.off_clock, "tokens": self.tokens}
         self.write("metrics.jsonl", record | {"pass_rate": sum(self.solved) / max(1, len(self.solved))})
 
@@ -116,7 +116,7 @@ class Journal:
 
 
 def config(args: argparse.Namespace) -> Any:
-    """ScaleRL's loss and our optimiser in TRL's words."""
+    """ScaleRL's loss and our optimizer in TRL's words."""
     from trl import GRPOConfig
 
     size = args.batch_prompts * args.rollouts
