@@ -4,11 +4,13 @@ export OMP_NUM_THREADS ?= 1
 NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
 # Tests always run on the CPU build of vLLM: where .venv holds the NVIDIA build they have an environment of their own.
 TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
+# Two test processes; a file's tests share one of them, and those of tests/engine all do, since they share one engine.
+SPREAD := -n 2 --dist loadgroup --no-loadscope-reorder
 FIT_TESTS := tests/test_fit_sigmoid.py tests/test_ablate.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
-test test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
+test test-unit test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
-.PHONY: setup demo test test-slow test-blas smoke mutate lint clean
+.PHONY: setup demo test test-unit test-slow test-blas smoke mutate lint typecheck format clean
 
 setup: .venv/installed
 
@@ -21,16 +23,23 @@ setup: .venv/installed
 	$(if $(findstring cpu,$<),$(@D)/bin/pip uninstall -q -y torchvision torchaudio torchcodec)  # CUDA builds: vLLM's import fails
 	touch $@
 
-demo: setup  ## the built-in task with the whole recipe
+$(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
+	$(@D)/bin/pip install -q -r requirements-dev.txt
+	touch $@
+
+demo: setup  ## the built-in task with the complete recipe
 	.venv/bin/python train.py --output_dir runs/demo --overwrite true
 
-test: $(TESTS)/installed  ## fast tests, real vLLM among them
-	$(TESTS)/bin/python -m pytest -m "not slow"
+test: $(TESTS)/installed-dev  ## all but the slow tests, real vLLM among them
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow"
 
-test-slow: $(TESTS)/installed  ## what takes minutes
+test-unit: $(TESTS)/installed-dev  ## concept files, runtime with a fake engine, tasks: seconds, and no vLLM
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow" --ignore tests/engine
+
+test-slow: $(TESTS)/installed-dev  ## what takes minutes
 	$(TESTS)/bin/python -m pytest -m slow
 
-test-blas: $(TESTS)/installed  ## a fit must not hang on how the linear algebra rounds: another kernel, other threads
+test-blas: $(TESTS)/installed-dev  ## a fit must not depend on how the linear algebra rounds: another kernel, other threads
 	OPENBLAS_CORETYPE=$(KERNEL) $(TESTS)/bin/python -m pytest -m "not slow" $(FIT_TESTS)
 	env -u OPENBLAS_CORETYPE OMP_NUM_THREADS=2 $(TESTS)/bin/python -m pytest -k "rounding or ceiling" $(FIT_TESTS)
 
@@ -39,11 +48,19 @@ smoke: $(TESTS)/installed  ## thirty steps of the demo, which must learn
 	$(TESTS)/bin/python -c 'import json; rates = [json.loads(x)["pass_rate"] for x in open("runs/smoke/eval.jsonl")]; \
 	print("held-out pass rates:", rates); assert rates[0] < 0.15 and rates[-1] > rates[0] + 0.15, "it did not learn"'
 
-mutate: $(TESTS)/installed  ## breaks the code on purpose, one place at a time; every mutation must fail a test
+mutate: $(TESTS)/installed-dev  ## breaks the code on purpose, one place at a time; every mutation must fail a test
 	$(TESTS)/bin/python tools/mutate.py
 
-lint: $(TESTS)/installed
+lint: $(TESTS)/installed-dev
 	$(TESTS)/bin/ruff check .
+	$(TESTS)/bin/ruff format --check .
+
+typecheck: $(TESTS)/installed-dev  ## top level, runtime/ and tasks/
+	$(TESTS)/bin/mypy
+
+format: $(TESTS)/installed-dev
+	$(TESTS)/bin/ruff check --fix .
+	$(TESTS)/bin/ruff format .
 
 clean:
 	rm -rf .venv .venv-cpu runs

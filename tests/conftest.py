@@ -154,3 +154,15 @@ def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield Engine(host, tiny)
     finally:
         host.close()
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several test processes, a file's tests run in one of them, and all that need a real engine in the same one.
+
+    Those come first: they take longest, and the other process works through the files meanwhile.
+    """
+    for item in items:
+        group = "engine" if item.path.parent.name == "engine" else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path.parent.name != "engine")

@@ -6,12 +6,13 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+REQUIREMENTS = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
 
 
 def commands(target: str, folder: Path, nvidia: bool) -> str:
     """What `make target` would run in a fresh checkout, with a false `nvidia-smi` on PATH or without any."""
     shutil.copy(ROOT / "Makefile", folder)
-    for name in ("requirements.txt", "requirements-cpu.txt"):
+    for name in REQUIREMENTS:
         (folder / name).touch()
     programs = folder / "bin"
     programs.mkdir()
@@ -31,13 +32,18 @@ def test_tests_have_an_environment_of_their_own_beside_a_gpus(tmp_path):
     assert ".venv-cpu/bin/pip install -q -r requirements-cpu.txt" in said
     assert "pip uninstall -q -y torchvision" in said
     assert "requirements.txt" not in said and ".venv/" not in said
-    assert said.rstrip().endswith('.venv-cpu/bin/python -m pytest -m "not slow"')
+    assert said.index("-r requirements-cpu.txt") < said.index(".venv-cpu/bin/pip install -q -r requirements-dev.txt")
+    assert said.rstrip().endswith('.venv-cpu/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow"')
 
 
 def test_the_demo_takes_the_gpus_build_where_there_is_one(tmp_path):
     said = commands("demo", tmp_path, nvidia=True)
     assert ".venv/bin/pip install -q -r requirements.txt" in said
     assert "requirements-cpu.txt" not in said and "pip uninstall" not in said
+
+
+def test_the_demo_needs_no_test_tools(tmp_path):
+    assert "requirements-dev.txt" not in commands("demo", tmp_path, nvidia=False)
 
 
 def test_without_a_gpu_there_is_one_environment(tmp_path):
@@ -47,13 +53,25 @@ def test_without_a_gpu_there_is_one_environment(tmp_path):
 
 def test_tests_see_no_gpu(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "requirements-cpu.txt").touch()
+    for name in REQUIREMENTS:
+        (tmp_path / name).touch()
     for name in (".venv", ".venv-cpu"):  # whose Python says what it sees
         (tmp_path / name / "bin").mkdir(parents=True)
         python = tmp_path / name / "bin" / "python"
         python.write_text("#!/bin/sh\nenv\n")
         python.chmod(0o755)
         (tmp_path / name / "installed").touch()
+        (tmp_path / name / "installed-dev").touch()
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1"}
     said = subprocess.run(["make", "test"], cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     assert "\nCUDA_VISIBLE_DEVICES=\n" in said
+
+
+def test_the_workflow_runs_what_ci_runs():
+    """One list of checks, in `.ci/run`; each of its lines is a target of the Makefile."""
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert workflow.count("- run:") == 1 and "- run: bash .ci/run" in workflow
+    targets = [line.split()[1] for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
+    makefile = (ROOT / "Makefile").read_text().splitlines()
+    assert {"test", "lint", "typecheck"} <= set(targets)
+    assert all(any(line.startswith(f"{target}:") for line in makefile) for target in targets)
