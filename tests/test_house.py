@@ -1,0 +1,105 @@
+"""The shape of the repository: what is at the top level, who imports whom, and what the documents refer to."""
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CONCEPTS = {"losses", "filters", "length_control", "fp32_head", "pipeline_rl", "fit_sigmoid"}
+ROOMS = ("tools", "train", "runtime", "tasks")  # each may import those after it, and all may import concept files
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for pattern in ("*.py", "runtime/*.py", "tasks/*.py", "tools/*.py")
+    for path in ROOT.glob(pattern)
+}
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+TEXTS = [
+    *DOCUMENTS, *MODULES.values(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("*.toml"), *ROOT.glob("*.txt"),
+    *ROOT.glob("configs/*"), ROOT / "Makefile", ROOT / ".ci" / "run", *ROOT.glob(".github/workflows/*"),
+]  # fmt: skip
+
+
+def imports(source: str, ours: set[str], package: str = "") -> set[str]:
+    """Modules of `ours` that a source imports, at its top or inside a function; `package` is the folder it runs in."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = f"{package}.{node.module or ''}".strip(".") if node.level else node.module
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return {name for name in found | {f"{package}.{name}" for name in found} if name in ours}
+
+
+def graph() -> dict[str, set[str]]:
+    """Each of our modules with those that it imports."""
+    return {
+        name: imports(path.read_text(), set(MODULES), path.parent.name) - {name, name.split(".")[0]}
+        for name, path in MODULES.items()
+    }
+
+
+def test_imports_are_found_in_every_form():
+    """What the rules below rest on."""
+    source = "import losses as l\nfrom runtime import flags, model\ndef f():\n    from tasks.chain import Chain\n    import torch"
+    assert imports(source, {"losses", "filters", "runtime.flags", "tasks.chain"}) == {
+        "losses", "runtime.flags", "tasks.chain",
+    }  # fmt: skip
+    assert imports("import measuring", {"tools.measuring"}, "tools") == {"tools.measuring"}
+    assert imports("from . import chain\nfrom .prompts import Problem", {"tasks.chain", "tasks.prompts"}, "tasks") == {
+        "tasks.chain", "tasks.prompts",
+    }  # fmt: skip
+
+
+def test_the_top_level_is_the_papers():
+    assert {path.stem for path in ROOT.glob("*.py")} == CONCEPTS | {"train"}
+
+
+def test_concept_files_import_nothing_of_ours():
+    assert {name: found for name, found in graph().items() if name in CONCEPTS and found} == {}
+
+
+def test_imports_go_one_way():
+    """tools -> train -> runtime -> tasks: no room imports one before it, and tasks/ does not know runtime/."""
+    arrows = {
+        (name, other)
+        for name, found in graph().items()
+        for other in found
+        if name not in CONCEPTS and other not in CONCEPTS
+    }
+    assert arrows, "the rule must have something to check"
+    wrong = {(a, b) for a, b in arrows if ROOMS.index(a.split(".")[0]) > ROOMS.index(b.split(".")[0])}
+    assert wrong == set()
+
+
+def test_imports_have_no_cycle():
+    """`graphlib` raises CycleError and names the cycle."""
+    order = list(TopologicalSorter(graph()).static_order())
+    assert order.index("runtime.flags") < order.index("train")
+
+
+def test_the_readme_fits_in_three_screens():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+
+
+def test_nothing_refers_to_a_document_that_is_not_here():
+    """A `.md` file that is named is in the repository, and no trap is cited by a bare number."""
+    here = {document.name for document in DOCUMENTS} | {"report.md"}  # tools/ablate.py writes it
+    wrong = {}
+    for path in set(TEXTS) - {Path(__file__)}:
+        text = path.read_text()
+        named = {name for name in re.findall(r"[\w./-]+\.md\b", text) if Path(name).name not in here}
+        if found := named | set(re.findall(r"\btraps? \d+|\.\./shared", text, re.I)):
+            wrong[str(path.relative_to(ROOT))] = found
+    assert wrong == {}
+
+
+def test_links_lead_somewhere():
+    wrong = [
+        f"{path.name}: {link}"
+        for path in DOCUMENTS
+        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+        if not link.startswith("http") and not (path.parent / link.split("#")[0]).exists()
+    ]
+    assert wrong == []
