@@ -1,5 +1,7 @@
-"""The README and the module docstrings say what is so: snippets run, flags and files exist."""
+"""The README, the pages of docs/ and the module docstrings say what is so: snippets run, flags and files exist."""
 
+import ast
+import builtins
 import contextlib
 import doctest
 import importlib
@@ -9,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from runtime import flags
+from runtime import flag_checks, flags
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {path: path.read_text() for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]}
+TEXT = "\n".join(PAGES.values())
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.M | re.S)  # (language, what is in it)
+CONCEPTS = ("losses", "filters", "length_control", "fp32_head", "pipeline_rl", "fit_sigmoid")
 
 
 def test_python_snippets_print_what_they_say():
     """A `print(...)  # value` line of a snippet prints that value."""
-    snippets = re.findall(r"```python\n(.*?)```", README, re.S)
+    snippets = [code for language, code in BLOCKS if language == "python"]
     assert snippets
     for code in snippets:
         out = io.StringIO()
@@ -27,47 +33,66 @@ def test_python_snippets_print_what_they_say():
         assert out.getvalue().split("\n")[:-1] == said
 
 
+def test_the_loop_calls_what_the_concept_files_have():
+    """The README's loop is no program, but it is Python, and its functions are ours under their own names."""
+    (loop,) = [code for language, code in BLOCKS if language == "py"]
+    assert len(loop.splitlines()) <= 25
+    called = {node.func.id for node in ast.walk(ast.parse(loop)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    ours = {name for concept in CONCEPTS for name in vars(importlib.import_module(concept))}
+    assert {"has_variance", "normalize_advantages", "aggregation_weights", "token_logprobs", "cispo", "fit"} <= called & ours
+    words = {"take", "push", "shaped_rewards", "log", "due", "evaluate", "save"}  # of the loop in train.py
+    assert called - ours - words - set(dir(builtins)) == set()
+
+
 def test_every_flag_named_exists():
-    """`--name` in the README is a flag of train.py or of the other programs that it shows."""
+    """`--name` in a page is a flag of train.py or of the other programs that it shows."""
     known = set(flags.DEFAULTS)
-    others = set(re.findall(r"--([\w-]+)", (ROOT / "fit_sigmoid.py").read_text()))
-    for tool in ("supervised_control.py", "ablate.py"):
-        others |= set(re.findall(r"--([\w-]+)", (ROOT / "tools" / tool).read_text()))
-    others |= {"config_file", "num_processes", "standalone", "nproc_per_node"}  # launchers of accelerate and torch
-    others |= {"head", "node-ip-address", "num-gpus", "address"}  # ray
-    named = set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", README))
-    assert named - known - others <= {"help"}
+    for program in (ROOT / "fit_sigmoid.py", *ROOT.glob("tools/*.py")):
+        known |= set(re.findall(r"--([\w-]+)", program.read_text()))
+    known |= {"config_file", "num_processes", "standalone", "nproc_per_node"}  # launchers of accelerate and torch
+    known |= {"head", "node-ip-address", "num-gpus", "address"}  # ray
+    named = set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", TEXT))
+    assert named - known <= {"help"}
 
 
 def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
-    """Every `train.py` command of the README passes all checks that come before anything is loaded."""
+    """Every `train.py` command of a page passes all checks that come before anything is loaded."""
     monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^(?!ray).*\btrain\.py ((?:.*\\\n)*.*)$", "\n".join(re.findall(r"```\n(.*?)```", README, re.S)), re.M)
-    assert len(commands) >= 3
+    shell = "".join(code for language, code in BLOCKS if not language)
+    commands = re.findall(r"^.*\btrain\.py ((?:.*\\\n)*.*)$", shell, re.M)
+    assert len(commands) >= 4
     for command in commands:
-        parsed = flags.parse_flags(command.replace("\\\n", " ").split(), "")
-        flags.check_flags(parsed)
+        parsed = flags.parse_flags(command.split("#")[0].replace("\\\n", " ").split(), "")
+        flag_checks.check_flags(parsed)
         flags.engine_options(parsed)
 
 
+def test_every_default_shown_is_the_default():
+    """A row of the reading table shows each flag with its default, then what replaces it."""
+    shown = re.findall(r"`--(\w+) (\w[\w.]*)(?: --(\w+) (\w+))?`: ", README)
+    assert len(shown) >= 8
+    for first, value, second, other in shown:
+        for name, text in ((first, value), (second, other)):
+            assert not name or str(flags.DEFAULTS[name]).lower() == text, name
+
+
 def test_every_file_named_exists():
-    """Files in backquotes that look like ours are there, and so is the picture."""
-    names = set(re.findall(r"`((?:tools/|tests/|docs/)?\w+\.(?:py|txt|toml))`", README))
-    assert names and all((ROOT / name).exists() for name in names)
-    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
-        assert (ROOT / picture).exists()
+    """Files in backquotes that look like ours are there."""
+    for path, text in PAGES.items():
+        names = set(re.findall(r"`((?:tools/|tests/|docs/|runtime/|tasks/|configs/)?\w+\.(?:py|txt|toml|yaml|md))`", text))
+        assert all((ROOT / name).exists() or (path.parent / name).exists() for name in names), (path, names)
 
 
 @pytest.mark.parametrize("module", ["losses", "filters", "length_control", "pipeline_rl"])
 def test_docstring_examples(module):
-    """The examples that stand as doctests in the module docstrings."""
+    """The examples that are doctests in the module docstrings."""
     found = doctest.testmod(importlib.import_module(module))
-    assert found.failed == 0
+    assert found.attempted and found.failed == 0
 
 
 def test_every_choice_has_its_number_in_the_code():
-    """The numbers of the table of choices, each once, are those that stand in the source."""
+    """The numbers of the table of choices, each once, are those in the source."""
     table = re.findall(r"^\| ([A-Z]\d) \|", README, re.M)
-    source = "".join(file.read_text() for file in ROOT.glob("*.py"))
+    source = "".join(file.read_text() for pattern in ("*.py", "runtime/*.py", "tasks/*.py") for file in ROOT.glob(pattern))
     assert len(table) == len(set(table)) > 10
     assert set(table) == set(re.findall(r"\b[LFTHOP]\d\b", source))
