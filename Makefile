@@ -4,8 +4,8 @@ export OMP_NUM_THREADS ?= 1
 NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
 # Tests always run on the CPU build of vLLM: where .venv holds the NVIDIA build they have an environment of their own.
 TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
-# Two test processes; a file's tests share one of them, and those of tests/engine all do, since they share one engine.
-SPREAD := -n 2 --dist loadgroup --no-loadscope-reorder
+# Two test processes; tests/conftest.py says which tests share one.
+SPREAD := -n 2
 FIT_TESTS := tests/test_fit_sigmoid.py tests/test_ablate.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =

@@ -156,13 +156,19 @@ def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         host.close()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several test processes, a file's tests run in one of them, and all that need a real engine in the same one.
+    """Tests that need a real engine come first: they take longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/engine/"))
 
-    Those come first: they take longest, and the other process works through the files meanwhile.
-    """
-    for item in items:
-        group = "engine" if item.path.parent.name == "engine" else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.path.parent.name != "engine")
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several test processes, a file's tests run in one of them, and all that need a real engine in the same one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneEngine(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/engine" if nodeid.startswith("tests/engine/") else nodeid.split("::")[0]
+
+    config.option.loadscopereorder = False  # else the file with the most tests would come first
+    return OneEngine(config, log)
