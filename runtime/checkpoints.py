@@ -1,16 +1,114 @@
-"""Checkpoints: what may be unpickled, and what a full disk is called."""
+"""Checkpoints: where a run is, how that is saved and restored, and what may go wrong with files.
+
+A checkpoint holds the model, the optimizer and the random states (accelerate writes them, one file per rank or shard)
+and `state.json`: step, version, the pass-rate history, the place in the stream of prompts, compute so far, and how long
+the logs were. Nothing that was sampled is saved. The prompts of groups in flight are listed instead, and a resumed run
+samples them again before all others, in their old order.
+"""
 
 import errno
 import os
-from collections.abc import Iterator
+import random
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
+
+from filters import PassRateHistory
+from pipeline_rl import Generator, Group
+from runtime.run_folder import Folder
+from tasks.prompts import PromptStream
+
+if TYPE_CHECKING:
+    from runtime.ranks import Ranks
+
+
+@dataclass
+class Progress:
+    """Where a run is."""
+
+    rng: random.Random  # for what rank 0 draws: the shuffle of `ppo_off_policy`, the rows of a weights check
+    step: int = 0  # batches consumed
+    version: int = 0  # optimizer steps: a batch without a row to train on is a step and makes no version
+    evaluated: int = -1  # step of the last recorded evaluation
+    bad_steps: int = 0  # gradients in a row that were not finite
+    taken: list[Group] = field(default_factory=list)  # from the generator, not yet trained on
+    compute: dict[str, float] = field(default_factory=dict)  # of the run before it was resumed
+    stop_signal: int = 0  # number of the signal that asked the run to stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, for JSON."""
+        counts = {"step": self.step, "version": self.version, "evaluated": self.evaluated}
+        return counts | {"random": self.rng.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was saved."""
+        self.step, self.version, self.evaluated = state["step"], state["version"], state["evaluated"]
+        version, internal, gauss = state["random"]
+        self.rng.setstate((version, tuple(internal), gauss))
+        self.compute = state["compute"]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that does not fit this run."""
+
+
+# ------------------------------------------------------------------------------------------------------ save and load
+
+
+def save(ranks: "Ranks", folder: Folder, step: int, state: Callable[[], dict[str, Any]], keep: int) -> Path | None:
+    """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
+    what stands in state.json. Returns its folder, None on ranks other than 0. Raises OSError for a full or read-only
+    disk, after it has removed what was half written; earlier checkpoints stay."""
+    temporary = ranks.from_main(lambda: str(folder.begin_checkpoint()))
+    try:
+        with disk(temporary):
+            ranks.accelerator.save_state(temporary)  # model, optimizer, random states
+            ranks.accelerator.wait_for_everyone()
+        if not ranks.main:
+            return None
+        found = state()
+        with disk(temporary):
+            return folder.finish_checkpoint(Path(temporary), step, found, keep)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def state_of(
+    progress: Progress, history: PassRateHistory, prompts: PromptStream, generator: Generator,
+    compute: dict[str, float], folder: Folder,
+) -> dict[str, Any]:  # fmt: skip
+    """What stands in state.json. Read between two events of the generator's thread, which draws from `prompts`."""
+    flying, stream = generator.in_loop(
+        lambda generator: ([problem.key for problem in generator.running.values()], prompts.state_dict())
+    )
+    first = [group.problem.key for group in progress.taken] + flying + stream["first"]
+    return progress.state_dict() | {
+        "history": history.state_dict(), "prompts": stream | {"first": first}, "compute": compute,
+        "logs": folder.lengths(),
+    }  # fmt: skip
+
+
+def load(accelerator: Any, checkpoint: Path) -> None:
+    """Model, optimizer and random states of a checkpoint, on every rank. Raises CheckpointError."""
+    try:
+        check_pickles(checkpoint)
+        with weights_only():
+            accelerator.load_state(str(checkpoint))
+    except (RuntimeError, ValueError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise CheckpointError(f"{checkpoint} does not fit this model ({reason})") from error
+
+
+# --------------------------------------------------------------------------------------------------------- full disks
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # what a full or forbidden disk answers
 
@@ -43,6 +141,8 @@ def disk(path: str | Path) -> Iterator[None]:
         reason = str(error).strip().splitlines()[-1]
         raise OSError(number, f"it could not be written ({reason})", str(path)) from error
 
+
+# ------------------------------------------------------------------------------------------------------ no foreign code
 
 PLAIN = {  # what stands in the `.metadata` of a torch distributed checkpoint, beside dtypes
     "torch.distributed.checkpoint.metadata": "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties "

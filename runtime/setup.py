@@ -1,14 +1,233 @@
-"""The parts of a run, made from its flags."""
+"""The parts of a run, made from its flags; what cannot work is a UsageError that names the flag.
 
+`new_parts` makes them on every rank, `start` starts the engine and opens the logs.
+"""
+
+import logging
 import math
+import os
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch
+
+import fp32_head
 import length_control
-from runtime.flags import UsageError
-from tasks import chain, data_sets
+from filters import PassRateHistory
+from pipeline_rl import EngineFailed, Generator, Pacer
+from runtime import checkpoints
+from runtime.checkpoints import Progress
+from runtime.devices import generator_devices, new_channel
+from runtime.flags import Flags, UsageError, engine_options, engine_workers, merged
+from runtime.metrics import accelerators_in_use
+from runtime.ranks import Ranks, SharedGenerator
+from runtime.recorder import Recorder
+from runtime.run_folder import Folder
+from runtime.trainer import Trainer
+from runtime.weights_check import Evaluator
+from tasks import chain, data_sets, warm_start
+from tasks.prompts import PromptStream
 
 
-def load_task(flags: Any, judge: bool = True) -> Any:
+@dataclass
+class Parts:
+    """What a run is made of, on one rank."""
+
+    ranks: Ranks
+    folder: Folder
+    task: Any
+    trainer: Trainer
+    history: PassRateHistory
+    prompts: PromptStream
+    generator: SharedGenerator
+    recorder: Recorder
+    evaluator: Evaluator
+
+    def close(self) -> None:
+        """Ends the engine, the reward workers and the trackers, whatever happened."""
+        self.generator.close()
+        self.task.close()
+        self.ranks.accelerator.end_training()
+
+
+def new_parts(flags: Flags, progress: Progress) -> Parts:
+    """Everything but a running engine; with --resume, model and `progress` are those of the newest checkpoint. Raises
+    UsageError."""
+    ranks = Ranks(new_accelerator(flags))
+    folder = Folder(flags.output_dir)
+    if ranks.main and not flags.eval_only:
+        if flags.overwrite and not flags.resume:
+            folder.clear()
+        folder.path.mkdir(parents=True, exist_ok=True)
+    finished = finished_model(flags, folder)
+    model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
+    task = load_task(flags, judge=ranks.main)
+    trainer = Trainer(flags, ranks.accelerator, model)
+    history = PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
+    prompts = PromptStream(task.train, flags.seed, history.retired, task.weights)
+    channel, devices = new_channel(flags, ranks.accelerator)
+    if finished:
+        progress.step, progress.version = finished["step"], finished["version"]
+        progress.compute = finished["compute"]
+        ranks.say(f"evaluating {model}, the model of step {progress.step}")
+    elif flags.resume:
+        resume(flags, ranks, folder, task, history, prompts, progress)
+    control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
+    check_model(flags, trainer.model.config, task, control)
+    generator = None
+    if ranks.main:
+        generator = new_generator(flags, model, task, prompts, channel, devices, control, progress)
+    shared = SharedGenerator(generator, channel, ranks)
+    recorder = Recorder(flags, ranks, folder, task, history, prompts, shared)
+    evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
+    return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator)
+
+
+def start(flags: Flags, parts: Parts, progress: Progress) -> None:
+    """Starts the engine with the trainer's weights, then the clock and the logs. Raises UsageError."""
+    trainer, recorder = parts.trainer, parts.recorder
+    try:
+        parts.generator.start(trainer.weights, progress.version)
+    except EngineFailed as error:
+        raise UsageError(
+            f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
+            "--dtype, --gpu_memory_utilization and --engine_args."
+        ) from error
+    recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks), progress.compute)
+    if not flags.eval_only:  # which writes nothing
+        recorder.open(progress.step)
+
+
+# ------------------------------------------------------------------------------------------------------------- trainer
+
+
+def new_accelerator(flags: Flags) -> Any:
+    """accelerate's `Accelerator`: one process, or one of several under `torch.distributed.run`."""
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
+    torch.manual_seed(flags.seed)
+    torch.set_num_threads(flags.threads)
+    # Ranks wait for rank 0, which waits for the generator: as long as it takes, and for objects not on the GPU.
+    group = InitProcessGroupKwargs(timeout=timedelta(days=7))
+    if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:  # without it accelerate makes no process group
+        group.backend = "cpu:gloo,cuda:nccl"
+    return Accelerator(
+        cpu=not torch.cuda.is_available(), kwargs_handlers=[group], project_dir=flags.output_dir,
+        log_with=None if flags.report_to == "none" else flags.report_to,
+    )  # fmt: skip
+
+
+def warm_started(flags: Flags, ranks: Ranks) -> str:
+    """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
+    settings = warm_start.WarmStart(restart=flags.rambling)
+    return ranks.from_main(
+        lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=settings, report=ranks.say))
+    )
+
+
+def finished_model(flags: Flags, folder: Folder) -> dict[str, Any] | None:
+    """run.json of the resumed run's `model/`, if --eval_only is to evaluate that: no checkpoint is newer."""
+    if not (flags.eval_only and flags.resume):
+        return None
+    model, checkpoint = folder.model(), folder.newest_checkpoint()
+    return model if model and (checkpoint is None or checkpoint[1]["step"] <= model["step"]) else None
+
+
+def resume(
+    flags: Flags, ranks: Ranks, folder: Folder, task: Any, history: PassRateHistory, prompts: PromptStream,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Loads the newest whole checkpoint and takes off what the logs gained after it. Raises UsageError."""
+    found = folder.newest_checkpoint()
+    if found is None:
+        raise UsageError(
+            f"--resume {folder.path}: no whole checkpoint is there; start anew with --output_dir and --overwrite true."
+        )
+    checkpoint, state = found
+    try:
+        checkpoints.load(ranks.accelerator, checkpoint)
+    except checkpoints.CheckpointError as error:
+        raise UsageError(f"--resume: {error}.") from error
+    used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
+    if not used <= {problem.key for problem in task.train}:
+        raise UsageError(
+            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset, "
+            "--prompts and --seed as before."
+        )
+    try:
+        history.load_state_dict(state["history"])
+    except ValueError as error:
+        fix = "Give --pass_rate_threshold and --pass_rate_window as before."
+        raise UsageError(f"--resume: {error} {fix}") from error
+    prompts.load_state_dict(state["prompts"])
+    progress.load_state_dict(state)
+    if flags.eval_only:
+        ranks.say(f"evaluating {checkpoint}, as the run is not finished")
+        return
+    if ranks.main:
+        folder.cut_back(state["logs"])
+    ranks.say(f"resumed from {checkpoint}; {len(prompts.first)} prompts that were in flight come first")
+
+
+# ----------------------------------------------------------------------------------------------------------- generator
+
+
+def new_generator(
+    flags: Flags, model: str, task: Any, prompts: PromptStream, channel: Any, devices: dict[str, str],
+    control: length_control.Interruption | None, progress: Progress,
+) -> Generator:  # fmt: skip
+    """Rank 0's generator, whose engine is not yet started. `devices`: the environment that shows the engine its own."""
+    return Generator(
+        model, iter(()) if flags.eval_only else prompts, task.score, new_pacer(flags), flags.rollouts, task.stop_ids,
+        weights=channel, length_control=control, max_tokens=flags.max_budget + flags.answer_budget,
+        temperature=flags.temperature, max_num_seqs=flags.max_num_seqs, dtype=flags.dtype, seed=flags.seed,
+        max_prompt=max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out]),
+        max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=devices,
+        stop_requested=lambda: progress.stop_signal != 0,
+        engine_args=merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
+    )  # fmt: skip
+
+
+def new_pacer(flags: Flags) -> Pacer:
+    """Who may enter the engine, and when."""
+    return Pacer(
+        flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None,
+        min_ready=flags.min_ready,
+    )  # fmt: skip
+
+
+def new_interruption(flags: Flags, task: Any) -> length_control.Interruption | None:
+    """Forced interruption, if that is the length control. Raises UsageError if the task cannot be interrupted."""
+    if flags.length_control != "interruption":
+        return None
+    try:
+        return length_control.Interruption(
+            flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids,
+            task.thinking_end,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(f"--length_control interruption: {error} Set --end_of_thinking or use `none`.") from error
+
+
+def devices_in_use(flags: Flags, ranks: Ranks) -> int:
+    """Devices in use on both sides: accelerators, or CPU cores."""
+    trainers, gpus = ranks.count, torch.cuda.device_count()
+    if not gpus:
+        return min(os.cpu_count() or 1, trainers * flags.threads + engine_workers(flags))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    engines = generator_devices(flags, gpus, here)
+    placed = 0 if engines else engine_workers(flags)  # by Ray, on any host
+    return accelerators_in_use(trainers, here, engines, placed)
+
+
+# ---------------------------------------------------------------------------------------------------------------- task
+
+
+def load_task(flags: Flags, judge: bool = True) -> Any:
     """The built-in task, or that of data sets; see tasks/ for what a task has. Without `judge`, on ranks that score
     nothing, no reward worker outlives the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
@@ -36,7 +255,7 @@ def load_task(flags: Any, judge: bool = True) -> Any:
         raise UsageError(str(error)) from error
 
 
-def check_model(flags: Any, config: Any, task: Any, control: length_control.Interruption | None) -> None:
+def check_model(flags: Flags, config: Any, task: Any, control: length_control.Interruption | None) -> None:
     """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
     longest = control.max_completion if control else flags.max_budget + flags.answer_budget
     needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])

@@ -1,0 +1,98 @@
+"""The trainer's processes. Rank 0 has the generator, prints, and writes the files; the other ranks follow it.
+
+What talks between ranks is a collective: every rank must call it, in the same order, or all of them wait forever.
+"""
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from pipeline_rl import Generator
+from runtime.checkpoints import disk
+
+
+class Ranks:
+    """What rank 0 tells the others. `accelerator` is accelerate's `Accelerator`."""
+
+    def __init__(self, accelerator: Any):
+        self.accelerator = accelerator
+        self.main: bool = accelerator.is_main_process
+
+    @property
+    def count(self) -> int:
+        """Trainer processes."""
+        return self.accelerator.num_processes
+
+    def from_main(self, make: Callable[[], Any]) -> Any:
+        """Rank 0's `make()`, on every rank. If it raises there, every rank raises, so that none keeps waiting."""
+        from accelerate.utils import broadcast_object_list
+
+        if self.count == 1:
+            return make()
+        value = error = None
+        try:
+            value = make() if self.main else None
+        except Exception as raised:  # travels to the other ranks
+            error = raised
+        value, error = broadcast_object_list([value, error])
+        if error is not None:
+            raise error
+        return value
+
+    def say(self, line: str) -> None:
+        """Prints on rank 0, above the progress bar."""
+        from tqdm import tqdm
+
+        if self.main:
+            tqdm.write(line)
+            sys.stdout.flush()
+
+
+class SharedGenerator:
+    """The generator as every rank calls it. Rank 0 drives the real one; the others take part in what is a collective:
+    gathering the weights for the channel, and raising what a push raised.
+
+    on_main: rank 0's `Generator`; None on the other ranks.
+    channel: this rank's weight channel.
+    """
+
+    def __init__(self, on_main: Generator | None, channel: Any, ranks: Ranks):
+        self.on_main, self.channel, self.ranks = on_main, channel, ranks
+
+    def start(self, weights: Any, version: int) -> None:
+        """Starts the engine with the trainer's weights. Raises EngineFailed on rank 0."""
+        if self.on_main is None:
+            self.channel.prepare(weights)
+        else:
+            self.on_main.start(weights, version)
+
+    def push(self, weights: Any, version: int, release: int) -> None:
+        """Sends the weights of `version` while requests run; `release` groups are done with once they are live."""
+        self.settle()
+        if self.on_main is None:
+            self.channel.prepare(weights)
+        else:
+            with disk(self.channel.folder):
+                self.on_main.push(weights, version, release=release)
+
+    def release(self, count: int) -> None:
+        """`count` taken groups are done with, and there are no new weights."""
+        if self.on_main is not None:
+            self.on_main.release(count)
+
+    def settle(self) -> None:
+        """With several ranks: waits until the last weights are live. If that push failed, every rank raises."""
+        if self.ranks.count > 1:
+            self.ranks.from_main(lambda: self.on_main.settle())
+
+    def evaluate(self, problems: list[Any], n_samples: int) -> Future | None:
+        """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
+        self.settle()
+        return None if self.on_main is None else self.on_main.evaluate(problems, n_samples)
+
+    def close(self) -> None:
+        """Ends the engine and the weight channel."""
+        if self.on_main is not None:
+            self.on_main.close()
+        self.channel.close()

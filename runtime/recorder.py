@@ -1,0 +1,161 @@
+"""What a run prints and writes while it trains: a record and a line for each step, evaluations, rollouts to read."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import filters
+import length_control
+from pipeline_rl import Group, lags
+from runtime.checkpoints import Progress
+from runtime.flags import Flags, changed_flags
+from runtime.metrics import Clock, evaluation_line, joined, step_line, warnings_of
+from runtime.ranks import Ranks, SharedGenerator
+from runtime.run_folder import Folder
+from runtime.trainer import TrainingBatch
+from tasks.prompts import PromptStream
+
+
+class Recorder:
+    """Measures, prints and writes on rank 0; on the other ranks it does nothing."""
+
+    def __init__(
+        self, flags: Flags, ranks: Ranks, folder: Folder, task: Any, history: filters.PassRateHistory,
+        prompts: PromptStream, generator: SharedGenerator,
+    ):  # fmt: skip
+        self.flags, self.ranks, self.folder, self.task = flags, ranks, folder, task
+        self.history, self.prompts = history, prompts
+        self.generator = generator.on_main
+        self.clock: Clock | None = None  # rank 0's, once the engine is up
+        self.bar: Any = None
+        self.device = "cpu"
+        self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
+        self.empty_steps = 0  # in a row, with no row left to train on
+        self.seconds = {"trainer_idle": 0.0, "save_seconds": 0.0}  # since the last record
+
+    # ---- the run ----
+
+    def start_clock(self, parameters: int, devices: int, past: dict[str, float]) -> None:
+        """Compute counts from now on, on top of that of the run before a resume."""
+        if self.ranks.main:
+            self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
+            self.clock = Clock(self.generator, parameters, devices, past)
+            self.counters, self.logged = vars(self.generator.counters).copy(), time.monotonic()
+
+    def open(self, step: int) -> None:
+        """Writes the flags, says which of them a resumed run has otherwise than before, and shows the progress bar."""
+        from tqdm import tqdm
+
+        settings = vars(self.flags)
+        if self.ranks.main:
+            if self.flags.resume:
+                saved = json.loads((self.folder.path / "config.json").read_text())
+                for line in changed_flags(saved, settings):
+                    self.ranks.say(line)
+            self.folder.replace("config.json", json.dumps(settings, indent=1))
+            self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
+            self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
+        self.ranks.accelerator.init_trackers("scalerl", config=settings)
+
+    def compute(self) -> dict[str, float]:
+        """Compute so far (`Clock.now`); empty on ranks other than 0."""
+        return self.clock.now() if self.clock else {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the time of the block to the next step's `trainer_idle` or `save_seconds`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - started
+
+    # ---- a step ----
+
+    def sampled(self, groups: Sequence[Group], rewards: Tensor) -> dict[str, Any]:
+        """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (n,), and what
+        dynamic sampling discarded on the way."""
+        group_ids = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g.rollouts) for g in groups]))  # (n,)
+        varied = len(group_ids[filters.has_variance(rewards, group_ids)].unique())
+        discarded, self.discarded = self.discarded, []
+        rewards = torch.cat([rewards, *(shaped for _, shaped in discarded)])
+        rollouts = [r for group in (*groups, *(group for group, _ in discarded)) for r in group.rollouts]
+        metrics = {
+            "reward": rewards.mean().item(),
+            "pass_rate": sum(rollout.correct for rollout in rollouts) / len(rollouts),
+            "length": sum(len(rollout.completion_ids) for rollout in rollouts) / len(rollouts),
+            "interrupted": sum(rollout.interrupted for rollout in rollouts) / len(rollouts),
+            "truncated": length_control.truncation_rate([rollout.finish_reason for rollout in rollouts]),
+            "zero_variance_groups": len(groups) - varied,
+        }
+        if self.flags.dynamic_sampling:
+            metrics |= {"offered": len(groups) + len(discarded), "discarded_groups": len(discarded)}
+        return metrics
+
+    def consumed(self, step: int, groups: Sequence[Group]) -> None:
+        """One line of groups.jsonl: the prompts, and how many of their rollouts are correct."""
+        if self.ranks.main:
+            counts = [[g.problem.key, sum(r.correct for r in g.rollouts), len(g.rollouts)] for g in groups]
+            self.folder.append("groups.jsonl", {"step": step, "groups": counts})
+
+    def step(
+        self, progress: Progress, groups: Sequence[Group], batch: TrainingBatch | None, metrics: dict[str, Any],
+        version: int,
+    ) -> None:  # fmt: skip
+        """The record and the line of the step that `progress` has just counted; it began at `version`."""
+        if not self.ranks.main:
+            return
+        if batch is not None:
+            metrics = metrics | {"rows": len(batch.rows), "trained_tokens": int(batch.mask.sum())}
+            self.clock.trained_tokens += metrics["trained_tokens"]
+            self.clock.forwarded += sum(map(len, batch.rows))
+        token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
+        now, counters = time.monotonic(), vars(self.generator.counters).copy()
+        compute = self.clock.now()
+        compute["trained_tokens_total"] = compute.pop("trained_tokens")  # the step's own is in `metrics`
+        record = joined({"step": progress.step, "version": progress.version}, metrics, compute, self.seconds, {
+            "lag_mean": sum(token_lags) / len(token_lags), "lag_max": max(token_lags), "seconds": now - self.logged,
+            "generator_idle": counters["idle_seconds"] - self.counters["idle_seconds"],
+            "sync_seconds": counters["sync_seconds"] - self.counters["sync_seconds"],
+            "outstanding": self.generator.pacer.outstanding, "retired": self.history.n_retired,
+            "epoch": self.prompts.epoch, "restarts": counters["restarts"],
+            "redone_groups": counters["redone_groups"],
+        })  # fmt: skip
+        if self.flags.peak_tflops and batch is not None:
+            busy = record["seconds"] - record["trainer_idle"]
+            record["mfu"] = self.clock.trained_flops(batch) / (busy * self.ranks.count * self.flags.peak_tflops * 1e12)
+        if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
+            record["verdicts"] = dict(self.task.counts)
+        self.counters, self.logged, self.seconds = counters, now, dict.fromkeys(self.seconds, 0.0)
+        self.folder.append("metrics.jsonl", record)
+        numbers = {name: x for name, x in record.items() if isinstance(x, int | float)}
+        self.ranks.accelerator.log(numbers, step=progress.step)
+        self.bar.update()
+        self.ranks.say(step_line(record))
+        self.empty_steps = 0 if batch is not None else self.empty_steps + 1
+        for warning in warnings_of(record, self.empty_steps):
+            self.ranks.say(warning)
+
+    def samples(self, step: int, groups: Sequence[Group]) -> None:
+        """Two rollouts of each of two groups, to read, into samples.jsonl."""
+        for group in groups[:2] if self.ranks.main else ():
+            for rollout in group.rollouts[:2]:
+                prompt, completion = (self.task.text(ids) for ids in (group.problem.prompt_ids, rollout.completion_ids))
+                record = {"step": step, "key": group.problem.key, "reward": rollout.reward}
+                record |= {"interrupted": rollout.interrupted, "prompt": prompt, "completion": completion}
+                self.folder.append("samples.jsonl", record)
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """Writes and prints an evaluation; under --eval_only it is printed only."""
+        record = {"device": self.device} | record
+        if self.flags.eval_only:
+            self.ranks.say(json.dumps(record))
+        else:
+            self.folder.append("eval.jsonl", record)
+            self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"]}, step=record["step"])
+        self.ranks.say(evaluation_line(record))

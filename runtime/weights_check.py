@@ -1,0 +1,143 @@
+"""Evaluations, and the proof that the generator has the trainer's weights.
+
+Weights that never arrive raise no error: the generator keeps sampling from an old policy, and training becomes worse
+for no visible reason. So the trainer scores what the generator sampled. Every token carries the version that sampled
+it; on completions that one version sampled from prompt to end, the two sides' log-probs must agree up to rounding, and
+if they do not, the run ends. (Tokens sampled over older keys and values may differ with nothing wrong; there the gap
+only shows in the logged ratios.)
+
+The completions are those of an evaluation of the held-out prompts, or, between evaluations, of a probe: one completion
+for each of a few held-out prompts. Both run while the trainer computes the next gradient, and are awaited just before
+that gradient is applied: then the trainer still has the weights that sampled them.
+"""
+
+import random
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.checkpoints import Progress
+from runtime.flags import Flags
+from runtime.metrics import evaluation_record
+from runtime.model import Row, experts
+from runtime.ranks import Ranks, SharedGenerator
+from runtime.recorder import Recorder
+from runtime.trainer import Trainer
+
+CHECK_ROWS = 64  # completions that are scored
+PROBES = 16  # completions of a probe
+
+# Mean |difference| of log-probs, in nats per token, that rounding explains. float32: measured up to 4e-6, while weights
+# one update old differ by 1.3e-3 to 5.4e-2 (lr 5e-4). bfloat16: measured up to 0.04 (random Qwen3s, more the further
+# apart the logits are: 0.1M parameters 7e-4 to 8e-3, 0.9M .018, 6M 2e-3 to .033, 8M .04, 29M 4e-3 to .025; an FP32
+# head changes little), so that only weights that are far off are noticed.
+LARGEST_GAP = {"float32": 1e-4, "bfloat16": 0.1}
+
+
+class RunFailed(RuntimeError):
+    """Going on would train on what cannot be trusted."""
+
+
+@dataclass
+class Check:
+    """An evaluation or a probe under way."""
+
+    future: Future | None  # of the generator's rollouts; None on ranks other than 0
+    problems: list[Any]
+    version: int
+    record: dict[str, Any] | None  # of an evaluation: step and compute when it began; None for a probe
+
+
+class Evaluator:
+    """Begins evaluations and probes when they are due, and finishes them with the weights check. Call it on every
+    rank."""
+
+    def __init__(
+        self, flags: Flags, ranks: Ranks, task: Any, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
+    ):
+        self.flags, self.ranks, self.trainer, self.generator, self.recorder = flags, ranks, trainer, generator, recorder
+        self.held_out, self.sources = task.held_out, task.sources
+        self.problems = [
+            problem
+            for source in self.sources
+            for problem in [p for p in self.held_out if p.source == source][: flags.eval_problems]
+        ]
+        self.under_way: Check | None = None
+
+    def begin_if_due(self, progress: Progress) -> None:
+        """Starts an evaluation (at the first step and every `eval_every`) or a probe (every `probe_every`) at the live
+        version, if one is due. It waits for the last push, and the next push waits for it."""
+        if self.under_way is not None:  # as after a skipped step: the version is still the same
+            return
+        flags, step = self.flags, progress.step
+        if progress.evaluated < 0 or step // flags.eval_every > progress.evaluated // flags.eval_every:
+            self.begin_evaluation(progress)
+        elif step % flags.probe_every == 0:
+            draw = random.Random(f"{flags.seed} probe {step}")
+            problems = draw.sample(self.held_out, min(PROBES, len(self.held_out)))
+            self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version, None)
+
+    def begin_evaluation(self, progress: Progress) -> None:
+        """Starts an evaluation of the held-out prompts at the live version."""
+        record = {"step": progress.step, "version": progress.version} | self.recorder.compute()
+        future = self.generator.evaluate(self.problems, self.flags.eval_samples)
+        self.under_way = Check(future, self.problems, progress.version, record)
+
+    def finish(self, progress: Progress) -> dict[str, float]:
+        """Waits for what is under way, records an evaluation, and compares the log-probs. Must come before the weights
+        change. Returns {"logprob_gap": nats per token}, or {} if nothing was under way. Raises RunFailed."""
+        if self.under_way is None:
+            return {}
+        rows, behaviour = self.ranks.from_main(lambda: self._result(self.under_way, progress.rng))
+        check, self.under_way = self.under_way, None
+        if check.record is not None:
+            progress.evaluated = progress.step
+        gap = logprob_gap(self.trainer.score(rows), behaviour, rows, experts(self.trainer.model.config) > 1)
+        largest = LARGEST_GAP[self.flags.dtype]
+        if not gap <= largest:  # NaN, too
+            raise RunFailed(
+                f"weights check: at version {check.version} trainer and generator differ by {gap:.1e} nats a token, "
+                f"more than {largest} ({self.flags.dtype}): the generator has other weights than the trainer, or "
+                "computes with less precision (TF32, quantisation)"
+            )
+        return {"logprob_gap": gap}
+
+    def _result(self, check: Check, rng: random.Random) -> tuple[list[Row], list[list[float]]]:
+        """Rank 0 waits for the rollouts; returns some of them as rows, with the generator's log-probs."""
+        groups = self.generator.on_main.result_of(check.future)
+        flat = [(problem, r) for problem, group in zip(check.problems, groups, strict=True) for r in group]
+        mixed = sum(any(v != check.version for v, m in zip(r.versions, r.mask, strict=True) if m) for _, r in flat)
+        if mixed:
+            raise RunFailed(
+                f"weights check: {mixed} evaluation completions have tokens that version {check.version} "
+                "did not sample"
+            )
+        if check.record is not None:
+            record = check.record | evaluation_record(groups)
+            if len(self.sources) > 1:
+                pairs = list(zip(check.problems, groups, strict=True))
+                record["pass_rate_of"] = {
+                    source: evaluation_record([g for problem, g in pairs if problem.source == source])["pass_rate"]
+                    for source in self.sources
+                }
+            self.recorder.evaluation(record)
+        chosen = rng.sample(flat, min(CHECK_ROWS, len(flat)))
+        rows = [Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
+        return rows, [r.logprobs for _, r in chosen]
+
+
+def logprob_gap(own: torch.Tensor, behaviour: list[list[float]], rows: list[Row], mixture_of_experts: bool) -> float:
+    """Mean |trainer's log-prob - generator's| over trained tokens, in nats per token; `own` is (N, T).
+
+    For a mixture of experts it is the median row's mean: rounding may send a token to another expert, which puts its
+    row far off, while old weights would put every row off.
+    """
+    gaps = [
+        (own[i, : len(row.mask)] - torch.tensor(behaviour[i])).abs()[torch.tensor(row.mask, dtype=torch.bool)]
+        for i, row in enumerate(rows)
+    ]
+    if mixture_of_experts:
+        return torch.stack([gap.mean() for gap in gaps]).median().item()
+    return torch.cat(gaps).mean().item()

@@ -1,0 +1,246 @@
+"""The loop of train.py without vLLM and without a model: a generator and a trainer that follow a script.
+
+`ScriptedGenerator` has the interface that the trainer's side of `pipeline_rl.Generator` has, over the real pacer.
+`play` runs the real loop over the two; `batch_of` runs one step of it on groups made by hand.
+"""
+
+import random
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+import train
+from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
+from runtime import setup
+from runtime.checkpoints import Progress
+from runtime.flags import Flags, parse_flags
+from runtime.ranks import Ranks, SharedGenerator
+from runtime.recorder import Recorder
+from runtime.run_folder import Folder
+
+
+def default_flags(**changes) -> Flags:
+    found = parse_flags([], "about")
+    assert set(changes) <= set(vars(found))
+    vars(found).update(changes)
+    return found
+
+
+def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
+    return SimpleNamespace(key=key, prompt_ids=list(prompt_ids), source=source)
+
+
+def rollout(reward: float, length: int = 2, reason: str = "stop", forced: int = 0) -> Rollout:
+    """`length` tokens, of which the last `forced` but one are forced; log-prob of token t is -(t + 1) / 10."""
+    mask = [1] * length
+    for t in range(length - 1 - forced, length - 1):
+        mask[t] = 0
+    logprobs = [-(t + 1) / 10 * m for t, m in enumerate(mask)]
+    return Rollout(
+        completion_ids=list(range(10, 10 + length)), logprobs=logprobs, mask=mask, finish_reason=reason,
+        versions=[0 if m else FORCED for m in mask], interrupted=bool(forced), reward=float(reward), correct=reward > 0,
+    )  # fmt: skip
+
+
+class ScriptedGenerator:
+    """A group is finished as soon as it is admitted, and pushed weights become live as late as the interface allows.
+    `rewards(n, problem)` are those of the n-th group."""
+
+    rewards = staticmethod(lambda n, problem: [1.0, -1.0])
+    mixed = False  # evaluation completions of two versions
+    logprob = 0.0
+
+    def __init__(self, problems, pacer):
+        self.problems, self.pacer = problems, pacer
+        self.counters, self.version, self.waiting, self.calls = Counters(), 0, None, []
+        self.taken, self.running, self.evaluating = [], {}, False
+
+    def start(self, weights, version=0):
+        self.version = version
+        self.fill()
+
+    def fill(self):
+        while self.pacer.may_admit():
+            problem = next(self.problems)
+            number = self.pacer.admit()
+            rollouts = [self.rollout(reward) for reward in self.rewards(number, problem)]
+            self.running[number] = problem
+            self.pacer.finish(Group(number, problem, self.version, rollouts))
+
+    def rollout(self, reward, version=None):
+        version = self.version if version is None else version
+        return Rollout([9, 8], [self.logprob] * 2, [version] * 2, [1, 1], "stop", reward=reward, correct=reward > 0)
+
+    def take(self, count):
+        self.fill()
+        groups = self.pacer.take(count)
+        if groups is None:
+            self.settle()
+            groups = self.pacer.take(count)
+        assert groups is not None, "deadlock"
+        self.taken += [self.running.pop(group.number) for group in groups]
+        return groups
+
+    def release(self, count):
+        self.calls.append(("release", count))
+        self.pacer.release(count)
+        self.fill()
+
+    def push(self, weights, version, release):
+        assert not self.evaluating, "weights pushed while an evaluation runs"
+        self.settle()
+        self.calls.append(("push", release))
+        self.waiting = version, release
+
+    def settle(self):
+        if self.waiting is not None:
+            (self.version, count), self.waiting = self.waiting, None
+            self.pacer.release(count)
+            self.fill()
+
+    def evaluate(self, problems, n_samples):
+        self.settle()
+        assert not self.evaluating
+        self.evaluating = True
+        self.calls.append(("evaluate", len(problems) * n_samples))
+        versions = [self.version - 1 if self.mixed else self.version] * n_samples
+        return [[self.rollout(1.0, version) for version in versions] for _ in problems]
+
+    def result_of(self, future):
+        self.evaluating = False
+        return future
+
+    def in_loop(self, function):
+        return function(self)
+
+    def close(self):
+        pass
+
+
+class ScriptedTrainer:
+    """No model: every step works, unless its number is in `bad` (a gradient that is not finite). Keeps the batches."""
+
+    bad: frozenset[int] = frozenset()
+    parameters_in_flops = 1
+    experts = 1
+    off = (0.0,)  # log-probs of the first rows, the last one of all others, too
+
+    def __init__(self, flags=None, accelerator=None, model_folder=""):
+        config = SimpleNamespace(vocab_size=99, num_experts=self.experts)
+        self.model = SimpleNamespace(config=config, named_parameters=lambda: [], save_pretrained=lambda *a, **k: None)
+        self.versions, self.steps, self.batches, self.weights = [], 0, [], {}
+
+    @property
+    def prompts(self):
+        return [tuple(row.prompt_ids) for batch in self.batches for row in batch.rows]
+
+    def score(self, rows):
+        values = torch.tensor([*self.off, *[self.off[-1]] * len(rows)][: len(rows)])
+        return values[:, None].expand(-1, max(len(row.completion_ids) for row in rows))
+
+    def gradients(self, batch):
+        self.batches.append(batch)
+        names = ("ratio_mean", "ratio_max", "ess", "entropy", "loss")
+        return dict.fromkeys(names, 1.0)
+
+    def update(self, version):
+        self.steps += 1
+        self.versions.append(version)
+        return {"grad_norm": 1.0, "lr": 1.0, "updated": int(self.steps - 1 not in self.bad)}
+
+
+@dataclass
+class Played:
+    """A run that came to its end."""
+
+    parts: setup.Parts
+    progress: Progress
+
+    @property
+    def generator(self) -> ScriptedGenerator:
+        return self.parts.generator.on_main
+
+    @property
+    def trainer(self) -> ScriptedTrainer:
+        return self.parts.trainer
+
+    @property
+    def steps(self) -> list[dict]:
+        return [record for record in self.parts.folder.read("metrics.jsonl") if "step" in record]
+
+    @property
+    def evals(self) -> list[dict]:
+        return self.parts.folder.read("eval.jsonl")
+
+    def pushes(self) -> list[tuple[str, int]]:
+        """Calls of `push` and `release`, with their counts of groups."""
+        return [call for call in self.generator.calls if call[0] != "evaluate"]
+
+
+def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, **changes) -> Played:
+    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do."""
+    scripted = type("Scripted", (ScriptedGenerator,), generator or {})
+
+    def new_generator(flags, model, task, prompts, *_):
+        return scripted(prompts, setup.new_pacer(flags))
+
+    monkeypatch.setattr(setup, "new_generator", new_generator)
+    monkeypatch.setattr(setup, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
+    monkeypatch.setattr(train.fit_sigmoid, "curve", lambda *a, **k: None)  # half a second per picture
+    monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda curve: "")
+    options = {
+        "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
+        "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
+    }  # fmt: skip
+    flags = default_flags(**options | changes)
+    progress = Progress(random.Random(flags.seed))
+    parts = setup.new_parts(flags, progress)
+    try:
+        setup.start(flags, parts, progress)
+        train.train(flags, parts, progress)
+        train.finish(flags, parts, progress)
+    finally:
+        parts.close()
+    return Played(parts, progress)
+
+
+class Alone:
+    """What is asked of accelerate, for one of `num_processes` ranks that never meet."""
+
+    device = torch.device("cpu")
+    is_main_process = True
+
+    def __init__(self, process_index: int = 0, num_processes: int = 1):
+        self.process_index, self.num_processes = process_index, num_processes
+
+    def init_trackers(self, *_, **__):
+        pass
+
+    log = init_trackers
+
+
+def batch_of(groups, folder, **changes):
+    """(the batch that one step of the loop trains on, or None; the step's record) of these groups."""
+    flags = default_flags(
+        **{"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes,
+        max_steps=1, k=0, output_dir=str(folder),
+    )  # fmt: skip
+    pacer = Pacer(len(groups), 0)
+    for group in groups:
+        group.number = pacer.admit()
+        pacer.finish(group)
+    generator = ScriptedGenerator(iter(()), pacer)
+    generator.running = {group.number: group.problem for group in groups}
+    generator.fill = lambda: None
+    trainer, ranks = ScriptedTrainer(), Ranks(Alone())
+    shared = SharedGenerator(generator, SimpleNamespace(folder=folder), ranks)
+    history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
+    recorder = Recorder(flags, ranks, Folder(folder), task, history, prompts, shared)
+    evaluator = SimpleNamespace(begin_if_due=lambda progress: None, finish=lambda progress: {})
+    parts = setup.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator)
+    recorder.start_clock(1, 1, {})
+    recorder.open(0)
+    train.train(flags, parts, Progress(random.Random(0)))
+    record = parts.folder.read("metrics.jsonl")[-1]
+    return (trainer.batches or [None])[0], record
