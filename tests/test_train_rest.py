@@ -774,3 +774,14 @@ def test_flags_module_raises_usage_errors_only():
     assert issubclass(UsageError, ValueError) and flags_module.UsageError is train.UsageError
     with pytest.raises(UsageError):
         check_flags(default_flags(lr=math.nan))
+
+
+def test_warnings():
+    """Each watchdog speaks at its level and not below: 5 % and 10 % truncated, entropy 0.001, every third empty step."""
+    healthy = {"truncated": 0.04, "entropy": 0.5}
+    assert records.warnings_of(healthy, 0) == [] and records.warnings_of(healthy, 2) == []
+    assert [w[:7] for w in records.warnings_of(healthy | {"truncated": 0.07}, 0)] == ["Warning"]
+    assert [w[:7] for w in records.warnings_of(healthy | {"truncated": 0.2}, 0)] == ["WARNING"]
+    assert "entropy is 5.0e-04" in records.warnings_of(healthy | {"entropy": 0.0005}, 0)[0]
+    assert "3 steps in a row" in records.warnings_of({"truncated": 0.0}, 3)[0]
+    assert records.warnings_of({"truncated": 0.0}, 4) == []

@@ -1,0 +1,185 @@
+"""Runs of the real loop, with the real trainer and real files, on recorded rollouts instead of a generator's.
+
+vLLM's sampling depends on the timing of requests, so two runs of it are never equal; two runs over `Replay` are, bit for
+bit, and can be compared. Groups are drawn by step; evaluation rollouts are scored by the trainer's own policy.
+"""
+
+import random
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import pipeline_rl
+import train
+from runtime import setup
+from runtime.checkpoints import Progress
+from runtime.flags import parse_flags
+from runtime.model import Row
+from runtime.run_folder import Folder
+from tasks import chain, warm_start
+
+STEPS = 7
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing may be saved on its way out."""
+
+
+class Replay:
+    """Has the trainer's side of `pipeline_rl.Generator`. `killed_after`: the step whose groups never come."""
+
+    killed_after: int | None = None
+    trainer: "train.Trainer"  # scores the evaluation rollouts
+
+    def __init__(self, problems, rollouts, progress):
+        self.problems, self.rollouts, self.progress = problems, rollouts, progress
+        self.pacer = pipeline_rl.Pacer(1, 0)
+        self.counters, self.running, self.version, self.pushed = pipeline_rl.Counters(), {}, 0, []
+
+    @property
+    def step(self):
+        return self.progress.step
+
+    def start(self, tensors, version=0):
+        self.version = version
+
+    def take(self, count):
+        if self.step == self.killed_after:
+            raise Killed
+        draw = random.Random(f"recorded {self.step}")
+        return [self.group(self.step * count + i, next(self.problems), draw) for i in range(count)]
+
+    def group(self, number, problem, draw):
+        rollouts = [self.rollout(draw) for _ in range(self.rollouts)]
+        return pipeline_rl.Group(number, problem, self.version, rollouts)
+
+    def rollout(self, draw):
+        n = draw.randint(2, 12)
+        ids, correct = [draw.randrange(len(chain.WORDS)) for _ in range(n)], draw.random() < 0.5
+        logprobs = [draw.uniform(-4.5, -3.0) for _ in range(n)]
+        mask = [1] * n
+        if n > 6:  # a forced phrase in the middle
+            mask[3], logprobs[3] = 0, 0.0
+        versions = [self.version if m else pipeline_rl.FORCED for m in mask]
+        return pipeline_rl.Rollout(ids, logprobs, versions, mask, "stop", n > 6, 0, 1.0 if correct else -1.0, correct)
+
+    def evaluate(self, problems, n_samples):
+        future, draw = Future(), random.Random("evaluation")
+        groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
+        pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]
+        scored = self.trainer.score([Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in pairs]).tolist()
+        for (_, rollout), logprobs in zip(pairs, scored, strict=True):
+            rollout.logprobs = logprobs[: len(rollout.completion_ids)]
+        future.set_result(groups)
+        return future
+
+    def result_of(self, future):
+        return future.result()
+
+    def push(self, tensors, version, release):
+        self.version = version
+        self.pushed.append(version)
+
+    def release(self, count):
+        pass
+
+    def in_loop(self, function):
+        return function(self)
+
+    def close(self):
+        pass
+
+
+def small_model(folder, **changes) -> str:
+    """A tiny untrained model and its tokenizer."""
+    options = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 48}
+    warm_start.new_model(warm_start.WarmStart(**options | changes), seed=0).save_pretrained(folder)
+    chain.word_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def arguments(folder, model, *extra) -> list[str]:
+    """The command line of a short run, or of its resumption."""
+    if "--resume" in extra:
+        return ["--resume", str(folder), *extra[1:]]
+    argv = ["--output_dir", str(folder), "--model", model, "--max_steps", str(STEPS), "--save_every", "2", "--keep", "9"]
+    argv += ["--batch_prompts", "3", "--rollouts", "4", "--prompts", "12", "--eval_every", "3", "--eval_problems", "4"]
+    return [*argv, "--pass_rate_threshold", "0.6", "--probe_every", "1", "--lr", "0.01", *extra]
+
+
+def record_rollouts(monkeypatch, script: dict | None = None) -> None:
+    """From now on, runs of train.py have recorded rollouts; `script` overrides what `Replay` does."""
+    replay = type("Scripted", (Replay,), script or {})
+    new_parts = setup.new_parts
+
+    def new_scored_parts(flags, progress):
+        parts = new_parts(flags, progress)
+        parts.generator.on_main.trainer = parts.trainer
+        return parts
+
+    def new_generator(flags, model, task, prompts, channel, devices, control, progress):
+        made = replay(iter(()) if flags.eval_only else prompts, flags.rollouts, progress)
+        made.pacer = setup.new_pacer(flags)
+        return made
+
+    monkeypatch.setattr(setup, "new_generator", new_generator)
+    monkeypatch.setattr(train, "new_parts", new_scored_parts)
+
+
+@dataclass
+class Run:
+    """A run that came to its end, or was killed."""
+
+    parts: setup.Parts
+    progress: Progress
+
+    def state(self):
+        """Everything of the trainer's side that must be equal."""
+        parts = self.parts
+        optimizer = parts.trainer.optimizer.state_dict()["state"]
+        tensors = dict(parts.trainer.model.state_dict())
+        tensors |= {f"{i}.{name}": value for i, entry in optimizer.items() for name, value in entry.items()}
+        counts = (self.progress.step, self.progress.version)
+        return tensors, parts.history.state_dict(), parts.prompts.state_dict(), counts
+
+
+def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | None = None) -> Run:
+    """Runs the real loop on recorded rollouts, without `main`: errors come through."""
+    record_rollouts(monkeypatch, {"killed_after": killed_after} | (script or {}))
+    flags = parse_flags(arguments(folder, model, *extra), "")
+    progress = Progress(random.Random(flags.seed))
+    parts = train.new_parts(flags, progress)
+    try:
+        train.start(flags, parts, progress)
+        train.train(flags, parts, progress)
+        train.finish(flags, parts, progress)
+    except Killed:
+        pass
+    finally:
+        parts.close()
+    return Run(parts, progress)
+
+
+class Program:
+    """train.py's `main` on recorded rollouts: (exit code, stdout, stderr)."""
+
+    def __init__(self, monkeypatch, folder: Path, model: str, capsys):
+        self.monkeypatch, self.folder, self.model, self.capsys = monkeypatch, folder, model, capsys
+        monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)  # pytest's own stay
+
+    def __call__(self, *extra, folder: Path | None = None, script: dict | None = None) -> tuple[int, str, str]:
+        record_rollouts(self.monkeypatch, script)
+        code = train.main(arguments(folder or self.folder, self.model, *extra))
+        return code, *self.capsys.readouterr()
+
+
+def without_times(folder, name):
+    """The records of a log without what a clock measured; notes between the steps are left out."""
+    timed = {"seconds", "device_hours", "trainer_idle", "generator_idle", "sync_seconds", "save_seconds"}
+    return [{k: v for k, v in r.items() if k not in timed} for r in Folder(folder).read(name) if "step" in r]
+
+
+def assert_same_logs(one, other):
+    """Two runs wrote the same, but for what a clock measured."""
+    for name in ("metrics.jsonl", "eval.jsonl", "groups.jsonl"):
+        assert without_times(one, name) == without_times(other, name), name
