@@ -152,7 +152,7 @@ class Recorder:
 
     def evaluation(self, record: dict[str, Any]) -> None:
         """Writes and prints an evaluation; under --eval_only it is printed only."""
-        record = {"device": self.device} | record
+        record = record | {"device": self.device}
         if self.flags.eval_only:
             self.ranks.say(json.dumps(record))
         else:

@@ -14,15 +14,19 @@ import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import torch
 from safetensors.torch import save_file
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
 
 import pipeline_rl
-import train
+from runtime.flags import parse_flags
+from runtime.model import Row
+from runtime.trainer import Trainer
+from scripted import batch_of
 
 STEPS = 5
 
@@ -88,7 +92,7 @@ def body_memory(trainer):
     """Bytes that a forward pass adds by the end of the body: the second one's, as the first one fills FSDP's buffers."""
     marks = []
     trainer.model.base_model.norm.register_forward_hook(lambda *_: marks.append(anonymous_bytes()))
-    [microbatch] = trainer._microbatches([train.policies.Row([1, 2], [3, 4], [1, 1])])
+    [microbatch] = trainer._microbatches([Row([1, 2], [3, 4], [1, 1])])
     for _ in range(2):
         gc.collect()
         before = anonymous_bytes()
@@ -103,7 +107,7 @@ def main(model, out, mode, rows):
     argv = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64"]
     argv += ["--kl_coef", "0.1"] if mode != "memory" else ["--dtype", "bfloat16"]
     argv += ["--gradient_checkpointing", "true"] if mode != "plain" else []
-    flags = train.parse_flags(argv, "")
+    flags = parse_flags(argv, "")
     if mode != "plain":
         import accelerate.utils
 
@@ -119,7 +123,7 @@ def main(model, out, mode, rows):
         from accelerate import Accelerator
 
         accelerator = Accelerator(cpu=True)
-    trainer = train.Trainer(flags, accelerator, model)
+    trainer = Trainer(flags, accelerator, model)
     if mode == "memory":
         grown = torch.tensor(body_memory(trainer))
         if accelerator.is_main_process:
@@ -127,7 +131,8 @@ def main(model, out, mode, rows):
         torch.distributed.barrier()
         os._exit(0)
     for step in range(STEPS):
-        batch, _ = train.make_batch(recorded(step, int(rows)), flags, random.Random(0))
+        with TemporaryDirectory() as folder:
+            batch, _ = batch_of(recorded(step, int(rows)), folder)
         metrics = trainer.gradients(batch)
         before = trainer.score(batch.rows)  # as the log-prob check does, between gradient and update
         metrics |= trainer.update(step)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train
+from runtime.model import Row, microbatches
 from tasks import warm_start
 
 ROOT = Path(__file__).parent.parent
@@ -74,8 +74,8 @@ def test_fsdp2_keeps_no_low_precision_copy_of_the_whole_body(tmp_path):
 
 def test_a_rank_with_nothing(tmp_path):
     """One row over two ranks: the second rank gets one empty microbatch."""
-    row = train.policies.Row([1, 2], [3, 4], [1, 1])
-    first, second = (train.policies.microbatches([row], 64, rank=rank, ranks=2) for rank in (0, 1))
+    row = Row([1, 2], [3, 4], [1, 1])
+    first, second = (microbatches([row], 64, rank=rank, ranks=2) for rank in (0, 1))
     assert [len(m.rows) for m in first] == [1] and [len(m.rows) for m in second] == [0]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import run_folder as records
+from runtime.run_folder import Folder
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ def small_disk(folder, size, options="rw"):
 
 
 def steps_of(folder):
-    return [r["step"] for r in records.Folder(folder).read("metrics.jsonl") if "step" in r]
+    return [r["step"] for r in Folder(folder).read("metrics.jsonl") if "step" in r]
 
 
 def last_step(folder):
@@ -128,7 +128,7 @@ def wait_until(condition, process, timeout=240.0):
 
 def consumed(folder):
     """[(step, key, correct, rollouts)] of every group that a step took, in order."""
-    found = records.Folder(folder).read("groups.jsonl")
+    found = Folder(folder).read("groups.jsonl")
     return [(record["step"], *group) for record in found for group in record["groups"]]
 
 
@@ -136,7 +136,7 @@ def check_run(folder, steps, k, eval_every):
     """Every step once and every evaluation once; lag within k; the curriculum's history equal to a recount of what each
     step consumed; that recount's pass rate of each step the one in metrics.jsonl."""
     assert steps_of(folder) == list(range(1, steps + 1))
-    metrics = [r for r in records.Folder(folder).read("metrics.jsonl") if "step" in r]
+    metrics = [r for r in Folder(folder).read("metrics.jsonl") if "step" in r]
     assert max(r["lag_max"] for r in metrics) <= k
     recount, by_step = {}, {}
     for step, key, correct, rollouts in consumed(folder):
@@ -144,10 +144,10 @@ def check_run(folder, steps, k, eval_every):
             old = counts.get(name, (0, 0))
             counts[name] = (old[0] + correct, old[1] + rollouts)
     assert [r["pass_rate"] for r in metrics] == [by_step[r["step"]][0] / by_step[r["step"]][1] for r in metrics]
-    _, state = records.Folder(folder).newest_checkpoint()
+    _, state = Folder(folder).newest_checkpoint()
     assert state["step"] == steps
     assert {key: (correct, n) for key, correct, n in state["history"]["counts"]} == recount
-    evaluated = [r["step"] for r in records.Folder(folder).read("eval.jsonl")]
+    evaluated = [r["step"] for r in Folder(folder).read("eval.jsonl")]
     assert evaluated == sorted({*range(0, steps, eval_every), steps})
 
 
@@ -175,7 +175,7 @@ def going_on(kind, folder):
     """What the kill met, from what it left: half a checkpoint, or an evaluation due and not recorded."""
     if any((folder / "checkpoints").glob("unfinished-*")):
         return "save"
-    evaluated = [r["step"] for r in records.Folder(folder).read("eval.jsonl")]
+    evaluated = [r["step"] for r in Folder(folder).read("eval.jsonl")]
     if kind != "start" and last_step(folder) // 12 * 12 not in evaluated:
         return "evaluation"
     return kind
@@ -197,7 +197,7 @@ def test_twenty_kills(tmp_path, capsys):
         process.wait()
         wait_for_end(relatives)
         pids.append(process.pid)
-        found = records.Folder(folder).newest_checkpoint()
+        found = Folder(folder).newest_checkpoint()
         row = (kill + 1, kind, going_on(kind, folder), f"{time.monotonic() - began:.0f}", last_step(folder))
         table.append((*row, found[1]["step"] if found else None))
         process = start(folder, "--resume", str(folder)) if found else start(folder, *flags, "--overwrite", "true")
@@ -205,7 +205,7 @@ def test_twenty_kills(tmp_path, capsys):
     pids.append(process.pid)
     whole = tmp_path / "whole"
     assert start(whole, *flags).wait(timeout=400) == 0
-    rates = [[r["pass_rate"] for r in records.Folder(path).read("eval.jsonl")] for path in (folder, whole)]
+    rates = [[r["pass_rate"] for r in Folder(path).read("eval.jsonl")] for path in (folder, whole)]
     with capsys.disabled():
         print("\nkill | aimed at | met | after s | step reached | goes on from step")
         for row in table:
@@ -231,6 +231,7 @@ DRIVER = """
     import os, signal, sys, time
     sys.path.insert(0, {root!r})
     import pipeline_rl, train
+    from runtime.run_folder import Folder
 
     def send(place):
         print("signal in", place, time.time(), flush=True)
@@ -250,11 +251,11 @@ DRIVER = """
 
     if __name__ == "__main__":
         wrap(*{{
-            "generation": (pipeline_rl.Generator, "take", 2, lambda self, count: self._inside > 0),
+            "generation": (pipeline_rl.Generator, "take", 2, lambda self, count: self.pacer.outstanding > 0),
             "update": (train.Trainer, "update", 3, lambda self, version: version == 2),
             "evaluation": (pipeline_rl.Generator, "result_of", 2, lambda self, future: not future.done()),
-            "save": (train.Folder, "finish_checkpoint", 1, lambda self, temporary, *_: any(temporary.iterdir())),
-            "start": (pipeline_rl.Generator, "start", 1, lambda self, *_: self._engine is None),
+            "save": (Folder, "finish_checkpoint", 1, lambda self, temporary, *_: any(temporary.iterdir())),
+            "start": (pipeline_rl.Generator, "start", 1, lambda self, *_: not self.running),
         }}[{moment!r}])
         code = train.main(sys.argv[1:])
         print("ended", time.time(), flush=True)
@@ -299,14 +300,14 @@ def test_signal_leaves_a_whole_checkpoint(tmp_path, moment, number, steps):
     )
     assert ended - sent < 30 or moment == "start"  # then it waits for the engine to be up
     assert "Traceback" not in log.read_text()
-    checkpoint, state = records.Folder(folder).newest_checkpoint()
+    checkpoint, state = Folder(folder).newest_checkpoint()
     assert state["step"] == steps == len(steps_of(folder))
     assert f"checkpoint {checkpoint}" in log.read_text()
     assert not list((folder / "checkpoints").glob("unfinished-*"))
     assert not list(Path("/dev/shm").glob(f"scalerl-weights-{process.pid}-*"))
     print(f"{moment}, {number.name}: {ended - sent:.1f} s to the end, step {state['step']}")
     if moment == "evaluation":
-        assert [r["step"] for r in records.Folder(folder).read("eval.jsonl")] == [0]
+        assert [r["step"] for r in Folder(folder).read("eval.jsonl")] == [0]
         assert start(folder, "--resume", str(folder), "--max_steps", "4").wait(timeout=240) == 0
         check_run(folder, 4, k=8, eval_every=2)
 
@@ -343,7 +344,7 @@ def test_engine_deaths(tmp_path):
                     prefix=under_a_network_name(tmp_path))  # fmt: skip
 
     def steps_after(restarts):
-        found = records.Folder(folder).read("metrics.jsonl")
+        found = Folder(folder).read("metrics.jsonl")
         return sum(record.get("restarts") == restarts for record in found)
 
     for restarts, steps in ((0, 2), (1, 9), (2, 3)):
@@ -356,13 +357,13 @@ def test_engine_deaths(tmp_path):
     wait_for_end(relatives)
     log = (tmp_path / "log.txt").read_text()
     [said] = [line for line in log.splitlines() if line.startswith("train.py: ")]
-    checkpoint, state = records.Folder(folder).newest_checkpoint()
+    checkpoint, state = Folder(folder).newest_checkpoint()
     assert (
         "the vLLM engine died 2 times within 5 versions" in said
         and f"checkpoint {checkpoint}" in said
         and "--resume" in said
     )
-    last = records.Folder(folder).read("metrics.jsonl")[-1]
+    last = Folder(folder).read("metrics.jsonl")[-1]
     assert state["step"] == last["step"] < 24 and last["redone_groups"] >= 2
     assert start(folder, "--resume", str(folder)).wait(timeout=240) == 0
     check_run(folder, 24, k=8, eval_every=12)

@@ -7,10 +7,10 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from scripted import batch_of
 
 import pipeline_rl
-import train
-from runtime import run_folder as records
+from runtime.run_folder import Folder
 from tasks import data_sets
 from tasks.verifiers import Job, RewardPool
 
@@ -40,7 +40,7 @@ def test_ten_thousand_completions(tmp_path):
         assert len(verdicts) == 10_000 and sum(pool.counts.values()) == 10_000
     print(dict(pool.counts))
     assert all(verdict.reward in (1.0, -1.0) for verdict in verdicts)
-    folder, flags = records.Folder(tmp_path), train.parse_flags([], "")
+    folder = Folder(tmp_path)
     for text, verdict in zip(texts, verdicts, strict=True):
         folder.append("samples.jsonl", {"completion": text[:2000], "reward": verdict.reward})
     lines = (tmp_path / "samples.jsonl").read_bytes().split(b"\n")[:-1]
@@ -56,8 +56,8 @@ def test_ten_thousand_completions(tmp_path):
             )
             rollouts.append(new)
         groups.append(pipeline_rl.Group(number, SimpleNamespace(prompt_ids=[1], key=str(number)), 0, rollouts))
-    _, metrics = train.make_batch(groups, flags, draw)
-    assert metrics["pass_rate"] * 10_000 == pytest.approx(sum(verdict.correct for verdict in verdicts))
+    _, record = batch_of(groups, tmp_path)
+    assert record["pass_rate"] * 10_000 == pytest.approx(sum(verdict.correct for verdict in verdicts))
 
 
 def test_ten_thousand_rows(tmp_path):

@@ -761,7 +761,7 @@ def test_float32_on_a_gpu_asks_for_whole_products(tmp_path: Path) -> None:
     so that the engine must be told otherwise; a trainer in float32 multiplies whole numbers by default."""
     from transformers import AttentionInterface
 
-    from train import Run
+    from runtime.weights_check import LARGEST_GAP
 
     tiny = TinyModel(tmp_path, tied=True)
     model = tiny.load(tiny.weights(0))
@@ -772,7 +772,7 @@ def test_float32_on_a_gpu_asks_for_whole_products(tmp_path: Path) -> None:
         for name in ("sdpa", "tf32"):
             model.set_attn_implementation(name)
             found[name] = model(ids).logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])
-    assert (found["tf32"] - found["sdpa"]).abs().mean() > Run.LARGEST_GAP["float32"]
+    assert (found["tf32"] - found["sdpa"]).abs().mean() > LARGEST_GAP["float32"]
     assert engine_environment(True, False, "float32")["TRITON_F32_DEFAULT"] == "ieee"
     for gpu, dtype in ((True, "bfloat16"), (False, "float32")):
         assert "TRITON_F32_DEFAULT" not in engine_environment(gpu, False, dtype)

@@ -1,13 +1,19 @@
-"""train.py: what one step makes of a batch, worked out by hand; then the loop over a scripted generator and trainer."""
+"""train.py: what one step makes of a batch, by hand; the loop over a scripted generator and trainer; and each way in
+which the program may end."""
 
+import json
 import random
 
 import pytest
 import torch
+from replay import STEPS, Program, Replay, assert_same_logs, go, small_model, without_times
 from scripted import ScriptedGenerator, batch_of, default_flags, play, problem, rollout
 
+import pipeline_rl
 import train
 from pipeline_rl import Group
+from runtime.run_folder import Folder
+from runtime.trainer import Trainer
 from tasks.prompts import PromptStream
 
 torch.set_num_threads(1)
@@ -348,3 +354,174 @@ def test_token_budget_ends_the_run_cleanly(run):
     assert len(played.steps) == 3 and played.evals[-1]["step"] == 3 and played.steps[-1]["tokens"] == 36
 
 
+def test_a_budget_of_hours_counts_those_before_a_resume(monkeypatch, tmp_path):
+    """Half an hour before a resume and a quarter after it make .75: a budget of .7 is spent, one of .8 is not."""
+    parts = play(monkeypatch, tmp_path / "run", max_steps=1).parts
+    parts.recorder.start_clock(1, 1, {"hours": 0.5})
+    parts.recorder.clock.started -= 900
+    assert parts.recorder.clock.hours() == pytest.approx(0.75, abs=0.01)
+    assert train.budget_spent(default_flags(max_hours=0.7), parts)
+    assert not train.budget_spent(default_flags(max_hours=0.8), parts)
+
+
+# ------------------------------------------------------------------------------------------- how the program may end
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path, model, capsys):
+    return Program(monkeypatch, tmp_path / "run", model, capsys)
+
+
+@pytest.mark.parametrize("bad_steps", [1, 3])
+def test_gradient_that_is_not_finite(monkeypatch, tmp_path, model, bad_steps):
+    """One NaN step is thrown away and counted and the version stays; three in a row end the run."""
+    gradients = Trainer.gradients
+
+    def spoilt(trainer, batch):
+        metrics, done = gradients(trainer, batch), calls.append(1) or len(calls) - 1
+        if 2 <= done < 2 + bad_steps:
+            next(trainer.policy.parameters()).grad.view(-1)[0] = float("nan")
+        return metrics
+
+    calls = []
+    monkeypatch.setattr(Trainer, "gradients", spoilt)
+    if bad_steps == 3:
+        with pytest.raises(train.RunFailed, match="not finite 3 times in a row"):
+            go(monkeypatch, tmp_path / "run", model)
+        return
+    run = go(monkeypatch, tmp_path / "run", model)
+    assert [r["updated"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 1, 0, 1, 1, 1, 1]
+    assert (run.progress.step, run.progress.version) == (STEPS, STEPS - 1)
+    assert all(torch.isfinite(p).all() for p in run.parts.trainer.model.parameters())
+
+
+def contents(folder):
+    """Content of every file in a run's folder, by name."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def test_eval_only_reads_a_finished_run_and_writes_nothing(program, tmp_path):
+    """The model of step 7 is evaluated, with or without checkpoints; every file of the run stays as it is, and a later
+    resume trains on. What is printed has the run's own step, tokens and FLOPs."""
+    assert program()[0] == 0
+    before, [*_, last] = contents(tmp_path / "run"), Folder(tmp_path / "run").read("eval.jsonl")
+    assert last["step"] == STEPS
+    checkpoints, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
+    for present in (True, False):
+        if not present:
+            checkpoints.rename(elsewhere)
+        code, out, err = program("--resume", "--eval_only", "true")
+        assert (code, err) == (0, "") and f"evaluating {tmp_path}/run/model, the model of step 7" in out
+        [record] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        same = ("step", "version", "device", "tokens", "trained_tokens", "flops", "pass_rate", "n_prompts")
+        assert [record[name] for name in same] == [last[name] for name in same]
+    elsewhere.rename(checkpoints)
+    assert contents(tmp_path / "run") == before
+    assert program("--resume", "--max_steps", "8")[0] == 0
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 9))
+
+
+def test_eval_only_of_a_run_that_is_not_finished(monkeypatch, program, tmp_path, model):
+    """Killed at step 5: the checkpoint of step 4 is evaluated. Finished, made longer and killed again at step 9, it is
+    the checkpoint of step 8 and not the old `model/`, which is still there. Nothing is written, not even by a stop."""
+    go(monkeypatch, tmp_path / "run", model, killed_after=5)
+    for newest, extend in ((4, []), (8, ["--max_steps", "12"])):
+        if extend:
+            assert program("--resume")[0] == 0
+            go(monkeypatch, tmp_path / "run", model, "--resume", *extend, killed_after=9)
+        before = contents(tmp_path / "run")
+        code, out, err = program("--resume", "--eval_only", "true")
+        assert (code, err) == (0, "") and contents(tmp_path / "run") == before
+        assert f"evaluating {tmp_path}/run/checkpoints/step-{newest:06d}" in out
+        assert f"evaluation at step {newest}:" in out
+
+    def result_of(self, future):
+        raise pipeline_rl.StopRequested
+
+    code, out, _ = program("--resume", "--eval_only", "true", script={"result_of": result_of})
+    assert code == 143 and "nothing was evaluated" in out and contents(tmp_path / "run") == before
+
+
+def test_eval_only_of_a_model_needs_no_folder(program, tmp_path):
+    """Also where --output_dir holds a run of its own: nothing there is touched."""
+    code, out, err = program("--eval_only", "true")
+    assert (code, err) == (0, "") and "evaluation at step 0:" in out and not (tmp_path / "run").exists()
+    program("--max_steps", "1")
+    before = contents(tmp_path / "run")
+    assert program("--eval_only", "true")[0] == 0 and contents(tmp_path / "run") == before
+
+
+def test_all_prompts_retired_is_a_success(program, tmp_path):
+    """Every rollout is right: all 12 prompts are retired once each was seen. The run says so, evaluates, writes its model
+    and ends with exit code 0."""
+
+    def take(self, count):
+        try:
+            groups = Replay.take(self, count)
+        except StopIteration:  # the real generator's word for it: test_generator.py
+            raise pipeline_rl.Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
+        for made in [r for group in groups for r in group.rollouts]:
+            made.reward, made.correct = 1.0, True
+        return groups
+
+    code, out, err = program(script={"take": take})
+    assert code == 0 and err == ""
+    assert "0 groups stay untrained; 12 of 12 prompts are retired. The run ends." in out
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3, 4]
+    assert "Warning: 3 steps in a row had no group with unequal rewards" in out
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0]  # nothing was trained: it stands
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_the_engine_dies_while_weights_are_pushed(monkeypatch, program, tmp_path, model):
+    """The push of version 3 fails for good; the trainer hears of it when it pushes version 4, in the middle of step 4. Exit
+    code 1, the checkpoint of step 4 named; that step is logged, so the resumed run's logs are those of one that never
+    stopped."""
+
+    def push(self, tensors, version, release):
+        if version == 4:
+            raise pipeline_rl.EngineDied("the vLLM engine died 2 times")
+        Replay.push(self, tensors, version, release)
+
+    go(monkeypatch, tmp_path / "whole", model)
+    code, out, _ = program(script={"push": push})
+    assert code == 1 and "train.py: the vLLM engine died 2 times; checkpoint" in out
+    assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
+    assert program("--resume")[0] == 0
+    assert_same_logs(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("fault", ["gradient", "weights"])
+def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, program, tmp_path, fault):
+    """Gradients that stay bad, and log-probs that differ: exit code 1, the reason and the last good checkpoint, no
+    traceback and no new checkpoint. Bad gradients begin at step 2: step 4 is saved, with the weights of step 2."""
+    script = {}
+    if fault == "gradient":
+        update = Trainer.update
+
+        def spoilt(trainer, version):
+            if version >= 2:
+                next(trainer.policy.parameters()).grad.view(-1)[0] = float("nan")
+            return update(trainer, version)
+
+        monkeypatch.setattr(Trainer, "update", spoilt)
+    else:
+
+        def evaluate(self, problems, n_samples):
+            future = Replay.evaluate(self, problems, n_samples)
+            for rollout in [r for group in future.result() for r in group]:
+                rollout.logprobs = [x - 1e-3 * (self.step >= 3) for x in rollout.logprobs]
+            return future
+
+        script["evaluate"] = evaluate
+    code, _, err = program(script=script)
+    reason = {"gradient": "the gradient was not finite 3 times in a row", "weights": "weights check: at version 3"}[fault]
+    step = {"gradient": 4, "weights": 2}[fault]
+    assert code == 1 and err.startswith(f"train.py: {reason}") and err.count("\n") == 1
+    assert f"step-{step:06d}: --resume {tmp_path}/run" in err
+    assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == step

@@ -1,0 +1,110 @@
+"""runtime/recorder.py: what a step's record holds, and what is printed."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+import torch
+from replay import Program, Replay, go, small_model, without_times
+from scripted import play
+
+from runtime.run_folder import Folder
+from tasks import chain
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    return lambda *scripts, **changes: play(monkeypatch, tmp_path / "run", *scripts, overwrite=True, **changes)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path, model, capsys):
+    return Program(monkeypatch, tmp_path / "run", model, capsys)
+
+
+def test_trained_tokens_of_a_step_and_of_the_run(run):
+    """Each step trains 6 rows of two tokens: `trained_tokens` are the step's, `trained_tokens_total` the run's."""
+    played = run(max_steps=3, eval_every=3)
+    assert [r["trained_tokens"] for r in played.evals] == [0, 36]  # an evaluation's are the run's
+    assert [r["trained_tokens"] for r in played.steps] == [12, 12, 12]
+    assert [r["trained_tokens_total"] for r in played.steps] == [12, 24, 36]
+
+
+def test_model_flops_utilization(run):
+    """6 FLOPs per parameter (here one) and position of the batch, over what a trainer of 2 FLOP/s could have done."""
+    played = run(peak_tflops=2e-12, max_steps=2)
+    prompts = iter(played.trainer.prompts)  # of each row trained on, step after step; completions have two tokens
+    for step in played.steps:
+        positions = sum(len(next(prompts)) + 2 for _ in range(step["rows"]))
+        assert step["mfu"] * 2 * (step["seconds"] - step["trainer_idle"]) == pytest.approx(6 * positions)
+    assert "mfu" not in run(max_steps=2).steps[0]
+
+
+def test_flags_and_groups_are_written(run):
+    """metrics.jsonl begins with the flags; groups.jsonl has the prompts of each step with their solved rollouts."""
+    played = run(max_steps=2)
+    folder = played.parts.folder
+    assert folder.read("metrics.jsonl")[0]["config"] == json.loads((folder.path / "config.json").read_text())
+    consumed = [(r["step"], *group) for r in folder.read("groups.jsonl") for group in r["groups"]]
+    assert consumed == [(i // 3, p.key, 1, 2) for i, p in enumerate(played.generator.taken)]
+
+
+@pytest.mark.parametrize(("every", "said"), [(11, "Warning: "), (4, "WARNING")])
+def test_the_truncation_warning_is_printed(program, every, said):
+    """One rollout in 11 is cut at its cap (9 %), then one in 4 (25 %)."""
+    count = [0]
+
+    def rollout(self, draw):
+        made = Replay.rollout(self, draw)
+        count[0] += 1
+        made.finish_reason = "length" if count[0] % every == 0 else "stop"
+        return made
+
+    _, out, _ = program("--max_steps", "1", "--eval_problems", "1", script={"rollout": rollout})
+    [line] = [line for line in out.splitlines() if line.lower().startswith("warning") and "truncated" in line.lower()]
+    assert line.startswith(said)
+
+
+def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
+    """Completions that would clear the screen, ring, or rename the window: samples.jsonl is plain ASCII without control
+    characters, from which the text comes back whole; nothing of it is printed."""
+    text = "\x1b[2J\x07\x1b]0;title\x07\r\x7f\x9b31m\u202e\ud800 </think> 1"
+    monkeypatch.setattr(chain.ChainTask, "text", lambda self, ids: text)
+    _, out, err = program("--max_steps", "1")
+    content = (tmp_path / "run" / "samples.jsonl").read_bytes()
+    assert all(32 <= byte < 127 or byte == 10 for byte in content)
+    records = Folder(tmp_path / "run").read("samples.jsonl")
+    assert len(records) == 4 and {r["completion"] for r in records} == {text}
+    assert not set(out + err) & set("\x1b\x07\x7f\x9b\u202e\ud800") and "title" not in out + err
+
+
+def test_verdicts_are_logged(monkeypatch, tmp_path, model):
+    """What became of the judged completions, lost reward workers among it, is in each step's record."""
+    monkeypatch.setattr(chain.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)
+    go(monkeypatch, tmp_path / "run", model, "--max_steps", "1")
+    [record] = without_times(tmp_path / "run", "metrics.jsonl")
+    assert record["verdicts"] == {"correct": 5, "timeout": 2}
+
+
+def test_saving_is_timed(monkeypatch, tmp_path, model):
+    """Two seconds in each save, after steps 2, 4 and 6: the record of the next step says so."""
+    finish_checkpoint, clock, real = Folder.finish_checkpoint, [0.0], time.monotonic
+
+    def slow(self, *args):
+        clock[0] += 2.0
+        return finish_checkpoint(self, *args)
+
+    monkeypatch.setattr(time, "monotonic", lambda: real() + clock[0])
+    monkeypatch.setattr(Folder, "finish_checkpoint", slow)
+    go(monkeypatch, tmp_path / "run", model)
+    spent = [r["save_seconds"] for r in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in r]
+    assert [s > 0 for s in spent] == [False, False, True, False, True, False, True]
+    assert all(2.0 < s < 3.0 for s in spent if s)

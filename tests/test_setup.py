@@ -1,0 +1,174 @@
+"""runtime/setup.py: the parts of a run made from its flags, and what is refused by the flag's name."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import accelerate
+import pytest
+import torch
+from replay import go, small_model
+from scripted import default_flags
+from test_faults import alive, family, wait_for_end
+
+from runtime import setup
+from runtime.checkpoints import Progress
+from runtime.flags import Flags, UsageError
+from runtime.setup import check_model, load_task, new_interruption, new_parts
+from tasks import chain, warm_start
+
+torch.set_num_threads(1)
+
+
+# --------------------------------------------------------------------------------------------------------- data sets
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """A folder with a word tokenizer that knows `</think>` and has a chat template, and rows whose answer is `7`."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = chain.word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %} wait{% if enable_thinking is defined %}"
+    tokenizer.chat_template += "{% if enable_thinking %} <think>{% else %} </think>{% endif %}{% endif %}"
+    tokenizer.save_pretrained(folder)
+    rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def data_flags(folder, **changes):
+    found = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
+    return default_flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompt_ends", "correct"),
+    [
+        ({}, "again wait", [False, True]),
+        ({"thinking": "true"}, "again wait <think>", [False, True]),
+        ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
+        ({"apply_chat_template": False}, "again", [False, True]),
+        ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
+    ],
+)
+def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, prompt_ends, correct):
+    """The end of the prompts, and the verdicts on `7` and on `wait </think> 7`."""
+    task = load_task(data_flags(chat_model, **changes))
+    try:
+        assert all(task.text(problem.prompt_ids).endswith(prompt_ends) for problem in task.train)
+        completions = [task.tokenizer(text)["input_ids"] for text in ("7", "wait </think> 7")]
+        assert [right for _, right in task.score(task.train[0], completions)] == correct
+    finally:
+        task.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stop_tokens": "<eos>,<end>, </s>"}, "--stop_tokens: the tokenizer has no token '<end>', '</s>'"),
+        ({"interruption_phrase": "time up"}, "--interruption_phrase must end with the end of thinking '</think>'"),
+    ],
+)
+def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model, changes, said):
+    flags = data_flags(chat_model, **changes)
+    with pytest.raises(UsageError, match=said):
+        load_task(flags)
+    assert set(changes) <= set(vars(Flags()))
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, main):
+    """On the other ranks the rows are checked all the same, and then no worker process is left."""
+    tasks, load = [], setup.load_task
+
+    def stop(*_):
+        raise KeyboardInterrupt  # the task is loaded: what follows needs a model
+
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(is_main_process=main))
+    monkeypatch.setattr(setup, "load_task", lambda *a, **k: tasks.append(load(*a, **k)) or tasks[-1])
+    monkeypatch.setattr(setup, "Trainer", stop)
+    before = set(family(os.getpid()))
+    with pytest.raises(KeyboardInterrupt):
+        new_parts(data_flags(chat_model, output_dir=str(tmp_path / "run")), Progress(None))
+    workers = [pid for pid in set(family(os.getpid())) - before if alive(pid)]
+    assert bool(workers) == main
+    tasks[0].close()
+    wait_for_end(workers)
+
+
+# ----------------------------------------------------------------------------------------------------- model and task
+
+
+@pytest.mark.parametrize("control", ["interruption", "none"])
+def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, control):
+    """256 positions do not hold 300 thinking tokens: one sentence before the engine starts."""
+    model = small_model(tmp_path / "model")
+    with pytest.raises(UsageError, match="--max_budget 300: .*context has 256; lower --max_budget"):
+        go(monkeypatch, tmp_path / "run", model, "--max_budget", "300", "--length_control", control)
+
+
+def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
+    """A model with 40 tokens cannot answer a task with 47; a tokenizer without </think> cannot be interrupted."""
+    config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
+    task = chain.ChainTask(pool_size=8, held_out_size=8)
+    with pytest.raises(UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
+        check_model(default_flags(), config, task, None)
+    task.end_of_thinking_ids = ()
+    with pytest.raises(UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
+        new_interruption(default_flags(), task)
+
+
+def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
+    task = chain.ChainTask(pool_size=8, held_out_size=8)
+    task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
+    assert new_interruption(default_flags(), task).thinking_end is task.thinking_end
+    assert new_interruption(default_flags(length_control="none"), task) is None
+
+
+def test_rambling_chooses_the_warm_start(monkeypatch, tmp_path):
+    """--rambling 0.9 asks for demonstrations of which 0.9 start over, and the default for those of WarmStart()."""
+    asked = []
+    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
+    for changes in ({"rambling": 0.9}, {}):
+        with pytest.raises(ZeroDivisionError):
+            new_parts(default_flags(output_dir=str(tmp_path), **changes), Progress(None))
+    assert asked == [warm_start.WarmStart(restart=0.9), warm_start.WarmStart()]
+
+
+# ------------------------------------------------------------------------------------------------ processes and devices
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
+    """Without LOCAL_RANK, as under plain `python train.py`, accelerate must not be told of a backend: it would ask a
+    process group that nobody made. With it, objects travel by gloo."""
+    from accelerate.state import AcceleratorState
+
+    made = []
+    handlers = accelerate.InitProcessGroupKwargs
+    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: made.append(handlers(**k)) or made[-1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setattr(accelerate, "Accelerator", lambda **k: SimpleNamespace(is_main_process=True))
+    AcceleratorState._reset_state(True)
+    try:
+        setup.new_accelerator(default_flags())
+    finally:
+        AcceleratorState._reset_state(True)
+    assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices"),
+    [
+        ({}, 2),  # one trains, one samples, six are idle
+        ({"tensor_parallel": 2, "data_parallel": 2}, 5),
+        ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 9),
+    ],
+)
+def test_device_hours_count_devices_in_use(monkeypatch, changes, devices):
+    """One trainer process on a host with eight GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert setup.devices_in_use(default_flags(**changes), SimpleNamespace(count=1)) == devices

@@ -1,0 +1,80 @@
+"""runtime/weights_check.py: the gap by hand, and a run that ends when the generator has other weights than the trainer."""
+
+import math
+
+import pytest
+import torch
+from scripted import play
+
+from runtime.model import Row
+from runtime.weights_check import RunFailed, logprob_gap
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    return lambda *scripts, **changes: play(monkeypatch, tmp_path / "run", *scripts, overwrite=True, **changes)
+
+
+def test_the_gap_by_hand():
+    """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count. Mean
+    of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""
+    rows = [Row([1], [5, 6, 7], [1, 0, 1]), Row([1], [5], [1])]
+    own = torch.tensor([[-1.0, 0.0, -2.0], [-1.0, 0.0, 0.0]])
+    behaviour = [[-1.1, -9.0, -1.8], [-1.6]]
+    assert logprob_gap(own, behaviour, rows, False) == pytest.approx(0.3)
+    assert logprob_gap(own, behaviour, rows, True) == pytest.approx(0.15)
+
+
+def test_weights_that_did_not_move_end_the_run(run):
+    """Log-probs that differ by more than 1e-4 (bfloat16: 0.1) are an error, and evaluation tokens of another version."""
+    with pytest.raises(RunFailed, match=r"weights check: at version 0 .* by 2\.0e-04 .* than 0.0001 \(float32\)"):
+        run({"logprob": -2e-4})
+    with pytest.raises(RunFailed, match="weights check: 10 evaluation completions have tokens that version 0 did not"):
+        run({"mixed": True})
+    played = run({"logprob": -5e-5})
+    assert played.steps[0]["logprob_gap"] == pytest.approx(5e-5) and played.progress.step == 8
+    assert run({"logprob": -0.08}, dtype="bfloat16").progress.step == 8
+    with pytest.raises(RunFailed, match=r"by 1\.2e-01 .* than 0.1 \(bfloat16\): .* weights .* precision"):
+        run({"logprob": -0.12}, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
+    """One row of ten."""
+    with pytest.raises(RunFailed, match="weights check: at version 0 trainer and generator differ by nan nats"):
+        run(trainer={"experts": experts, "off": [math.nan, 0.0]}, dtype=dtype)
+
+
+def test_the_median_row_decides_for_a_mixture_of_experts(run):
+    """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
+    for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
+        assert run(trainer={"experts": 4, "off": off}).steps[0]["logprob_gap"] == 0.0
+    with pytest.raises(RunFailed, match=r"differ by 1\.0e-01"):
+        run(trainer={"experts": 4, "off": [0.1] * 7 + [0.0]})
+    with pytest.raises(RunFailed, match=r"differ by 1\.0e-02"):  # the mean of one in ten
+        run(trainer={"off": [0.1, 0.0]})
+
+
+def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
+    """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
+    from tasks import chain
+
+    class Mixture(chain.ChainTask):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.sources = ["chain", "other"]
+            self.held_out = [*self.held_out, *(type(p)(p.key, p.prompt_ids, p.answer, "other") for p in self.held_out)]
+
+    monkeypatch.setattr(chain, "ChainTask", Mixture)
+
+    def evaluate(self, problems, n_samples):
+        self.settle()
+        self.evaluating = True
+        return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]
+
+    record = run({"evaluate": evaluate}, max_steps=1).evals[0]
+    assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
+    assert record["pass_rate_of"] == {"chain": 0.0, "other": 1.0}
