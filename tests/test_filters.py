@@ -1,6 +1,5 @@
 """filters.py: hand-worked groups, brute-force loops over Python lists, and each filter's state through JSON."""
 
-import doctest
 import json
 import math
 import random
@@ -9,19 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import filters
 from filters import DynamicSampling, PassRateHistory, PromptsExhausted, has_variance
 from losses import LOSSES, aggregation_weights, normalize_advantages
 
 torch.set_num_threads(1)
 
-
-def test_module_example_runs():
-    result = doctest.testmod(filters)
-    assert result.attempted >= 3 and result.failed == 0
-
-
-# ---------------------------------------------------------------------------------------------- zero variance
+# ----------------------------------------------------------------------------------------------- worked examples
 
 
 def test_has_variance_by_hand():
@@ -29,18 +21,69 @@ def test_has_variance_by_hand():
     rewards = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
     ids = torch.tensor([4, 2, 4, 9, 2, 4, 9, 5])
     assert has_variance(rewards, ids).tolist() == [True, False, True, False, False, True, False, False]
+    assert rewards.tolist() == [1, 1, -1, -1, 1, 1, -1, 1] and ids.tolist() == [4, 2, 4, 9, 2, 4, 9, 5]
 
 
-@pytest.mark.parametrize("seed", range(5))
+def test_pass_rate_history_by_hand():
+    """16 of 16 in epoch 1 would retire; 12 of 16, then 16 of 16: 28/32 = .875 stays; then 16/16: 44/48 = .917 goes."""
+    history = PassRateHistory()
+    assert history.threshold == 0.9 and history.window == "cumulative"
+    assert history.pass_rate("a") is None and not history.retired("a")
+    for solved, rate, retired in [(12, 12 / 16, False), (16, 28 / 32, False), (16, 44 / 48, True)]:
+        history.update("a", [1] * solved + [0] * (16 - solved))
+        assert history.pass_rate("a") == rate and history.retired("a") is retired
+    history.update("b", [True, False])
+    assert history.pass_rate("b") == 0.5 and not history.retired("b") and history.n_retired == 1
+
+
+def test_latest_window_by_hand():
+    """12/16 then 16/16: the latest group alone is 1.0, so the prompt goes at the second group already."""
+    history = PassRateHistory(window="latest")
+    history.update("a", [1] * 12 + [0] * 4)
+    assert not history.retired("a")
+    history.update("a", [1] * 16)
+    assert history.pass_rate("a") == 1.0 and history.retired("a")
+    history.update("b", [1] * 8 + [0] * 2)
+    history.update("b", [0, 1])
+    assert history.pass_rate("b") == 0.5 and not history.retired("b")
+
+
+def test_dynamic_sampling_by_hand():
+    """B = 2. Offered: dead, live, dead, dead, live: keeps the 2nd and 5th, 3 discarded of 5 offered."""
+    sampler = DynamicSampling(batch_prompts=2)
+    stream = [("a", [1, 1]), ("b", [1, -1]), ("c", [-1, -1]), ("d", [0.1, 0.1, 0.1]), ("e", torch.tensor([-1.0, 1.0]))]
+    kept = []
+    for group, rewards in stream:
+        assert not sampler.full
+        kept.append(sampler.offer(group, rewards))
+    assert kept == [False, True, False, False, True]
+    assert sampler.full and (sampler.offered, sampler.discarded) == (5, 3)
+    with pytest.raises(RuntimeError, match="full"):
+        sampler.offer("f", [1, -1])
+    assert sampler.take() == ["b", "e"]
+    assert not sampler.full and (sampler.offered, sampler.discarded) == (0, 0)
+    with pytest.raises(RuntimeError, match="0 of 2"):
+        sampler.take()
+    sampler.offer("g", [1, 0])
+    with pytest.raises(RuntimeError, match="1 of 2"):
+        sampler.take()
+    sampler.offer("h", [1, 0])
+    assert sampler.take() == ["g", "h"]
+
+
+# -------------------------------------------------------------------------------------------- zero-variance filter
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_has_variance_against_sets(seed, dtype):
+def test_has_variance_against_sets(dtype):
     """Oracle: the number of different rewards in each group's Python set."""
-    rng = random.Random(seed)
-    ids = [rng.choice([-3, 0, 7, 10**12, 8]) for _ in range(14)]
-    rewards = [rng.choice([-1, 1]) for _ in ids]
-    groups = {p: {r for r, q in zip(rewards, ids, strict=True) if q == p} for p in ids}
-    got = has_variance(torch.tensor(rewards, dtype=dtype), torch.tensor(ids))
-    assert got.dtype == torch.bool and got.tolist() == [len(groups[p]) > 1 for p in ids]
+    for seed in range(5):
+        rng = random.Random(seed)
+        ids = [rng.choice([-3, 0, 7, 10**12, 8]) for _ in range(14)]
+        rewards = [rng.choice([-1, 1]) for _ in ids]
+        groups = {p: {r for r, q in zip(rewards, ids, strict=True) if q == p} for p in ids}
+        got = has_variance(torch.tensor(rewards, dtype=dtype), torch.tensor(ids))
+        assert got.dtype == torch.bool and got.tolist() == [len(groups[p]) > 1 for p in ids]
 
 
 def test_has_variance_is_exact_equality():
@@ -52,18 +95,12 @@ def test_has_variance_is_exact_equality():
     assert has_variance(nearly, torch.zeros(7)).all()
     assert has_variance(torch.tensor([-0.5, -0.25]), torch.zeros(2)).all()  # all below the 0 of an empty buffer
     assert not has_variance(torch.tensor([-0.5, -0.5]), torch.zeros(2)).any()
-
-
-def test_has_variance_edges():
     assert has_variance(torch.zeros(0), torch.zeros(0)).shape == (0,)
     for rewards in ([math.nan, 1.0], [math.nan, math.nan]):  # an error to be seen, not a group to be dropped in silence
         assert has_variance(torch.tensor(rewards), torch.zeros(2)).all()
-    rewards, ids = torch.tensor([1.0, 0.0]), torch.tensor([3, 3])
-    has_variance(rewards, ids)
-    assert rewards.tolist() == [1.0, 0.0] and ids.tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("rewards, ids", [(3, 2), (2, 3), ((4, 1), 4), ((), ())])
+@pytest.mark.parametrize("rewards, ids", [(3, 2), (2, 3), ((4, 1), 4), ((4, 1), (4, 1)), ((), ())])
 def test_has_variance_refuses_shapes_that_do_not_agree(rewards, ids):
     rewards, ids = torch.zeros(rewards), torch.zeros(ids)
     with pytest.raises(ValueError) as error:
@@ -100,30 +137,6 @@ def test_filtered_rows_leave_loss_and_denominators(how):
 # ------------------------------------------------------------------------------------- no-positive-resampling
 
 
-def test_pass_rate_history_by_hand():
-    """16 of 16 in epoch 1 would retire; 12 of 16, then 16 of 16: 28/32 = .875 stays; then 16/16: 44/48 = .917 goes."""
-    history = PassRateHistory()
-    assert history.threshold == 0.9 and history.window == "cumulative"
-    assert history.pass_rate("a") is None and not history.retired("a")
-    for solved, rate, retired in [(12, 12 / 16, False), (16, 28 / 32, False), (16, 44 / 48, True)]:
-        history.update("a", [1] * solved + [0] * (16 - solved))
-        assert history.pass_rate("a") == rate and history.retired("a") is retired
-    history.update("b", [True, False])
-    assert history.pass_rate("b") == 0.5 and not history.retired("b") and history.n_retired == 1
-
-
-def test_latest_window():
-    """12/16 then 16/16: the latest group alone is 1.0, so the prompt goes at the second group already."""
-    history = PassRateHistory(window="latest")
-    history.update("a", [1] * 12 + [0] * 4)
-    assert not history.retired("a")
-    history.update("a", [1] * 16)
-    assert history.pass_rate("a") == 1.0 and history.retired("a")
-    history.update("b", [1] * 8 + [0] * 2)
-    history.update("b", [0, 1])
-    assert history.pass_rate("b") == 0.5 and not history.retired("b")
-
-
 @pytest.mark.parametrize("percent", [7, 14, 28, 29, 55, 56, 57, 58, 90, 99, 100])
 def test_threshold_is_reached_at_equality(percent):
     """percent of 100 rollouts retires, one less does not. In floating point .57 * 100 < 57 and .07 * 100 > 7."""
@@ -141,10 +154,16 @@ def test_retired_for_good_and_groups_in_flight():
     assert history.pass_rate("a") == 0.5 and history.retired("a") and history.n_retired == 1
 
 
-def test_above_one_nothing_retires():
+def test_pass_rate_history_options():
+    """A threshold above 1 retires nothing. Thresholds and windows without a meaning are refused."""
     history = PassRateHistory(threshold=1.1)
     history.update("a", [1] * 50)
     assert not history.retired("a") and history.pass_rate("a") == 1.0
+    for threshold in (0, -0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="threshold"):
+            PassRateHistory(threshold)
+    with pytest.raises(ValueError, match="cumulative, latest"):
+        PassRateHistory(window="epoch")
 
 
 @pytest.mark.parametrize("correct", [[1, -1], [0.5], [0.9, 1.0], [math.nan], [2], []])
@@ -157,26 +176,19 @@ def test_a_shaped_reward_is_no_pass_rate(correct):
     assert history.pass_rate("a") == 0.5
 
 
-def test_correct_may_be_a_tensor_and_ids_may_not():
+def test_correct_may_be_a_tensor_and_keys_may_not():
     history = PassRateHistory()
     for correct in (torch.tensor([1, 0]), torch.tensor([True, False]), np.array([1.0, 0.0]), (c for c in (1, 0))):
         history.update(3, correct)
     assert history.pass_rate(3) == 0.5
-    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):  # to ask is refused too: the answer would be "not retired"
-        for question in (
-            lambda: history.update(bad, [1]),
-            lambda: history.retired(bad),
-            lambda: history.pass_rate(bad),
-            lambda: history.remaining([3, bad]),
-        ):
-            with pytest.raises(TypeError, match=r"str or int, got .*; use int\(id\) or str\(id\)"):
-                question()
-    with pytest.raises(TypeError, match="got Tensor"):
-        history.remaining(torch.tensor([3, 4]))
+    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):
+        for method, more in [(history.update, [[1]]), (history.retired, []), (history.pass_rate, [])]:
+            with pytest.raises(TypeError, match=r"str or int, got .*; use int\(key\) or str\(key\)"):
+                method(bad, *more)  # to ask is refused too: the answer would be "not retired"
 
 
 def test_history_goes_through_a_checkpoint():
-    """Through JSON text, with ids of both kinds (1 and "1" are two prompts), and goes on counting as if never saved."""
+    """Through JSON text, with keys of both kinds (1 and "1" are two prompts), and goes on counting as if never saved."""
     history = PassRateHistory()
     history.update(1, [1] * 17 + [0])
     history.update(1, [0])  # 17/19, retired at 17/18
@@ -194,10 +206,9 @@ def test_history_goes_through_a_checkpoint():
 
 
 def test_saved_state_is_a_copy():
-    history = PassRateHistory()
+    history, other = PassRateHistory(), PassRateHistory()
     history.update("a", [1])
     state = history.state_dict()
-    other = PassRateHistory()
     other.load_state_dict(state)
     other.update("b", [1])
     history.update("a", [0])
@@ -205,117 +216,45 @@ def test_saved_state_is_a_copy():
     assert history.pass_rate("b") is None
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"counts": [["a", 2, 1]]}, "correct <= rollouts"),
-        ({"counts": [["a", -1, 1]]}, "correct <= rollouts"),
-        ({"counts": [["a", 0, 0]]}, "rollouts > 0"),
-        ({"counts": [["a", 1, 1], ["a", 1, 1]]}, "new id"),
-        ({"counts": [["a", 1]]}, "new id"),
-        ({"counts": [["a", 1, 1, 1]]}, "new id"),
-        ({"counts": [["a", 1.0, 1]]}, "new id"),
-        ({"counts": [["a", 1, "1"]]}, "new id"),
-        ({"counts": [[None, 1, 1]]}, "new id"),
-        ({"counts": [[["a"], 1, 1]]}, "new id"),
-        ({"counts": ["abc"]}, "new id"),
-        ({"retired": ["z"]}, "missing from the counts"),
-        ({"threshold": 0.8}, "threshold 0.8"),
-        ({"window": "latest"}, "window latest"),
-        ({"extra": 1}, "keys"),
-    ],
-)
-def test_load_is_strict_and_leaves_the_history_alone(change, message):
+def test_a_state_of_other_settings_is_refused_and_leaves_the_history_alone():
     history = PassRateHistory()
     history.update("a", [1, 1, 0])
     before = history.state_dict()
-    with pytest.raises(ValueError, match=message):
-        history.load_state_dict(before | change)
-    for missing in before:
-        with pytest.raises(ValueError, match="keys"):
-            history.load_state_dict({k: v for k, v in before.items() if k != missing})
+    refused = [
+        (before | {"threshold": 0.8}, "threshold 0.8"),
+        (before | {"window": "latest"}, "window latest"),
+        (before | {"extra": 1}, "keys"),
+        *(({k: v for k, v in before.items() if k != missing}, "keys") for missing in before),
+    ]
+    for state, message in refused:
+        with pytest.raises(ValueError, match=message):
+            history.load_state_dict(state)
     assert history.state_dict() == before
-
-
-def test_an_exhausted_pool_is_said_not_spun_on():
-    """Prompts still to sample keep their order; when none is left, an error names the flag's idea instead of a loop."""
-    history = PassRateHistory()
-    pool = ["c", "a", "b"]
-    history.update("a", [1])
-    assert history.remaining(pool) == ["c", "b"]
-    for p in ("b", "c"):
-        history.update(p, [1])
-    with pytest.raises(PromptsExhausted, match="All 3 prompts reached a pass rate"):
-        history.remaining(pool)
-
-
-def test_pass_rate_history_options():
-    for threshold in (0, -0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match="threshold"):
-            PassRateHistory(threshold)
-    with pytest.raises(ValueError, match="cumulative, latest"):
-        PassRateHistory(window="epoch")
 
 
 # ------------------------------------------------------------------------------------------- dynamic sampling
 
 
-def test_dynamic_sampling_refills_in_order():
-    """B = 2. Offered: dead, live, dead, dead, live: keeps the 2nd and 5th, 3 discarded of 5 offered."""
-    sampler = DynamicSampling(batch_prompts=2)
-    stream = [("a", [1, 1]), ("b", [1, -1]), ("c", [-1, -1]), ("d", [0.1, 0.1, 0.1]), ("e", torch.tensor([-1.0, 1.0]))]
-    kept = []
-    for group, rewards in stream:
-        assert not sampler.full
-        kept.append(sampler.offer(group, rewards))
-    assert kept == [False, True, False, False, True]
-    assert sampler.full and (sampler.offered, sampler.discarded) == (5, 3)
-    with pytest.raises(RuntimeError, match="full"):
-        sampler.offer("f", [1, -1])
-    assert sampler.take() == ["b", "e"]
-    assert not sampler.full and (sampler.offered, sampler.discarded) == (0, 0)
-    with pytest.raises(RuntimeError, match="0 of 2"):
-        sampler.take()
-    sampler.offer("g", [1, 0])
-    with pytest.raises(RuntimeError, match="1 of 2"):
-        sampler.take()
-    sampler.offer("h", [1, 0])
-    assert sampler.take() == ["g", "h"]
-
-
 def test_dynamic_sampling_compares_as_exactly_as_the_filter():
-    """Rewards 1e-12 apart differ; a group of one never has variance; a NaN is kept, so that the error shows."""
+    """Rewards 1e-12 apart differ; a group of one never has variance; a NaN is kept, so that the error shows. A group
+    without rewards is a bug of the caller, not one to discard."""
     sampler = DynamicSampling(batch_prompts=3)
     assert sampler.offer("a", [0.5, 0.5 + 1e-12])
     assert not sampler.offer("b", [1.0])
     assert sampler.offer("c", [math.nan, 1.0])
-
-
-def test_dynamic_sampling_refuses_an_empty_group():
-    """A group without rewards is a bug of the caller, not one to discard; the counts stay."""
-    sampler = DynamicSampling(batch_prompts=1)
     for rewards in ([], torch.zeros(0)):
         with pytest.raises(ValueError, match="without rewards"):
-            sampler.offer("a", rewards)
-    assert (sampler.offered, sampler.discarded) == (0, 0)
+            sampler.offer("d", rewards)
+    assert (sampler.offered, sampler.discarded) == (3, 1)
 
 
 def test_dynamic_sampling_gives_up():
-    """max_in_a_row = 3: dead, dead, live, dead, dead is fine (the live one starts the count anew), a third ends it."""
-    sampler = DynamicSampling(batch_prompts=4, max_in_a_row=3)
-    for rewards in ([1, 1], [1, 1], [1, 0], [1, 1], [0, 0]):
+    """B = 2: after 19 dead groups a live one starts the count anew; the 20th in a row after it ends it, not the 19th."""
+    sampler = DynamicSampling(batch_prompts=2)
+    for rewards in [[1, 1]] * 19 + [[1, 0]] + [[0, 0]] * 19:
         sampler.offer(None, rewards)
-    with pytest.raises(PromptsExhausted, match="3 groups in a row"):
+    with pytest.raises(PromptsExhausted, match="20 groups in a row"):
         sampler.offer(None, [1, 1])
-    assert sampler.discarded == 5
-    default = DynamicSampling(batch_prompts=2)
-    for _ in range(19):  # 10 * B - 1
-        default.offer(None, [1, 1])
-    with pytest.raises(PromptsExhausted, match="20 groups"):
-        default.offer(None, [1, 1])
-
-
-@pytest.mark.parametrize("options", [{"batch_prompts": 0, "max_in_a_row": 3}, {"batch_prompts": 2, "max_in_a_row": 0}])
-def test_dynamic_sampling_options(options):
+    assert sampler.discarded == 39
     with pytest.raises(ValueError, match="at least 1"):
-        DynamicSampling(**options)
+        DynamicSampling(0)

@@ -1,6 +1,5 @@
 """losses.py against hand-worked numbers, exact expectations over enumerated actions, autograd and brute-force loops."""
 
-import doctest
 import itertools
 import math
 from statistics import fmean
@@ -9,13 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import losses
 from losses import (
     LOSSES,
     aggregation_weights,
-    cispo,
-    dapo,
-    grpo,
     gspo,
     kl_penalty,
     merge_metrics,
@@ -27,7 +22,20 @@ from losses import (
 torch.set_num_threads(1)
 
 NAMES = list(LOSSES)
+AVERAGES = ["sample", "prompt", "token", "constant"]
 F64 = torch.float64
+
+
+def f64(*values) -> Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+def close(got: Tensor, wanted: Tensor, atol: float = 1e-6) -> None:
+    torch.testing.assert_close(got, wanted, atol=atol, rtol=0)
+
+
+def floats(metrics: dict[str, Tensor]) -> dict[str, float]:
+    return {key: float(value) for key, value in metrics.items()}
 
 
 def extra(name: str, old_logprobs: Tensor) -> dict[str, Tensor]:
@@ -54,18 +62,19 @@ def run(name: str, logprobs: Tensor, behaviour: Tensor, old: Tensor, advantages:
     return token_loss.detach(), metrics, torch.autograd.grad(token_loss.sum(), leaf)[0]
 
 
-def ratios(*rho: float) -> tuple[Tensor, Tensor]:
-    """One row of log-probs and behaviour log-probs whose ratios are `rho`."""
+def run_ratios(name: str, rho, advantage: float | Tensor = 1.0, mask: Tensor | None = None, **clips):
+    """`run` on one row whose tokens have the ratios `rho`."""
     behaviour = torch.full((1, len(rho)), -2.0, dtype=F64)
-    return behaviour + torch.tensor([rho], dtype=F64).log(), behaviour
+    advantages = advantage if isinstance(advantage, Tensor) else f64(advantage)
+    mask = torch.ones(1, len(rho)) if mask is None else mask
+    return run(name, behaviour + f64(rho).log(), behaviour, behaviour, advantages, mask, **clips)
 
 
-def test_module_example_runs():
-    assert doctest.testmod(losses).attempted >= 3
-    assert doctest.testmod(losses).failed == 0
+def capped(metrics: dict[str, Tensor]) -> tuple[int, int]:
+    return int(metrics["capped_positive"]), int(metrics["capped_negative"])
 
 
-# ------------------------------------------------------------------------------------------------- CISPO
+# ----------------------------------------------------------------------------------------------- worked examples
 
 
 def test_cispo_by_hand():
@@ -74,16 +83,13 @@ def test_cispo_by_hand():
     loss = -w A log pi:  -2 ln .2 = 3.218876,  -5 ln .5 = 3.465736,  +1 * ln .2 = -1.609438.
     gradient = -w A: -2, -5, +1.
     """
-    logprobs = torch.tensor([[0.2, 0.5], [0.2, 0.9]], dtype=F64).log()
-    behaviour = torch.tensor([[0.1, 0.05], [0.4, 0.1]], dtype=F64).log()
+    logprobs, behaviour = f64([0.2, 0.5], [0.2, 0.9]).log(), f64([0.1, 0.05], [0.4, 0.1]).log()
     mask = torch.tensor([[1, 1], [1, 0]])
-    token_loss, metrics, grad = run("cispo", logprobs, behaviour, behaviour, torch.tensor([1.0, -2.0], dtype=F64), mask)
-    torch.testing.assert_close(
-        token_loss, torch.tensor([[3.218876, 3.465736], [-1.609438, 0]], dtype=F64), atol=1e-6, rtol=0
-    )
-    torch.testing.assert_close(grad, torch.tensor([[-2.0, -5.0], [1.0, 0.0]], dtype=F64))
+    token_loss, metrics, grad = run("cispo", logprobs, behaviour, behaviour, f64(1, -2), mask)
+    close(token_loss, f64([3.218876, 3.465736], [-1.609438, 0]))
+    close(grad, f64([-2, -5], [1, 0]))
     # before truncation: 2 + 10 + .5 = 12.5;  4 + 100 + .25 = 104.25;  ess = 12.5^2 / (3 * 104.25) = .4996003
-    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(
+    assert floats(metrics) == pytest.approx(
         {
             "tokens": 3, "ratio_sum": 12.5, "ratio_sq_sum": 104.25, "ratio_max": 10, "tokens_positive": 2,
             "tokens_negative": 1, "capped_positive": 1, "capped_negative": 0,
@@ -95,34 +101,147 @@ def test_cispo_by_hand():
 
 
 def test_eps_max_is_an_absolute_cap_without_a_lower_clamp():
-    """rho = 5.5 is weighted 5 (not 5.5, as a cap of 1 + 5 would); rho = .01 is weighted .01; the default cap is 5."""
-    logprobs, behaviour = ratios(5.5, 0.01, 4.9)
-    _, _, grad = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, 3))
-    torch.testing.assert_close(grad, -torch.tensor([[5.0, 0.01, 4.9]], dtype=F64))
-    _, _, grad = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, 3), eps_max=3.0)
-    torch.testing.assert_close(grad, -torch.tensor([[3.0, 0.01, 3.0]], dtype=F64))
-
-
-def test_no_second_correction_and_ratio_against_the_generator():
-    """Weight = pi_train / pi_gen itself, whatever the trainer's old log-probs; they cannot even be given."""
-    logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
-    for name in ("cispo", "gspo", "dapo", "grpo"):
-        with pytest.raises(TypeError):
-            LOSSES[name](logprobs, behaviour, advantages, mask, old_logprobs=old)
-    _, _, grad = run("cispo", logprobs, behaviour, old, advantages, mask)
-    for i in range(len(logprobs)):
-        for t in range(logprobs.shape[1]):
-            rho = math.exp(logprobs[i, t]) / math.exp(behaviour[i, t])
-            assert grad[i, t] == pytest.approx(-rho * float(advantages[i]) * int(mask[i, t]))
+    """rho = 5.5 is weighted 5 and counts as capped (a cap of 1 + 5 would do neither); rho = .01 is weighted .01."""
+    _, metrics, grad = run_ratios("cispo", [5.5, 0.01, 4.9])
+    close(grad, -f64([5.0, 0.01, 4.9]))
+    assert capped(metrics) == (1, 0)
+    close(run_ratios("cispo", [5.5, 0.01, 4.9], eps_max=3.0)[2], -f64([3.0, 0.01, 3.0]))
 
 
 def test_capped_token_learns_under_cispo_and_not_under_a_clip():
     """The difference between the two families: rho = 9, A = 1."""
-    logprobs, behaviour = ratios(9.0)
     for name in NAMES:
-        _, metrics, grad = run(name, logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, 1))
+        _, metrics, grad = run_ratios(name, [9.0])
         assert float(grad) == (pytest.approx(-5.0) if name == "cispo" else 0.0), name
-        assert int(metrics["capped_positive"]) == 1
+        assert capped(metrics) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
+@pytest.mark.parametrize(
+    "rho, sign, loss_over_a, slope",
+    [
+        (2.0, 1, -1.5, 0.0),  # above, A > 0: held at 1 + eps_high
+        (0.1, 1, -0.1, -0.1),  # below, A > 0: free to grow back
+        (2.0, -1, -2.0, -2.0),  # above, A < 0: free to shrink back
+        (0.1, -1, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
+        (1.45, 1, -1.45, -1.45),  # inside above; eps_low and eps_high swapped would clip here
+        (0.55, -1, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
+    ],
+)
+def test_clip_quadrants(name, rho, sign, loss_over_a, slope):
+    """eps_low = .4, eps_high = .5, A = +-3, gradient = slope * A. grpo has one eps for both sides: see below."""
+    token_loss, metrics, grad = run_ratios(name, [rho], 3.0 * sign, eps_low=0.4, eps_high=0.5)
+    assert float(token_loss) == pytest.approx(loss_over_a * 3 * sign)
+    assert float(grad) == pytest.approx(slope * 3 * sign)
+    assert capped(metrics) == ((0, 0) if slope else (1, 0) if sign > 0 else (0, 1))
+
+
+@pytest.mark.parametrize(
+    "name, low, high", [("dapo", 0.2, 0.26), ("gspo", 3e-3, 4e-3), ("grpo", 0.2, 0.2), ("tis", 0.2, 0.2)]
+)
+def test_default_clips(name, low, high):
+    """DAPO .2/.26 and GSPO 3e-3/4e-3 as ScaleRL ran them, GRPO .2: a hair inside is free, a hair outside is clipped."""
+    for sign, bound in [(1, 1 + high), (-1, 1 - low)]:
+        for side in (-1, 1):
+            grad = float(run_ratios(name, [bound + 1e-5 * side], sign)[2])
+            assert (grad == 0) == (side == sign), (name, sign, side)
+
+
+def test_gspo_with_advantages_per_token_is_gspo_token():
+    """rho = 1.10 and .88, so s = sqrt(.968) = .9838699, inside both clips of .04; A = 2 and -3. Loss and gradient of each
+    token are -s A_t. A third token, rho = 1.2 and A = 0, makes s = (1.1616)^(1/3) = 1.0512, above the clip: it holds
+    the token with A = 2 and not the one with A = -3, and the third does not move.
+    """
+    clips = {"eps_low": 0.04, "eps_high": 0.04}
+    token_loss, _, grad = run_ratios("gspo", [1.10, 0.88], f64([2, -3]), **clips)
+    close(token_loss, f64([-2 * 0.9838699, 3 * 0.9838699]))
+    close(grad, f64([-2 * 0.9838699, 3 * 0.9838699]))
+    _, metrics, grad = run_ratios("gspo", [1.10, 0.88, 1.2], f64([2, -3, 0]), **clips)
+    close(grad, f64([0.0, 3 * 1.0512, 0.0]), atol=1e-3)
+    assert capped(metrics) == (1, 0)
+
+
+def test_tis_by_hand():
+    """pi_gen = .1, pi_old = .3, pi = .33, A = 2: min(.3/.1, 2) = 2 and r = 1.1, so loss = -2 * 1.1 * 2 = -4.4 and the
+    gradient is the same. Second token: pi_old = .15, factor 1.5, r = 1.1: -3.3. Against pi_gen both would be clipped.
+    """
+    logprobs, old, behaviour = f64([0.33, 0.165]).log(), f64([0.30, 0.15]).log(), f64([0.1, 0.1]).log()
+    token_loss, metrics, grad = run("tis", logprobs, behaviour, old, f64(2), torch.ones(1, 2))
+    close(token_loss, f64([-4.4, -3.3]))
+    close(grad, f64([-4.4, -3.3]))
+    summary = summarize_metrics(metrics)
+    assert summary["tis_capped"] == 0.5 and summary["capped_positive"] == 0
+    assert summary["ratio_max"] == pytest.approx(3.3)  # pi / pi_gen, as in every loss
+
+
+def test_sequence_level_tis_by_hand():
+    """pi_old / pi_gen = 2, .5, 1.5 and an untrained 9: the product is 1.5 on each trained token, not min(2, 1.2), .5 and
+    min(1.5, 1.2). pi = pi_old, A = 2: gradient -3 a token; with a cap of 1.2, -2.4, and all 3 trained tokens count.
+    """
+    behaviour, old = f64([0.1, 0.2, 0.1, 0.1]).log(), f64([0.2, 0.1, 0.15, 0.9]).log()
+    a, mask = f64(2), torch.tensor([[1, 1, 1, 0]])
+    for cap, slope, count in [(2.0, -3.0, 0), (1.2, -2.4, 3)]:
+        _, metrics, grad = run("tis", old, behaviour, old, a, mask, cap=cap, level="sequence")
+        close(grad, f64([slope, slope, slope, 0]))
+        assert int(metrics["tis_capped"]) == count
+    _, _, grad = run("tis", old, behaviour, old, a, mask, cap=1.2)  # the default is the token's own ratio
+    close(grad, f64([-2.4, -1.0, -2.4, 0.0]))
+    with pytest.raises(ValueError, match="level='row' is not one of token, sequence"):
+        tis(old, behaviour, a, mask, old_logprobs=old, level="row")
+
+
+def test_aggregation_by_hand():
+    """Prompt 7: rows of 1 and 3 tokens; prompt 3: one row of 2; a fourth row, alone in prompt 9, has none.
+    sample 1/(|y| * 3 rows) = 1/3, 1/9, 1/6 · prompt 1/(4 * 2 prompts) = 1/8 and 1/(2 * 2) = 1/4 · token 1/6 ·
+    constant 10: 1/(10 * 3) = 1/30.
+    """
+    mask, ids = f64([1, 0, 0, 0], [1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]), torch.tensor([7, 7, 3, 9])
+    rows = [1 / 3, 1 / 9, 1 / 6, 0], [1 / 8, 1 / 8, 1 / 4, 0], [1 / 6] * 4, [1 / 30] * 4
+    for how, of_rows in zip(AVERAGES, rows, strict=True):
+        close(aggregation_weights(mask, ids, how, constant=10), mask * f64(*of_rows)[:, None])
+    assert torch.equal(aggregation_weights(mask, ids), aggregation_weights(mask, ids, "prompt"))
+    # a divisor below 1 is a divisor too: 1 / (.25 * 3)
+    assert float(aggregation_weights(mask, ids, "constant", constant=0.25)[0, 0]) == pytest.approx(4 / 3)
+
+
+HAND_REWARDS, HAND_IDS = f64(1, 12, -1, -1, 10, -1), torch.tensor([5, 2, 5, 5, 2, 5])
+
+
+def test_advantages_by_hand():
+    """Prompt 5: rewards 1, -1, -1, -1, mean -.5, centered 1.5, -.5, -.5, -.5. Prompt 2: 12, 10, centered 1, -1.
+    batch: variance (2.25 + 3 * .25 + 2) / 6 = 5/6, std .9128709 (the raw rewards' std would be 5.6);
+    prompt: stds sqrt(3/4) = .8660254 and 1. With ddof 1: batch sqrt(5/5) = 1; prompt sqrt(3/3) = 1 and sqrt(2).
+    """
+    centered = f64(1.5, 1, -0.5, -0.5, -1, -0.5)
+    own = f64(0.8660254, 1, 0.8660254, 0.8660254, 1, 0.8660254)
+    own_1 = f64(1, math.sqrt(2), 1, 1, math.sqrt(2), 1)
+    cases = [("none", 0, 1), ("batch", 0, 0.9128709), ("batch", 1, 1), ("prompt", 0, own), ("prompt", 1, own_1)]
+    for how, ddof, std in cases:
+        close(normalize_advantages(HAND_REWARDS, HAND_IDS, how, eps=0.0, ddof=ddof), centered / std)
+    # eps is added to the std, and `none` divides by nothing: 1.5 / (.9128709 + 1) = .7841617
+    first_two = {how: normalize_advantages(HAND_REWARDS, HAND_IDS, how, eps=1.0) for how in ("batch", "prompt", "none")}
+    assert float(first_two["batch"][0]) == pytest.approx(0.7841617)
+    assert float(first_two["prompt"][1]) == pytest.approx(0.5) and float(first_two["none"][0]) == 1.5
+    # by default `batch`, population std, and eps 1e-6: the std of these is .913e-6
+    default = normalize_advantages(HAND_REWARDS * 1e-6, HAND_IDS)
+    assert float(default[0]) == pytest.approx(1.5 / (0.9128709 + 1))
+
+
+def test_kl_by_hand():
+    """pi = .5, pi_ref = .25, r = .5: k1 = ln 2, k2 = (ln 2)^2 / 2 = .2402265, k3 = .5 - 1 + ln 2 = .1931472."""
+    logprobs, reference, mask = f64([0.5, 0.5]).log(), f64([0.25, 0.9]).log(), torch.tensor([[1, 0]])
+    for name, value in [("k1", 0.6931472), ("k2", 0.2402265), ("k3", 0.1931472)]:
+        close(kl_penalty(logprobs, reference, mask, name), f64([value, 0.0]), atol=1e-7)
+    close(kl_penalty(logprobs, reference, mask), f64([0.1931472, 0.0]), atol=1e-7)  # k3 is the default
+
+
+@pytest.mark.parametrize("rho, ess", [([3, 3, 3, 3], 1), ([1e6, 1e-6, 1e-6, 1e-6], 0.25), ([2, 1], 9 / 10)])
+def test_effective_sample_size_by_hand(rho, ess):
+    """Equal ratios: 1, whatever their size. One ratio far above the rest: 1 / n. 3^2 / (2 * 5)."""
+    assert summarize_metrics(run_ratios("cispo", rho)[1])["ess"] == pytest.approx(ess)
+
+
+# --------------------------------------------------------------------------------------- the losses against oracles
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,52 +263,16 @@ def test_expected_gradient_is_the_policy_gradient(name):
     torch.testing.assert_close(got, expected)
 
 
-# ------------------------------------------------------------------------------------------- clipped losses
-
-
-@pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
-@pytest.mark.parametrize(
-    "rho, advantage, loss_over_a, slope",
-    [
-        (2.0, 1.0, -1.5, 0.0),  # above, A > 0: held at 1 + eps_high
-        (0.1, 1.0, -0.1, -0.1),  # below, A > 0: free to grow back
-        (2.0, -1.0, -2.0, -2.0),  # above, A < 0: free to shrink back
-        (0.1, -1.0, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
-        (1.45, 1.0, -1.45, -1.45),  # inside above; eps_low and eps_high swapped would clip here
-        (0.55, -1.0, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
-    ],
-)
-def test_clip_quadrants(name, rho, advantage, loss_over_a, slope):
-    """eps_low = .4, eps_high = .5, A = +-3, gradient = slope * A. grpo has one eps for both sides: see below."""
-    logprobs, behaviour = ratios(rho)
-    clips = {"eps_low": 0.4, "eps_high": 0.5}
-    a = torch.tensor([3.0 * advantage], dtype=F64)
-    token_loss, metrics, grad = run(name, logprobs, behaviour, behaviour, a, torch.ones(1, 1), **clips)
-    assert float(token_loss) == pytest.approx(loss_over_a * float(a))
-    assert float(grad) == pytest.approx(slope * float(a))
-    capped = (int(metrics["capped_positive"]), int(metrics["capped_negative"]))
-    assert capped == ((0, 0) if slope else (1, 0) if advantage > 0 else (0, 1))
-
-
-def test_grpo_is_symmetric():
-    """eps = .2: 1.21 and .79 are past it on their side, 1.19 and .81 are not."""
-    for rho, advantage, past in [(1.21, 1, True), (1.19, 1, False), (0.79, -1, True), (0.81, -1, False)]:
-        logprobs, behaviour = ratios(rho)
-        a = torch.tensor([float(advantage)], dtype=F64)
-        assert (float(run("grpo", logprobs, behaviour, behaviour, a, torch.ones(1, 1))[2]) == 0) == past
-
-
-@pytest.mark.parametrize(
-    "name, low, high", [("dapo", 0.2, 0.26), ("gspo", 3e-3, 4e-3), ("grpo", 0.2, 0.2), ("tis", 0.2, 0.2)]
-)
-def test_default_clips(name, low, high):
-    """DAPO .2/.26 and GSPO 3e-3/4e-3 as ScaleRL ran them, GRPO .2: a hair inside is free, a hair outside is clipped."""
-    for sign, bound, outside in [(1.0, 1 + high, 1.0), (-1.0, 1 - low, -1.0)]:
-        for side in (-1, 1):
-            logprobs, behaviour = ratios(bound + 1e-5 * side)
-            a = torch.tensor([sign], dtype=F64)
-            grad = float(run(name, logprobs, behaviour, behaviour, a, torch.ones(1, 1))[2])
-            assert (grad == 0) == (side == outside), (name, sign, side)
+def test_no_second_correction_and_ratio_against_the_generator():
+    """Weight = pi_train / pi_gen itself, whatever the trainer's old log-probs; they cannot even be given."""
+    logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
+    for name in ("cispo", "gspo", "dapo", "grpo"):
+        with pytest.raises(TypeError):
+            LOSSES[name](logprobs, behaviour, advantages, mask, old_logprobs=old)
+    _, _, grad = run("cispo", logprobs, behaviour, old, advantages, mask)
+    for i, t in itertools.product(*map(range, logprobs.shape)):
+        rho = math.exp(logprobs[i, t]) / math.exp(behaviour[i, t])
+        assert grad[i, t] == pytest.approx(-rho * float(advantages[i]) * int(mask[i, t]))
 
 
 def test_gspo_against_the_papers_own_expression():
@@ -219,59 +302,7 @@ def test_gspo_against_the_papers_own_expression():
     torch.testing.assert_close(torch.autograd.grad(loss, leaf2)[0], expected)
     for i in range(8):  # the term is repeated on the sequence's tokens, and only there
         assert len({round(float(x), 12) for x, m in zip(token_loss[i].detach(), mask[i], strict=True) if m}) == 1
-    assert int(metrics["capped_positive"] + metrics["capped_negative"]) == sum(
-        int(mask[i].sum()) for i in range(8) if not expected[i].any()
-    )
-
-
-def test_gspo_with_advantages_per_token_is_gspo_token():
-    """rho = 1.10 and .88, so s = sqrt(.968) = .9838699, inside both clips of .04; A = 2 and -3. Loss and gradient of each
-    token are -s A_t. A third token, rho = 1.2 and A = 0, makes s = (1.1616)^(1/3) = 1.0512, above the clip: it holds
-    the token with A = 2 and not the one with A = -3, and the third does not move.
-    """
-    logprobs, behaviour = ratios(1.10, 0.88)
-    a, clips = torch.tensor([[2.0, -3.0]], dtype=F64), {"eps_low": 0.04, "eps_high": 0.04}
-    token_loss, _, grad = run("gspo", logprobs, behaviour, behaviour, a, torch.ones(1, 2), **clips)
-    expected = torch.tensor([[-2 * 0.9838699, 3 * 0.9838699]], dtype=F64)
-    torch.testing.assert_close(token_loss, expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(grad, expected, atol=1e-6, rtol=0)
-    logprobs, behaviour = ratios(1.10, 0.88, 1.2)
-    a = torch.tensor([[2.0, -3.0, 0.0]], dtype=F64)
-    _, metrics, grad = run("gspo", logprobs, behaviour, behaviour, a, torch.ones(1, 3), **clips)
-    torch.testing.assert_close(grad, torch.tensor([[0.0, 3 * 1.0512, 0.0]], dtype=F64), atol=1e-3, rtol=0)
-    assert (int(metrics["capped_positive"]), int(metrics["capped_negative"])) == (1, 0)
-
-
-def test_tis_by_hand():
-    """pi_gen = .1, pi_old = .3, pi = .33, A = 2: min(.3/.1, 2) = 2 and r = 1.1, so loss = -2 * 1.1 * 2 = -4.4 and the
-    gradient is the same. Second token: pi_old = .15, factor 1.5, r = 1.1: -3.3. Against pi_gen both would be clipped.
-    """
-    logprobs = torch.tensor([[0.33, 0.165]], dtype=F64).log()
-    old = torch.tensor([[0.30, 0.15]], dtype=F64).log()
-    behaviour = torch.tensor([[0.1, 0.1]], dtype=F64).log()
-    token_loss, metrics, grad = run("tis", logprobs, behaviour, old, torch.tensor([2.0], dtype=F64), torch.ones(1, 2))
-    torch.testing.assert_close(token_loss, torch.tensor([[-4.4, -3.3]], dtype=F64))
-    torch.testing.assert_close(grad, torch.tensor([[-4.4, -3.3]], dtype=F64))
-    summary = summarize_metrics(metrics)
-    assert summary["tis_capped"] == 0.5 and summary["capped_positive"] == 0
-    assert summary["ratio_max"] == pytest.approx(3.3)  # pi / pi_gen, as in every loss
-
-
-def test_sequence_level_tis_by_hand():
-    """pi_old / pi_gen = 2, .5, 1.5 and an untrained 9: the product is 1.5 on each trained token, not min(2, 1.2), .5 and
-    min(1.5, 1.2). pi = pi_old, A = 2: gradient -3 a token; with a cap of 1.2, -2.4, and all 3 trained tokens count.
-    """
-    behaviour = torch.tensor([[0.1, 0.2, 0.1, 0.1]], dtype=F64).log()
-    old = torch.tensor([[0.2, 0.1, 0.15, 0.9]], dtype=F64).log()
-    a, mask = torch.tensor([2.0], dtype=F64), torch.tensor([[1, 1, 1, 0]])
-    for cap, slope, capped in [(2.0, -3.0, 0), (1.2, -2.4, 3)]:
-        _, metrics, grad = run("tis", old, behaviour, old, a, mask, cap=cap, level="sequence")
-        torch.testing.assert_close(grad, torch.tensor([[slope, slope, slope, 0.0]], dtype=F64))
-        assert int(metrics["tis_capped"]) == capped
-    _, _, grad = run("tis", old, behaviour, old, a, mask, cap=1.2)  # the default is the token's own ratio
-    torch.testing.assert_close(grad, torch.tensor([[-2.4, -1.0, -2.4, 0.0]], dtype=F64))
-    with pytest.raises(ValueError, match="level='row' is not one of token, sequence"):
-        tis(old, behaviour, a, mask, old_logprobs=old, level="row")
+    assert sum(capped(metrics)) == sum(int(mask[i].sum()) for i in range(8) if not expected[i].any())
 
 
 def test_tis_per_sequence_is_unbiased_without_its_cap_and_per_token_is_not():
@@ -303,27 +334,14 @@ def test_tis_with_one_update_a_batch_is_cispo():
     _, _, wanted = run("cispo", logprobs, behaviour, logprobs, advantages, mask, eps_max=2.0)
     for clips in ({}, {"eps_low": 1e-9, "eps_high": 1e-9}):
         _, metrics, grad = run("tis", logprobs, behaviour, logprobs, advantages, mask, **clips)
-        assert torch.equal(grad, wanted) and int(metrics["capped_positive"] + metrics["capped_negative"]) == 0
-        assert int(metrics["tis_capped"]) > 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradient_flows_through_the_log_probs_alone(name):
-    logprobs, *others, mask = batch()
-    others = [x.requires_grad_() for x in others]
-    behaviour, old, advantages = others
-    token_loss, metrics = LOSSES[name](logprobs.requires_grad_(), behaviour, advantages, mask, **extra(name, old))
-    token_loss.sum().backward()
-    assert logprobs.grad.abs().sum() > 0
-    assert all(x.grad is None for x in others)
-    assert not any(value.requires_grad for value in metrics.values())
+        assert torch.equal(grad, wanted) and capped(metrics) == (0, 0) and int(metrics["tis_capped"]) > 0
 
 
 # ------------------------------------------------------------------------------------- masks, NaN, range, dtype
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30, 0.0])
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 0.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_outside_the_mask_counts(name, junk):
     """Junk in every input outside the mask, and in the advantage of an untrained row: same loss, gradient, metrics."""
@@ -335,7 +353,7 @@ def test_nothing_outside_the_mask_counts(name, junk):
     with torch.autograd.detect_anomaly():  # no NaN on the way either: it would stop whoever debugs with this switch
         got = run(name, *dirty, advantages.masked_fill(torch.arange(6) == 2, junk), mask)
     assert torch.equal(got[0], clean[0]) and torch.equal(got[2], clean[2])
-    assert {k: float(v) for k, v in got[1].items()} == {k: float(v) for k, v in clean[1].items()}
+    assert floats(got[1]) == floats(clean[1])
     assert not got[0][fill].any() and not got[2][fill].any()
 
 
@@ -401,45 +419,36 @@ def test_bfloat16_log_probs_are_raised_before_the_ratio(name):
     got = run(name, coarse, behaviour, behaviour, advantages, mask)
     assert got[0].dtype == torch.float32 and torch.equal(got[0], wanted[0])
     assert got[2].dtype == torch.bfloat16 and torch.equal(got[2], wanted[2].bfloat16())
-    assert {k: float(v) for k, v in got[1].items()} == {k: float(v) for k, v in wanted[1].items()}
+    assert floats(got[1]) == floats(wanted[1])
     if name == "gspo":
         assert torch.equal(got[2].any(1), wanted[2].any(1)) and 8 <= int((~got[2].any(1)).sum()) <= 56  # clips act
 
 
-def test_bfloat16_kl_is_computed_in_fp32():
-    """log pi = -1, log pi_ref = -1.001, which bfloat16 rounds to -1: k1 is .001, not 0."""
-    got = kl_penalty(torch.tensor([[-1.0]]).bfloat16(), torch.tensor([[-1.001]]), torch.ones(1, 1), "k1")
-    assert got.dtype == torch.float32 and float(got) == pytest.approx(0.001, rel=1e-3)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_inputs_are_not_written_to(name):
+def test_gradient_flows_through_the_log_probs_alone_and_no_input_is_written_to(name):
     inputs = batch()
     before = [x.clone() for x in inputs]
-    run(name, *inputs)
-    normalize_advantages(inputs[3], torch.tensor([0, 0, 1, 1, 2, 2]))
+    logprobs, behaviour, old, advantages = (x.requires_grad_() for x in inputs[:4])
+    token_loss, metrics = LOSSES[name](logprobs, behaviour, advantages, inputs[4], **extra(name, old))
+    token_loss.sum().backward()
+    assert logprobs.grad.abs().sum() > 0
+    assert all(x.grad is None for x in (behaviour, old, advantages))
+    assert not any(value.requires_grad for value in metrics.values())
+    normalize_advantages(advantages.detach(), torch.tensor([0, 0, 1, 1, 2, 2]))
     aggregation_weights(inputs[4], torch.arange(6))
-    kl_penalty(inputs[0], inputs[1], inputs[4])
+    kl_penalty(logprobs, behaviour, inputs[4])
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_advantages_belong_to_rows_and_shapes_must_agree(name):
     """N = T is where a broadcast along the wrong axis passes unseen: each row of the loss must scale with its own A."""
-    logprobs = torch.full((3, 3), -1.0, dtype=F64)
-    a = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    logprobs, a = torch.full((3, 3), -1.0, dtype=F64), f64(1, 2, 3)
     token_loss, _, _ = run(name, logprobs, logprobs, logprobs, a, torch.ones(3, 3))
     torch.testing.assert_close(token_loss / token_loss[0], a[:, None].expand(3, 3))
     good = [torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3)]
-    for i, bad in [
-        (0, torch.zeros(3)),
-        (1, torch.zeros(2, 1)),
-        (2, torch.zeros(2, 1)),
-        (2, torch.zeros(3, 2)),
-        (2, torch.zeros(3)),
-        (3, torch.ones(2)),
-    ]:
-        args = [*good[:i], bad, *good[i + 1 :]]
+    for i, bad in [(0, (3,)), (1, (2, 1)), (2, (2, 1)), (2, (3, 2)), (2, (3,)), (3, (2,))]:
+        args = [*good[:i], torch.zeros(bad), *good[i + 1 :]]
         with pytest.raises(ValueError, match="expected logprobs"):
             LOSSES[name](*args, **extra(name, torch.zeros(2, 3)))
     if name == "tis":
@@ -448,56 +457,21 @@ def test_advantages_belong_to_rows_and_shapes_must_agree(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_advantages_per_token_that_are_equal_in_a_row_are_the_rows_own(name):
-    """(N, T), with junk outside the mask, against (N,): the same bits in loss, gradient and metrics."""
+def test_advantages_per_token(name):
+    """Equal ones in a row, with junk outside the mask, are the row's own to the bit. Different ones act each on its own
+    token, as in rows of one token each, so that any packing will do (but for GSPO, worked out above)."""
     logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
     wanted = run(name, logprobs, behaviour, old, advantages, mask)
     per_token = advantages[:, None].expand(6, 5).masked_fill(mask == 0, math.nan)
     got = run(name, logprobs, behaviour, old, per_token, mask)
-    assert torch.equal(got[0], wanted[0]) and torch.equal(got[2], wanted[2])
-    assert {k: float(v) for k, v in got[1].items()} == {k: float(v) for k, v in wanted[1].items()}
-
-
-@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "tis"])
-def test_advantages_per_token_act_on_their_own_token(name):
-    """Rows of one token each are worked out elsewhere: a token with its own advantage must be such a row."""
-    logprobs, behaviour, old, _, mask = batch(spread=0.3)
-    advantages = torch.randn(6, 5, generator=torch.Generator().manual_seed(9), dtype=F64)
-    token_loss, metrics, grad = run(name, logprobs, behaviour, old, advantages, mask)
-    column = [x.reshape(-1, 1) for x in (logprobs, behaviour, old)]
-    wanted = run(name, *column, advantages.flatten(), mask.reshape(-1, 1))
-    assert torch.equal(token_loss.reshape(-1, 1), wanted[0]) and torch.equal(grad.reshape(-1, 1), wanted[2])
-    assert {k: float(v) for k, v in metrics.items()} == pytest.approx({k: float(v) for k, v in wanted[1].items()})
-
-
-@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
-@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "tis"])
-def test_packed_rows_equal_padded_ones(name, how):
-    """Rows of 3, 5, 1 and 4 tokens end to end, (1, 13), with advantages and weights per token: as padded (4, 5)."""
-    lengths, ids = [3, 5, 1, 4], torch.tensor([0, 0, 1, 1])
-    row = torch.arange(4).repeat_interleave(torch.tensor(lengths))  # (13,)
-    *packed, _, _ = batch(rows=1, length=13, seed=4, spread=0.3)
-    mask = torch.tensor([[1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0]])  # 2, 4, 1 and 2 tokens train
-    advantages = torch.tensor([1.0, -1.0, 0.5, -0.5], dtype=F64)
-    divisors = {"sample": [2 * 4, 4 * 4, 1 * 4, 2 * 4], "prompt": [6 * 2, 6 * 2, 3 * 2, 3 * 2], "token": [9] * 4,
-                "constant": [7 * 4] * 4}  # fmt: skip
-    weights = mask / torch.tensor(divisors[how], dtype=F64)[row]  # (1, 13)
-
-    def step(tensors, advantages, mask, weights):
-        leaf = tensors[0].clone().requires_grad_()
-        token_loss, metrics = LOSSES[name](leaf, tensors[1], advantages, mask, **extra(name, tensors[2]))
-        loss = (weights * token_loss).sum()
-        return loss.detach(), metrics, torch.autograd.grad(loss, leaf)[0]
-
-    def pad(x: Tensor) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(x[0].split(lengths), batch_first=True)
-
-    mask_padded = pad(mask)
-    wanted = step([pad(x) for x in packed], advantages, mask_padded, aggregation_weights(mask_padded.double(), ids, how, 7))
-    got = step(packed, advantages[row][None], mask, weights)
-    torch.testing.assert_close(got[0], wanted[0])
-    torch.testing.assert_close(pad(got[2]), wanted[2])
-    assert {k: float(v) for k, v in got[1].items()} == pytest.approx({k: float(v) for k, v in wanted[1].items()})
+    assert torch.equal(got[0], wanted[0]) and torch.equal(got[2], wanted[2]) and floats(got[1]) == floats(wanted[1])
+    if name != "gspo":
+        per_token = torch.randn(6, 5, generator=torch.Generator().manual_seed(9), dtype=F64)
+        got = run(name, logprobs, behaviour, old, per_token, mask)
+        column = [x.reshape(-1, 1) for x in (logprobs, behaviour, old)]
+        wanted = run(name, *column, per_token.flatten(), mask.reshape(-1, 1))
+        assert torch.equal(got[0].reshape(-1, 1), wanted[0]) and torch.equal(got[2].reshape(-1, 1), wanted[2])
+        assert floats(got[1]) == pytest.approx(floats(wanted[1]))
 
 
 # ------------------------------------------------------------------------------------------------- metrics
@@ -505,55 +479,37 @@ def test_packed_rows_equal_padded_ones(name, how):
 
 def test_metrics_are_taken_before_truncation_for_both_signs():
     """rho = 10 with A < 0: CISPO caps it too; a clip never binds there. rho = .5, A < 0: the clip binds, CISPO not."""
-    logprobs, behaviour = ratios(10.0, 0.5)
-    for name, capped in [("cispo", 1), ("dapo", 1), ("grpo", 1), ("tis", 1)]:
-        _, m, grad = run(name, logprobs, behaviour, behaviour, torch.tensor([-1.0], dtype=F64), torch.ones(1, 2))
+    for name in ("cispo", "dapo", "grpo", "tis"):
+        _, m, grad = run_ratios(name, [10.0, 0.5], -1.0)
         assert (float(m["ratio_max"]), float(m["ratio_sum"])) == pytest.approx((10.0, 10.5))
-        assert (int(m["capped_negative"]), int(m["capped_positive"])) == (capped, 0)
+        assert capped(m) == (0, 1)
         assert float(grad[0, 0]) == pytest.approx(5.0 if name == "cispo" else 10.0)
 
 
 def test_metrics_count_trained_tokens_only_and_strict_bounds():
     """rho = .5 inside the mask, 1 outside: the maximum is .5. At rho = eps_max = 1 nothing is cut. A = 0: no sign."""
-    logprobs, behaviour = ratios(0.5, 1.0, 0.5)
-    mask = torch.tensor([[1, 0, 1]])
-    _, m, _ = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), mask)
+    _, m, _ = run_ratios("cispo", [0.5, 1.0, 0.5], mask=torch.tensor([[1, 0, 1]]))
     assert (float(m["ratio_max"]), int(m["tokens"]), float(m["ratio_sq_sum"])) == pytest.approx((0.5, 2, 0.5))
-    logprobs, behaviour = ratios(1.0)
     for a in (1.0, -1.0, 0.0):
-        _, m, _ = run(
-            "cispo", logprobs, behaviour, behaviour, torch.tensor([a], dtype=F64), torch.ones(1, 1), eps_max=1.0
-        )
-        assert (int(m["capped_positive"]), int(m["capped_negative"])) == (0, 0)
-        assert (int(m["tokens_positive"]), int(m["tokens_negative"])) == (int(a > 0), int(a < 0))
+        _, m, _ = run_ratios("cispo", [1.0], a, eps_max=1.0)
+        assert capped(m) == (0, 0) and (m["tokens_positive"], m["tokens_negative"]) == (a > 0, a < 0)
         for name in ("dapo", "gspo", "tis"):  # at rho = 1 + 0 and 1 - 0 the clip does not bind
-            a_row, clips = torch.tensor([a], dtype=F64), {"eps_low": 0.0, "eps_high": 0.0}
-            _, m, _ = run(name, logprobs, behaviour, behaviour, a_row, torch.ones(1, 1), **clips)
-            assert (int(m["capped_positive"]), int(m["capped_negative"])) == (0, 0)
+            assert capped(run_ratios(name, [1.0], a, eps_low=0.0, eps_high=0.0)[1]) == (0, 0)
 
 
 def test_shares_have_their_own_denominators():
     """A > 0: 1 of 2 tokens above 1.2; A < 0: 3 of 4 below .8. tis with pi_old = pi: of six engine ratios two, 1.3 and
     1.1, are above a cap of 1, where one stands exactly; all six are above .4, and untrained tokens count nowhere.
     """
-    rho = torch.tensor([[1.3, 1.0, 1.0, 1.0, 1.0], [0.5, 0.5, 0.5, 1.1, 9.0]], dtype=F64)
+    rho, a = f64([1.3, 1.0, 1.0, 1.0, 1.0], [0.5, 0.5, 0.5, 1.1, 9.0]), f64(1, -1)
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
     behaviour = torch.full_like(rho, -3.0)
-    a = torch.tensor([1.0, -1.0], dtype=F64)
-    summary = summarize_metrics(run("grpo", behaviour + rho.log(), behaviour, behaviour, a, mask)[1])
-    assert (summary["capped_positive"], summary["capped_negative"]) == (0.5, 0.75)
     logprobs = behaviour + rho.log()
+    summary = summarize_metrics(run("grpo", logprobs, behaviour, behaviour, a, mask)[1])
+    assert (summary["capped_positive"], summary["capped_negative"]) == (0.5, 0.75)
     for cap, share in [(1.0, 2 / 6), (0.4, 1.0)]:
         _, m, _ = run("tis", logprobs, behaviour, logprobs, a, mask, cap=cap)
         assert summarize_metrics(m)["tis_capped"] == pytest.approx(share)
-
-
-def test_effective_sample_size_extremes():
-    """Equal ratios: 1, whatever their size. One ratio far above the rest: 1 / n."""
-    for rho, expected in [((3.0, 3.0, 3.0, 3.0), 1.0), ((1e6, 1e-6, 1e-6, 1e-6), 0.25), ((2.0, 1.0), 9 / 10)]:
-        logprobs, behaviour = ratios(*rho)
-        _, m, _ = run("cispo", logprobs, behaviour, behaviour, torch.ones(1, dtype=F64), torch.ones(1, len(rho)))
-        assert summarize_metrics(m)["ess"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -562,8 +518,7 @@ def test_merged_metrics_of_microbatches_are_those_of_the_batch(name):
     whole = run(name, *inputs, mask)[1]
     parts = [run(name, *(x[rows] for x in (*inputs, mask)))[1] for rows in (slice(0, 1), slice(1, 5), slice(5, 7))]
     assert all(value.dim() == 0 for part in parts for value in part.values())
-    merged = merge_metrics(parts)
-    assert {k: float(v) for k, v in merged.items()} == pytest.approx({k: float(v) for k, v in whole.items()}, rel=1e-12)
+    assert floats(merge_metrics(parts)) == pytest.approx(floats(whole), rel=1e-12)
     nested = merge_metrics([merge_metrics(parts[:2]), parts[2]])
     assert summarize_metrics(nested) == pytest.approx(summarize_metrics(whole), rel=1e-12)
 
@@ -599,27 +554,7 @@ def test_an_empty_microbatch_still_runs_backward(name, shape):
 # --------------------------------------------------------------------------------------------- aggregation
 
 
-def test_aggregation_by_hand():
-    """Prompt 7: rows of 1 and 3 tokens; prompt 3: one row of 2; a fourth row, alone in prompt 9, has none.
-    sample 1/(|y| * 3 rows) = 1/3, 1/9, 1/6 · prompt 1/(4 * 2 prompts) = 1/8 and 1/(2 * 2) = 1/4 · token 1/6 ·
-    constant 10: 1/(10 * 3) = 1/30.
-    """
-    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=F64)
-    ids = torch.tensor([7, 7, 3, 9])
-    for how, rows in [
-        ("sample", [1 / 3, 1 / 9, 1 / 6, 0]),
-        ("prompt", [1 / 8, 1 / 8, 1 / 4, 0]),
-        ("token", [1 / 6] * 4),
-        ("constant", [1 / 30] * 4),
-    ]:
-        expected = mask * torch.tensor(rows, dtype=F64)[:, None]
-        torch.testing.assert_close(aggregation_weights(mask, ids, how, constant=10), expected)
-    assert torch.equal(aggregation_weights(mask, ids), aggregation_weights(mask, ids, "prompt"))
-    # a divisor below 1 is a divisor too: 1 / (.25 * 3)
-    assert float(aggregation_weights(mask, ids, "constant", constant=0.25)[0, 0]) == pytest.approx(4 / 3)
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_aggregation_against_means_over_lists(seed):
     """Oracle: the nested means as Python lists of each row's and prompt's token losses."""
     g = torch.Generator().manual_seed(seed)
@@ -640,8 +575,8 @@ def test_aggregation_against_means_over_lists(seed):
         assert float((weights * loss).sum()) == pytest.approx(value), how
 
 
-@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("how", AVERAGES)
+@pytest.mark.parametrize("name", ["cispo", "gspo", "tis"])
 def test_any_split_gives_the_same_gradient(name, how):
     """1, 2, 4 microbatches of unequal size, and 2 ranks whose gradients are averaged and multiplied by 2 (as data
     parallel training averages), against the whole batch. The mean of microbatch means is shown to differ.
@@ -652,9 +587,8 @@ def test_any_split_gives_the_same_gradient(name, how):
 
     def gradient(rows: slice, weights: Tensor) -> Tensor:
         leaf = logprobs.clone().requires_grad_()
-        token_loss, _ = LOSSES[name](
-            leaf[rows], behaviour[rows], advantages[rows], mask[rows], **extra(name, old[rows])
-        )
+        inputs = leaf[rows], behaviour[rows], advantages[rows], mask[rows]
+        token_loss, _ = LOSSES[name](*inputs, **extra(name, old[rows]))
         return torch.autograd.grad((weights * token_loss).sum(), leaf)[0]
 
     whole = gradient(slice(None), weights)
@@ -682,7 +616,7 @@ def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
 
     def loss(module: torch.nn.Module, rows: slice) -> Tensor:
         logprobs = module(features[rows]).log_softmax(-1).gather(2, actions[rows]).squeeze(2)  # (n, 5)
-        token_loss, _ = cispo(logprobs, noise[rows], advantages[rows], mask[rows])
+        token_loss, _ = LOSSES["cispo"](logprobs, noise[rows], advantages[rows], mask[rows])
         return (weights[rows] * token_loss).sum()
 
     wanted = torch.autograd.grad(loss(model, slice(None)), model.weight)[0]
@@ -697,11 +631,10 @@ def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
     accelerator.gradient_accumulation_steps = 1  # accelerate keeps it for the whole process
 
 
-@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
+@pytest.mark.parametrize("how", AVERAGES)
 def test_dropped_rows_leave_the_denominators(how):
     """A row or prompt whose mask is all 0 weighs as if it were not in the batch."""
-    mask = torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1], [0, 0]], dtype=F64)
-    ids = torch.tensor([0, 0, 0, 1, 2])
+    mask, ids = f64([1, 1], [1, 0], [0, 0], [1, 1], [0, 0]), torch.tensor([0, 0, 0, 1, 2])
     kept = mask.any(-1)
     weights = aggregation_weights(mask, ids, how, constant=5)
     torch.testing.assert_close(weights[kept], aggregation_weights(mask[kept], ids[kept], how, constant=5))
@@ -712,21 +645,20 @@ def test_dropped_rows_leave_the_denominators(how):
 def test_prompt_average_needs_whole_groups():
     """Half of a group in a batch of its own weighs as much as a whole group: 1/2 + 1/2 for it instead of 1/3 each."""
     mask, ids = torch.ones(6, 1, dtype=F64), torch.tensor([0, 0, 1, 1, 2, 2])
-    whole = aggregation_weights(mask, ids)
-    assert whole[:2].sum() == pytest.approx(1 / 3)
+    assert aggregation_weights(mask, ids)[:2].sum() == pytest.approx(1 / 3)
     assert aggregation_weights(mask[:3], ids[:3])[2].sum() == pytest.approx(1 / 2)  # row 2 alone: half of group 1
 
 
 def test_forced_tokens_are_not_counted():
     """A row of 5 tokens of which 2 in the middle were forced counts 3."""
-    weights = aggregation_weights(torch.tensor([[1, 0, 0, 1, 1]], dtype=F64), torch.tensor([0]), "sample")
-    torch.testing.assert_close(weights, torch.tensor([[1, 0, 0, 1, 1]], dtype=F64) / 3)
+    weights = aggregation_weights(f64([1, 0, 0, 1, 1]), torch.tensor([0]), "sample")
+    close(weights, f64([1, 0, 0, 1, 1]) / 3)
 
 
 def test_aggregation_dtype_and_errors():
     mask, ids = torch.ones(2, 3), torch.tensor([0, 1])
-    assert aggregation_weights(mask.bool(), ids).dtype == torch.float32
-    assert aggregation_weights(mask.bfloat16(), ids).dtype == torch.float32
+    for kind in (torch.bool, torch.bfloat16):
+        assert aggregation_weights(mask.to(kind), ids).dtype == torch.float32
     assert aggregation_weights(mask.double(), ids).dtype == F64
     with pytest.raises(ValueError, match="sample, prompt, token, constant"):
         aggregation_weights(mask, ids, "mean")
@@ -740,37 +672,6 @@ def test_aggregation_dtype_and_errors():
 
 # --------------------------------------------------------------------------------------------- advantages
 
-HAND_REWARDS = torch.tensor([1, 12, -1, -1, 10, -1], dtype=F64)
-HAND_IDS = torch.tensor([5, 2, 5, 5, 2, 5])
-
-
-def test_advantages_by_hand():
-    """Prompt 5: rewards 1, -1, -1, -1, mean -.5, centred 1.5, -.5, -.5, -.5. Prompt 2: 12, 10, centred 1, -1.
-    batch: variance (2.25 + 3 * .25 + 2) / 6 = 5/6, std .9128709 (the raw rewards' std would be 5.6);
-    prompt: stds sqrt(3/4) = .8660254 and 1. With ddof 1: batch sqrt(5/5) = 1; prompt sqrt(3/3) = 1 and sqrt(2).
-    """
-    centred = torch.tensor([1.5, 1, -0.5, -0.5, -1, -0.5], dtype=F64)
-    own = torch.tensor([0.8660254, 1, 0.8660254, 0.8660254, 1, 0.8660254], dtype=F64)
-    own_1 = torch.tensor([1, math.sqrt(2), 1, 1, math.sqrt(2), 1], dtype=F64)
-    for how, ddof, std in [
-        ("none", 0, 1.0),
-        ("batch", 0, 0.9128709),
-        ("batch", 1, 1.0),
-        ("prompt", 0, own),
-        ("prompt", 1, own_1),
-    ]:
-        got = normalize_advantages(HAND_REWARDS, HAND_IDS, how, eps=0.0, ddof=ddof)
-        torch.testing.assert_close(got, centred / std, atol=1e-6, rtol=0)
-    # eps is added to the std, and `none` divides by nothing: 1.5 / (.9128709 + 1) = .7841617
-    assert float(normalize_advantages(HAND_REWARDS, HAND_IDS, "batch", eps=1.0)[0]) == pytest.approx(0.7841617)
-    assert float(normalize_advantages(HAND_REWARDS, HAND_IDS, "prompt", eps=1.0)[1]) == pytest.approx(0.5)
-    assert float(normalize_advantages(HAND_REWARDS, HAND_IDS, "none", eps=1.0)[0]) == 1.5
-    assert torch.equal(
-        normalize_advantages(HAND_REWARDS, HAND_IDS), normalize_advantages(HAND_REWARDS, HAND_IDS, "batch")
-    )
-    default = normalize_advantages(HAND_REWARDS * 1e-6, HAND_IDS)  # std .913e-6 is not far above the default eps 1e-6
-    assert float(default[0]) == pytest.approx(1.5 / (0.9128709 + 1))
-
 
 @pytest.mark.parametrize("how", ["batch", "prompt"])
 def test_advantages_do_not_depend_on_offset_scale_or_row_order(how):
@@ -778,9 +679,8 @@ def test_advantages_do_not_depend_on_offset_scale_or_row_order(how):
     shift = torch.where(HAND_IDS == 5, 7.0, -3.0)
     torch.testing.assert_close(normalize_advantages(4 * HAND_REWARDS + shift, HAND_IDS, how, eps=0.0), expected)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    torch.testing.assert_close(
-        normalize_advantages(HAND_REWARDS[order], HAND_IDS[order], how, eps=0.0), expected[order]
-    )
+    reordered = normalize_advantages(HAND_REWARDS[order], HAND_IDS[order], how, eps=0.0)
+    torch.testing.assert_close(reordered, expected[order])
 
 
 @pytest.mark.parametrize("how", ["batch", "prompt"])
@@ -788,60 +688,65 @@ def test_variance_in_two_passes(how):
     """FP32 rewards of 100000 and 100001: E[r^2] - E[r]^2 would be the difference of two 1e10, good to +-1000."""
     rewards = torch.tensor([100000.0, 100001.0, 100000.0, 100001.0])
     got = normalize_advantages(rewards, torch.tensor([0, 0, 1, 1]), how)
-    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, -1.0, 1.0]), atol=1e-5, rtol=0)
+    close(got, torch.tensor([-1.0, 1.0, -1.0, 1.0]), atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["batch", "prompt", "none"])
-@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-12])
-def test_equal_or_single_rewards_give_exactly_zero(how, eps):
+def test_equal_or_single_rewards_give_exactly_zero(how):
     """The FP32 means of seven .1, thirds or -.3 are off by 7e-9 to 3e-8: a test of the std would keep them. A single
     row is 0 too. Negative rewards stand below the 0 of an empty buffer.
     """
-    for value, n in [(0.1, 7), (1 / 3, 7), (1.0, 6), (1e-8, 11), (123456.7, 13), (-0.1, 7), (-1 / 3, 7), (-0.3, 7)]:
-        rewards = torch.full((n,), value)
-        assert not normalize_advantages(rewards, torch.zeros(n), how, eps=eps).any()
-        mixed = normalize_advantages(
-            torch.cat([rewards, torch.tensor([1.0, -1.0, 5.0])]), torch.tensor([0] * n + [1, 1, 2]), how, eps=eps
-        )
-        assert not mixed[:n].any() and mixed[n + 2] == 0 and mixed[n] > 0 > mixed[n + 1]
-        for ddof in (0, 1):
-            assert not normalize_advantages(torch.tensor([value]), torch.tensor([4]), how, eps=eps, ddof=ddof).any()
+    for value, n in [(0.1, 7), (1 / 3, 7), (1e-8, 11), (123456.7, 13), (-0.1, 7), (-1 / 3, 7), (-0.3, 7)]:
+        for eps in (0.0, 1e-6):
+            rewards = torch.full((n,), value)
+            assert not normalize_advantages(rewards, torch.zeros(n), how, eps=eps).any()
+            rewards, ids = torch.cat([rewards, torch.tensor([1.0, -1.0, 5.0])]), torch.tensor([0] * n + [1, 1, 2])
+            mixed = normalize_advantages(rewards, ids, how, eps=eps)
+            assert not mixed[:n].any() and mixed[n + 2] == 0 and mixed[n] > 0 > mixed[n + 1]
+            for ddof in (0, 1):
+                assert not normalize_advantages(torch.tensor([value]), torch.tensor([4]), how, eps=eps, ddof=ddof).any()
 
 
-def test_both_orders_of_filter_and_batch_std():
-    """2 of 6 groups have equal rewards, p = 1/3 (groups of unequal size, so that p counts rows: 4 of 12).
-    Normalised before they are dropped, the kept advantages are larger by 1 / sqrt(1 - p) = sqrt(12 / 8).
+def test_equal_rewards_left_in_the_batch_change_the_step():
+    """The factors in the docstring of `normalize_advantages`. Two of six groups of two have equal rewards, p = 1/3: left
+    in the std, the others' advantages grow by 1 / sqrt(1 - p) = 1.22; left in the average, the step shrinks by 1 - p =
+    .67; left in both, by sqrt(1 - p) = .82.
     """
-    rewards = torch.tensor([1.0, -1, -1, 1, 1, -1, 1, -1, 1, 1, -1, -1], dtype=F64)
-    ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4])
-    keep = ids < 3
-    before = normalize_advantages(rewards, ids, eps=0.0)[keep]
+    rewards = f64(1, -1, 1, -1, -1, 1, 1, -1, 1, 1, -1, -1)
+    ids = torch.arange(6).repeat_interleave(2)
+    mask, keep, p = torch.ones(12, 1, dtype=F64), ids < 4, 1 / 3
+
+    def sums(advantages: Tensor, weights: Tensor) -> Tensor:  # the step is proportional to each row's A * weight
+        return advantages * weights[:, 0]
+
+    kept_weights, all_weights = aggregation_weights(mask[keep], ids[keep]), aggregation_weights(mask, ids)[keep]
     after = normalize_advantages(rewards[keep], ids[keep], eps=0.0)
-    torch.testing.assert_close(before, after * math.sqrt(12 / 8))
+    before = normalize_advantages(rewards, ids, eps=0.0)[keep]
+    right = sums(after, kept_weights)
     assert after.square().mean() == pytest.approx(1.0)
+    torch.testing.assert_close(sums(before, kept_weights), right / math.sqrt(1 - p))
+    torch.testing.assert_close(sums(after, all_weights), right * (1 - p))
+    torch.testing.assert_close(sums(before, all_weights), right * math.sqrt(1 - p))
 
 
-def test_centre_over_whole_groups():
-    """Group 1, 1, -1 -> means 1/3. Dropping the first row before centring makes it 0: A = +-1, not 2/3 and -4/3.
+def test_center_over_whole_groups():
+    """Group 1, 1, -1 -> means 1/3. Dropping the first row before centering makes it 0: A = +-1, not 2/3 and -4/3.
     Unequal sizes after a drop are no error either (no reshape to (-1, G)).
     """
     rewards, ids = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0]), torch.tensor([0, 0, 0, 1, 1])
-    torch.testing.assert_close(
-        normalize_advantages(rewards, ids, "none"), torch.tensor([2 / 3, 2 / 3, -4 / 3, 1, -1]), atol=1e-6, rtol=0
-    )
-    torch.testing.assert_close(normalize_advantages(rewards[1:], ids[1:], "none"), torch.tensor([1.0, -1, 1, -1]))
+    close(normalize_advantages(rewards, ids, "none"), torch.tensor([2 / 3, 2 / 3, -4 / 3, 1, -1]))
+    close(normalize_advantages(rewards[1:], ids[1:], "none"), torch.tensor([1.0, -1, 1, -1]))
 
 
 def test_advantage_dtypes_nan_and_errors():
-    ids = torch.tensor([0, 0, 1, 1])
-    ints = torch.tensor([1, 0, 1, 0])
+    ids, ints = torch.tensor([0, 0, 1, 1]), torch.tensor([1, 0, 1, 0])
     for kind in (torch.int64, torch.bool, torch.float32, torch.bfloat16):
         got = normalize_advantages(ints.to(kind), ids, "prompt", eps=0.0)
         assert got.dtype == torch.float32 and got.tolist() == [1, -1, 1, -1]
     assert normalize_advantages(ints.double(), ids).dtype == F64
     for how in ("batch", "prompt", "none"):  # a NaN reward is not hidden, in a group of equal rewards neither
-        assert normalize_advantages(torch.tensor([math.nan, 1.0, 1, 0]), ids, how)[:2].isnan().all()
-        assert normalize_advantages(torch.tensor([math.nan, math.nan, 1, 0]), ids, how)[:2].isnan().all()
+        for second in (1.0, math.nan):
+            assert normalize_advantages(torch.tensor([math.nan, second, 1, 0]), ids, how)[:2].isnan().all()
     hidden = normalize_advantages(torch.tensor([math.nan, 1.0, 1, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2]), "batch")
     assert hidden[:4].isnan().all() and hidden[4:].tolist() == [0, 0]  # other prompts lose theirs too, but for exact 0
     with pytest.raises(ValueError, match="batch, prompt, none"):
@@ -853,15 +758,6 @@ def test_advantage_dtypes_nan_and_errors():
 
 
 # ------------------------------------------------------------------------------------------------------ KL
-
-
-def test_kl_by_hand():
-    """pi = .5, pi_ref = .25, r = .5: k1 = ln 2, k2 = (ln 2)^2 / 2 = .2402265, k3 = .5 - 1 + ln 2 = .1931472."""
-    logprobs, reference = torch.tensor([[0.5, 0.5]], dtype=F64).log(), torch.tensor([[0.25, 0.9]], dtype=F64).log()
-    for name, value in [("k1", 0.6931472), ("k2", 0.2402265), ("k3", 0.1931472)]:
-        got = kl_penalty(logprobs, reference, torch.tensor([[1, 0]]), name)
-        torch.testing.assert_close(got, torch.tensor([[value, 0.0]], dtype=F64), atol=1e-7, rtol=0)
-    assert torch.equal(got, kl_penalty(logprobs, reference, torch.tensor([[1, 0]])))  # k3 is the default
 
 
 def test_kl_expectations_over_all_actions():
@@ -910,11 +806,7 @@ def test_kl_mask_range_and_errors(estimator):
         kl_penalty(logprobs, reference[0], mask, estimator)
 
 
-def test_named_losses():
-    assert LOSSES == {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
-
-
-def test_a_ratio_between_eps_max_and_one_plus_eps_max_counts_as_capped():
-    """rho = 5.5 with eps_max = 5 is above the absolute cap; a cap of 1 + eps_max = 6 would let it pass."""
-    _, metrics = cispo(torch.tensor([[math.log(5.5)]]), torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1))
-    assert int(metrics["capped_positive"]) == 1
+def test_bfloat16_kl_is_computed_in_fp32():
+    """log pi = -1, log pi_ref = -1.001, which bfloat16 rounds to -1: k1 is .001, not 0."""
+    got = kl_penalty(torch.tensor([[-1.0]]).bfloat16(), torch.tensor([[-1.001]]), torch.ones(1, 1), "k1")
+    assert got.dtype == torch.float32 and float(got) == pytest.approx(0.001, rel=1e-3)
