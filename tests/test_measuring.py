@@ -101,7 +101,7 @@ def test_busy_slots_are_counted_over_time(monkeypatch):
     """Two requests enter at 0 s, one leaves at 3 s, the other at 5 s: 2 x 3 + 1 x 2 = 8 slot-seconds."""
     times = iter([0.0, 0.0, 0.0, 3.0, 5.0])
     monkeypatch.setattr(benchmark_pacer.time, "perf_counter", lambda: next(times))
-    lengths = benchmark_pacer.Lengths(0.6)
+    lengths = benchmark_pacer.Lengths()
     budgets = [lengths.draw_budget(benchmark_pacer.random.Random(0)) for _ in range(2)]
     assert all(1 <= budget <= lengths.max_budget for budget in budgets)
     lengths.second_leg()

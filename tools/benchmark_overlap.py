@@ -2,31 +2,33 @@
 
     python tools/benchmark_overlap.py
 
-Each schedule is a run of `train.py`, frozen while the others have their turn. Efficiency is the longest of generation
-by itself, training by itself, and CPU time over cores, divided by the wall time of a step: 1 is the best there can be.
+Each schedule is a run of `train.py`; `pipeline-8` takes turns with one other at a time, and is frozen meanwhile. The
+efficiency of a schedule is the longest of generation by itself, training by itself, and CPU time over cores, divided by
+the wall time of a step: 1 is the best there can be.
 """
 
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import subjects
 import torch
 from measuring import Figure, Report, benchmark_parser, parse, positive, ratios, take_turns, timed
-from subjects import QUIET, STILL, Program, TrainerSide, built_in_generator, drain, free_running, ours, warm_model
 
 BATCH = 32  # prompts
-SCHEDULES = (("pipeline", 8), ("pipeline", 1), ("pipeline", 0), ("ppo_off_policy", 1), ("ppo_off_policy", 8))
+FIRST, OTHERS = "pipeline-8", ("pipeline-1", "pipeline-0", "ppo_off_policy-1", "ppo_off_policy-8")
 WAITS = ("generator_idle", "trainer_idle", "sync_seconds")
 
 
-def segment(program: Program, round_of: int, count: int) -> dict[str, float]:
+def segment(program: subjects.Program, schedule: str, count: int) -> dict[str, float]:
     """Seconds a step: `wall`, `cpu` of all processes, and WAITS, over `count` steps, rounded up to rounds of k updates.
     The round before them is not timed: its records contain the time in which the program was frozen."""
+    round_of = int(schedule[-1]) if schedule.startswith("ppo") else 1
     count = -(-count // round_of) * round_of
     program.advance(max(round_of, 3))
     cpu = program.cpu_seconds()
@@ -42,57 +44,57 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("--steps", type=positive, default=8, help="of a turn (8)")
     parser.add_argument("--threads", type=positive, default=1, help="CPU threads of each trainer (1)")
+    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="schedules (all of them)")
     args = parse(parser, argv)
-    report, model, found = Report(args), warm_model(args.seed), {}
+    report, model = Report(args), subjects.warm_model(args.seed)
     torch.set_num_threads(args.threads)
-    side = TrainerSide(model, args.seed)
-    common = [*QUIET, *STILL, "--seed", str(args.seed), "--threads", str(args.threads), "--max_steps", "80000"]
-    with ExitStack() as open_until_the_end:
-        folder = Path(open_until_the_end.enter_context(tempfile.TemporaryDirectory()))
-        generator = open_until_the_end.enter_context(built_in_generator(model, side.trainer.weights, args.seed))
-        free_running(generator, BATCH)
+    side = subjects.TrainerSide(model, args.seed)
+    common = [*subjects.QUIET, *subjects.STILL, "--seed", str(args.seed), "--threads", str(args.threads)]
+
+    def started(schedule: str, folder: Path) -> subjects.Program:
+        name, _, k = schedule.rpartition("-")
+        words = subjects.ours(*common, "--max_steps", "80000", "--schedule", name, "--k", k)
+        return subjects.Program(words, folder / schedule, args.threads)
+
+    found: dict[str, list[dict[str, float]]] = {schedule: [] for schedule in (FIRST, *args.against)}
+    with ExitStack() as until_the_end:
+        folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))
+        generator = until_the_end.enter_context(subjects.built_in_generator(model, side.trainer.weights, args.seed))
+        subjects.free_running(generator, BATCH)
         groups = generator.take(BATCH)
-        drain(generator)
+        subjects.drain(generator)
+        first = until_the_end.enter_context(closing(started(FIRST, folder)))
+        first.advance(1)  # start-up; then it is frozen
 
-        def generation() -> float:
-            free_running(generator, BATCH)
-            generator.take(BATCH)  # the engine fills up first
-            seconds = timed(lambda: [generator.take(BATCH) for _ in range(args.steps)]) / args.steps
-            drain(generator)
-            return seconds
+        def sides() -> float:
+            """The longer of generation and training by themselves, seconds a step."""
+            training = timed(lambda: [side.step(side.batch(groups)) for _ in range(args.steps)]) / args.steps
+            return max(training, subjects.seconds_by_itself(generator, BATCH, args.steps))
 
-        def training() -> float:
-            return timed(lambda: [side.step(side.batch(groups)) for _ in range(args.steps)]) / args.steps
+        def step(program: subjects.Program, schedule: str) -> float:
+            found[schedule].append(segment(program, schedule, args.steps))
+            return found[schedule][-1]["wall"]
 
-        cases = {"generation by itself": generation, "training by itself": training}
-        for schedule, k in SCHEDULES:
-            name, words = f"{schedule} {k}", ours(*common, "--schedule", schedule, "--k", str(k))
-            program = Program(words, folder / f"{schedule}-{k}", args.threads)
-            open_until_the_end.callback(program.close)
-            round_of = k if schedule == "ppo_off_policy" else 1
-            program.advance(round_of)  # start-up
-
-            def step(name: str = name, program: Program = program, round_of: int = round_of) -> float:
-                found.setdefault(name, []).append(segment(program, round_of, args.steps))
-                return found[name][-1]["wall"]
-
-            cases[name] = step
-        measured = take_turns(cases, args.repeats)
-    report.add(measured, "s a step")
-    sides = list(zip(measured["generation by itself"], measured["training by itself"], strict=True))
-    for name, turns in found.items():
-        report.add({f"{name}, core-seconds": [turn["cpu"] for turn in turns]}, "s a step")
-        limit = [max(*side, turn["cpu"] / os.cpu_count()) for side, turn in zip(sides, turns, strict=True)]
-        target = 0.9 if name == "pipeline 8" else None
+        for schedule in args.against:
+            with closing(started(schedule, folder)) as second:
+                second.advance(1)
+                cases = {"longer side": sides, FIRST: lambda: step(first, FIRST),
+                         schedule: lambda p=second, s=schedule: step(p, s)}  # fmt: skip
+                measured = take_turns(cases, args.repeats)
+            report.add({f"{name} (with {schedule})": turns for name, turns in measured.items()}, "s a step")
+            for name in (FIRST, schedule):
+                for turn, longest in zip(found[name][-args.repeats :], measured["longer side"], strict=True):
+                    turn["efficiency"] = max(longest, turn["cpu"] / os.cpu_count()) / turn["wall"]
+            longer = ratios(measured[schedule], measured[FIRST])
+            report.figures.append(Figure(f"{schedule} / {FIRST}, wall time a step", longer))
+    for schedule, turns in found.items():
         idle = [(turn["generator_idle"] + turn["sync_seconds"]) / turn["wall"] for turn in turns]
+        target = 0.9 if schedule == FIRST else None
         report.figures += [
-            Figure(f"{name}: efficiency", ratios(limit, measured[name]), least=target),
-            Figure(f"{name}: trainer idle", [turn["trainer_idle"] / turn["wall"] for turn in turns]),
-            Figure(f"{name}: generator idle", idle),
+            Figure(f"{schedule}: efficiency", [turn["efficiency"] for turn in turns], least=target),
+            Figure(f"{schedule}: trainer idle", [turn["trainer_idle"] / turn["wall"] for turn in turns]),
+            Figure(f"{schedule}: generator idle or paused", idle),
         ]
-        if name != "pipeline 8":
-            longer = ratios(measured[name], measured["pipeline 8"])
-            report.figures.append(Figure(f"{name} / pipeline 8, wall time a step", longer))
     return report.close()
 
 

@@ -2,9 +2,9 @@
 
     python tools/benchmark_pacer.py
 
-A Generator on a real vLLM engine, with a trainer that sleeps for a fixed time and then really pushes its weights in
-flight. Completions have lengths from a lognormal distribution; the model never stops by itself. A training step takes
-RATIO of the time in which the engine makes a batch by itself. The lags are asked for with half of the slots.
+A Generator on a real vLLM engine, with a trainer that sleeps for a fixed time (RATIO of what the engine needs for a
+batch) and then really pushes its weights in flight. Completions have lengths from a lognormal distribution; the model
+never stops by itself. `python pipeline_rl.py` shows the same pacing on a simulated engine.
 """
 
 import itertools
@@ -19,15 +19,15 @@ from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from measuring import Figure, Report, above_zero, benchmark_parser, parse, positive, ratios
+from measuring import Figure, Report, benchmark_parser, parse, positive, ratios
 from safetensors.torch import load_file
-from subjects import drain, generator_of, random_model, set_pacer
+from subjects import drain, generator_of, random_model, seconds_by_itself, set_pacer
 
 import pipeline_rl
 from runtime.flags import parse_flags
 
 BATCH, ROLLOUTS, K = 32, 8, 8
-MEAN = 30  # tokens of a completion
+MEAN, SIGMA = 30, 0.6  # tokens of a completion, standard deviation of their logarithm
 RATIO = 0.8
 
 
@@ -35,15 +35,15 @@ class Lengths:
     """As length control: a completion's length is drawn and nothing is appended. It is asked when requests enter the
     engine and when they leave it, so it also counts how many are inside, integrated over time."""
 
-    def __init__(self, sigma: float):
-        self.sigma, self.max_budget, self.max_completion = sigma, 4 * MEAN, 4 * MEAN
+    max_budget = max_completion = 4 * MEAN
+
+    def __init__(self) -> None:
         self.inside, self.slot_seconds, self.since = 0, 0.0, time.perf_counter()
 
     def draw_budget(self, rng: random.Random) -> int:
         """Tokens of a completion: lognormal with this mean, at most four times it."""
         self._count(1)
-        factor = math.exp(rng.gauss(-(self.sigma**2) / 2, self.sigma))
-        return max(1, min(self.max_budget, round(MEAN * factor)))
+        return max(1, min(self.max_budget, round(MEAN * math.exp(rng.gauss(-(SIGMA**2) / 2, SIGMA)))))
 
     def second_leg(self, *_: Any) -> None:
         """There is none."""
@@ -67,37 +67,25 @@ def nothing_solved(problem: Any, completions: Sequence[Any]) -> list[tuple[float
     return [(0.0, False)] * len(completions)
 
 
-def measure(
-    generator: pipeline_rl.Generator, weights: Any, slots: int, steps: int, training: float | None, min_ready: int = 0
+def paced(
+    generator: pipeline_rl.Generator, weights: Any, training: float, steps: int, min_ready: int
 ) -> dict[str, float]:
-    """Of `steps` steps after the first k + 2: seconds a step, busy share of the slots, tokens/s, lag, and the share of
-    time for which the trainer waited. `training` is its seconds a step; None: it is not there, and nothing waits."""
-    k, ready = (K, None) if training is not None else (10**6, 10**9)
-    generator.slots = slots
-    set_pacer(generator, pipeline_rl.Pacer(BATCH, k, max_ready=ready, min_ready=min_ready))
-    lengths, first = generator.length_control, generator.version
-    for step in range(k + 2 + steps if training is not None else steps + 2):
-        if step == (k + 2 if training is not None else 2):
-            started, busy, tokens = time.perf_counter(), lengths.slot_seconds, generator.counters.sampled
-            lags, waited = [], 0.0
-        before = time.perf_counter()
+    """Busy share of the slots, tokens/s and mean lag, of `steps` steps after the first k + 2."""
+    set_pacer(generator, pipeline_rl.Pacer(BATCH, K, min_ready=min_ready))
+    lengths, counters, version = generator.length_control, generator.counters, generator.version
+    for step in range(K + 2 + steps):
+        if step == K + 2:
+            started, busy, tokens, lags = time.perf_counter(), lengths.slot_seconds, counters.sampled, []
         groups = generator.take(BATCH)
-        now = time.perf_counter()
-        if training is None:
-            generator.release(BATCH)
-            continue
-        if step >= k + 2:
-            waited += now - before
-            lags += [lag for g in groups for rollout in g.rollouts for lag in pipeline_rl.lags(rollout, first + step)]
+        if step >= K + 2:
+            lags += [lag for g in groups for rollout in g.rollouts for lag in pipeline_rl.lags(rollout, version)]
         time.sleep(training)
-        generator.push(weights, first + step + 1, BATCH)
+        version += 1
+        generator.push(weights, version, BATCH)
     seconds = time.perf_counter() - started
-    busy, tokens = lengths.slot_seconds - busy, generator.counters.sampled - tokens
+    busy, tokens = lengths.slot_seconds - busy, counters.sampled - tokens
     drain(generator)
-    return {
-        "seconds a step": seconds / steps, "busy": busy / seconds / slots, "tokens/s": tokens / seconds,
-        "lag": sum(lags) / max(1, len(lags)), "largest lag": max(lags, default=0), "trainer idle": waited / seconds,
-    }  # fmt: skip
+    return {"busy": busy / seconds / generator.slots, "tokens/s": tokens / seconds, "lag": sum(lags) / len(lags)}
 
 
 def queue_for(lag: float, without: float) -> int:
@@ -108,40 +96,32 @@ def queue_for(lag: float, without: float) -> int:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Returns what it prints as JSON."""
     parser = benchmark_parser(__file__, __doc__)
-    parser.add_argument("--slots", type=positive, default=256, help="of the engine (256)")
-    parser.add_argument("--sigma", type=above_zero, default=0.6, help="of the logarithm of lengths (0.6)")
+    parser.add_argument("--slots", type=positive, default=128, help="of the engine (128)")
     parser.add_argument("--steps", type=positive, default=30, help="of a case (30)")
     parser.add_argument("--lags", type=positive, nargs="+", default=[2, 4, 6], help="to hold (2 4 6)")
     args = parse(parser, argv)
     report, found = Report(args), {}
+    task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[], score=nothing_solved)
+    flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
     with tempfile.TemporaryDirectory() as folder:
         model = random_model(Path(folder), "0.2M", ends=False)
         weights = load_file(f"{model}/model.safetensors")
-        flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
-        task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[], score=nothing_solved)
-        with generator_of(flags, model, weights, task, short_prompts(), Lengths(args.sigma)) as generator:
-
-            def one(label: str, slots: int, *case: Any) -> dict[str, float]:
-                turn = measure(generator, weights, slots, *case)
-                print(label, {name: float(f"{x:.4g}") for name, x in turn.items()}, flush=True)
-                found.setdefault(label, []).append(turn)
-                return turn
-
+        with generator_of(flags, model, weights, task, short_prompts(), Lengths()) as generator:
             for _ in range(args.repeats):
-                training = RATIO * one("engine by itself", args.slots, K, None)["seconds a step"]
-                one("all slots", args.slots, args.steps, training)
-                half = args.slots // 2
-                training = RATIO * one("engine by itself, half", half, K, None)["seconds a step"]
-                without = one("min_ready 0", half, args.steps, training)["lag"]
+                training = RATIO * seconds_by_itself(generator, BATCH, K)
+                without = paced(generator, weights, training, args.steps, 0)
+                found.setdefault("no queue asked", []).append(without)
                 for lag in args.lags:
-                    one(f"lag {lag} asked", half, args.steps, training, queue_for(lag, without))
+                    turn = paced(generator, weights, training, args.steps, queue_for(lag, without["lag"]))
+                    found.setdefault(f"lag {lag} asked", []).append(turn)
     values = {label: {what: [turn[what] for turn in turns] for what in turns[0]} for label, turns in found.items()}
     for label, measured in values.items():
         report.add({f"{label}: {what}": turns for what, turns in measured.items()}, "")
-    report.figures = [Figure("busy share of the slots", values["all slots"]["busy"], least=0.9)]
+    base = values["no queue asked"]
+    report.figures = [Figure("busy share of the slots", base["busy"], least=0.9)]
     for lag in args.lags:
         held = values[f"lag {lag} asked"]
-        lost = [1 - x for x in ratios(held["tokens/s"], values["min_ready 0"]["tokens/s"])]
+        lost = [1 - x for x in ratios(held["tokens/s"], base["tokens/s"])]
         report.figures += [Figure(f"lag {lag} asked: off by", [abs(x - lag) for x in held["lag"]], most=0.5),
                            Figure(f"lag {lag} asked: speed lost", lost, most=0.05)]  # fmt: skip
     return report.close()

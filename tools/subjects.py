@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from measuring import ROOT
+from measuring import ROOT, timed
 
 import fp32_head
 import length_control
@@ -144,6 +144,15 @@ def free_running(generator: pipeline_rl.Generator, batch_prompts: int) -> None:
     """From here on the generator waits for nobody."""
     drain(generator)
     set_pacer(generator, pipeline_rl.Pacer(batch_prompts, 10**6, max_ready=10**9))
+
+
+def seconds_by_itself(generator: pipeline_rl.Generator, batch_prompts: int, steps: int) -> float:
+    """The seconds that it takes to sample a batch when it waits for nobody."""
+    free_running(generator, batch_prompts)
+    generator.take(batch_prompts)  # the engine fills up first
+    seconds = timed(lambda: [generator.take(batch_prompts) for _ in range(steps)])
+    drain(generator)
+    return seconds / steps
 
 
 def drain(generator: pipeline_rl.Generator) -> None:
