@@ -26,10 +26,10 @@ words = sys.argv[1:]
 flags = dict(zip([w[2:] for w in words[::2]], words[1::2]))
 folder = pathlib.Path(flags.get("resume") or flags["output_dir"])
 folder.mkdir(parents=True, exist_ok=True)
-script = json.loads(pathlib.Path(os.environ["STAND_IN"]).read_text())
-plan = script.get("/".join(folder.parts[-3:]), {})
+name = "/".join(folder.parts[-3:]).replace("seed-", "")
+plan = json.loads(pathlib.Path(os.environ["STAND_IN"]).read_text()).get(name, {})
 with open(os.environ["STAND_IN"] + ".calls", "a") as file:
-    file.write(json.dumps({"run": "/".join(folder.parts[-3:]), "argv": words, "start": time.time()}) + "\\n")
+    file.write(json.dumps([name, words]) + "\\n")
 if "resume" not in flags:
     typed = {k: json.loads(v) if v[:1].isdigit() or v in ("true", "false") else v for k, v in flags.items()}
     (folder / "config.json").write_text(json.dumps(typed))
@@ -47,15 +47,12 @@ signal.signal(signal.SIGTERM, stop)
 if plan.get("wait") and "resume" not in flags:
     (folder / "waiting").touch()
     time.sleep(plan["wait"])
-evals = plan.get("evals") or [{"step": 8 * i, "tokens": 1000 * i, "device_hours": 0.001 * i, "pass_rate": 0.1 + 0.05 * i,
-    "n_prompts": 512, "n_samples": 2, "truncated": 0.0, "interrupted": 0.0, "mean_length": 20.0} for i in range(13)]
-with open(folder / "eval.jsonl", "w") as file:
-    file.writelines(json.dumps(e) + "\\n" for e in evals)
-with open(folder / "metrics.jsonl", "w") as file:
-    file.write(json.dumps({"config": {}}) + "\\n")
-    for i in range(4):
-        file.write(json.dumps({"step": i + 1, "rows": 5, "truncated": 0.0, "lag_mean": 1.0, "lag_max": 2, "ess": 0.9,
-                               "capped_positive": 0.01, "capped_negative": 0.03, "updated": 1}) + "\\n")
+evals = [{"step": 8 * i, "tokens": 1000 * i, "device_hours": 0.001 * i, "pass_rate": 0.1 + 0.05 * i, "n_prompts": 512,
+          "n_samples": 2, "truncated": 0.0, "interrupted": 0.0, "mean_length": 20.0} for i in range(13)]
+step = {"step": 1, "rows": 5, "truncated": 0.0, "lag_mean": 1.0, "lag_max": 2, "ess": 0.9, "capped_positive": 0.01,
+        "capped_negative": 0.03, "updated": 1}
+(folder / "eval.jsonl").write_text("".join(json.dumps(e) + "\\n" for e in evals))
+(folder / "metrics.jsonl").write_text(json.dumps({"config": {}}) + "\\n" + json.dumps(step) + "\\n")
 sys.exit(plan.get("exit", 0))
 '''
 
@@ -73,7 +70,7 @@ def table(monkeypatch):
 
 @pytest.fixture
 def program(table, monkeypatch, tmp_path):
-    """(call ablate with these words, set what the stand-in does by run, the calls that it got)."""
+    """(call ablate with these words, set what the stand-in does in a run, the runs and words of its calls so far)."""
     train, script = tmp_path / "train.py", tmp_path / "script.json"
     train.write_text(STAND_IN)
     script.write_text("{}")
@@ -88,11 +85,11 @@ def program(table, monkeypatch, tmp_path):
         file = Path(f"{script}.calls")
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    return call, lambda **runs: script.write_text(json.dumps({k.replace("__", "/"): v for k, v in runs.items()})), calls
+    return call, lambda script_of_runs: script.write_text(json.dumps(script_of_runs)), calls
 
 
-def names(calls: list) -> list[str]:
-    return [record["run"].replace("seed-", "") for record in calls]
+def names(calls):
+    return [name for name, _ in calls]
 
 
 # ---- planning
@@ -110,15 +107,12 @@ def test_equal_flags_are_one_run_in_the_folder_of_the_first_comparison(table, tm
 
 
 def test_the_table_makes_no_run_twice(tmp_path):
-    """Over all comparisons: as many folders as there are different sets of flags. Leave-one-out has 10 runs a seed, to
-    which the losses add GSPO under two averages and GRPO, the schedules pipeline-8 and -4 with their lag held up,
-    pipeline-1 and off-policy-1."""
+    """As many folders as there are different sets of flags. Leave-one-out has 10 runs a seed, to which the losses add
+    GSPO under two averages and GRPO."""
     runs = {run for name in COMPARISONS for run in plan(name, [0], tmp_path, {}).values()}
     assert len({run.folder for run in runs}) == len({run.flags for run in runs}) == len(runs)
     first = set(plan("leave-one-out", [0], tmp_path, {}).values())
-    assert len(first) == 10
-    assert len(set(plan("losses", [0], tmp_path, {}).values()) - first) == 3
-    assert len(set(plan("schedules", [0], tmp_path, {}).values()) - first) == 4
+    assert len(first) == 10 and len(set(plan("losses", [0], tmp_path, {}).values()) - first) == 3
 
 
 @pytest.mark.parametrize("name", list(COMPARISONS))
@@ -187,11 +181,11 @@ def wait_for(path):
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_ctrl_c_ends_the_run_with_a_checkpoint_and_the_next_call_resumes_it(program, damaged, tmp_path, capfd):
+def test_ctrl_c_ends_the_run_with_a_checkpoint_and_the_next_call_resumes_it(program, damaged, tmp_path):
     """Ctrl-C during the second of four runs. Then: the first is not run again, the second is resumed (begun again if its
     checkpoint is damaged), the others follow."""
     call, script, calls = program
-    script(**{"one__dapo__seed-0": {"wait": 20, "damage": damaged}})
+    script({"one/dapo/0": {"wait": 20, "damage": damaged}})
 
     def interrupt():
         wait_for(tmp_path / "runs/one/dapo/seed-0/waiting")
@@ -199,25 +193,22 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_and_the_next_call_resumes_it(prog
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    started = time.time()
     assert call("one", "--seeds", "2") == 130
     thread.join()
-    assert time.time() - started < 10
     assert names(calls()) == ["one/base/0", "one/dapo/0"]
-    log = (tmp_path / "runs/one/dapo/seed-0.log").read_text()
-    assert log.count("stopped by 2") == 1
+    assert (tmp_path / "runs/one/dapo/seed-0.log").read_text().count("stopped by 2") == 1
     assert not (tmp_path / "runs/one/dapo/seed-0/finished.json").exists()
-    script()
+    script({})
     assert call("one", "--seeds", "2") == 0
     assert names(calls())[2:] == ["one/dapo/0", "one/base/1", "one/dapo/1"]
-    assert calls()[2]["argv"][0] == ("--output_dir" if damaged else "--resume")
-    assert ("--loss" in calls()[2]["argv"]) == damaged
+    assert calls()[2][1][0] == ("--output_dir" if damaged else "--resume")
+    assert ("--loss" in calls()[2][1]) == damaged
 
 
 def test_a_killed_sweep_leaves_no_orphan_and_is_taken_up(program, tmp_path):
     """SIGKILL of the sweep itself: its run gets SIGTERM, saves, and lets go of the lock; the next call resumes it."""
     call, script, calls = program
-    script(**{"one__base__seed-0": {"wait": 20}})
+    script({"one/base/0": {"wait": 20}})
     child = os.fork()
     if not child:
         os._exit(call("one", "--seeds", "1"))
@@ -229,26 +220,23 @@ def test_a_killed_sweep_leaves_no_orphan_and_is_taken_up(program, tmp_path):
     time.sleep(0.1)
     assert call("one", "--seeds", "1") == 0
     assert names(calls()) == ["one/base/0", "one/base/0", "one/dapo/0"]
-    assert calls()[1]["argv"] == ["--resume", str(tmp_path / "runs/one/base/seed-0")]
+    assert calls()[1][1] == ["--resume", str(tmp_path / "runs/one/base/seed-0")]
 
 
-def test_a_failed_run_is_told_and_tried_again(program, capsys):
-    """Exit code 1 of one run: the others go on, the sweep ends with 1, the next call repeats that run alone."""
+def test_a_failed_run_is_named_and_tried_again(program, capsys):
+    """Exit code 1 of one run: the others go on, the sweep ends with 1, the next call repeats only that run. Flags that
+    train.py refuses (2) end the sweep."""
     call, script, calls = program
-    script(**{"one__base__seed-0": {"exit": 1}})
+    script({"one/base/0": {"exit": 1}})
     assert call("one", "--seeds", "1") == 1
     assert names(calls()) == ["one/base/0", "one/dapo/0"]
     assert "failed: " in capsys.readouterr().out
-    script()
-    assert call("one", "--seeds", "1") == 0
+    script({"one/base/0": {"exit": 2}})
+    assert call("one", "--seeds", "2") == 2
     assert names(calls())[2:] == ["one/base/0"]
-
-
-def test_flags_that_train_refuses_end_the_sweep(program):
-    call, script, calls = program
-    script(**{"one__base__seed-0": {"exit": 2}})
-    assert call("one", "--seeds", "1") == 2
-    assert names(calls()) == ["one/base/0"]
+    script({})
+    assert call("one", "--seeds", "1") == 0
+    assert names(calls())[3:] == ["one/base/0"]
 
 
 def test_a_folder_with_other_flags_is_refused(program, table, capsys):

@@ -103,24 +103,19 @@ def test_best_and_falls_by_hand(tmp_path):
     assert ablation_figures.values([run], "fall", "tokens", 0.5) == {0: pytest.approx(0.4)}
 
 
-def test_the_shared_ceiling_is_compares(tmp_path):
-    """Ceilings .80 and .81 agree: both are refitted with .805 (to the fit's precision), and B is about the true 2."""
-    runs = [result(name, 0, sigmoid_evals(A, n=24), tmp_path) for name, A in (("a", 0.80), ("b", 0.81))]
-    shared, said = ablation_figures.share_ceiling(runs, "tokens")
+def test_the_shared_ceiling(tmp_path):
+    """Ceilings .80 and .81 agree: both are refitted with .805 (to the fit's precision), and B is about the true 2. Of .6
+    and .8, `compare` names the higher one; the refits use the mean, .7."""
+    runs = [result(str(A), 0, sigmoid_evals(A, n=24), tmp_path) for A in (0.80, 0.81, 0.60)]
+    shared, said = ablation_figures.share_ceiling(runs[:2], "tokens")
     assert shared == pytest.approx(0.805, abs=2e-3) and "agree" in said
-    assert [r.shared["tokens"].A for r in runs] == [shared] * 2
-    assert [r.shared["tokens"].B for r in runs] == pytest.approx([2.0, 2.0], abs=0.1)
-    found = [ablation_figures.values([r], "C_mid shared", "tokens", 0.5)[0] for r in runs]
+    assert [r.shared["tokens"].A for r in runs[:2]] == [shared] * 2
+    assert [r.shared["tokens"].B for r in runs[:2]] == pytest.approx([2.0, 2.0], abs=0.1)
+    found = [ablation_figures.values([r], "C_mid shared", "tokens", 0.5)[0] for r in runs[:2]]
     assert found == pytest.approx([300, 300], abs=8)
     assert ablation_figures.share_ceiling(runs[:1], "tokens")[0] is None
-
-
-def test_ceilings_that_differ_are_told_and_still_described(tmp_path):
-    """.6 and .8: `compare` names the higher; the refits use the mean, .7."""
-    runs = [result(name, 0, sigmoid_evals(A, n=24), tmp_path) for name, A in (("a", 0.6), ("b", 0.8))]
-    shared, said = ablation_figures.share_ceiling(runs, "tokens")
-    assert shared == pytest.approx(0.7, abs=5e-3) and "b seed 0 is highest" in said
-    assert [r.shared["tokens"].A for r in runs] == [shared] * 2
+    shared, said = ablation_figures.share_ceiling([runs[0], runs[2]], "tokens")
+    assert shared == pytest.approx(0.7, abs=5e-3) and "0.8 seed 0 is highest" in said
 
 
 def test_extrapolation_counts_by_hand(tmp_path):
