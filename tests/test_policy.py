@@ -493,7 +493,7 @@ QWEN3 = {
 
 
 @pytest.mark.parametrize("size", ["0.6B", pytest.param("8B", marks=pytest.mark.slow)])
-def test_readme_says_what_real_models_keep_for_backward(size, monkeypatch):
+def test_the_gpu_page_says_what_real_models_keep_for_backward(size, monkeypatch):
     """16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without data."""
     monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda *_: None)  # reads data
     n, found = 16384, []
@@ -508,8 +508,8 @@ def test_readme_says_what_real_models_keep_for_backward(size, monkeypatch):
         assert policy.recompute_layers(model) == QWEN3[size]["num_hidden_layers"]
         found.append(saved_bytes(model, lambda: net(part)))
     without, kept = (f"{n_bytes / 1e9:.{3 if n_bytes > 1e11 else 2}g}" for n_bytes in found)
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    assert f"{kept} GB for {size} (without it {without} GB)" in readme
+    page = (Path(__file__).parent.parent / "docs" / "gpu.md").read_text()
+    assert f"{kept} GB for {size} (without it {without} GB)" in page
 
 
 # ------------------------------------------------------------------------------------------- microbatches by hand

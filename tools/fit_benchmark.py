@@ -160,7 +160,7 @@ def half_runs(draws: int, seed: int, every: int) -> dict[str, tuple[float, float
 
 
 def main() -> None:
-    """Print the tables of the README."""
+    """Print the tables of docs/fit.md."""
     parser = argparse.ArgumentParser(description="Simulations behind the promises of fit_sigmoid.py")
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
