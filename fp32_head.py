@@ -199,7 +199,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, ...]:
         # d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
         hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
         options: _Options = ctx.options
@@ -213,7 +213,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logp = z.sub_(logsumexp[rows, None])  # (C, V)
             # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
             g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-            if options.entropy_grad:
+            if spare is not None:
                 g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
                 p = torch.exp(logp, out=spare[: len(z)])
                 # dz_j = -p_j (g + g_entropy (log p_j + entropy)), then + [j = y] g below
@@ -221,11 +221,11 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
             dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
-            if wants_hidden:
+            if grad_hidden is not None:
                 torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
-            if wants_weight:
+            if grad_weight is not None:
                 grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
-            if wants_bias:
+            if grad_bias is not None:
                 grad_bias.add_(dz.sum(0))
         grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
         return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None

@@ -72,7 +72,8 @@ class ChainTask:
             raise ValueError(f"min_ops and max_ops must satisfy 2 <= min_ops <= max_ops <= {len(LABELS)}, "
                              f"got {min_ops} and {max_ops}")
         self.tokenizer = word_tokenizer()
-        self.sources, self.weights = ["chain"], {}
+        self.sources = ["chain"]
+        self.weights: dict[str, float] = {}
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.thinking_end = None  # the mark is always one token
