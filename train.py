@@ -48,7 +48,7 @@ from runtime.model import Row, full_tensors
 from runtime.setup import Parts, new_parts, start
 from runtime.trainer import Trainer, TrainingBatch
 from runtime.weights_check import RunFailed
-from tasks.verifiers import RewardError
+from tasks.judges import RewardError
 
 BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
 

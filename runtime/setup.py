@@ -6,6 +6,7 @@
 import logging
 import math
 import os
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +20,7 @@ from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.checkpoints import Progress
 from runtime.devices import generator_devices, new_channel
-from runtime.flags import Flags, UsageError, engine_options, engine_workers, merged
+from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
 from runtime.metrics import accelerators_in_use
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -240,19 +241,26 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason}).") from error
     options = data_sets.PromptOptions(
-        flags.prompt_column or None, flags.answer_column or None, flags.prompt_template, held_out=flags.held_out,
-        max_tokens=flags.max_prompt_tokens, chat=flags.apply_chat_template,
-        thinking={"auto": None, "true": True, "false": False}[flags.thinking],
+        prompt_column=flags.prompt_column or None, answer_column=flags.answer_column or None,
+        prompt_template=flags.prompt_template, apply_chat_template=flags.apply_chat_template,
+        thinking={"auto": None, "true": True, "false": False}[flags.thinking], held_out=flags.held_out,
+        max_prompt_tokens=flags.max_prompt_tokens,
     )  # fmt: skip
     try:
         return data_sets.load_dataset_task(
             flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
             reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
-            end_of_thinking=flags.end_of_thinking or None, phrase=flags.interruption_phrase or None,
+            end_of_thinking=flags.end_of_thinking or None, interruption_phrase=flags.interruption_phrase or None,
             stop_tokens=flags.stop_tokens or None, judge=judge,
         )  # fmt: skip
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(with_flag_names(str(error))) from error
+
+
+def with_flag_names(message: str) -> str:
+    """A message from tasks/, which names its options in backticks, with the flags of the same names: `held_out` becomes
+    --held_out."""
+    return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
 def check_model(flags: Flags, config: Any, task: Any, control: length_control.Interruption | None) -> None:

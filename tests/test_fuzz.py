@@ -12,7 +12,8 @@ from scripted import batch_of
 import pipeline_rl
 from runtime.run_folder import Folder
 from tasks import data_sets
-from tasks.verifiers import Job, RewardPool
+from tasks.judges import Job, RewardPool
+from tasks.rows import DataSet
 
 pytestmark = pytest.mark.slow
 PIECES = ["</think>", "\\boxed{", "}", "{", "\\frac{1}{2}", "####", "42", "-", "^", "$", "\\(", "\x00", "\x1b[2J", "\u202e",
@@ -81,7 +82,7 @@ def test_ten_thousand_rows(tmp_path):
     lines = [line() for _ in range(10_000)]
     (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "first", "answer": "1"}\n' + b"\n".join(lines) + b"\n")
     skipped = Counter()
-    data = data_sets.DataSet(str(tmp_path / "rows.jsonl"), None, 1.0)
+    data = DataSet(str(tmp_path / "rows.jsonl"), None, 1.0)
     tokenizer = SimpleNamespace(chat_template=None)
     found = data_sets.read_problems(
         data, Encoder(tokenizer), data_sets.PromptOptions(), lambda answers: [True] * len(answers), False, skipped)  # fmt: skip

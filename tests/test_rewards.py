@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks import verifiers as rewards
-from tasks.verifiers import Job, RewardError, RewardPool, Verdict, after_thinking, last_box, plain, verdict_of
+from tasks import verifiers
+from tasks.judge_process import judge_one, verdict_of
+from tasks.judges import Job, RewardError, RewardPool, Verdict
+from tasks.verifiers import after_thinking, last_box, plain
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -277,16 +279,16 @@ def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
 
     monkeypatch.setattr(math_verify, broken, fails)
     job = Job("math", "", r"\boxed{x+7}", "x+8")
-    assert rewards.judge_one(job, {}, "", 2) == Verdict(-1.0, False, "verifier_error")
+    assert judge_one(job, {}, "", 2) == Verdict(-1.0, False, "verifier_error")
     if broken == "parse":
-        assert rewards.judge_one(job._replace(answer="x+7", completion="y+1"), {}, "", 2).kind == "bad_answer"
-        assert rewards.judge_one(job._replace(answer="x+7", completion=None), {}, "", 2).kind == "bad_answer"
-    rewards.parse_math.cache_clear()
+        assert judge_one(job._replace(answer="x+7", completion="y+1"), {}, "", 2).kind == "bad_answer"
+        assert judge_one(job._replace(answer="x+7", completion=None), {}, "", 2).kind == "bad_answer"
+    verifiers.parse_math.cache_clear()
     error[0] = TimeoutException()
-    assert rewards.judge_one(job, {}, "", 2).kind == "timeout"
+    assert judge_one(job, {}, "", 2).kind == "timeout"
     monkeypatch.undo()
-    rewards.parse_math.cache_clear()
-    assert rewards.judge_one(job, {}, "", 2).kind == "wrong"
+    verifiers.parse_math.cache_clear()
+    assert judge_one(job, {}, "", 2).kind == "wrong"
 
 
 def test_known_limits_of_the_comparison(pool):
@@ -482,7 +484,7 @@ def test_an_exception_stops_with_its_traceback(functions, capfd):
         with pytest.raises(RewardError, match="the user's own mistake") as caught:
             pool.judge([Job("own:fails", "", "good", ""), Job("own:fails", "", "bad", "")])
         assert "own.py" in str(caught.value)
-        assert "--reward_errors zero" in str(caught.value)
+        assert "`reward_errors` zero" in str(caught.value)
         assert pool.judge([Job("own:fails", "", "good", "")])[0].correct
 
 
@@ -602,7 +604,7 @@ def test_closing_ends_a_running_call_and_every_process(functions, jobs):
 def test_workers_end_with_a_run_that_is_killed(functions, tmp_path):
     """SIGKILL leaves no time to clean up: an idle worker sees its stdin end,
     a hanging one uses up its processor time."""
-    code = ("import rewards, threading, time\n"
+    code = ("from tasks import judges as rewards; import threading, time\n"
             "pool = rewards.RewardPool(['own:process'], workers=2, timeout=0.25)\n"
             "print(*[w.process.pid for w in pool._workers], flush=True)\n"
             "pool.timeout = 60\n"
@@ -628,14 +630,14 @@ def test_workers_end_with_a_run_that_is_killed(functions, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"rewards": ["maths"]}, "--reward must be one of math, exact or module:function"),
-    ({"rewards": ["own:"]}, "--reward must be one of"),
-    ({"rewards": ["os.system('x'):y"]}, "--reward must be one of"),
-    ({"rewards": ["no_such_module:f"]}, "(?s)--reward no_such_module:f cannot be loaded.*No module named"),
+    ({"rewards": ["maths"]}, "`reward` must be one of math, exact or module:function"),
+    ({"rewards": ["own:"]}, "`reward` must be one of"),
+    ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
+    ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
     ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),
-    ({"rewards": ["exact"], "errors": "ignore"}, "--reward_errors must be raise or zero"),
-    ({"rewards": ["exact"], "workers": 0}, "--reward_workers"),
-    ({"rewards": ["exact"], "timeout": 0.0}, "--reward_timeout"),
+    ({"rewards": ["exact"], "errors": "ignore"}, "`reward_errors` must be raise or zero"),
+    ({"rewards": ["exact"], "workers": 0}, "`reward_workers`"),
+    ({"rewards": ["exact"], "timeout": 0.0}, "`reward_timeout`"),
 ])  # fmt: skip
 def test_bad_options_are_refused_by_name(functions, options, words):
     with pytest.raises(ValueError, match=words):
@@ -643,7 +645,7 @@ def test_bad_options_are_refused_by_name(functions, options, words):
 
 
 def test_a_worker_that_cannot_start_is_an_error_not_a_hang(monkeypatch, tmp_path):
-    monkeypatch.setattr(rewards.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ValueError, match="does not start"):
         RewardPool(["exact"], workers=1)
 
@@ -651,7 +653,7 @@ def test_a_worker_that_cannot_start_is_an_error_not_a_hang(monkeypatch, tmp_path
 def test_requests_and_replies_are_plain_json(functions, tmp_path):
     """The protocol itself: one line in, one line out, nothing that is pickled."""
     settings = {"rewards": ["exact"], "timeout": 5.0, "memory_mb": 512, "end_of_thinking": ""}
-    run = subprocess.run([sys.executable, str(ROOT / "tasks" / "verifiers.py"), json.dumps(settings)], capture_output=True,
+    run = subprocess.run([sys.executable, str(ROOT / "tasks" / "judge_process.py"), json.dumps(settings)], capture_output=True,
         text=True, timeout=30,
                          input=json.dumps(["exact", "", "a", "a"]) + "\n" + json.dumps(["exact", "", "a",
                          "b"]) + "\n")  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 
 from length_control import PHRASE as PAPERS_PHRASE
 from length_control import Interruption
-from tasks import data_sets, verifiers
+from tasks import data_sets, judges, tokens
 from tasks import warm_start as module
 from tasks.chain import (
     DIGITS,
@@ -31,8 +31,9 @@ from tasks.chain import (
     chain_values,
     is_held_out,
 )
-from tasks.data_sets import DataSet, PromptOptions, final_answer, load_dataset_task, parse_data_sets
+from tasks.data_sets import PromptOptions, load_dataset_task
 from tasks.prompts import Problem, epoch_order, stable_key
+from tasks.rows import DataSet, final_answer, parse_data_sets
 from tasks.warm_start import Demonstrator, WarmStart, last_two, supervised_steps, warm_start, wrong_results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,7 +164,7 @@ def test_keys_are_stable_across_processes():
     """The first 16 hex digits of SHA-256, whatever PYTHONHASHSEED says."""
     text = "7 a +5 b *3 c -4 <think>"
     assert stable_key(text) == hashlib.sha256(text.encode()).hexdigest()[:16]
-    code = ("import random, tasks\n"
+    code = ("import random\nfrom tasks import chain\n"
             "print([p.key for p in chain.ChainTask._draw(random.Random('train 7'), 3, (2, 8), held_out=False)])")
     found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, cwd=ROOT,
                            capture_output=True, text=True, check=True).stdout
@@ -542,7 +543,7 @@ def test_parse_data_sets():
     assert parse_data_sets("a:main:test=3,b::train[:100]=1") == [
         DataSet("a", "main", "test", 3.0), DataSet("b", None, "train[:100]", 1.0)]
     for bad in ("", "a=0", "a=-1", "a=x", "a=inf", "a=nan", "a,,b", "=1", "a=", ":main"):
-        with pytest.raises(ValueError, match="--dataset must be"):
+        with pytest.raises(ValueError, match="`dataset` must be"):
             parse_data_sets(bad)
     with pytest.raises(ValueError, match="twice"):
         parse_data_sets("a=1,b=2,a=3")
@@ -550,7 +551,7 @@ def test_parse_data_sets():
         with pytest.raises(ValueError, match="give every data set a weight, or none"):
             parse_data_sets(some)
     for file in ("rows.jsonl::test", "rows.parquet:main", "rows.jsonl:main:test=2"):
-        with pytest.raises(ValueError, match=r"--dataset rows\.\S+: a file has no configuration and no split"):
+        with pytest.raises(ValueError, match=r"`dataset` rows\.\S+: a file has no configuration and no split"):
             parse_data_sets(file)
 
 
@@ -630,8 +631,8 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, toke
     again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
     for name, some, options in (
         ("one", sums(60), {}),
-        ("two", rows + again + again, {"template": "Solve: {prompt} Thanks {x}."}),
-        ("three", rows, {"chat": False}),
+        ("two", rows + again + again, {"prompt_template": "Solve: {prompt} Thanks {x}."}),
+        ("three", rows, {"apply_chat_template": False}),
     ):
         task = load(write_rows(tmp_path / f"{name}.jsonl", some), tokenizer, **options)
         assert {p.key for p in task.held_out} == expected
@@ -650,8 +651,8 @@ def test_by_default_a_thousand_are_held_out(tmp_path, tokenizer):
 
 def test_template_and_chat_template(tmp_path, tokenizer):
     path = write_rows(tmp_path / "a.jsonl", [{"question": "What is {prompt} + {x}?", "answer": "1"}, *sums(11)])
-    options = {"template": "Q: {prompt} Box it: \\boxed{}."}
-    with_chat, without = load(path, tokenizer, **options), load(path, tokenizer, chat=False, **options)
+    options = {"prompt_template": "Q: {prompt} Box it: \\boxed{}."}
+    with_chat, without = load(path, tokenizer, **options), load(path, tokenizer, apply_chat_template=False, **options)
     plain = load(path, bpe_tokenizer(chat=False), **options)
     key = stable_key("What is {prompt} + {x}?")
     text = "Q: What is {prompt} + {x}? Box it: \\boxed{}."
@@ -674,7 +675,7 @@ def test_bad_rows_are_counted_by_kind(tmp_path, tokenizer):
         {"answer": "1"},
     ]  # fmt: skip
     path = write_rows(tmp_path / "a.jsonl", [{"other": 1}, *sums(20), *bad])
-    task = load(path, tokenizer, reward="math", max_tokens=60)
+    task = load(path, tokenizer, reward="math", max_prompt_tokens=60)
     assert task.skipped == {
         "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 5, "no_answer": 2,
         "answer_is_no_text": 2, "empty_answer": 2, "unreadable_answer": 1, "prompt_too_long": 1, "duplicate_prompt": 1,
@@ -688,29 +689,29 @@ def test_a_prompt_as_long_as_the_limit_stays(tmp_path, tokenizer):
     path = write_rows(tmp_path / "a.jsonl", sums(12, 10))
     length = len(tokenizer.apply_chat_template([{"role": "user", "content": "What is 10 + 2?"}], return_dict=False,
                                                add_generation_prompt=True))
-    task = load(path, tokenizer, max_tokens=length)
+    task = load(path, tokenizer, max_prompt_tokens=length)
     assert not task.skipped
     task.close()
     with pytest.raises(ValueError, match="prompt_too_long"):
-        load(path, tokenizer, max_tokens=length - 1)
+        load(path, tokenizer, max_prompt_tokens=length - 1)
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"datasets": "missing.jsonl"}, "--dataset missing.jsonl: there is no such file"),
+    ({"datasets": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
     ({"datasets": "notes.txt"}, "must end with .jsonl or .parquet"),
-    ({"datasets": "broken.parquet"}, "--dataset broken.parquet cannot be loaded"),
-    ({"datasets": "empty.jsonl"}, "(?s)no row has prompt, problem.*none at all.*--prompt_column"),
-    ({"prompt_column": "text"}, "(?s)no row has text.*columns are answer, question.*--prompt_column"),
-    ({"answer_column": "label"}, "(?s)no row has label.*columns are answer, question.*--answer_column"),
-    ({"datasets": "nocolumn.jsonl"}, "(?s)no row has answer, ground_truth.*--answer_column"),
-    ({"held_out": 12}, "(?s)12 usable prompts.*--held_out 12"),
-    ({"template": "{question}"}, "--prompt_template must hold {prompt}"),
-    ({"phrase": "Stop."}, "--interruption_phrase must end with"),
-    ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "--stop_tokens: the tokenizer has no token '<nope>', '<|END|>'; "),
-    ({"stop_tokens": ""}, "--stop_tokens: the tokenizer has no token ''"),
-    ({"thinking": False, "end_of_thinking": "</think>"}, "--end_of_thinking is for models that think"),
-    ({"reward": "exact,exact"}, "--reward must be one name or one for each of the 1"),
-    ({"reward": "exactly"}, "--reward must be one of"),
+    ({"datasets": "broken.parquet"}, "`dataset` broken.parquet cannot be loaded"),
+    ({"datasets": "empty.jsonl"}, "(?s)no row has prompt, problem.*none at all.*`prompt_column`"),
+    ({"prompt_column": "text"}, "(?s)no row has text.*columns are answer, question.*`prompt_column`"),
+    ({"answer_column": "label"}, "(?s)no row has label.*columns are answer, question.*`answer_column`"),
+    ({"datasets": "nocolumn.jsonl"}, "(?s)no row has answer, ground_truth.*`answer_column`"),
+    ({"held_out": 12}, "(?s)12 usable prompts.*`held_out` 12"),
+    ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
+    ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with"),
+    ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
+    ({"stop_tokens": ""}, "`stop_tokens`: the tokenizer has no token ''"),
+    ({"thinking": False, "end_of_thinking": "</think>"}, "`end_of_thinking` is for models that think"),
+    ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
+    ({"reward": "exactly"}, "`reward` must be one of"),
 ])  # fmt: skip
 def test_bad_options_name_the_flag_and_leave_no_process(tmp_path, monkeypatch, tokenizer, change, words):
     monkeypatch.chdir(tmp_path)
@@ -719,7 +720,7 @@ def test_bad_options_name_the_flag_and_leave_no_process(tmp_path, monkeypatch, t
     for name in ("notes.txt", "broken.parquet", "empty.jsonl"):
         (tmp_path / name).write_text("")
     pools = []
-    real = verifiers.RewardPool
+    real = judges.RewardPool
     monkeypatch.setattr(data_sets, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
     with pytest.raises(ValueError, match=words):
         load(change.pop("datasets", "good.jsonl"), tokenizer, **change)
@@ -734,7 +735,7 @@ def test_a_data_set_that_the_hub_does_not_have(tokenizer, monkeypatch, tmp_path)
         raise DatasetNotFoundError("Dataset 'no/such' doesn't exist on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(ValueError, match=r"(?s)--dataset no/such cannot be loaded.*NAME:CONFIG"):
+    with pytest.raises(ValueError, match=r"(?s)`dataset` no/such cannot be loaded.*NAME:CONFIG"):
         load("no/such:main", tokenizer)
 
 
@@ -796,11 +797,11 @@ def test_stop_tokens_come_from_the_generation_config_too(tmp_path):
     from transformers import AutoTokenizer, GenerationConfig
 
     bpe_tokenizer(chat=True).save_pretrained(tmp_path)
-    assert data_sets.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
+    assert tokens.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
     GenerationConfig(eos_token_id=[7, 0]).save_pretrained(tmp_path)
-    assert data_sets.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 7)
+    assert tokens.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 7)
     GenerationConfig(eos_token_id=9).save_pretrained(tmp_path)
-    assert data_sets.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 9)
+    assert tokens.default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 9)
 
 
 def test_stop_tokens_are_given_by_name(tmp_path, tokenizer):
@@ -812,7 +813,7 @@ def test_stop_tokens_are_given_by_name(tmp_path, tokenizer):
 def test_a_tokenizer_without_an_end_needs_a_stop_token(tmp_path):
     tokenizer = bpe_tokenizer(chat=True)
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no end-of-sequence token; name one with --stop_tokens"):
+    with pytest.raises(ValueError, match="no end-of-sequence token; name one with `stop_tokens`"):
         load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer)
 
 
@@ -939,7 +940,7 @@ def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_p
         "    return prompt == 'Say ' + answer['say'] and completion == 'no</think>' + answer['say']\n")
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"Say {i}", "answer": {"say": str(i)}} for i in range(12)]
-    task = load(write_rows(tmp_path / "a.jsonl", rows), tokenizer, reward="judge_rows:judge", template="<<{prompt}>>")
+    task = load(write_rows(tmp_path / "a.jsonl", rows), tokenizer, reward="judge_rows:judge", prompt_template="<<{prompt}>>")
     for problem in task.train:
         ids = tokenizer.encode(f"no</think>{problem.answer['say']}<|end|>", add_special_tokens=False)
         assert task.score(problem, [ids, ids[:-2]]) == [(1.0, True), (-1.0, False)]

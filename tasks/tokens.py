@@ -1,0 +1,120 @@
+"""Tokens: how prompts become token ids, and which ids or texts end the thinking and the completion."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# The paper's phrase, without the end of thinking that follows it.
+TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "
+
+
+@dataclass(frozen=True)
+class Endings:
+    """Where completions and their thinking end.
+
+    `end_of_thinking` is the text ("" for a model that does not think apart), `end_of_thinking_ids` its tokens, and
+    `phrase_ids` what is forced on thinking that is cut. `thinking_end(ids)` finds the end where the mark is more than
+    one token; None where a search for its id is enough.
+    """
+
+    stop_ids: tuple[int, ...]
+    end_of_thinking: str
+    end_of_thinking_ids: tuple[int, ...]
+    phrase_ids: tuple[int, ...]
+    thinking_end: Callable[[Sequence[int]], int | None] | None
+
+
+def find_endings(
+    tokenizer: Any,
+    *,
+    thinking: bool | None = None,
+    end_of_thinking: str | None = None,
+    interruption_phrase: str | None = None,
+    stop_tokens: str | None = None,
+) -> Endings:
+    """The endings that a tokenizer has, where they are not given. Raises ValueError naming the option to change.
+
+    `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
+    one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`.
+    """
+    if thinking is False and end_of_thinking:
+        raise ValueError("`end_of_thinking` is for models that think; drop it, or `thinking` false")
+    known = "</think>" in tokenizer.get_vocab() or "</think>" in str(tokenizer.chat_template or "")
+    thinks = known if thinking is None else thinking
+    end = end_of_thinking or ("</think>" if thinks else "")
+    phrase = TIME_IS_UP + end if interruption_phrase is None else interruption_phrase
+    if not phrase.endswith(end):
+        raise ValueError(f"`interruption_phrase` must end with the end of thinking {end!r}, got {phrase!r}")
+    stops = default_stop_ids(tokenizer) if stop_tokens is None else named_stop_ids(tokenizer, stop_tokens)
+    if not stops:
+        raise ValueError("the tokenizer has no end-of-sequence token; name one with `stop_tokens`")
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False)) if end and text else ()
+
+    # An added token is never merged with its neighbors, so its id is enough.
+    merges = end != "" and end not in tokenizer.get_added_vocab()
+    return Endings(stops, end, ids(end), ids(phrase), end_in_text(tokenizer, end) if merges else None)
+
+
+def default_stop_ids(tokenizer: Any) -> tuple[int, ...]:
+    """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two)."""
+    from transformers import GenerationConfig
+
+    found = [tokenizer.eos_token_id]
+    try:
+        more = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
+        found += more if isinstance(more, list) else [more]
+    except OSError:
+        pass  # the folder has none
+    return tuple(dict.fromkeys(i for i in found if i is not None))
+
+
+def named_stop_ids(tokenizer: Any, names: str) -> tuple[int, ...]:
+    """Ids of the comma-separated tokens `names`. Raises ValueError for one that the tokenizer does not know."""
+    vocabulary, tokens = tokenizer.get_vocab(), [name.strip() for name in names.split(",")]
+    unknown = [token for token in tokens if token not in vocabulary]
+    if unknown:
+        raise ValueError(f"`stop_tokens`: the tokenizer has no token {', '.join(map(repr, unknown))}; name single "
+                         "tokens as its vocabulary writes them, separated by commas")
+    return tuple(vocabulary[token] for token in tokens)
+
+
+def end_in_text(tokenizer: Any, mark: str) -> Callable[[Sequence[int]], int | None]:
+    """A function of completion ids: how many tokens it takes until the text holds `mark`; None if it never does.
+
+    For marks of several tokens, which byte-pair encoding merges with their neighbors: ` </think>`, `</think>\\n\\n`.
+    """
+
+    def answer_start(ids: Sequence[int]) -> int | None:
+        def ended(n: int) -> bool:
+            return mark in tokenizer.decode(list(ids[:n]), skip_special_tokens=False)
+
+        # A text that holds the mark goes on holding it, so a binary search finds the shortest such beginning.
+        return bisect.bisect_left(range(len(ids)), True, key=ended) if ended(len(ids)) else None
+
+    return answer_start
+
+
+def encode_prompts(
+    tokenizer: Any,
+    prompts: Sequence[list[dict[str, str]]],
+    template: str = "{prompt}",
+    apply_chat_template: bool = True,
+    thinking: bool | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt, given as chat messages: `template` around its last message, then the chat template if
+    the tokenizer has one. Chat templates of models that can do both (Qwen3) read `enable_thinking`; None leaves it to
+    them."""
+    if not prompts:
+        return []
+    prompts = [[*p[:-1], {**p[-1], "content": template.replace("{prompt}", p[-1]["content"])}] for p in prompts]
+    if apply_chat_template and tokenizer.chat_template:
+        choice = {} if thinking is None else {"enable_thinking": thinking}
+        return tokenizer.apply_chat_template(
+            prompts, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
+        )
+    return tokenizer(["\n\n".join(message["content"] for message in p) for p in prompts])["input_ids"]
