@@ -20,13 +20,15 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import save_file
 
-sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from scripted import batch_of
 
 import pipeline_rl
 from runtime.flags import parse_flags
 from runtime.model import Row
 from runtime.trainer import Trainer
-from scripted import batch_of
 
 STEPS = 5
 
