@@ -40,7 +40,8 @@ import losses
 import pipeline_rl
 from pipeline_rl import Group, Rollout
 from runtime import checkpoints
-from runtime.checkpoints import DISK, Progress, disk
+from runtime.checkpoints import Progress
+from runtime.disk import DISK, disk
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.metrics import closing_table

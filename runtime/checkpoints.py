@@ -1,4 +1,4 @@
-"""Checkpoints: where a run is, how that is saved and restored, and what may go wrong with files.
+"""Checkpoints: where a run is, and how that is saved and restored.
 
 A checkpoint holds the model, the optimizer and the random states (accelerate writes them, one file per rank or shard)
 and `state.json`: step, version, the pass-rate history, the place in the stream of prompts, compute so far, and how long
@@ -6,7 +6,6 @@ the logs were. Nothing that was sampled is saved. The prompts of groups in fligh
 samples them again before all others, in their old order.
 """
 
-import errno
 import os
 import random
 import shutil
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,11 +22,10 @@ from torch.distributed.checkpoint import CheckpointException
 
 from filters import PassRateHistory
 from pipeline_rl import Generator, Group
+from runtime.disk import disk
+from runtime.ranks import Ranks
 from runtime.run_folder import Folder
 from tasks.prompts import PromptStream
-
-if TYPE_CHECKING:
-    from runtime.ranks import Ranks
 
 
 @dataclass
@@ -63,7 +61,7 @@ class CheckpointError(ValueError):
 # ------------------------------------------------------------------------------------------------------ save and load
 
 
-def save(ranks: "Ranks", folder: Folder, step: int, state: Callable[[], dict[str, Any]], keep: int) -> Path | None:
+def save(ranks: Ranks, folder: Folder, step: int, state: Callable[[], dict[str, Any]], keep: int) -> Path | None:
     """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
     what stands in state.json. Returns its folder, None on ranks other than 0. Raises OSError for a full or read-only
     disk, after it has removed what was half written; earlier checkpoints stay."""
@@ -106,40 +104,6 @@ def load(accelerator: Any, checkpoint: Path) -> None:
     except (RuntimeError, ValueError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(f"{checkpoint} does not fit this model ({reason})") from error
-
-
-# --------------------------------------------------------------------------------------------------------- full disks
-
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # what a full or forbidden disk answers
-
-
-def disk_errno(error: BaseException) -> int | None:
-    """Which of DISK a failed write of torch or safetensors tells of; both say it in words. None for all else."""
-    if isinstance(error, CheckpointException):  # FSDP2: what each rank met
-        return next((number for inner, _ in error.failures.values() if (number := disk_errno(inner))), None)
-    if isinstance(error, OSError):
-        return error.errno if error.errno in DISK else None
-    named = next((number for number in DISK if os.strerror(number) in str(error)), None)
-    if isinstance(error, RuntimeError) and "inline_container.cc" in str(error):  # torch's writer of files; a write
-        return named or errno.ENOSPC  # that came up short says only "unexpected pos 576 vs 534"
-    return named if isinstance(error, SafetensorError) else None
-
-
-@contextmanager
-def disk(path: str | Path) -> Iterator[None]:
-    """Turns what a full or read-only disk becomes in torch and safetensors into an OSError that names `path`; every
-    other error stays what it is."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-    except (RuntimeError, SafetensorError, CheckpointException) as error:
-        number = disk_errno(error)
-        if number is None:
-            raise
-        reason = str(error).strip().splitlines()[-1]
-        raise OSError(number, f"it could not be written ({reason})", str(path)) from error
 
 
 # ------------------------------------------------------------------------------------------------------ no foreign code

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from pipeline_rl import Generator
-from runtime.checkpoints import disk
+from runtime.disk import disk
 
 
 class Ranks:
