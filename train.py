@@ -228,7 +228,7 @@ def optimizer_step(trainer: Trainer, progress: Progress) -> dict[str, Any]:
     """AdamW's step, and its metrics. A gradient that is not finite changes nothing; BAD_STEPS of them in a row raise
     RunFailed."""
     metrics = trainer.update(progress.version)
-    progress.version += metrics["updated"]
+    progress.version += int(metrics["updated"])
     progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1
     if progress.bad_steps >= BAD_STEPS:
         raise RunFailed(f"the gradient was not finite {progress.bad_steps} times in a row (a lower --lr may help)")
