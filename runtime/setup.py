@@ -28,6 +28,7 @@ from runtime.run_folder import Folder
 from runtime.trainer import Trainer
 from runtime.weights_check import Evaluator
 from tasks import chain, data_sets, warm_start
+from tasks.demonstrations import Demonstrations
 from tasks.prompts import PromptStream
 
 
@@ -124,7 +125,7 @@ def new_accelerator(flags: Flags) -> Any:
 
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    settings = warm_start.WarmStart(restart=flags.rambling)
+    settings = warm_start.WarmStart(demonstrations=Demonstrations(restart=flags.rambling))
     return ranks.from_main(
         lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=settings, report=ranks.say))
     )

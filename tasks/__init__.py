@@ -1,1 +1,1 @@
-"""What is asked and who judges: the built-in task, its warm start, data sets, verifiers."""
+"""What is asked and who judges: prompts, the built-in task and its warm start, data sets, verifiers, judges."""

@@ -1,4 +1,29 @@
-"""The built-in task, chain mod 10."""
+"""The built-in task: chain mod 10.
+
+PROBLEM. A run that shows what ScaleRL does needs a task that a model of 0.2M parameters learns on a laptop in minutes,
+and that still has what makes reasoning hard: the answer takes a chain of steps, one wrong step spoils the rest, and
+thinking that is longer than its budget is cut.
+
+IDEA. A prompt is a digit and n labeled operations. Thinking writes one `label operation result` per step:
+
+    prompt      7 a +5 b *3 c -4 <think>
+    thinking    a +5 2 b *3 6 c -4 2                     7 + 5 = 12 -> 2,  2 * 3 = 6,  6 - 4 = 2
+    answer      </think> 6 2 <eos>                       v_(n-1) and v_n
+
+Every operation is a bijection modulo 10, so an error always reaches the end. Two numbers make a guess right 1 % of the
+time; with one number (10 %), runs collapsed into guessing. A word is a token.
+
+THE SPLIT is by the hash of a problem's text and nothing else, so that no seed, pool size or demonstration can carry a
+held-out problem into training.
+
+SIMPLIFIED. There is no answer parser: the format is part of the exact match.
+
+>>> task = ChainTask(seed=0)
+>>> problem = task.held_out[0]
+>>> task.text(problem.prompt_ids), problem.answer
+>>> task.reward(problem, task.tokenizer(f"</think> {problem.answer} <eos>")["input_ids"])
+(1.0, True)
+"""
 
 import random
 from collections.abc import Sequence
@@ -44,12 +69,12 @@ def chain_text(start: int, operations: Sequence[str]) -> str:
 
 
 def is_held_out(text: str) -> bool:
-    """True for one problem text in HELD_OUT_ONE_IN. Nothing else decides, so no seed or pool size can mix the sets."""
+    """True for one problem text in HELD_OUT_ONE_IN."""
     return int(stable_key(text), 16) % HELD_OUT_ONE_IN == 0
 
 
 def word_tokenizer() -> Any:
-    """A Hugging Face tokenizer in which every word of WORDS is one token; an unknown word is an error."""
+    """A Hugging Face tokenizer in which every word of WORDS is one token. An unknown word is an error."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -61,7 +86,7 @@ def word_tokenizer() -> Any:
 class ChainTask:
     """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
 
-    `train` has `pool_size` and `held_out` `held_out_size` distinct problems of min_ops..max_ops operations. Raises
+    `train` has `pool_size` distinct problems of min_ops..max_ops operations, `held_out` has `held_out_size`. Raises
     ValueError if the range is not within 2..8 or has too few distinct problems.
     """
 

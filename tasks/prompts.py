@@ -1,4 +1,26 @@
-"""Problems, and the order in which training prompts come."""
+"""Prompts: what every task has, and the order in which training prompts come.
+
+Reinforcement learning with verifiable rewards (ScaleRL, arXiv 2510.13786, section 2) needs of a task only prompts, a
+held-out set that training never sees, and a program that says of a completion whether it is right:
+
+    r(x, y) = +1 if the answer that follows the thinking is right, else -1
+
+A TASK is any object with
+    train, held_out            lists of `Problem`
+    sources, weights           names of its data sets, and their weights in `PromptStream` (empty: drawn by size)
+    tokenizer, stop_ids        ids of the tokens that end a completion
+    end_of_thinking_ids, phrase_ids, thinking_end    see length_control.Interruption
+    score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one
+    text(ids), close()         the text of tokens; releases what the task holds
+Two are here: `chain.ChainTask`, and what `data_sets.load_dataset_task` makes of files and Hugging Face data sets.
+
+>>> problems = [Problem(str(i), (i,), "") for i in range(3)]
+>>> stream = PromptStream(problems, seed=0, retired=lambda key: key == "1")
+>>> [next(stream).key for _ in range(4)]
+['0', '2', '2', '0']
+"""
+
+from __future__ import annotations
 
 import hashlib
 import random
@@ -23,41 +45,42 @@ def stable_key(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-
 def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: int, epoch: int) -> list[int]:
-    """Which problem comes when in one epoch of a weighted mixture: indices into `problems`, as many places as the
-    sources in `weights` have problems.
+    """Indices into `problems`: which comes when in one epoch of a mixture. Without weights, a shuffle of everything.
 
-    Each source gets its share of the epoch's places and, while the weights stay, goes on where it was in the last
-    epoch, through shuffles of its own problems: a small source with a large weight comes round more often than a large
-    one with a small weight. An epoch need not hold every problem; any two in a row hold all of at least one source.
-    Pure: the place in a run is (seed, weights, epoch, position). With no weights this is a shuffle of everything.
+    An epoch has as many places as the sources in `weights` have problems. Each source gets its share of them and fills
+    it from shuffles of its own problems, going on where the last epoch left off (while the weights stay the same). So a
+    small source with a large weight comes round more often than a large one with a small weight. An epoch need not hold
+    every problem, but two in a row hold all of at least one source. Pure: a place in a run is (seed, weights, epoch,
+    position).
     """
-    owned = {source: [i for i, problem in enumerate(problems) if problem.source == source] for source in weights}
-    places, total, taken, start = sum(map(len, owned.values())), sum(weights.values()), 0.0, 0
     order = [] if weights else list(range(len(problems)))
+    owned = {source: [i for i, problem in enumerate(problems) if problem.source == source] for source in weights}
+    places, total = sum(map(len, owned.values())), sum(weights.values())
+    weight_so_far, start = 0.0, 0
     for source, weight in sorted(weights.items()):
-        own = owned[source]
-        # Rounded cumulative shares: the counts add up to the epoch's length.
-        taken += weight
-        count = round(taken / total * places) - start
+        # Cumulative shares are rounded, so that the counts add up to the number of places.
+        weight_so_far += weight
+        count = round(weight_so_far / total * places) - start
         start += count
-        place = epoch * count
+        own, drawn = owned[source], epoch * count  # `drawn`: how many of this source came before
         while count:
-            shuffle = random.Random(f"{seed} {source} {place // len(own)}").sample(own, len(own))
-            some = shuffle[place % len(own) :][:count]
-            order, place, count = order + some, place + len(some), count - len(some)
+            shuffled = random.Random(f"{seed} {source} {drawn // len(own)}").sample(own, len(own))
+            some = shuffled[drawn % len(own) :][:count]
+            order, drawn, count = order + some, drawn + len(some), count - len(some)
     random.Random(f"{seed} epoch {epoch}").shuffle(order)
     return order
 
 
-
 class PromptStream:
-    """Training prompts, epoch after epoch, each epoch in its own shuffled order; retired prompts are passed over.
-    `weights` mixes several data sets (`epoch_order`): each gets its share of an epoch's places; once all of
-    its prompts are retired, the others take its places from the next epoch on. It ends when every prompt is retired.
+    """Training prompts, epoch after epoch, each epoch in an order of its own. Retired prompts are passed over, and the
+    stream ends when every prompt is retired.
 
-    Its place is epoch, position and the epoch's sources: the order of an epoch depends on these and the seed alone.
+    `weights` mixes several data sets (`epoch_order`): each gets its share of an epoch's places. Once all prompts of one
+    are retired, the others take its places from the next epoch on.
+
+    The stream's place is its epoch, its position and the epoch's sources; an epoch's order depends on these and the
+    seed only.
     """
 
     def __init__(
@@ -100,12 +123,12 @@ class PromptStream:
         return self._shuffled[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, position, the sources of the epoch, and the keys of `first`."""
+        """The epoch, the position, the epoch's sources, and the keys of `first`."""
         first = [problem.key for problem in self.first]
         return {"epoch": self.epoch, "position": self.position, "sources": list(self.shares), "first": first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was saved."""
+        """Continues where `state` was saved."""
         problems = {problem.key: problem for problem in self.problems}
         self.epoch, self.position = state["epoch"], state["position"]
         sources = state.get("sources", self.weights)  # an older checkpoint does not name them

@@ -93,7 +93,7 @@ class Replay:
 def small_model(folder, **changes) -> str:
     """A tiny untrained model and its tokenizer."""
     options = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 48}
-    warm_start.new_model(warm_start.WarmStart(**options | changes), seed=0).save_pretrained(folder)
+    warm_start.new_model(warm_start.ModelShape(**options | changes), seed=0).save_pretrained(folder)
     chain.word_tokenizer().save_pretrained(folder)
     return str(folder)
 

@@ -36,8 +36,8 @@ def run(model, out, mode, rows, processes):
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    settings = warm_start.WarmStart(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
-    made = warm_start.new_model(settings, seed=0)
+    shape = warm_start.ModelShape(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    made = warm_start.new_model(shape, seed=0)
     if not request.param:
         from transformers import Qwen3ForCausalLM
 
@@ -65,8 +65,8 @@ def test_two_processes_train_as_one(model, tmp_path, rows, processes):
 @pytest.mark.slow
 def test_fsdp2_keeps_no_low_precision_copy_of_the_whole_body(tmp_path):
     """32 layers of 0.85M parameters, 54 MB in bfloat16: at the end of the body a rank has grown by less than a quarter."""
-    settings = warm_start.WarmStart(hidden_size=256, layers=32, heads=8, kv_heads=8, head_dim=32, intermediate_size=768)
-    model = warm_start.new_model(settings, seed=0)
+    shape = warm_start.ModelShape(hidden_size=256, layers=32, heads=8, kv_heads=8, head_dim=32, intermediate_size=768)
+    model = warm_start.new_model(shape, seed=0)
     model.save_pretrained(tmp_path / "model")
     whole = 2 * sum(parameter.numel() for parameter in model.model.layers.parameters())
     assert run(tmp_path / "model", tmp_path / "out", "memory", 0, 2)["grown"] < whole / 4

@@ -16,6 +16,7 @@ from runtime.checkpoints import Progress
 from runtime.flags import Flags, UsageError
 from runtime.setup import check_model, load_task, new_interruption, new_parts
 from tasks import chain, warm_start
+from tasks.demonstrations import Demonstrations
 
 torch.set_num_threads(1)
 
@@ -132,7 +133,7 @@ def test_rambling_chooses_the_warm_start(monkeypatch, tmp_path):
     for changes in ({"rambling": 0.9}, {}):
         with pytest.raises(ZeroDivisionError):
             new_parts(default_flags(output_dir=str(tmp_path), **changes), Progress(None))
-    assert asked == [warm_start.WarmStart(restart=0.9), warm_start.WarmStart()]
+    assert asked == [warm_start.WarmStart(demonstrations=Demonstrations(restart=0.9)), warm_start.WarmStart()]
 
 
 # ------------------------------------------------------------------------------------------------ processes and devices

@@ -53,7 +53,7 @@ def warm_model(seed: int) -> str:
 
 def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
     """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
-    made = warm_start.new_model(warm_start.WarmStart(init_std=0.02, **SIZES[size]), seed=0)
+    made = warm_start.new_model(warm_start.ModelShape(init_std=0.02, **SIZES[size]), seed=0)
     made.config.max_position_embeddings = context
     if not ends:
         made.config.eos_token_id = made.generation_config.eos_token_id = None

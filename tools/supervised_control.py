@@ -22,7 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tasks.chain import ChainTask
-from tasks.warm_start import Demonstrator, WarmStart, supervised_steps, warm_start, warm_start_optimizer
+from tasks.demonstrations import Demonstrator
+from tasks.warm_start import WarmStart, supervised_steps, warm_start, warm_start_optimizer
 
 
 @torch.no_grad()
@@ -86,9 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, float]]:
     task = ChainTask(args.seed, held_out_size=args.held_out)
     start = warm_start(args.cache_dir, seed=args.seed, settings=settings, report=print)
     model = Qwen3ForCausalLM.from_pretrained(start)
-    optimizer = warm_start_optimizer(model, settings)
-    optimizer.param_groups[0]["lr"] = args.lr
-    demonstrator = Demonstrator(settings, args.seed, corrupted=True, stream="control")
+    optimizer = warm_start_optimizer(model, args.lr)
+    demonstrator = Demonstrator(settings.demonstrations, args.seed, corrupted=True, stream="control")
     folder, records = Path(args.output_dir), []
     folder.mkdir(parents=True, exist_ok=True)
     step = tokens = 0
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, float]]:
                 file.flush()
             if tokens >= args.tokens:
                 return records
-            batch = demonstrator.batch()
+            batch = demonstrator.batch(settings.batch_size)
             step, tokens = step + 1, tokens + int((batch[1] != -100).sum())
             list(supervised_steps(model, optimizer, [batch]))
 

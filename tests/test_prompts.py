@@ -1,0 +1,209 @@
+"""Problems' keys, the order of an epoch, and the stream of training prompts."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tasks.prompts import Problem, PromptStream, epoch_order, stable_key
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def mixture(**sizes):
+    return [Problem(f"{source}{i}", (), "", source) for source, size in sizes.items() for i in range(size)]
+
+
+POOL = [Problem(str(i), (), "") for i in range(50)]
+
+
+def keys(stream, n):
+    return [next(stream).key for _ in range(n)]
+
+
+def order_of(seed, n):
+    """The first n keys of POOL when nothing is retired."""
+    return keys(PromptStream(POOL, seed, lambda key: False), n)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Worked examples
+
+
+def test_an_epoch_has_the_shares_that_the_weights_ask_for():
+    """60 + 30 + 10 problems at weights 1 : 2 : 1 give 25, 50 and 25 places. Over six epochs the 150 places of a go
+    2.5 times through its 60, the 300 of b ten times through its 30, the 150 of c 15 times through its 10."""
+    problems = mixture(a=60, b=30, c=10)
+    weights = {"a": 1.0, "b": 2.0, "c": 1.0}
+    seen = Counter()
+    for epoch in range(6):
+        order = epoch_order(problems, weights, 7, epoch)
+        assert order == epoch_order(problems, weights, 7, epoch)
+        assert Counter(problems[i].source for i in order) == {"a": 25, "b": 50, "c": 25}
+        assert len({problems[i].source for i in order[:20]}) == 3  # mixed, and not one source after the other
+        seen.update(order)
+    assert {seen[i] for i in range(60)} == {2, 3}
+    assert {seen[i] for i in range(60, 90)} == {10}
+    assert {seen[i] for i in range(90, 100)} == {15}
+
+
+def test_the_others_take_the_places_of_a_source_that_is_retired():
+    """20, 10 and 10 prompts at 2 : 1 : 1. An epoch has 40 places, 20, 10 and 10. Once all of a are retired, an epoch
+    has the 20 places of b and c, 10 and 10; once all of b are too, each prompt of c comes once per epoch. (Retired
+    places once stayed empty, which ended a run with prompts left.)"""
+    gone: set[str] = set()
+    stream = PromptStream(mixture(a=20, b=10, c=10), 0, gone.__contains__, {"a": 2.0, "b": 1.0, "c": 1.0})
+
+    def sources(n):
+        return Counter(next(stream).source for _ in range(n))
+
+    assert sources(40) == {"a": 20, "b": 10, "c": 10} and stream.epoch == 0
+    gone |= {f"a{i}" for i in range(20)}
+    assert sources(20) == {"b": 10, "c": 10} and stream.epoch == 1  # whose 20 places of a were empty
+    assert sources(20) == {"b": 10, "c": 10} and (stream.epoch, stream.position) == (2, 20)
+    gone |= {f"b{i}" for i in range(10)}
+    assert sorted(keys(stream, 10)) == [f"c{i}" for i in range(10)]
+    assert (stream.epoch, stream.position) == (3, 10)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The order of an epoch
+
+
+def test_an_epoch_without_weights_is_a_shuffle_of_everything():
+    problems = mixture(a=50)
+    orders = [epoch_order(problems, {}, 0, epoch) for epoch in range(3)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[0] == epoch_order(problems, {}, 0, 0) != epoch_order(problems, {}, 1, 0)
+
+
+def test_an_epochs_shares_add_up_when_they_do_not_divide():
+    problems = mixture(a=7, b=5, c=5)
+    for epoch in range(4):
+        assert len(epoch_order(problems, {"a": 1.0, "b": 1.0, "c": 1.3}, 0, epoch)) == 17
+
+
+def test_no_problem_is_repeated_before_its_source_is_through():
+    """Equal weights, 4 and 8 problems: each has 6 places per epoch, so four epochs hold 24 of each."""
+    problems = mixture(a=4, b=8)
+    order = [i for epoch in range(4) for i in epoch_order(problems, {"a": 1.0, "b": 1.0}, 3, epoch)]
+    seen = Counter(order)
+    assert {seen[i] for i in range(4)} == {6} and {seen[i] for i in range(4, 12)} == {3}
+
+
+def test_a_source_is_shuffled_anew_each_time_round():
+    """20 problems of a in 10 places per epoch: epochs 0 and 1 are its first round, 2 and 3 its second. That both rounds
+    are halved alike has a chance of 1 in 184,756."""
+    problems = mixture(a=20, b=20)
+    halves = [{i for i in epoch_order(problems, {"a": 1.0, "b": 3.0}, 0, epoch) if i < 20} for epoch in range(4)]
+    assert [len(half) for half in halves] == [10] * 4
+    assert halves[0] | halves[1] == halves[2] | halves[3] == set(range(20))
+    assert halves[0] != halves[2]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The stream
+
+
+def test_every_prompt_once_per_epoch_in_an_order_of_its_own():
+    """The order is a function of the seed and the epoch only."""
+    stream = PromptStream(POOL, 0, lambda key: False)
+    first, second = keys(stream, 50), keys(stream, 50)
+    assert sorted(first) == sorted(second) == sorted(p.key for p in POOL) and stream.epoch == 1
+    assert first != second and first != [p.key for p in POOL]
+    assert order_of(0, 100) == first + second and order_of(1, 50) != first
+    assert iter(stream) is stream
+    random.seed(0)  # other users of `random` change nothing
+    assert order_of(0, 50) == first
+
+
+def test_retired_prompts_are_passed_over_from_the_moment_they_retire():
+    gone: set[str] = set()
+    stream, order = PromptStream(POOL, 0, gone.__contains__), order_of(0, 100)
+    assert keys(stream, 10) == order[:10]
+    gone |= {order[3], order[12], order[20]}  # one seen, two to come
+    assert keys(stream, 38) == [key for key in order[10:50] if key not in gone]
+    assert keys(stream, 47) == [key for key in order[50:] if key not in gone] and stream.epoch == 1
+
+
+def test_it_stops_when_every_prompt_is_retired():
+    """In the middle of an epoch or at its end, without spinning; the last prompt that is left still comes."""
+    gone: set[str] = set()
+    stream = PromptStream(POOL, 0, gone.__contains__)
+    keys(stream, 17)
+    gone |= {p.key for p in POOL} - {"7"}
+    assert "7" in keys(stream, 2)
+    assert keys(stream, 3) == ["7", "7", "7"]
+    gone.add("7")
+    assert next(stream, None) is None and next(stream, None) is None
+
+
+@pytest.mark.parametrize("weights", [{"a": 4.0, "b": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1e-9}])
+def test_a_weighted_mixture_ends_exactly_when_every_prompt_is_retired(weights):
+    """30 of a and 60 of b, of which an epoch at 4 : 1 holds 18. All but b7, b8 and b9 retire when first drawn. These
+    three still come, and no other, until they retire one by one. (The stream once ended with prompts of b left.)"""
+    for seed in range(5):
+        gone, hard = set(), {"b7", "b8", "b9"}
+        stream = PromptStream(mixture(a=30, b=60), seed, gone.__contains__, weights)
+        while len(gone) < 87:
+            key = next(stream).key
+            assert key not in gone
+            gone |= {key} - hard
+        for key in sorted(hard):
+            assert set(keys(stream, 40)) == hard - gone
+            gone.add(key)
+        assert next(stream, None) is None and next(stream, None) is None
+
+
+def test_prompts_of_a_resumed_run_come_first():
+    """Those that were in flight, in their old order, retired meanwhile or not; then the stream from its old place."""
+    stream = PromptStream(POOL, 0, {"7"}.__contains__)
+    stream.first.extend(POOL[i] for i in (7, 4, 4))
+    assert keys(stream, 4) == ["7", "4", "4", next(key for key in order_of(0, 50) if key != "7")]
+
+
+@pytest.mark.parametrize("n", [0, 1, 49, 50, 51, 73])
+def test_a_stream_goes_on_from_its_saved_place(n):
+    """Epoch, position and the keys of `first`, through JSON, into a new stream of the same pool."""
+    old = PromptStream(POOL, 3, {"5", "6"}.__contains__)
+    old.first.extend(POOL[i] for i in (1, 2, 3))
+    keys(old, n)
+    new = PromptStream(POOL, 3, {"5", "6"}.__contains__)
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert keys(new, 80) == keys(old, 80) and (new.epoch, new.position) == (old.epoch, old.position)
+
+
+@pytest.mark.parametrize("n", [0, 40, 55, 70, 85])
+def test_a_mixture_goes_on_from_its_saved_place(n):
+    """Also inside an epoch that began with fewer sources than there are: those retired later do not change its order,
+    and a new stream, for which they are retired from the start, has the same."""
+    gone = {f"a{i}" for i in range(20)}
+    old, new = (
+        PromptStream(mixture(a=20, b=20, c=20), 3, gone.__contains__, {"a": 2.0, "b": 1.0, "c": 1.0}) for _ in range(2)
+    )
+    keys(old, n)
+    gone |= {f"b{i}" for i in range(20)}
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert keys(new, 80) == keys(old, 80) and (new.epoch, new.position) == (old.epoch, old.position)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Keys
+
+
+def test_keys_are_stable_across_processes():
+    """The first 16 hex digits of SHA-256, whatever PYTHONHASHSEED says; so are the problems of the built-in task."""
+    from tasks.chain import ChainTask
+
+    assert stable_key("7 a +5 <think>") == hashlib.sha256(b"7 a +5 <think>").hexdigest()[:16]
+    code = "from tasks.chain import ChainTask; print([p.key for p in ChainTask(7, 3, 3).train])"
+    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, cwd=ROOT,
+                           capture_output=True, text=True, check=True).stdout
+    assert found == f"{[p.key for p in ChainTask(7, 3, 3).train]}\n"
