@@ -170,65 +170,60 @@ class _Options(NamedTuple):
     product_dtype: torch.dtype  # of the forward product: `dtype`, or the model's own for the ablation
 
 
-class _TokenLogprobs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
-    ) -> tuple[Tensor, Tensor]:
-        logprobs = hidden.new_empty(hidden.shape[0], dtype=options.dtype)  # (M,)
-        entropy, logsumexp = torch.empty_like(logprobs), torch.empty_like(logprobs)  # (M,), (M,)
-        spare = _buffer(hidden, weight, options)  # (C, V)
-        for rows, z in _chunks(hidden, weight, bias, options):  # z: (C, V)
-            top = z.amax(-1, keepdim=True)  # (C, 1)
-            # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
-            # FP32 at V = 152k; sum() adds in a tree.
-            e = torch.exp(z.sub_(top), out=spare[: len(z)])  # (C, V); z is logits - top now, in place
-            total = e.sum(-1)  # (C,)
-            # log p_y = (z_y - top) - log sum_i exp(z_i - top)
-            logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
-            # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
-            entropy[rows] = total.log() - e.mul_(z).sum(-1) / total  # e is e * z now, in place
-            logsumexp[rows] = top.squeeze(1) + total.log()
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
-        ctx.options = options
-        if not options.entropy_grad:
-            ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
+def _forward(
+    ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
+) -> tuple[Tensor, Tensor]:
+    logprobs = hidden.new_empty(hidden.shape[0], dtype=options.dtype)  # (M,)
+    entropy, logsumexp = torch.empty_like(logprobs), torch.empty_like(logprobs)  # (M,), (M,)
+    spare = _buffer(hidden, weight, options)  # (C, V)
+    for rows, z in _chunks(hidden, weight, bias, options):  # z: (C, V)
+        top = z.amax(-1, keepdim=True)  # (C, 1)
+        # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
+        # FP32 at V = 152k; sum() adds in a tree.
+        e = torch.exp(z.sub_(top), out=spare[: len(z)])  # (C, V); z is logits - top now, in place
+        total = e.sum(-1)  # (C,)
+        # log p_y = (z_y - top) - log sum_i exp(z_i - top)
+        logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
+        # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
+        entropy[rows] = total.log() - e.mul_(z).sum(-1) / total  # e is e * z now, in place
+        logsumexp[rows] = top.squeeze(1) + total.log()
+    ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
+    ctx.options = options
+    if not options.entropy_grad:
+        ctx.mark_non_differentiable(entropy)
+    return logprobs, entropy
 
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        # d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
-        hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
-        options: _Options = ctx.options
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        head = weight.to(options.dtype)  # (V, H), no copy unless stored in fewer bits
-        grad_hidden = torch.empty_like(hidden, dtype=options.dtype) if wants_hidden else None  # (M, H)
-        grad_weight = torch.zeros_like(weight, dtype=options.dtype) if wants_weight else None  # (V, H), the one sum
-        grad_bias = torch.zeros_like(bias, dtype=options.dtype) if wants_bias else None  # (V,)
-        spare = _buffer(hidden, weight, options) if options.entropy_grad else None  # (C, V)
-        for rows, z in _chunks(hidden, weight, bias, options):
-            logp = z.sub_(logsumexp[rows, None])  # (C, V)
-            # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
-            g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-            if spare is not None:
-                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-                p = torch.exp(logp, out=spare[: len(z)])
-                # dz_j = -p_j (g + g_entropy (log p_j + entropy)), then + [j = y] g below
-                dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()
-            else:
-                dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
-            dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
-            if grad_hidden is not None:
-                torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
-            if grad_weight is not None:
-                grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
-            if grad_bias is not None:
-                grad_bias.add_(dz.sum(0))
-        grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
-        return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None
+
+def _backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    # d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
+    hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
+    options: _Options = ctx.options
+    wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+    head = weight.to(options.dtype)  # (V, H), no copy unless stored in fewer bits
+    grad_hidden = torch.empty_like(hidden, dtype=options.dtype) if wants_hidden else None  # (M, H)
+    grad_weight = torch.zeros_like(weight, dtype=options.dtype) if wants_weight else None  # (V, H), the one sum
+    grad_bias = torch.zeros_like(bias, dtype=options.dtype) if wants_bias else None  # (V,)
+    spare = _buffer(hidden, weight, options) if options.entropy_grad else None  # (C, V)
+    for rows, z in _chunks(hidden, weight, bias, options):
+        logp = z.sub_(logsumexp[rows, None])  # (C, V)
+        # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
+        g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+        if options.entropy_grad:
+            g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+            p = torch.exp(logp, out=spare[: len(z)])
+            # dz_j = -p_j (g + g_entropy (log p_j + entropy)), then + [j = y] g below
+            dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()
+        else:
+            dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
+        dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
+        if wants_hidden:
+            torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
+        if wants_weight:
+            grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
+        if wants_bias:
+            grad_bias.add_(dz.sum(0))
+    grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
+    return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None
 
 
 def _buffer(hidden: Tensor, weight: Tensor, options: _Options) -> Tensor:
@@ -256,6 +251,11 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Optio
         if options.temperature != 1.0:
             z.div_(options.temperature)  # the generator's log-probs are those at T
         yield rows, z
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    forward = staticmethod(_forward)
+    backward = staticmethod(once_differentiable(_backward))
 
 
 if __name__ == "__main__":  # show the worked example, and check it

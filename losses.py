@@ -294,10 +294,9 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estim
     raise ValueError(f"kl_penalty: estimator={estimator!r} is not one of k1, k2, k3.")
 
 
-@torch.no_grad()
 def _metrics(log_ratio: Tensor, capped: Tensor, advantages: Tensor, trained: Tensor) -> dict[str, Tensor]:
     """Sums, counts and maxima over trained tokens, before any truncation; 0-d tensors that stay on the device."""
-    rho = torch.where(trained, _bounded_exp(log_ratio), 0.0).double()  # (N, T) float64: sums do not depend on the split
+    rho = torch.where(trained, _bounded_exp(log_ratio.detach()), 0.0).double()  # (N, T) float64: any split adds up
     positive, negative = trained & (advantages > 0), trained & (advantages < 0)  # (N, T)
     return {
         "tokens": trained.sum(),

@@ -185,6 +185,8 @@ def test_correct_may_be_a_tensor_and_keys_may_not():
         for method, more in [(history.update, [[1]]), (history.retired, []), (history.pass_rate, [])]:
             with pytest.raises(TypeError, match=r"str or int, got .*; use int\(key\) or str\(key\)"):
                 method(bad, *more)  # to ask is refused too: the answer would be "not retired"
+    with pytest.raises(TypeError, match="got Tensor"):
+        history.retired(torch.tensor(3))
 
 
 def test_history_goes_through_a_checkpoint():
@@ -256,5 +258,7 @@ def test_dynamic_sampling_gives_up():
     with pytest.raises(PromptsExhausted, match="20 groups in a row"):
         sampler.offer(None, [1, 1])
     assert sampler.discarded == 39
+    smallest = DynamicSampling(1)
+    assert smallest.offer("a", [0, 1]) and smallest.take() == ["a"]
     with pytest.raises(ValueError, match="at least 1"):
         DynamicSampling(0)

@@ -1,6 +1,5 @@
 """fp32_head.py against hand-worked numbers, float64 autograd, finite differences, and what torch really dispatches."""
 
-import doctest
 import math
 import os
 import subprocess
@@ -62,7 +61,7 @@ class Recorder(TorchDispatchMode):
         ]
 
 
-# ---------------------------------------------------------------------------------------------------- hand-worked
+# ----------------------------------------------------------------------------------------------- worked examples
 
 
 def test_two_tokens_by_hand():
@@ -109,7 +108,7 @@ def test_huge_logits_stay_finite():
 # -------------------------------------------------------------------------------------------------------- oracles
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 3, M, 100, None])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, M, None])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_values_and_gradients_against_float64_autograd(chunk_tokens, temperature, with_bias):
@@ -128,15 +127,13 @@ def test_values_and_gradients_against_float64_autograd(chunk_tokens, temperature
 
 
 @pytest.mark.parametrize("entropy_grad", [False, True])
-@pytest.mark.parametrize("chunk_tokens", [1, 3, M])
-def test_gradcheck(chunk_tokens, entropy_grad):
+def test_gradcheck(entropy_grad):
     """Finite differences of the differentiable outputs, for hidden states, head and bias at once."""
     hidden, weight, targets, bias = inputs()
 
     def function(hidden, weight, bias):
-        options = {"temperature": 0.8, "chunk_tokens": chunk_tokens, "entropy_grad": entropy_grad}
-        out = token_logprobs(hidden, weight, targets, bias=bias, **options)
-        return out if entropy_grad else out[0]
+        options = {"temperature": 0.8, "chunk_tokens": 3, "entropy_grad": entropy_grad}
+        return token_logprobs(hidden, weight, targets, bias=bias, **options)[: 1 + entropy_grad]
 
     assert torch.autograd.gradcheck(function, (hidden, weight, bias))
 
@@ -157,32 +154,17 @@ def test_tied_and_untied_heads(tied):
     assert table.dtype == torch.float32
 
 
-def test_fp32_is_close_to_float64_on_a_large_vocabulary():
-    hidden, weight, targets, _ = inputs(torch.float32, m=16, h=256, v=20_000)
+@pytest.mark.parametrize("v, scale", [(20_000, 0.3), pytest.param(152_064, 0.1, marks=pytest.mark.slow)])
+def test_fp32_is_close_to_float64_on_a_large_vocabulary(v, scale):
+    hidden, weight, targets, _ = inputs(torch.float32, m=8, h=1024 if scale == 0.1 else 128, v=v)
     with torch.no_grad():
-        weight.mul_(0.2)  # logits of standard deviation 3
+        weight.mul_(scale)  # logits of standard deviation 3
         found, expected = token_logprobs(hidden, weight, targets), plain(hidden, weight, targets)
     assert found[0].dtype == found[1].dtype == torch.float32
     assert max((x - y).abs().max().item() for x, y in zip(found, expected, strict=True)) < 1e-5
 
 
-@pytest.mark.slow
-def test_fp32_is_close_to_float64_at_152k():
-    hidden, weight, targets, _ = inputs(torch.float32, m=8, h=1024, v=152_064)
-    with torch.no_grad():
-        weight.mul_(0.1)
-        found, expected = token_logprobs(hidden, weight, targets), plain(hidden, weight, targets)
-    assert max((x - y).abs().max().item() for x, y in zip(found, expected, strict=True)) < 1e-5
-
-
 # ----------------------------------------------------------------------------------------------------- properties
-
-
-def test_entropy_is_a_monitor_unless_asked_for():
-    hidden, weight, targets, _ = inputs()
-    logprobs, entropy = token_logprobs(hidden, weight, targets)
-    assert logprobs.requires_grad and not entropy.requires_grad
-    assert token_logprobs(hidden, weight, targets, entropy_grad=True)[1].requires_grad
 
 
 def test_inputs_are_never_modified():
@@ -200,19 +182,14 @@ def test_inputs_are_never_modified():
 
 def test_non_contiguous_inputs():
     hidden, weight, targets, bias = inputs()
-    strided = (
-        torch.stack([hidden, hidden * 9], 2)[:, :, 0],
-        weight.t().contiguous().t(),
-        torch.stack([targets, targets * 0], 1)[:, 0],
-    )
+    strided = [torch.stack([x, x * 9], -1)[..., 0] for x in (hidden, weight, targets, bias)]
     assert not any(x.is_contiguous() for x in strided)
-    bias2 = torch.stack([bias, bias * 9], 1)[:, 0]
-    found = token_logprobs(*strided, bias=bias2, chunk_tokens=3)[0]
-    torch.testing.assert_close(found, plain(hidden, weight, targets, bias)[0])
+    found = token_logprobs(*strided[:3], bias=strided[3], chunk_tokens=3)[0]
+    expected = plain(hidden, weight, targets, bias)[0]
+    torch.testing.assert_close(found, expected)
     # a sum's gradient is an expanded tensor, of stride 0
-    x = torch.autograd.grad(found.sum(), [hidden, weight, bias])
-    y = torch.autograd.grad(plain(hidden, weight, targets, bias)[0].sum(), [hidden, weight, bias])
-    for a, b in zip(x, y, strict=True):
+    grads = [torch.autograd.grad(x.sum(), [hidden, weight, bias]) for x in (found, expected)]
+    for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -238,8 +215,11 @@ def test_no_tokens():
     assert not weight.grad.any() and not bias.grad.any() and hidden.grad.shape == (0, H)
 
 
-def test_float64_and_mixed_dtypes():
+def test_results_dtypes_and_which_of_them_carry_a_gradient():
     hidden, weight, targets, _ = inputs()
+    logprobs, entropy = token_logprobs(hidden, weight, targets)
+    assert logprobs.requires_grad and not entropy.requires_grad
+    assert token_logprobs(hidden, weight, targets, entropy_grad=True)[1].requires_grad
     assert token_logprobs(hidden, weight.float(), targets)[0].dtype == torch.float64
     assert token_logprobs(hidden.float(), weight, targets)[0].dtype == torch.float64
     logprobs, _ = token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets)
@@ -257,12 +237,9 @@ def test_no_tokens_by_vocabulary_tensor_is_ever_alive(dtype, entropy_grad):
     entropy's gradient)."""
     hidden, weight, targets, bias = inputs(dtype, m=64, h=8, v=50)
     with Recorder() as recorder:
-        logprobs, entropy = token_logprobs(
-            hidden, weight, targets, bias=bias, chunk_tokens=4, entropy_grad=entropy_grad, temperature=0.5
-        )
-        torch.autograd.backward(
-            (logprobs, entropy) if entropy_grad else logprobs, [torch.ones(64)] * (1 + entropy_grad)
-        )
+        options = {"chunk_tokens": 4, "entropy_grad": entropy_grad, "temperature": 0.5}
+        found = token_logprobs(hidden, weight, targets, bias=bias, **options)[: 1 + entropy_grad]
+        torch.autograd.backward(found, [torch.ones(64)] * len(found))
     tensors = [x for _, _, found in recorder.calls for x in found]
     assert max(x.numel() for x in tensors) == 64 * 8  # hidden states; a full set of logits would be 64 * 50
     buffers = {x.untyped_storage().data_ptr() for x in tensors if x.shape == (4, 50)}
@@ -345,12 +322,8 @@ def test_fp32_false_rounds_fp32_masters_and_keeps_their_gradient():
     (logits / 2).log_softmax(-1).gather(1, targets[:, None]).sum().backward()
     found.sum().backward()
     torch.testing.assert_close(weight.grad, logits.grad.t() @ half.float())
-
-
-def test_fp32_false_changes_nothing_in_float32():
-    hidden, weight, targets, _ = inputs(torch.float32)
     a, b = (token_logprobs(hidden, weight, targets, fp32=flag)[0] for flag in (False, True))
-    assert torch.equal(a, b)
+    assert torch.equal(a, b)  # in float32 the flag changes nothing
 
 
 # -------------------------------------------------------------------------------------------- trainer and generator
@@ -364,10 +337,6 @@ def test_rounded_has_the_generators_values_and_passes_the_gradient_through():
     assert torch.equal(result, weight.detach().bfloat16().float())
     result.backward(torch.full_like(weight, 1.003))
     assert torch.equal(weight.grad, torch.full_like(weight, 1.003))
-
-
-def test_rounded_is_the_identity_in_the_same_dtype():
-    weight = torch.randn(3, 2, requires_grad=True)
     assert rounded(weight, torch.float32) is weight
 
 
@@ -483,8 +452,3 @@ def test_errors(change, message):
     token_logprobs(**good)
     with pytest.raises(ValueError, match=message):
         token_logprobs(**{**good, **change})
-
-
-def test_docstring_example():
-    failed, attempted = doctest.testmod(fp32_head)
-    assert failed == 0 < attempted

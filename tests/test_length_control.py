@@ -1,17 +1,16 @@
 """length_control.py on worked examples, at every boundary, and against a simulated engine."""
 
 import collections
-import doctest
 import random
 
 import numpy as np
 import pytest
 import torch
 
-import length_control
 from length_control import (
     PHRASE,
     Interruption,
+    SecondLeg,
     overlong_penalty,
     truncation_rate,
     truncation_warning,
@@ -22,48 +21,76 @@ SPLIT = {"phrase_ids": [7, 8, 9], "end_of_thinking_ids": [8, 9]}  # a mark of tw
 
 
 def cut(**change) -> Interruption:
-    settings = {
-        "min_budget": 10,
-        "max_budget": 12,
-        "answer_budget": 4,
-        "phrase_ids": [7, 9],
-        "end_of_thinking_ids": [9],
-    }
-    return Interruption(**{**settings, **change})
+    ids = {"phrase_ids": [7, 9], "end_of_thinking_ids": [9]}
+    return Interruption(**{"min_budget": 10, "max_budget": 12, "answer_budget": 4} | ids | change)
 
 
-# --------------------------------------------------------------------------------------------------------- budgets
+# ----------------------------------------------------------------------------------------------- worked examples
+
+
+@pytest.mark.parametrize(
+    "completion, forced, left",
+    [
+        ([3, 3, 3], [7, 9], 4),  # a: thinking was cut; the answer budget of 4 is untouched
+        ([], [7, 9], 4),
+        ([3, 9, 4, 4, 4], [], 1),  # b: thinking ended at 9, three of four answer tokens are sampled
+        ([3, 3, 9], [], 4),  # the mark is the last token of the budget
+        ([3, 9, 4, 9], [], 2),  # a second mark inside the answer is an answer token like any other
+    ],
+)
+def test_second_leg_by_hand(completion, forced, left):
+    leg = cut().second_leg([1, 2], completion, "length")
+    assert leg == SecondLeg(prompt_ids=[1, 2, *completion, *forced], forced_ids=forced, max_tokens=left)
+    assert cut().needs_phrase(completion, "length") == bool(forced)
+
+
+@pytest.mark.parametrize("n_answer", [4, 5, 8])
+def test_no_second_leg_without_answer_budget(n_answer):
+    """Case c: all 4 answer tokens are sampled, or more inside a long first leg: the completion is truncated."""
+    assert cut().second_leg([1], [3, 9] + [4] * n_answer, "length") is None
+
+
+@pytest.mark.parametrize("reason", ["stop", "abort", None])
+def test_no_second_leg_after_a_leg_that_finished(reason):
+    """Case d, at the very length of the budget, too: the finish reason tells."""
+    for completion in ([3] * 10, [3] * 12, [3, 9, 4]):
+        assert cut().second_leg([1], completion, reason) is None and not cut().needs_phrase(completion, reason)
+
+
+def test_mask_by_hand():
+    assert cut().mask(3, 2, 1) == [1, 1, 1, 0, 0, 1]
+    assert cut().mask(2, 0, 2) == [1, 1, 1, 1]
+    assert cut().mask(2, 0, 0) == [1, 1]
+
+
+def test_penalty_by_hand():
+    """L_max = 14, L_cache = 2: 0 up to 12 tokens, -1/2 at 13, -1 at 14 and beyond. L_cache = L_max: a ramp from 0 on."""
+    lengths = torch.tensor([0, 11, 12, 13, 14, 15, 100])
+    assert overlong_penalty(lengths, 14, 2).tolist() == [0, 0, 0, -0.5, -1, -1, -1]
+    assert overlong_penalty(torch.arange(6), 4, 4).tolist() == [0, -0.25, -0.5, -0.75, -1, -1]
+    assert overlong_penalty(torch.tensor([0, 1]), 1, 1).tolist() == [0, -1]
+
+
+def test_truncation_rate_by_hand():
+    """Two of five are cut; an aborted or unknown end is not a truncation, but counts among the five."""
+    assert truncation_rate(["length", "stop", "length", None, "abort"]) == 2 / 5
+    assert truncation_rate(reason for reason in ["length"]) == 1
+    assert truncation_rate([]) == 0
+
+
+# --------------------------------------------------------------------------------------------- forced interruption
 
 
 def test_budgets_are_uniform_with_both_ends():
-    """9,000 draws from 10..12: 3,000 of each, standard deviation 45."""
+    """9,000 draws from 10..12: 3,000 of each, standard deviation 45. They depend on the random generator alone."""
     rng = random.Random(0)
     counts = collections.Counter(cut().draw_budget(rng) for _ in range(9000))
     assert set(counts) == {10, 11, 12}
     assert all(abs(count - 3000) < 200 for count in counts.values())
-
-
-def test_budget_depends_on_the_generator_alone():
-    draws = [
-        [cut(min_budget=1, max_budget=1000).draw_budget(rng) for _ in range(5)] for rng in map(random.Random, (1, 1, 2))
-    ]
+    wide = cut(min_budget=1, max_budget=1000)
+    draws = [[wide.draw_budget(rng) for _ in range(5)] for rng in map(random.Random, (1, 1, 2))]
     assert draws[0] == draws[1] != draws[2]
-
-
-def test_a_fixed_budget():
     assert cut(min_budget=12).draw_budget(random.Random(0)) == 12
-
-
-# ------------------------------------------------------------------------------------------------------ second legs
-
-
-def test_the_phrase_is_needed_only_where_thinking_was_cut():
-    unfinished, finished = [THINK] * 10, [THINK] * 5 + [9] + [ANSWER] * 4
-    assert cut().needs_phrase(unfinished, "length")
-    assert not cut().needs_phrase(unfinished, "stop")  # ended by itself, at the very length of the budget
-    assert not cut().needs_phrase(unfinished, None)
-    assert not cut().needs_phrase(finished, "length")
-    assert cut().needs_phrase([], "length")
 
 
 @pytest.mark.parametrize("position", range(11))
@@ -73,6 +100,7 @@ def test_the_mark_is_found_wherever_it_stands(position):
     assert not cut().needs_phrase(ids, "length")
     ids.insert(position, 8)
     assert not cut(**SPLIT).needs_phrase(ids, "length")
+    assert cut(**SPLIT, answer_budget=20).second_leg([1], ids, "length").max_tokens == 20 - (10 - position)
 
 
 @pytest.mark.parametrize("ids", [[8], [9], [9, 8], [8, 3, 9], [8, 8], [3, 8]])
@@ -80,40 +108,6 @@ def test_part_of_a_mark_is_not_the_mark(ids):
     """The mark is (8, 9): its tokens alone, in the wrong order, apart, or cut by the budget do not end thinking."""
     assert cut(**SPLIT).needs_phrase(ids, "length")
     assert not cut(**SPLIT).needs_phrase([*ids, 8, 9], "length")
-
-
-def test_second_leg_after_cut_thinking():
-    """Prompt 1 2, thinking 3 3 3 cut: the new prompt is 1 2 3 3 3 7 9, and the whole answer budget of 4 is left."""
-    leg = cut().second_leg([1, 2], [3, 3, 3], "length")
-    assert leg == length_control.SecondLeg(prompt_ids=[1, 2, 3, 3, 3, 7, 9], forced_ids=[7, 9], max_tokens=4)
-
-
-def test_second_leg_after_a_cut_answer():
-    """3 9 4 4 4: thinking ended at 9, three of four answer tokens are sampled, so one more may come; nothing forced."""
-    leg = cut().second_leg([1, 2], [3, 9, 4, 4, 4], "length")
-    assert leg == length_control.SecondLeg(prompt_ids=[1, 2, 3, 9, 4, 4, 4], forced_ids=[], max_tokens=1)
-
-
-def test_second_leg_when_the_mark_is_the_last_token_of_the_budget():
-    leg = cut(**SPLIT).second_leg([1], [3, 3, 8, 9], "length")
-    assert leg == length_control.SecondLeg(prompt_ids=[1, 3, 3, 8, 9], forced_ids=[], max_tokens=4)
-
-
-def test_answer_tokens_count_from_the_first_mark():
-    """3 9 4 9: a second mark inside the answer is an answer token like any other: 2 sampled, 2 left."""
-    assert cut().second_leg([1], [3, 9, 4, 9], "length").max_tokens == 2
-
-
-@pytest.mark.parametrize("n_answer", [4, 5, 8])
-def test_no_second_leg_without_answer_budget(n_answer):
-    """All 4 answer tokens are sampled, or more inside a long first leg: the completion is truncated."""
-    assert cut().second_leg([1], [3, 9] + [4] * n_answer, "length") is None
-
-
-@pytest.mark.parametrize("reason", ["stop", "abort", None])
-def test_no_second_leg_after_a_leg_that_finished(reason):
-    assert cut().second_leg([1], [3] * 12, reason) is None
-    assert cut().second_leg([1], [3, 9, 4], reason) is None
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "error", "LENGTH", 1])
@@ -134,8 +128,7 @@ def test_thinking_end_decides_where_the_mark_has_several_forms():
     interruption = cut(phrase_ids=[7, 92], end_of_thinking_ids=[90], thinking_end=bracketed)
     assert cut(phrase_ids=[7, 90], end_of_thinking_ids=[90]).needs_phrase([3, 91, 4, 4], "length")
     assert not interruption.needs_phrase([3, 91, 4, 4], "length")
-    assert interruption.second_leg([1], [3, 91, 4, 4], "length").forced_ids == []
-    assert interruption.second_leg([1], [3, 91, 4, 4], "length").max_tokens == 2
+    assert interruption.second_leg([1], [3, 91, 4, 4], "length") == SecondLeg([1, 3, 91, 4, 4], [], 2)
     assert interruption.second_leg([1], [3, 3], "length").prompt_ids == [1, 3, 3, 7, 92]
     with pytest.raises(ValueError, match=r"phrase_ids must end thinking, and thinking_end finds no end in \[7, 8\]"):
         cut(phrase_ids=[7, 8], end_of_thinking_ids=[90], thinking_end=bracketed)
@@ -161,15 +154,6 @@ def test_tuples_and_arrays_serve_as_ids(kind):
     assert {type(i) for i in leg.prompt_ids + leg.forced_ids} == {int}
 
 
-# ------------------------------------------------------------------------------------------------- whole completion
-
-
-def test_mask_by_hand():
-    assert cut().mask(3, 2, 1) == [1, 1, 1, 0, 0, 1]
-    assert cut().mask(2, 0, 2) == [1, 1, 1, 1]
-    assert cut().mask(2, 0, 0) == [1, 1]
-
-
 def test_simulated_engine_never_exceeds_the_largest_completion():
     """A policy that thinks n tokens and answers m, for all n and m around the budgets; what it does not sample is 7s.
     The longest completion is exactly max_completion = 12 + phrase 3 + 4 = 19, and the mask is 0 on the phrase alone."""
@@ -193,13 +177,6 @@ def test_simulated_engine_never_exceeds_the_largest_completion():
                 assert bool(forced) == (reason == "length" and n_think + 2 > budget)
                 lengths.append(len(completion))
     assert max(lengths) == interruption.max_completion == 19
-
-
-def test_phrase_ends_with_the_mark():
-    assert PHRASE.endswith("</think>") and PHRASE.startswith("Okay, time is up.")
-
-
-# ---------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -228,20 +205,10 @@ def test_smallest_settings_work():
     smallest = Interruption(1, 1, 1, [9], [9])
     assert smallest.max_completion == 3
     assert smallest.second_leg([], [3], "length").prompt_ids == [3, 9]
+    assert PHRASE.startswith("Okay, time is up.") and PHRASE.endswith("</think>")
 
 
-# --------------------------------------------------------------------------------------------------- overlong penalty
-
-
-def test_penalty_by_hand():
-    """L_max = 14, L_cache = 2: 0 up to 12 tokens, -1/2 at 13, -1 at 14 and beyond."""
-    lengths = torch.tensor([0, 11, 12, 13, 14, 15, 100])
-    assert overlong_penalty(lengths, 14, 2).tolist() == [0, 0, 0, -0.5, -1, -1, -1]
-
-
-def test_penalty_on_a_ramp_over_everything():
-    """L_cache = L_max = 4: the ramp starts at length 0."""
-    assert overlong_penalty(torch.arange(6), 4, 4).tolist() == [0, -0.25, -0.5, -0.75, -1, -1]
+# --------------------------------------------------------------------------------- overlong penalty and truncation
 
 
 def test_penalty_at_the_papers_scale_falls_by_1_over_cache_a_token():
@@ -250,39 +217,19 @@ def test_penalty_at_the_papers_scale_falls_by_1_over_cache_a_token():
     torch.testing.assert_close(penalty.diff(), torch.full((2000,), -1 / 2000), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "dtype, expected",
-    [
-        (torch.int64, torch.float32),
-        (torch.int32, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-    ],
-)
-def test_penalty_dtype(dtype, expected):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float64])
+def test_penalty_dtype(dtype):
     lengths = torch.tensor([13, 20], dtype=dtype)
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
     assert overlong_penalty(lengths, 14, 2).dtype == expected
     assert lengths.tolist() == [13, 20] and lengths._version == 0
-
-
-def test_penalty_of_no_rollouts():
-    assert overlong_penalty(torch.tensor([], dtype=torch.int64), 14, 2).shape == (0,)
+    assert overlong_penalty(lengths[:0], 14, 2).shape == (0,)
 
 
 @pytest.mark.parametrize("cache_length", [0, -1, 15])
 def test_penalty_rejects_an_impossible_ramp(cache_length):
     with pytest.raises(ValueError, match=r"cache_length must be from 1 to max_length \(14\)"):
         overlong_penalty(torch.tensor([1]), 14, cache_length)
-
-
-# --------------------------------------------------------------------------------------------------------- truncation
-
-
-def test_truncation_rate_by_hand():
-    """Two of five are cut; an aborted or unknown end is not a truncation, but counts among the five."""
-    assert truncation_rate(["length", "stop", "length", None, "abort"]) == 2 / 5
-    assert truncation_rate(reason for reason in ["length"]) == 1
-    assert truncation_rate([]) == 0
 
 
 @pytest.mark.parametrize(
@@ -301,8 +248,3 @@ def test_truncation_warning_levels(n, level):
 def test_truncation_warning_wants_a_share(rate):
     with pytest.raises(ValueError, match="share from 0 to 1"):
         truncation_warning(rate)
-
-
-def test_docstring_example():
-    failed, attempted = doctest.testmod(length_control)
-    assert failed == 0 < attempted
