@@ -19,8 +19,8 @@ DECLARED = {
     "length_control": ({"torch"}, set()),
     "fp32_head": ({"torch"}, set()),
     "fit_sigmoid": ({"numpy", "scipy"}, {"matplotlib"}),
-    "fit_power_law": ({"numpy", "scipy"}, {"matplotlib"}),
-    "isocompute": ({"numpy", "scipy"}, {"matplotlib"}),
+    "fit_power_law": ({"numpy", "scipy"}, set()),
+    "isocompute": ({"numpy", "scipy"}, set()),
 }
 CONCEPTS = [name for name in DECLARED if (ROOT / f"{name}.py").exists()]
 # What each file prints as a script, among other things; the fits are asked for --help.
