@@ -55,10 +55,11 @@ BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
 
 
 def train(flags: Flags, parts: Parts, progress: Progress) -> None:
-    """The loop. Under `pipeline` the next groups are being sampled all the while.
+    """The loop. While a step is computed here, the generator samples the groups of the next ones (`pipeline`), or waits
+    for new weights (`ppo_off_policy`). With several trainer processes, each runs this loop on the same groups.
 
-    Shapes: n = B·G rollouts of a batch, B groups (prompts) of G rollouts each; N of them train; T tokens of the longest
-    completion. v is the policy version. With several trainer processes, each of them runs this loop on the same groups.
+    Shapes: a batch has B groups (prompts) of G rollouts, n = B·G in all. N of these train. T is the number of tokens of
+    the longest completion among them. v is the policy version.
     """
     generator, trainer, evaluator, recorder = parts.generator, parts.trainer, parts.evaluator, parts.recorder
     evaluator.begin_if_due(progress)
@@ -76,15 +77,15 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
             rewards = shaped_rewards(rollouts, flags, random.Random(f"{flags.seed} {progress.step}"))  # (n,)
             metrics = recorder.sampled(groups, rewards)
 
-            # Zero-variance filter. These groups have no gradient; they leave before the std and the average are taken,
-            # or the size of the step would depend on how many there are.
+            # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
+            # average are taken, or the size of the step would depend on how many there are.
             varied = filters.has_variance(rewards, group_ids)  # (n,)
             kept = varied if flags.zero_variance_filter else torch.ones_like(varied)  # (n,)
 
             advantages = torch.zeros_like(rewards)  # (n,)
             advantages[kept] = losses.normalize_advantages(rewards[kept], group_ids[kept], flags.normalize_advantages)
 
-            # Single rollouts leave only now: before, the mean of their group would be that of its short completions.
+            # Truncated rollouts may leave, but only now: before, a group's mean would be that of its short ones.
             if flags.truncated_rollouts == "drop":
                 truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])  # (n,)
                 metrics["truncated_dropped"] = int((kept & truncated).sum())
@@ -92,17 +93,18 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
 
             batch = None
             if kept.any():
-                rest = kept.nonzero().squeeze(1).tolist()  # N of the n
-                mask = padded([rollouts[i].mask for i in rest], torch.bool)  # (N, T)
-                behaviour = padded([rollouts[i].logprobs for i in rest], torch.float32)  # (N, T)
-                weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, longest(flags))  # (N, T)
-                batch = TrainingBatch([rows[i] for i in rest], behaviour, mask, advantages[kept], weights)
+                trained = kept.nonzero().squeeze(1).tolist()  # N of the n
+                mask = padded([rollouts[i].mask for i in trained], torch.bool)  # (N, T)
+                behaviour = padded([rollouts[i].logprobs for i in trained], torch.float32)  # (N, T)
+                # The average of the loss, as one weight per token: per prompt, per sample, or over all tokens.
+                weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, max_completion(flags))
+                batch = TrainingBatch([rows[i] for i in trained], behaviour, mask, advantages[kept], weights)
                 if old is not None:
                     batch.old_logprobs = old[kept, : mask.shape[1]]  # (N, T)
 
-                metrics |= trainer.gradients(batch)  # forward, loss, backward
-                # The weights check of an evaluation or probe that was begun below and has been running since. It ends
-                # here, at the last moment at which the trainer still has the weights that sampled it.
+                metrics |= trainer.gradients(batch)  # forward, loss, backward: runtime/trainer.py
+                # The generator may still be sampling an evaluation or a probe, begun below after an earlier step. It
+                # must end before the weights change, and is checked here, while the trainer has the weights it used.
                 metrics |= evaluator.finish(progress)
                 metrics |= optimizer_step(trainer, progress)  # v becomes v + 1
 
@@ -111,8 +113,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
             del progress.taken[: len(groups)]
             recorder.step(progress, groups, batch, metrics, version)
 
-        # Push in flight: requests go on with the new weights in mid-sentence. The groups stop counting as outstanding
-        # once the weights are live, or at once if there are no new ones.
+        # Push in flight: running requests go on with the new weights. These groups count as outstanding until the
+        # weights are live, or until now if no gradient was finite or there was nothing to train on.
         if progress.version > first_version:
             generator.push(trainer.weights, progress.version, release=len(taken))
         else:
@@ -198,7 +200,7 @@ def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags, rng: random.Random
     rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (n,)
     if flags.length_control == "penalty":
         lengths = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])  # (n,)
-        penalty = length_control.overlong_penalty(lengths, longest(flags), flags.penalty_window)  # (n,)
+        penalty = length_control.overlong_penalty(lengths, max_completion(flags), flags.penalty_window)  # (n,)
         penalized = torch.tensor([rollout.correct or flags.penalty_on == "all" for rollout in rollouts])  # (n,)
         rewards = rewards + torch.where(penalized, penalty, 0.0)
     if flags.reward == "shuffled":
@@ -214,7 +216,7 @@ def score_before_the_steps(
     return [trainer.score(flat(groups)[1]) if flags.loss == "tis" else None for groups in batches]
 
 
-def longest(flags: Flags) -> int:
+def max_completion(flags: Flags) -> int:
     """Tokens of the longest completion."""
     return flags.max_budget + flags.answer_budget
 

@@ -158,19 +158,6 @@ def test_flags_given_again_win_and_are_logged(run, program, tmp_path):
 # ------------------------------------------------------------------------------------ checkpoints that do not serve
 
 
-def test_damaged_checkpoint_is_passed_over(run, tmp_path, capsys):
-    """The newest checkpoint loses its last byte: the one before it is taken, and the line says so."""
-    run("run", killed_after=5)
-    newest, before = Folder(tmp_path / "run").checkpoints()[::-1][:2]
-    weights = newest / "optimizer.bin"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    found, state = Folder(tmp_path / "run").newest_checkpoint()
-    assert (found, state["step"]) == (before, 2)
-    assert f"{newest} is damaged" in capsys.readouterr().out
-    (before / "state.json").write_text('{"step": 2')
-    assert Folder(tmp_path / "run").newest_checkpoint() is None
-
-
 def test_no_whole_checkpoint_is_one_sentence(run):
     """--resume of a folder without a checkpoint names the flag and the fix."""
     run("run", killed_after=1)

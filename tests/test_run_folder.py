@@ -35,9 +35,9 @@ def save(folder: Folder, step: int, keep: int = 2) -> Path:
     return folder.finish_checkpoint(temporary, step, {"step": step}, keep)
 
 
-def test_checkpoints_are_whole_and_few(tmp_path):
-    """The newest two of steps 9, 10, 100 stay, newest by number; a damaged one is passed over, and a half-written one
-    of an earlier process is removed."""
+def test_checkpoints_are_whole_and_few(tmp_path, capsys):
+    """The newest two of steps 9, 10, 100 stay, newest by number; a damaged one is passed over with a line that names
+    it; a half-written one of an earlier process is no checkpoint and is removed by the next save."""
     folder = Folder(tmp_path)
     assert folder.newest_checkpoint() is None and folder.checkpoints() == []
     paths = [save(folder, step) for step in (9, 10, 100)]
@@ -46,23 +46,15 @@ def test_checkpoints_are_whole_and_few(tmp_path):
     assert found == paths[2] and state["step"] == 100
     (paths[2] / "weights.bin").write_bytes(b"w" * 99)
     assert folder.newest_checkpoint()[0] == paths[1]
+    assert f"{paths[2]} is damaged" in capsys.readouterr().out
     (paths[1] / "state.json").write_text("{")
     assert folder.newest_checkpoint() is None
     half = tmp_path / "checkpoints" / "unfinished-1"
     half.mkdir()
+    assert folder.newest_checkpoint() is None
     assert save(folder, 101) in folder.checkpoints() and not half.exists()
     assert folder.newest_checkpoint()[1]["step"] == 101
     assert save(folder, 101).exists()  # the same step again replaces it
-
-
-def test_half_written_checkpoint_is_no_checkpoint(tmp_path):
-    """A folder that was never renamed is not listed, and the next save removes it."""
-    folder = Folder(tmp_path)
-    half = folder.begin_checkpoint()
-    (half / "model.safetensors").write_bytes(b"half")
-    assert folder.checkpoints() == [] and folder.newest_checkpoint() is None
-    again = folder.begin_checkpoint()
-    assert list(again.iterdir()) == []
 
 
 def test_a_second_save_after_the_same_step(tmp_path):
