@@ -41,36 +41,21 @@ def test_values_by_hand():
     assert chain_text(7, ["+5", "*3", "-4"]) == "7 a +5 b *3 c -4 <think>"
 
 
-@pytest.mark.parametrize("completion", [
-    "a +5 2 b *3 6 c -4 2 </think> 6 2 <eos>",
-    "</think> 6 2 <eos>",
-    "a wait again 9 </think> 6 2 <eos>",
+RIGHT = (
+    "a +5 2 b *3 6 c -4 2 </think> 6 2 <eos>", "</think> 6 2 <eos>", "a wait again 9 </think> 6 2 <eos>",
     "a +5 2 b *3 6 time up </think> 6 2 <eos>",
-])
-def test_right_answers(task, completion):
-    assert task.reward(PROBLEM, ids_of(completion)) == (1.0, True)
+)  # fmt: skip
+WRONG = (
+    "", "6 2 <eos>", "a +5 2 b *3 6 c -4 2 6 2 <eos>", "6 2 <eos> </think>", "</think>", "</think> 6 2",
+    "</think> 2 <eos>", "</think> 2 6 <eos>", "</think> 5 2 <eos>", "</think> 6 3 <eos>", "</think> 6 2 2 <eos>",
+    "</think> <eos> 6 2 <eos>", "</think> 6 2 <eos> <eos>", "</think> 6 2 <eos> <pad>", "</think> 6 2 <pad>",
+    "</think> 5 2 <eos> </think> 6 2 <eos>", "</think> </think> 6 2 <eos>",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("completion", [
-    "",
-    "6 2 <eos>",
-    "a +5 2 b *3 6 c -4 2 6 2 <eos>",
-    "</think>",
-    "</think> 6 2",
-    "</think> 2 <eos>",
-    "</think> 2 6 <eos>",
-    "</think> 5 2 <eos>",
-    "</think> 6 3 <eos>",
-    "</think> 6 2 2 <eos>",
-    "</think> <eos> 6 2 <eos>",
-    "</think> 6 2 <eos> <eos>",
-    "</think> 6 2 <eos> <pad>",
-    "</think> 5 2 <eos> </think> 6 2 <eos>",
-    "</think> </think> 6 2 <eos>",
-    "6 2 <eos> </think>",
-])
-def test_wrong_answers(task, completion):
-    assert task.reward(PROBLEM, ids_of(completion)) == (-1.0, False)
+def test_right_and_wrong_answers(task):
+    assert [c for c in RIGHT if task.reward(PROBLEM, ids_of(c)) != (1.0, True)] == []
+    assert [c for c in WRONG if task.reward(PROBLEM, ids_of(c)) != (-1.0, False)] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -101,19 +86,13 @@ def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
 
 
 def test_sizes_and_ranges_are_respected():
+    """There are 10 * 21^2 = 4410 problems of two operations, an eighth of them held out: 700 is no endless loop."""
     small = ChainTask(seed=3, pool_size=40, held_out_size=30, min_ops=3, max_ops=4)
     assert (len(small.train), len(small.held_out)) == (40, 30)
     assert {len(p.prompt_ids) for p in small.train + small.held_out} == {2 + 2 * 3, 2 + 2 * 4}
-
-
-@pytest.mark.parametrize("ops", [(1, 8), (2, 9), (5, 4)])
-def test_a_range_outside_is_refused(ops):
-    with pytest.raises(ValueError, match="min_ops"):
-        ChainTask(min_ops=ops[0], max_ops=ops[1])
-
-
-def test_more_problems_than_there_are_is_refused_not_an_endless_loop():
-    """There are 10 * 21^2 = 4410 problems of two operations, an eighth of them held out."""
+    for low, high in ((1, 8), (2, 9), (5, 4)):
+        with pytest.raises(ValueError, match="min_ops"):
+            ChainTask(min_ops=low, max_ops=high)
     with pytest.raises(ValueError, match="fewer than 700 distinct problems"):
         ChainTask(pool_size=10, held_out_size=700, min_ops=2, max_ops=2)
 

@@ -1,0 +1,229 @@
+"""Tasks made of data sets: the split, what is judged, several data sets in one task."""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from bpe import bpe_tokenizer
+
+from tasks import data_sets, judges
+from tasks.data_sets import PromptOptions, load_dataset_task
+from tasks.prompts import epoch_order
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return bpe_tokenizer()
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def sums(n, start=0):
+    return [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(start, start + n)]
+
+
+@pytest.fixture
+def load(tokenizer):
+    """`load_dataset_task` with one worker, `exact` and 10 held-out prompts; its tasks are closed at the end."""
+    loaded = []
+
+    def load(path, tokenizer=tokenizer, held_out=10, reward="exact", **options):
+        asked = {k: options.pop(k) for k in list(options) if k in PromptOptions.__dataclass_fields__}
+        options = {"reward": reward, "reward_workers": 1, **options}
+        loaded.append(load_dataset_task(path, tokenizer, PromptOptions(held_out=held_out, **asked), **options))
+        return loaded[-1]
+
+    yield load
+    for task in loaded:
+        task.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Worked examples
+
+
+def test_scores_are_of_what_follows_the_thinking(tmp_path, tokenizer, load):
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), reward="math")
+    problem = task.train[0]
+
+    def ids(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    right = [ids(f"thinking</think>It is \\boxed{{{problem.answer}}}.<|end|>"), ids(f"</think>{problem.answer}")]
+    unfinished, other = ids(f"\\boxed{{{problem.answer}}}"), ids("</think>\\boxed{-1}<|end|>")
+    wrong = [unfinished, other, ids(f"</think>{problem.answer}1"), []]
+    assert task.score(problem, right + wrong) == [(1.0, True)] * 2 + [(-1.0, False)] * 4
+    assert task.reward(problem, tuple(right[0])) == (1.0, True)
+    assert task.reward(problem, wrong[1]) == (-1.0, False)
+    assert task.counts == Counter(correct=3, unfinished=2, wrong=3)
+
+
+def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, load):
+    """The ten smallest SHA-256 of the prompts are held out; order, duplicates and template change nothing."""
+    rows = sums(60)
+    expected = set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in rows)[:10])
+    random.Random(0).shuffle(rows)
+    again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
+    for name, some, options in (
+        ("one", sums(60), {}),
+        ("two", rows + again + again, {"prompt_template": "Solve: {prompt} Thanks {x}."}),
+        ("three", rows, {"apply_chat_template": False}),
+    ):
+        task = load(write_rows(tmp_path / f"{name}.jsonl", some), **options)
+        assert {p.key for p in task.held_out} == expected
+        assert len(task.train) == 50
+        assert not {p.key for p in task.train} & expected
+        assert task.skipped == ({"duplicate_prompt": 50} if name == "two" else {})
+        prompt = task.text(task.train[0].prompt_ids)
+        question = f"What is {int(task.train[0].answer) - 2} + 2?"
+        assert prompt == {"one": f"[user]{question}[assistant]", "two": f"[user]Solve: {question} Thanks {{x}}.[assistant]",
+                          "three": question}[name]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is kept, what is judged
+
+
+def test_by_default_a_thousand_are_held_out(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", sums(1003))
+    task = load_dataset_task(path, tokenizer, reward="exact", reward_workers=1)
+    assert (len(task.held_out), len(task.train)) == (1000, 3)
+    task.close()
+
+
+def test_long_prompts_and_unreadable_answers_are_counted(tmp_path, tokenizer, load):
+    """A prompt as long as the limit stays. `math` cannot read `\\frac{`."""
+    bad = [{"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"}]
+    path = write_rows(tmp_path / "a.jsonl", [*sums(12, 10), *bad, *sums(1, 10)])
+    message = [{"role": "user", "content": "What is 10 + 2?"}]
+    length = len(tokenizer.apply_chat_template(message, return_dict=False, add_generation_prompt=True))
+    task = load(path, reward="math", max_prompt_tokens=length)
+    assert task.skipped == {"duplicate_prompt": 1, "unreadable_answer": 1, "prompt_too_long": 1}
+    assert len(task.train + task.held_out) == 12 and all(len(p.prompt_ids) == length for p in task.train)
+    with pytest.raises(ValueError, match="(?s)0 usable prompts.*prompt_too_long"):
+        load(path, max_prompt_tokens=length - 1)
+
+
+def test_exact_does_not_see_the_stop_token_but_sees_another(tmp_path, tokenizer, load):
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)))
+    problem = task.train[0]
+    body = tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
+    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    assert task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad]]) == [
+        (1.0, True), (1.0, True), (-1.0, False), (-1.0, False)]
+
+
+@pytest.mark.parametrize(("think", "options", "expected"), [
+    (True, {}, [False, True]),
+    (True, {"thinking": True}, [False, True]),
+    (True, {"thinking": False}, [True, False]),
+    (False, {}, [True, False]),
+    (False, {"thinking": True}, [False, True]),
+    (False, {"end_of_thinking": "</think>"}, [False, True]),
+])
+def test_thinking_decides_what_is_judged(tmp_path, load, think, options, expected):
+    """The tokenizer may know `</think>`, as those of instruct models do that never think. The verdicts on a right answer
+    at once and on one behind `</think>`."""
+    tokenizer = bpe_tokenizer(think=think)
+    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer, **options)
+    answer = task.train[0].answer
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (answer, f"so</think>{answer}")]
+    assert [correct for _, correct in task.score(task.train[0], ids)] == expected
+    assert (task.end_of_thinking_ids == ()) == (expected[0] is True)
+
+
+def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_path, tokenizer, monkeypatch, load):
+    (tmp_path / "judge_rows.py").write_text(
+        "def judge(prompt, completion, answer):\n"
+        "    return prompt == 'Say ' + answer['say'] and completion == 'no</think>' + answer['say']\n")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"Say {i}", "answer": {"say": str(i)}} for i in range(12)]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    task = load(path, reward="judge_rows:judge", prompt_template="<<{prompt}>>")
+    for problem in task.train:
+        ids = tokenizer.encode(f"no</think>{problem.answer['say']}<|end|>", add_special_tokens=False)
+        assert task.score(problem, [ids, ids[:-2]]) == [(1.0, True), (-1.0, False)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several data sets
+
+
+def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tmp_path, tokenizer, load):
+    """The second has ten prompts of the first: they stay with the first, on whichever side of its split they fell."""
+    one = write_rows(tmp_path / "one.jsonl", sums(40))
+    two = write_rows(tmp_path / "two.jsonl", sums(40, start=30))
+    task = load(f"{one}=3,{two}=1", reward="exact,math")
+    assert task.sources == [one, two]
+    assert task.weights == {one: 3.0, two: 1.0}
+    assert task.skipped == {"duplicate_prompt": 10}
+    assert Counter(p.source for p in task.train) == {one: 30, two: 20}
+    assert Counter(p.source for p in task.held_out) == {one: 10, two: 10}
+    keys = [p.key for p in task.train + task.held_out]
+    assert len(keys) == len(set(keys)) == 70
+    for source, expected in ((one, (-1.0, False)), (two, (1.0, True))):
+        problem = next(p for p in task.train if p.source == source)
+        ids = tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
+        assert task.reward(problem, ids) == expected
+
+
+def test_data_sets_without_weights_are_drawn_by_their_sizes(tmp_path, load):
+    """`epoch_order` without weights is a shuffle of everything: 20 and 5 prompts to train on, all in one epoch. A single
+    data set has all the places whatever its weight. (Equal weights were once the default.)"""
+    one, two = write_rows(tmp_path / "one.jsonl", sums(30)), write_rows(tmp_path / "two.jsonl", sums(15, 50))
+    task = load(f"{one},{two}")
+    assert task.weights == {} and task.sources == [one, two]
+    order = epoch_order(task.train, task.weights, 0, 0)
+    assert Counter(task.train[i].source for i in order) == {one: 20, two: 5} and len(set(order)) == 25
+    assert load(f"{one}=5").weights == {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors and worker processes
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"dataset": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
+    ({"held_out": 12}, "(?s)12 usable prompts.*`held_out` 12"),
+    ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
+    ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
+    ({"reward_errors": "ignore"}, "`reward_errors` must be raise or zero"),
+])
+def test_bad_options_are_refused_by_name_and_leave_no_process(tmp_path, monkeypatch, load, change, words):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "good.jsonl", sums(12))
+    pools = []
+    real = judges.RewardPool
+    monkeypatch.setattr(data_sets, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
+    with pytest.raises(ValueError, match=words):
+        load(change.pop("dataset", "good.jsonl"), **change)
+    assert all(worker.process.poll() is not None for pool in pools for worker in pool._workers)
+
+
+def children():
+    """Ids of this process's children that run."""
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        found |= set((thread / "children").read_text().split())
+    return found
+
+
+def test_a_process_that_does_not_judge_keeps_no_worker(tmp_path, load):
+    """Bad rows are counted all the same; a process that judges has its worker. (Every rank once kept its workers.)"""
+    path = write_rows(tmp_path / "a.jsonl", [*sums(12), {"question": "unreadable", "answer": "\\frac{"}])
+    before = children()
+    task = load(path, reward="math", judge=False)
+    assert task.skipped == {"unreadable_answer": 1}
+    assert children() == before
+    with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
+        task.reward(task.train[0], [1])
+    task = load(path, reward="math")
+    assert len(children() - before) == 1
+    task.close()
+    assert children() == before

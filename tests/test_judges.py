@@ -1,0 +1,327 @@
+"""Judges: a pool of worker processes that survives what it is given, and the user's own reward functions."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import judge_process
+from tasks.judge_process import verdict_of
+from tasks.judges import Job, RewardError, RewardPool, Verdict
+
+FUNCTIONS = '''
+import ctypes, os, signal, subprocess, sys, time
+
+def equal(prompt, completion, answer): return completion == answer
+def number(prompt, completion, answer): return float(completion)
+def pair(prompt, completion, answer): return 0.25, True
+def nothing(prompt, completion, answer): return None
+def text(prompt, completion, answer): return "yes"
+def echo(prompt, completion, answer): return len(prompt), completion == answer["text"]
+def loud(prompt, completion, answer):
+    print("noise\\n" * 1000); os.write(1, b"more noise\\n"); return True
+def fails(prompt, completion, answer):
+    if completion == "bad": raise KeyError("the user's own mistake")
+    if completion.startswith("quoted"): raise ValueError(completion)
+    return True
+def process(prompt, completion, answer):
+    if completion == "pid": return os.getpid()
+    if completion == "loop":
+        while True: pass
+    if completion == "sleep":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGTERM}); time.sleep(1000)
+    if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if completion == "exit": os._exit(3)
+    if completion == "leave": sys.exit(0)
+    if completion == "segfault": ctypes.string_at(0)
+    if completion == "memory": return len(bytearray(8 << 30))
+    if completion == "file": open("big", "wb").write(bytes(100 << 20))
+    if completion == "child":
+        if os.fork() == 0: time.sleep(1000)
+        time.sleep(1000)
+    if completion == "replies": os.write(3, b"[" * 3_000_000); time.sleep(1000)
+    if completion == "deep":
+        def f(): return f()
+        f()
+    return True
+'''
+
+
+@pytest.fixture
+def functions(tmp_path, monkeypatch):
+    """A working folder with the user's module `own`, and one that has the name of our package."""
+    (tmp_path / "own.py").write_text(FUNCTIONS)
+    (tmp_path / "tasks.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+
+
+def jobs(function, *completions):
+    return [Job(f"own:{function}", "", completion, "") for completion in completions]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Worked examples
+
+
+def test_kinds():
+    cases = [
+        (r"\boxed{4}", "4", "unfinished"), (r"</think> \boxed{4}", "4", "correct"), (r"</think> \boxed{4}", 4, "correct"),
+        (r"</think> \boxed{5}", "4", "wrong"), ("</think> no idea", "4", "unparsed"),
+        (r"</think> \boxed{4}", r"\frac{", "bad_answer"), (r"</think> \boxed{4}", "", "bad_answer"),
+        (r"</think> \boxed{four}", "four", "correct"), ("</think> perhaps four", "four", "unparsed"),
+    ]  # fmt: skip
+    texts = ("6 1 </think>  6 2\n", "</think> 6 2.", "6 2", "</think> </think> 6 2")
+    answers = ["42", r"\frac{1}{2}", "Evelyn", "x^2", r"\frac{", "", "{", "9" * 2000 + "x"]
+    with RewardPool(["math", "exact"], workers=2, end_of_thinking="</think>") as pool:
+        # Asked before training, and not counted.
+        assert pool.answers_readable("math", answers) == [True] * 4 + [False] * 4
+        assert pool.answers_readable("exact", answers) == [True] * 8
+        assert not pool.counts
+        verdicts = pool.judge([Job("math", "", completion, answer) for completion, answer, _ in cases])
+        assert [verdict.kind for verdict in verdicts] == [kind for _, _, kind in cases]
+        assert all(verdict == (1.0, True, "correct") or verdict[:2] == (-1.0, False) for verdict in verdicts)
+        found = pool.judge([Job("exact", "", text, "6 2") for text in texts])
+        assert [verdict.kind for verdict in found] == ["correct", "wrong", "unfinished", "wrong"]
+        assert pool.counts == {"correct": 4, "wrong": 3, "unparsed": 2, "unfinished": 2, "bad_answer": 2}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The user's own functions
+
+
+def test_return_values():
+    """True and False, a number, a pair, None; NumPy and torch scalars like Python's."""
+    import numpy
+    import torch
+
+    assert verdict_of(True) == Verdict(1.0, True, "correct")
+    assert verdict_of(False) == Verdict(-1.0, False, "wrong")
+    assert verdict_of(numpy.bool_(False)) == Verdict(-1.0, False, "wrong")
+    assert verdict_of(torch.tensor(0.5)) == Verdict(0.5, True, "correct")
+    assert verdict_of(numpy.float32(-2)) == Verdict(-2.0, False, "wrong")
+    assert verdict_of(0) == Verdict(0.0, False, "wrong")
+    assert verdict_of((0.25, False)) == Verdict(0.25, False, "wrong")
+    assert verdict_of((-1, 1)) == Verdict(-1.0, True, "correct")
+    assert verdict_of(None) == Verdict(-1.0, False, "unparsed")
+    for bad in ("yes", b"", {}, [1], [1, 2, 3], object()):
+        with pytest.raises((TypeError, ValueError)):
+            verdict_of(bad)
+    for bad in (float("nan"), float("inf"), (float("nan"), True)):
+        with pytest.raises(ValueError, match="finite"):
+            verdict_of(bad)
+
+
+def test_own_functions(functions, capfd):
+    """What they print is not on the run's stdout. Lone surrogates and megabytes arrive as they are."""
+    cases = [
+        (Job("own:equal", "", "x </think> y", "x </think> y"), (1.0, True, "correct")),
+        (Job("own:equal", "", "a", "b"), (-1.0, False, "wrong")),
+        (Job("own:equal", "", "z" * 3_000_000, "z" * 3_000_000), (1.0, True, "correct")),
+        (Job("own:number", "", "-0.5", ""), (-0.5, False, "wrong")),
+        (Job("own:pair", "", "", ""), (0.25, True, "correct")),
+        (Job("own:nothing", "", "", ""), (-1.0, False, "unparsed")),
+        (Job("own:loud", "", "", ""), (1.0, True, "correct")),
+        (Job("own:echo", "\ud800" * 7, "\udfff \x00 \u2028", {"text": "\udfff \x00 \u2028"}), (7.0, True, "correct")),
+    ]
+    names = ["own:equal", "own:number", "own:pair", "own:nothing", "own:echo", "own:loud"]
+    with RewardPool(names, workers=2, timeout=5, end_of_thinking="</think>") as pool:
+        assert pool.judge([job for job, _ in cases]) == [verdict for _, verdict in cases]
+    assert capfd.readouterr().out == ""
+
+
+def test_an_exception_stops_with_its_traceback(functions):
+    with RewardPool(["own:fails"], workers=1, timeout=5) as pool:
+        with pytest.raises(RewardError, match="the user's own mistake") as caught:
+            pool.judge(jobs("fails", "good", "bad"))
+        assert "own.py" in str(caught.value)
+        assert "`reward_errors` zero" in str(caught.value)
+        assert pool.judge(jobs("fails", "good"))[0].correct
+
+
+def test_reward_errors_zero_shows_the_first_and_goes_on(functions, capfd):
+    with RewardPool(["own:fails", "own:text"], workers=2, timeout=5, errors="zero") as pool:
+        verdicts = pool.judge(jobs("fails", "bad", "good", "bad", "bad"))
+        assert verdicts == [(0.0, False, "error"), (1.0, True, "correct"), (0.0, False, "error"), (0.0, False, "error")]
+        assert pool.judge(jobs("text", ""))[0].kind == "error"
+        assert pool.counts == {"error": 4, "correct": 1}
+    assert capfd.readouterr().err.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("errors", ["raise", "zero"])
+def test_a_traceback_cannot_steer_the_terminal(functions, capfd, errors):
+    """What the model wrote may be quoted in it: escape codes, carriage returns and direction marks come out as `?`."""
+    with RewardPool(["own:fails"], workers=1, timeout=5, errors=errors) as pool:
+        told = ""
+        try:
+            pool.judge(jobs("fails", "quoted \x1b[2J\r\x07\u202e end"))
+        except RewardError as error:
+            told = str(error)
+        told += capfd.readouterr().err
+    assert "quoted ?[2J??? end" in told and not set("\x1b\r\x07\u202e") & set(told)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers that hang or die
+
+
+@pytest.mark.parametrize(("completion", "kind"), [
+    ("loop", "timeout"), ("sleep", "timeout"), ("stop", "timeout"), ("exit", "crash"), ("leave", "crash"),
+    ("segfault", "crash"), ("memory", "memory"), ("file", "error"), ("replies", "crash"), ("deep", "error"),
+])  # fmt: skip
+def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
+    """The verdict is wrong (an exception: zero), within the deadline of 1 s, and the next job is judged."""
+    with RewardPool(["own:process"], workers=1, timeout=1.0, memory_mb=1024, errors="zero") as pool:
+        first = int(pool.judge(jobs("process", "pid"))[0].reward)
+        start = time.monotonic()
+        verdict = pool.judge(jobs("process", completion))[0]
+        assert time.monotonic() - start < 4
+        assert verdict == ((0.0 if kind == "error" else -1.0), False, kind)
+        second = int(pool.judge(jobs("process", "pid"))[0].reward)
+        assert (second == first) == (kind == "error")
+        assert pool.counts == {"correct": 2, kind: 1}
+    for pid in (first, second):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_worker_that_dies_between_two_jobs_costs_one_verdict():
+    """As when the kernel is short of memory: one verdict is a crash, and the pool goes on."""
+    with RewardPool(["exact"], workers=2) as pool:
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        pool._workers[0].process.wait()
+        assert sorted(v.kind for v in pool.judge([Job("exact", "", "a", "a")] * 4)) == ["correct"] * 3 + ["crash"]
+        assert all(v.correct for v in pool.judge([Job("exact", "", "a", "a")] * 4))
+
+
+def group_of(pid):
+    """The process group of a process that runs; None if it is gone or a zombie, which is dead and only not reaped."""
+    try:
+        state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+    except OSError:
+        return None
+    return None if state == "Z" else int(group)
+
+
+def test_children_of_a_killed_worker_die_with_it(functions):
+    """Its process group is its own, and so is its session: Ctrl-C at the run's terminal does not reach it."""
+    with RewardPool(["own:process"], workers=1, timeout=0.5) as pool:
+        group = pool._workers[0].process.pid
+        assert os.getsid(group) == os.getpgid(group) == group != os.getsid(0)
+        assert pool.judge(jobs("process", "child"))[0].kind == "timeout"
+    time.sleep(0.2)
+    assert [pid for pid in os.listdir("/proc") if pid.isdigit() and group_of(pid) == group] == []
+
+
+def in_thread(function):
+    """Starts `function`; what comes back waits for its end and returns what it raised."""
+    raised: list[BaseException] = []
+
+    def run():
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.3)
+    return lambda: thread.join() or raised
+
+
+def test_one_hanging_job_delays_only_its_own_worker(functions):
+    """20 quick jobs on two workers, of which one hangs for 60 s unless the pool is closed."""
+    pool = RewardPool(["own:process"], workers=2, timeout=60)
+    raised, start = in_thread(lambda: pool.judge(jobs("process", "loop"))), time.monotonic()
+    pool.judge(jobs("process", *[""] * 20))
+    assert time.monotonic() - start < 30
+    pool.close()
+    assert "closed" in str(raised()[0])
+
+
+def test_several_threads_get_their_own_verdicts(functions):
+    found: dict[int, list[float]] = {}
+    with RewardPool(["own:number"], workers=2, timeout=5) as pool:
+
+        def ask(k):
+            found[k] = [v.reward for v in pool.judge(jobs("number", *(str(k * 100 + i) for i in range(30))))]
+
+        threads = [threading.Thread(target=ask, args=(k,)) for k in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {k: [float(k * 100 + i) for i in range(30)] for k in range(6)}
+        assert sum(pool.counts.values()) == 180
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_closing_ends_a_running_call_and_every_process(functions, count):
+    pool = RewardPool(["own:process"], workers=2, timeout=60)
+    pids = [worker.process.pid for worker in pool._workers]
+    raised, start = in_thread(lambda: pool.judge(jobs("process", *["loop"] * count))), time.monotonic()
+    pool.close()
+    assert "closed" in str(raised()[0])
+    assert time.monotonic() - start < 30
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    pool.close()
+
+
+def test_workers_end_with_a_run_that_is_killed(functions):
+    """SIGKILL leaves no time to clean up: an idle worker sees its stdin end, a hanging one uses up its processor time."""
+    root = str(Path(judge_process.__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {root!r})\n" + (
+        "from tasks.judges import Job, RewardPool\n"
+        "pool = RewardPool(['own:process'], workers=2, timeout=0.25)\n"
+        "print(*[w.process.pid for w in pool._workers], flush=True)\n"
+        "pool.timeout = 60\n"
+        "pool.judge([Job('own:process', '', 'loop', '')])\n")
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pids = alive = {int(pid) for pid in run.stdout.readline().split()}
+    time.sleep(0.3)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    run.stdout.close()
+    deadline = time.monotonic() + 60  # processor time passes slowly on a busy machine
+    while alive and time.monotonic() < deadline:
+        alive = {pid for pid in alive if group_of(pid) is not None}
+        time.sleep(0.1)
+    assert len(pids) == 2 and not alive
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options, start, protocol
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"rewards": ["maths"]}, "`reward` must be one of math, exact or module:function"),
+    ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
+    ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
+    ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),
+    ({"errors": "ignore"}, "`reward_errors` must be raise or zero"),
+    ({"workers": 0}, "`reward_workers`"),
+    ({"timeout": 0.0}, "`reward_timeout`"),
+])
+def test_bad_options_are_refused_by_name(functions, options, words):
+    with pytest.raises(ValueError, match=words):
+        RewardPool(**options)
+
+
+def test_a_worker_that_cannot_start_is_an_error_not_a_hang(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ValueError, match="does not start"):
+        RewardPool(["exact"], workers=1)
+
+
+def test_requests_and_replies_are_plain_json():
+    """The protocol: one line in, one line out, and nothing is pickled."""
+    settings = {"rewards": ["exact"], "timeout": 5.0, "memory_mb": 512, "end_of_thinking": ""}
+    asked = "".join(json.dumps(["exact", "", "a", answer]) + "\n" for answer in "ab")
+    command = [sys.executable, judge_process.__file__, json.dumps(settings)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, input=asked, check=True)
+    assert [json.loads(line) for line in run.stdout.splitlines()] == [
+        ["ready", 0.0, False, ""], ["correct", 1.0, True, ""], ["wrong", -1.0, False, ""]]

@@ -1,0 +1,147 @@
+"""Rows: how data sets are named, and what is read from their rows or left out and counted."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from tasks.prompts import stable_key
+from tasks.rows import DataSet, final_answer, parse_data_sets, usable_rows
+
+
+def write_rows(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def read(name, prompt_column=None, answer_column=None, raw=False, split=None):
+    """({key: (text, answer)}, skipped)."""
+    skipped = Counter()
+    rows = usable_rows(DataSet(name, split=split), prompt_column, answer_column, raw, skipped)
+    return {key: (row.text, row.answer) for key, row in rows.items()}, skipped
+
+
+def test_parse_data_sets():
+    assert parse_data_sets("a.jsonl") == [DataSet("a.jsonl")]
+    assert parse_data_sets("openai/gsm8k:main=2, my/own.parquet=0.5") == [
+        DataSet("openai/gsm8k", "main", None, 2.0), DataSet("my/own.parquet", None, None, 0.5)]
+    assert parse_data_sets("a:main:test=3,b::train[:100]=1") == [
+        DataSet("a", "main", "test", 3.0), DataSet("b", None, "train[:100]", 1.0)]
+    for bad in ("", "a=0", "a=-1", "a=x", "a=inf", "a=nan", "a,,b", "=1", "a=", ":main"):
+        with pytest.raises(ValueError, match="`dataset` must be"):
+            parse_data_sets(bad)
+    with pytest.raises(ValueError, match="twice"):
+        parse_data_sets("a=1,b=2,a=3")
+    for some in ("a=1,b", "a,b=2", "a=1,b,c=1"):
+        with pytest.raises(ValueError, match="give every data set a weight, or none"):
+            parse_data_sets(some)
+    for file in ("rows.jsonl::test", "rows.parquet:main", "rows.jsonl:main:test=2"):
+        with pytest.raises(ValueError, match=r"`dataset` rows\.\S+: a file has no configuration and no split"):
+            parse_data_sets(file)
+
+
+def test_final_answer():
+    """Parquet makes floats of whole numbers, which Python writes as 1e-05 or 42.0: no verifier reads them so."""
+    assert final_answer("We add 40 and 2.\n#### 42") == "42"
+    assert final_answer("#### 1 #### 2,000 ") == "2,000"
+    assert final_answer(" x ") == "x"
+    assert (final_answer(42), final_answer(42.0), final_answer(0.5), final_answer(-3)) == ("42", "42", "0.5", "-3")
+    assert (final_answer(1e-05), final_answer(-2.5e-6), final_answer(12.5)) == ("0.00001", "-0.0000025", "12.5")
+    assert (final_answer(1e22), final_answer(1e23)) == ("1" + 22 * "0", "1" + 23 * "0")
+    assert (final_answer(-0.0), final_answer(100.0), final_answer(-0.5)) == ("0", "100", "-0.5")
+    assert final_answer("\ud800") == "\ufffd"
+    for bad in (None, True, [1], {"a": 1}, float("nan"), float("inf")):
+        assert final_answer(bad) is None
+
+
+SHAPES = {
+    "gsm8k": lambda i: {"question": f"Tom has {i} + 2?", "answer": f"He adds <<{i}+2={i + 2}>>.\n#### {i + 2}"},
+    "polaris": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "difficulty": "3/8"},
+    "deepscaler": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "solution": "Clearly \\boxed{1}."},
+    "chat": lambda i: {"prompt": [{"role": "user", "content": f"Tom has {i} + 2?"}],
+                       "reward_model": {"ground_truth": f"{i + 2}"}},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_row_shapes_out_of_the_box(tmp_path, shape, kind):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows, path = [SHAPES[shape](i) for i in range(9)], tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        write_rows(path, rows)
+    texts = [f"Tom has {i} + 2?" for i in range(9)]
+    assert read(str(path)) == ({stable_key(text): (text, str(i + 2)) for i, text in enumerate(texts)}, {})
+
+
+def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatch):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, first in (("train", 0), ("test", 100)):
+        write_rows(folder / f"{name}.jsonl", [{"question": f"Q {i}", "answer": str(i)} for i in range(first, first + 9)])
+    for split, first in ((None, 0), ("test", 100)):
+        found, _ = read(str(folder), split=split)
+        assert {int(answer) for _, answer in found.values()} == set(range(first, first + 9))
+
+
+def test_bad_rows_are_counted_by_kind(tmp_path):
+    bad = [
+        "{not json", "[" * 100_000, "[1, 2]", '"text"', "",
+        {"question": "", "answer": "1"}, {"question": " \n", "answer": "1"}, {"question": 5, "answer": "1"},
+        {"question": [{"role": "user"}], "answer": "1"}, {"question": [], "answer": "1"},
+        {"question": "no answer"}, {"question": "null", "answer": None}, {"question": "list", "answer": [1]},
+        {"question": "bool", "answer": True}, {"question": "empty", "answer": " "},
+        {"question": "empty2", "answer": "#### "}, {"question": " What\n is it?", "answer": "5"},
+        {"question": "lone \ud800", "answer": "7"}, {"answer": "1"},
+    ]
+    found, skipped = read(write_rows(tmp_path / "a.jsonl", [{"x": 1}, {"question": "What is it?", "answer": "1"}, *bad]))
+    assert skipped == {
+        "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 5, "no_answer": 2,
+        "answer_is_no_text": 2, "empty_answer": 2, "duplicate_prompt": 1,
+    }
+    assert list(found.values()) == [("What is it?", "1"), ("lone \ufffd", "7")]
+
+
+def test_named_columns_and_nested_ones(tmp_path):
+    rows = [{"prompt": "ignored", "in": {"text": f"Say {i}"}, "a.b": str(i), "answer": "ignored"} for i in range(12)]
+    found, _ = read(write_rows(tmp_path / "a.jsonl", rows), "in.text", "a.b")
+    assert list(found.values()) == [(f"Say {i}", str(i)) for i in range(12)]
+
+
+def test_a_users_function_gets_the_rows_own_answer(tmp_path):
+    rows = [{"prompt": "a", "answer": {"say": [1]}}, {"prompt": "b", "answer": " #### 1"}, {"prompt": "c"}]
+    found, skipped = read(write_rows(tmp_path / "a.jsonl", rows), raw=True)
+    assert list(found.values()) == [("a", {"say": [1]}), ("b", " #### 1")] and skipped == {"no_answer": 1}
+
+
+@pytest.mark.parametrize(("name", "columns", "words"), [
+    ("missing.jsonl", {}, "`dataset` missing.jsonl: there is no such file"),
+    ("notes.txt", {}, "must end with .jsonl or .parquet"),
+    ("broken.parquet", {}, "`dataset` broken.parquet cannot be loaded"),
+    ("empty.jsonl", {}, "(?s)no row has prompt, problem.*none at all.*`prompt_column`"),
+    ("good.jsonl", {"prompt_column": "text"}, "(?s)no row has text.*columns are b, question.*`prompt_column`"),
+    ("good.jsonl", {"answer_column": "label"}, "(?s)no row has label.*columns are b, question.*`answer_column`"),
+    ("good.jsonl", {}, "(?s)no row has answer, ground_truth.*`answer_column`"),
+    ("no/such", {}, r"(?s)`dataset` no/such cannot be loaded \(DatasetNotFoundError.*NAME:CONFIG"),
+])
+def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch, name, columns, words):
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    def offline(*_, **__):
+        raise DatasetNotFoundError("Dataset 'no/such' doesn't exist on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "good.jsonl", [{"question": "a", "b": 1}])
+    for file in ("notes.txt", "broken.parquet", "empty.jsonl"):
+        (tmp_path / file).write_text("")
+    with pytest.raises(ValueError, match=words):
+        read(name, **columns)

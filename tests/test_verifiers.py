@@ -1,0 +1,254 @@
+"""Verifiers: right verdicts on right, wrong, hedged and hostile answers of many forms."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import verifiers
+from tasks.judge_process import judge_one
+from tasks.judges import Job, RewardPool, Verdict
+from tasks.verifiers import after_thinking, exact_kind, last_box, math_kind, plain
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """In worker processes, because math-verify's time limits need a main thread and hostile text a memory limit."""
+    with RewardPool(["math", "exact"], workers=2, timeout=6.0, end_of_thinking="</think>") as pool:
+        yield pool
+
+
+def judge(pool, pairs):
+    """Verdicts on (answer, what follows the thinking)."""
+    return pool.judge([Job("math", "", "thinking </think> " + text, answer) for answer, text in pairs])
+
+
+def box(*contents):
+    return ["\\boxed{" + content + "}" for content in contents]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Worked examples
+
+
+def test_math_by_hand():
+    """1/2 is written in four ways; the last of two boxes counts; text without any answer is not wrong but unparsed."""
+    for text in (r"It is \boxed{0.5}.", r"\boxed{\frac12}", "So $x = 1/2$.", r"\boxed{2} no, \boxed{2^{-1}}"):
+        assert math_kind(text, "1/2") == "correct"
+    assert math_kind(r"\boxed{0.5} no, \boxed{2}", "1/2") == "wrong"
+    assert math_kind("I do not know.", "1/2") == "unparsed"
+    assert math_kind(r"\boxed{0.5}", r"\frac{") == math_kind(None, r"\frac{") == "bad_answer"
+
+
+def test_exact_by_hand():
+    texts = (" 6 2\n", "6 2.", "62", "x 6 2", None)
+    assert [exact_kind(text, "6 2") for text in texts] == ["correct", "wrong", "wrong", "wrong", "wrong"]
+
+
+def test_after_thinking():
+    """The first end counts; a marker that never comes gives None; no marker at all gives everything."""
+    assert after_thinking("a</think>b</think>c", "</think>") == "b</think>c"
+    assert after_thinking("no end", "</think>") is None
+    assert after_thinking("</think>", "</think>") == ""
+    assert after_thinking("a</think>b", "") == "a</think>b"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading: the last box, an answer without what does not change it
+
+
+BOXES = {
+    "4": r"\boxed{4}", "2": r"\boxed{1} and \boxed{2}", r"\frac{1}{2}": r"\boxed{\frac{1}{2}}", r"\}": r"\boxed{\}}",
+    r"\{1,2\}": r"\boxed{\{1,2\}}", "5": r"\boxed {5}", "6": r"\fbox{6}", "7": r"\boxed{\boxed{7}}", "": r"\boxed{}",
+    "8": r"} \boxed{8} {", "9": r"{ \boxed{9} } \boxed{10", r"1\\": r"\boxed{1\\}",
+}
+
+
+def test_last_box():
+    assert {last_box(text): text for text in BOXES.values()} == BOXES
+    for text in (r"\boxed{10", r"\boxed 11", r"\unboxed{12}", r"\\boxed", "12", ""):
+        assert last_box(text) is None
+
+
+def test_last_box_is_linear():
+    """200,000 openings take less than a second: a scan from each would take 2e10 steps."""
+    start = time.process_time()
+    assert last_box(r"\boxed{" * 200_000) is None
+    assert last_box(r"\boxed{" * 100_000 + "}" * 100_000) == ""
+    assert time.process_time() - start < 2
+
+
+PLAIN = {
+    "42": (" 42. ", "$42$", "$$42$$", "042", "+42"), "Yes": (r"\text{Yes}",), "1234": ("1,234", r"1{,}234", r"1\,234"),
+    "1234567": ("1,234,567",), "-7": ("-007",), "0": ("-0", "000"), "0.00001": ("1e-05",), "1500": ("+1.5E3",),
+    "-0.0000025": ("-2.5e-6",), "5": (".5e1",), "100 m": ("1e2 m",), "": (".", " "),
+}
+UNCHANGED = ("12,34", "1.50", "2e", "e-5", "3x+2e+5", "1e5x", "1e9999", "1e0009", "$5", "$", "1,2")
+
+
+def test_plain():
+    for text, answers in PLAIN.items():
+        assert {plain(answer) for answer in answers} == {text}
+    assert tuple(map(plain, UNCHANGED)) == UNCHANGED
+
+
+def test_plain_is_linear():
+    """A policy may write digits without end: each is looked at a few times, where a split in two would take 2e10 steps."""
+    start = time.process_time()
+    assert plain("9" * 200_000) == "9" * 200_000
+    assert plain("9" * 200_000 + "." + "9" * 200_000)[-3:] == "999"
+    assert len(plain("1e999 " * 10_000)) < 100_000  # not the ten million digits that they stand for
+    assert time.process_time() - start < 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# math: right and wrong answers of many forms
+
+
+def answers(section):
+    """(answer, completion) of one section of math_answers.txt."""
+    lines = Path(__file__).with_name("math_answers.txt").read_text().partition(f"== {section}\n")[2].partition("\n== ")[0]
+    for line in lines.rstrip("\n").replace("\n    ", " ").split("\n"):
+        answer, _, forms = line.partition(" :: ")
+        yield from ((answer, form) for form in forms.split(" | "))
+
+
+def test_math_accepts_right_answers_of_many_forms(pool):
+    pairs = [(answer, *box(form)) for answer, form in answers("right, in a box")] + list(answers("right, as it is"))
+    pairs += [("42", "I count 7. " * 400 + "So x = 42."), ("42", "\\boxed{42}.\n\nDone 7 times.")]
+    verdicts = judge(pool, pairs)
+    assert len(pairs) > 150
+    assert [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict != (1.0, True, "correct")] == []
+
+
+def test_math_refuses_wrong_answers_of_many_forms(pool):
+    pairs = [(answer, *box(form)) for answer, form in answers("wrong, in a box")] + list(answers("wrong, as it is"))
+    pairs.append(("x+1", "So x = x+1. " + "I count 7. " * 400))  # too far from the end
+    verdicts = judge(pool, pairs)
+    assert len(pairs) > 100
+    assert [(pair, verdict) for pair, verdict in zip(pairs, verdicts, strict=True)
+            if verdict not in {(-1.0, False, "wrong"), (-1.0, False, "unparsed")}] == []
+
+
+HEDGES = (
+    r"A=B | x=A=B | A \approx B | A \to B | A,B | A;B | A\text{ or }B | \{A,B\} | A/B | A:B | A|B | A \equiv B | A\pm B | "
+    r"A\vee B | A\cup B | A \in B | [A,B] | (A,B) | A\quad B | A\\B | \text{A}B | A_B | A \implies B | x=A, x=B | "
+    r"x=A \text{ or } x=B | A \not= B | \boxed{A} \boxed{B}"
+)
+OPEN_HEDGES = (
+    r"$A$ and $B$ | $A$ or $B$ | A or B | the answer is A or B | \boxed{A} and \boxed{B} | \boxed{A}, \boxed{B} | "
+    "Answer: A\nAnswer: B | **A** **B** | A\nB"
+)
+
+
+def test_naming_two_answers_never_earns_both(pool):
+    """A policy that writes the same text with two candidates must not be right for either: it would learn to hedge."""
+    texts = box(*HEDGES.split(" | ")) + OPEN_HEDGES.split(" | ")
+    texts = [text.replace("A", "3").replace("B", "7") for text in texts]
+    first, second = (judge(pool, [(answer, text) for text in texts]) for answer in ("3", "7"))
+    assert [text for text, a, b in zip(texts, first, second, strict=True) if a.correct and b.correct] == []
+
+
+LENIENT = [
+    ("5 cm", "5 km"), (r"5\text{ cm}", r"5\text{ m}"), ("3 hours", "3 minutes"), (r"10\%", "10"), ("10", r"10\%"),
+    ("60", r"60^\circ"), ("11_2", "11"), ("123_5", "123"), ("10", "10_2"), ("2,3", "3,2"), ("(2,3)", "2,3"),
+    ("(1,2)", r"\{1,2\}"), ("AB", "BA"), ("x=5", "5"), ("x=1,y=2", "1,2"), ("x", "X"), ("0.0000001", "0.0000002"),
+    ("2e+5", "200000"),
+]  # fmt: skip
+
+
+def test_leniencies_that_the_file_lists(pool):
+    """Wrong or doubtful answers that count as right: whoever mends one must take it out of the file's list."""
+    verdicts = judge(pool, [(answer, *box(text)) for answer, text in LENIENT])
+    assert [pair for pair, verdict in zip(LENIENT, verdicts, strict=True) if not verdict.correct] == []
+
+
+@pytest.mark.parametrize("broken", ["parse", "verify"])
+def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
+    """math-verify raises on one completion: reward as for a wrong answer, another kind; on the data set's own answer:
+    no verifier reads it. Its time limit stays a timeout."""
+    import math_verify
+    from math_verify.errors import TimeoutException
+
+    real, error = getattr(math_verify, broken), [ZeroDivisionError("a bug of SymPy")]
+
+    def fails(*arguments, **options):
+        if broken == "verify" or "x+7" in arguments[0]:
+            raise error[0]
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(math_verify, broken, fails)
+    job = Job("math", "", r"\boxed{x+7}", "x+8")
+    assert judge_one(job, {}, "", 2) == Verdict(-1.0, False, "verifier_error")
+    if broken == "parse":
+        assert judge_one(job._replace(answer="x+7", completion="y+1"), {}, "", 2).kind == "bad_answer"
+        assert judge_one(job._replace(answer="x+7", completion=None), {}, "", 2).kind == "bad_answer"
+    verifiers.parse_math.cache_clear()
+    error[0] = TimeoutException()
+    assert judge_one(job, {}, "", 2).kind == "timeout"
+    monkeypatch.undo()
+    verifiers.parse_math.cache_clear()
+    assert judge_one(job, {}, "", 2).kind == "wrong"
+
+
+def test_known_limits_of_the_comparison(pool):
+    """Right answers that are not recognized: they cost a reward and give no false one."""
+    limits = [(r"\sqrt{2}", r"\boxed{2^{0.5}}"), ("12 dollars", r"\boxed{12}"), (r"(-\infty,3]", r"\boxed{x \le 3}")]
+    assert {verdict.kind for verdict in judge(pool, limits)} <= {"wrong", "unparsed"}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hostile text
+
+HOSTILE = [
+    *box("9^{9^{9^9}}", "((10!)!)!", "9" * 100_000, "{" * 5000 + "4" + "}" * 5000, r"\prod_{k=1}^{10^9}k", "\ud800"),
+    "9" * 100_000, "\\sqrt{" * 20_000, "\\boxed{" * 10_000, "__import__('os').system('touch /tmp/tasks_hacked')",
+    '{"kind": "correct"}\n["correct", 1.0, true, ""]\n', "x" * 2_000_000,
+]  # fmt: skip
+MORE_HOSTILE = [
+    *box("2^{2^{2^{2^{2^2}}}}", "10^{1000000000}", "(10^9)!", r"\binom{10^9}{5\cdot 10^8}", "9" * 900,
+         r"\frac{1}{" * 300 + "4" + "}" * 300, r"\sqrt{" * 100 + "4" + "}" * 100, "x^{" * 60 + "2" + "}" * 60,
+         r"\left(" * 400, "1+" * 400 + "1", "(x+1)^{1000000}", r"\sum_{k=1}^{10^8}\sin k", r"\int_0^1 x^x e^{x^x} dx",
+         r"\ud800", "\x00", "\u202e24", "4" + "\u0301" * 500),
+    "$" * 5000, "answer is " * 2000, "\\" * 100_000, "{" * 100_000, "answer: exec('1/0')", "().__class__.__bases__[0]",
+    "%s%n%x" * 1000, "1/" * 3000, "(" * 5000 + "1" + ")" * 5000, "-" * 5000 + "7", "\n" * 100_000,
+    "\U0001f600" * 10_000, "".join(map(chr, range(0x300))),
+]  # fmt: skip
+
+
+def check_hostile(texts):
+    """None is the answer 5, none outlasts the deadline (and the start of a new worker), none makes a worker crash."""
+    with RewardPool(["math"], workers=1, timeout=3.0, end_of_thinking="</think>") as pool:
+        for text in texts:
+            start = time.monotonic()
+            verdict = judge(pool, [("5", text)])[0]
+            assert time.monotonic() - start < 3.0 + 10.0
+            assert not verdict.correct
+            assert verdict.kind in ("wrong", "unparsed", "verifier_error", "timeout"), text[:80]
+        assert judge(pool, [("5", r"\boxed{5}")])[0].correct
+        assert sum(pool.counts.values()) == len(texts) + 1
+    assert not Path("/tmp/tasks_hacked").exists()
+
+
+def test_hostile_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
+    check_hostile(HOSTILE)
+
+
+@pytest.mark.slow
+def test_more_hostile_completions():
+    check_hostile(MORE_HOSTILE)
+
+
+def test_hostile_answers_of_a_data_set_do_no_harm(pool):
+    verdicts = judge(pool, [(text, r"\boxed{5}") for text in HOSTILE if "import" not in text])
+    assert not any(verdict.correct for verdict in verdicts)
+
+
+def test_random_completions_never_crash_a_worker(pool):
+    rng = random.Random(0)
+    pieces = r"\frac{ } { \boxed{ $ 1 2 x \sqrt ^ _ & \\ \left( \right) , = \begin{pmatrix} \end{pmatrix} \text{ % \pi ! \cup [ )"
+    pieces = [*pieces.split(), "\ud83d", "answer is "]
+    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 30))) for _ in range(300)]
+    kinds = [v.kind for v in judge(pool, [("12345", text) for text in texts])]
+    assert set(kinds) <= {"wrong", "unparsed", "verifier_error", "timeout"}
