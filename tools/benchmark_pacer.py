@@ -70,7 +70,7 @@ def nothing_solved(problem: Any, completions: Sequence[Any]) -> list[tuple[float
 def paced(
     generator: pipeline_rl.Generator, weights: Any, training: float, steps: int, min_ready: int
 ) -> dict[str, float]:
-    """Busy share of the slots, tokens/s and mean lag, of `steps` steps after the first k + 2."""
+    """Mean requests inside the engine, tokens/s and mean lag, of `steps` steps after the first k + 2."""
     set_pacer(generator, pipeline_rl.Pacer(BATCH, K, min_ready=min_ready))
     lengths, counters, version = generator.length_control, generator.counters, generator.version
     for step in range(K + 2 + steps):
@@ -85,7 +85,7 @@ def paced(
     seconds = time.perf_counter() - started
     busy, tokens = lengths.slot_seconds - busy, counters.sampled - tokens
     drain(generator)
-    return {"busy": busy / seconds / generator.slots, "tokens/s": tokens / seconds, "lag": sum(lags) / len(lags)}
+    return {"inside": busy / seconds, "tokens/s": tokens / seconds, "lag": sum(lags) / len(lags)}
 
 
 def queue_for(lag: float, without: float) -> int:
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for label, measured in values.items():
         report.add({f"{label}: {what}": turns for what, turns in measured.items()}, "")
     base = values["no queue asked"]
-    report.figures = [Figure("busy share of the slots", base["busy"], least=0.9)]
+    report.figures = [Figure("busy share of the slots", [x / args.slots for x in base["inside"]], least=0.9)]
     for lag in args.lags:
         held = values[f"lag {lag} asked"]
         lost = [1 - x for x in ratios(held["tokens/s"], base["tokens/s"])]

@@ -20,15 +20,17 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
 from measuring import ROOT, timed
 
-import fp32_head
-import length_control
+import losses
 import pipeline_rl
 import train
+from runtime.checkpoints import Progress
 from runtime.flags import parse_flags
 from runtime.run_folder import Folder
-from runtime.trainer import Trainer
+from runtime.setup import new_generator, new_interruption
+from runtime.trainer import Trainer, TrainingBatch
 from runtime.weight_channels import FileWeights
 from tasks import chain, warm_start
 from tasks.prompts import Problem, PromptStream
@@ -69,15 +71,20 @@ class TrainerSide:
     """A trainer whose policy does not move, and batches made as the loop makes them."""
 
     def __init__(self, model: str, seed: int = 0):
-        import torch
         from accelerate import Accelerator
 
         self.flags = parse_flags([*STILL, "--seed", str(seed)], "")
         self.trainer = Trainer(self.flags, Accelerator(cpu=not torch.cuda.is_available()), model)
 
-    def batch(self, groups: Sequence[pipeline_rl.Group]) -> Any:
-        """What one optimizer step trains on."""
-        return train.make_batch(groups, self.flags, random.Random(0))[0]
+    def batch(self, groups: Sequence[pipeline_rl.Group]) -> TrainingBatch:
+        """What one optimizer step trains on, as the loop of train.py makes it without filters."""
+        rollouts, rows = train.flat(groups)
+        group_ids = torch.arange(len(groups)).repeat_interleave(len(rollouts) // len(groups))  # (N,)
+        rewards = train.shaped_rewards(rollouts, self.flags, random.Random(0))  # (N,)
+        advantages = losses.normalize_advantages(rewards, group_ids)  # (N,)
+        mask = train.padded([rollout.mask for rollout in rollouts], torch.bool)  # (N, T)
+        behaviour = train.padded([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
+        return TrainingBatch(rows, behaviour, mask, advantages, losses.aggregation_weights(mask, group_ids))
 
     def step(self, batch: Any) -> int:
         """One optimizer step; returns the tokens trained."""
@@ -110,13 +117,9 @@ def generator_of(
     flags: Any, model: str, weights: Any, task: Any, prompts: Iterator[Any], control: Any
 ) -> Iterator[pipeline_rl.Generator]:
     """A started generator as `train.py` makes it, but one that admits nothing until `set_pacer`."""
-    closed = pipeline_rl.Pacer(flags.batch_prompts, flags.k)
-    closed.capacity = 0
-    made = pipeline_rl.Generator(
-        model, prompts, task.score, closed, flags.rollouts, task.stop_ids, weights=FileWeights(),
-        length_control=control, max_num_seqs=flags.max_num_seqs, seed=flags.seed,
-        max_prompt=max(len(problem.prompt_ids) for problem in task.train), engine_args=fp32_head.GENERATOR_ARGS,
-    )  # fmt: skip
+    progress = Progress(random.Random(0))
+    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, progress)
+    made.pacer.capacity = 0
     try:
         made.start(weights)
         yield made
@@ -127,11 +130,8 @@ def generator_of(
 def built_in_generator(model: str, weights: Any, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
     """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
     flags, task = parse_flags(["--max_num_seqs", "256", "--seed", str(seed)], ""), chain.ChainTask(seed=seed)
-    control = length_control.Interruption(
-        flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids,
-        task.thinking_end,
-    )  # fmt: skip
-    return generator_of(flags, model, weights, task, PromptStream(task.train, seed, lambda key: False), control)
+    prompts = PromptStream(task.train, seed, lambda key: False)
+    return generator_of(flags, model, weights, task, prompts, new_interruption(flags, task))
 
 
 def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> None:

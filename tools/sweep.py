@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measuring import ROOT, processor
 
-from runtime.flags import DEFAULTS, UsageError
+from runtime.flags import DEFAULTS, UsageError, with_new_names
 from runtime.run_folder import Folder
 
 TRAIN = ROOT / "train.py"
@@ -55,7 +55,7 @@ class Run:
         """Does the run have its closing record? Raises UsageError if the folder is of a run with other flags."""
         config = self.folder / "config.json"
         if config.exists():
-            saved = json.loads(config.read_text())
+            saved = with_new_names(json.loads(config.read_text()))
             wanted = {name: value for name, value in DEFAULTS.items() if name not in OWN} | dict(self.flags)
             wanted["seed"] = self.seed
             other = [f"--{n} {as_word(saved[n])}, not {as_word(v)}" for n, v in wanted.items() if saved.get(n, v) != v]
