@@ -18,6 +18,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from fit_curves import power_law
+
 import fit_sigmoid
 from runtime.run_folder import Folder
 
@@ -80,7 +82,7 @@ def share_ceiling(results: Sequence[Result], axis: str) -> tuple[float | None, s
     ceilings = [f.A for f in fits if f.identifiable] or [f.A for f in fits if math.isfinite(f.A)]
     A = both.shared_A if both.refits else float(np.mean(ceilings)) if ceilings else None
     if A is not None:
-        refits = both.refits or [fit_sigmoid.fit(f.C, f.R, A=A, n_samples=f.n_samples) for f in fits]
+        refits = both.refits or [fit_sigmoid.refit(f, A) for f in fits]
         for result, refit in zip(results, refits, strict=True):
             result.shared[axis] = refit
     unknown = sum(not f.identifiable for f in fits)
@@ -161,7 +163,7 @@ def other_predictions(half: fit_sigmoid.CurveReport) -> dict[str, float]:
     C, R = half.C[seen], half.R[seen]
     found = {"the pass rate stays": float(R[-2:].mean())}
     if (C > 0).sum() >= 4:  # what a power law needs
-        law = fit_sigmoid.power_law(C, R)
+        law = power_law(C, R)
         found["power law"] = law["A"] - law["D"] / half.C[-1] ** law["B"]
     return found
 

@@ -73,8 +73,8 @@ def paper_range(draws: int, seed: int, *, spanning: bool = False, reference: boo
         seconds, Q, far = time.process_time() - start, f.rmse**2 * C.size, 2 * C.max()
         A_ref, Q_ref = multi_start(C, R, truth, rng) if reference else (f.A, Q)
         later = float(sigmoid(far, *truth))
-        rows.append((f.A - truth[1], A_ref - truth[1], Q > Q_ref * (1 + 1e-6), f.identifiable,
-                     inside(f.A_interval, truth[1]), inside(f.B_interval, truth[2]), inside(f.C_mid_interval, truth[3]),
+        held = [inside(span, value) for span, value in zip(f.intervals, truth, strict=True)][1:]  # A, B, C_mid
+        rows.append((f.A - truth[1], A_ref - truth[1], Q > Q_ref * (1 + 1e-6), f.identifiable, *held,
                      inside(f.interval(far)[:, 0], later),
                      inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd)), seconds))
     error, best, failed, known, A, B, C_mid, curve, evaluation, seconds = np.array(rows, dtype=float).T
@@ -121,7 +121,7 @@ def evaluate(rng: np.random.Generator, mean: np.ndarray, prompts: int, samples: 
 
 
 def noise_kinds(draws: int, seed: int) -> dict[str, tuple[float, float, float]]:
-    """Coverage of A, median phi and share identifiable when samples are correlated or residuals come in waves."""
+    """Coverage of A, median dispersion, share identifiable: samples are correlated, or neighboring residuals are."""
     result = {}
     for name in ("independent samples", "one held-out set", "new prompts every time", "waves, correlation 0.6"):
         rng, rows = np.random.default_rng(seed), []
@@ -135,9 +135,9 @@ def noise_kinds(draws: int, seed: int) -> dict[str, tuple[float, float, float]]:
             else:
                 R = evaluate(rng, mean, 1000, 16, fresh=name == "new prompts every time")
             f = fit(C, R, n_samples=n)
-            rows.append((inside(f.A_interval, truth[1]), f.phi, f.identifiable))
-        covered, phi, known = np.array(rows, dtype=float).T
-        result[name] = covered.mean(), float(np.median(phi)), known.mean()
+            rows.append((inside(f.A_interval, truth[1]), f.uncertainty.dispersion, f.identifiable))
+        covered, dispersion, known = np.array(rows, dtype=float).T
+        result[name] = covered.mean(), float(np.median(dispersion)), known.mean()
     return result
 
 
@@ -176,9 +176,11 @@ def main() -> None:
     print(f"\n| no ceiling to find, {args.draws // 5} runs each | called identifiable |\n|---|---|")
     for key, value in no_ceiling(args.draws // 5, args.seed).items():
         print(f"| {key} | {value} |")
-    print("\n| kind of noise | A covered | median phi (waves: its root, an sd) | identifiable |\n|---|---|---|---|")
-    for key, (covered, phi, known) in noise_kinds(args.draws // 5, args.seed).items():
-        print(f"| {key} | {covered:.3f} | {phi if phi > 0.01 else math.sqrt(phi):.2g} | {known:.2f} |")
+    print("\n| kind of noise | A covered | median dispersion (waves: its root, an sd) | identifiable |")
+    print("|---|---|---|---|")
+    for key, (covered, dispersion, known) in noise_kinds(args.draws // 5, args.seed).items():
+        shown = dispersion if dispersion > 0.01 else math.sqrt(dispersion)
+        print(f"| {key} | {covered:.3f} | {shown:.2g} | {known:.2f} |")
     print("\n| first half fitted | evaluated every | RMSE on the second half | runs <= 0.05 | last point covered |")
     print("|---|---|---|---|---|")
     for every in (25, 50, 100):
