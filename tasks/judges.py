@@ -64,7 +64,7 @@ class Worker:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         # In a session of its own: Ctrl-C reaches only the run, and the process group is all that the worker started.
         with theirs:
-            self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment,
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment,
                                             start_new_session=True)
 
     def exchange(self, request: bytes, timeout: float) -> list[Any]:
@@ -132,8 +132,10 @@ class RewardPool:
                 raise ValueError(f"`reward` must be one of {', '.join(BUILT_IN)} or module:function, got {name!r}")
         self.timeout, self.errors = timeout, errors
         self.counts: Counter[str] = Counter()  # verdicts by kind
-        self._settings = {"rewards": list(dict.fromkeys(rewards)), "timeout": timeout, "memory_mb": memory_mb,
-                          "end_of_thinking": end_of_thinking}
+        self._settings: dict[str, Any] = {
+            "rewards": list(dict.fromkeys(rewards)), "timeout": timeout, "memory_mb": memory_mb,
+            "end_of_thinking": end_of_thinking,
+        }  # fmt: skip
         self._lock, self._closed, self._shown = threading.Lock(), False, False
         self._workers: list[Worker] = []
         # Workers that have nothing to do. None is one that was lost, to be started again when it is needed.
