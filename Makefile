@@ -34,7 +34,7 @@ test: $(TESTS)/installed-dev  ## all but the slow tests, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow"
 
 test-unit: $(TESTS)/installed-dev  ## concept files, runtime with a fake engine, tasks: seconds, and no vLLM
-	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow" --ignore tests/engine
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not long" --ignore tests/engine
 
 test-slow: $(TESTS)/installed-dev  ## what takes minutes
 	$(TESTS)/bin/python -m pytest -m slow

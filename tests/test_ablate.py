@@ -22,6 +22,8 @@ WRITE_REPORT = ablate.write_report
 STAND_IN = '''
 import json, os, pathlib, signal, sys, time
 
+pytestmark = pytest.mark.long
+
 words = sys.argv[1:]
 flags = dict(zip([w[2:] for w in words[::2]], words[1::2]))
 folder = pathlib.Path(flags.get("resume") or flags["output_dir"])

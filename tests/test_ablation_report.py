@@ -13,6 +13,8 @@ import ablation_figures as figures
 import ablation_report
 from comparisons import Comparison
 
+pytestmark = pytest.mark.long
+
 ONE = Comparison("first", {"base": "", "dapo": "--loss dapo"}, setting="--k 4")
 
 

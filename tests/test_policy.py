@@ -492,6 +492,7 @@ QWEN3 = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", ["0.6B", pytest.param("8B", marks=pytest.mark.slow)])
 def test_the_gpu_page_says_what_real_models_keep_for_backward(size, monkeypatch):
     """16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without data."""
