@@ -99,7 +99,7 @@ class PowerLaw:
         never catches up, as its line is no steeper."""
         small, large = sorted((N1, N2))
         steeper, behind = self.K(large) - self.K(small), self.E[large] - self.E[small]
-        if steeper <= 0 or behind <= 0:  # at X = 1, which is before any training
+        if steeper <= 0 or behind <= 1e-9:  # at X = 1, which is before any training; less is rounding
             return None
         return math.exp(behind / steeper)
 
@@ -156,7 +156,8 @@ def fit(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> PowerLaw:
     scores = jacobian * (weight * errors / np.maximum(1 - leverage, 1e-3))[:, None]  # (n, 2)
     width = student.ppf((1 + CONFIDENCE) / 2, max(1, len(x) - len(known) - 2))
     covariance = width**2 * bread @ scores.T @ scores @ bread  # (2, 2), of half an interval
-    interval = [(math.exp(v - d), math.exp(v + d)) for v, d in zip(best.x, np.sqrt(np.diag(covariance)), strict=True)]
+    half = np.minimum(np.sqrt(np.diag(covariance)), 600)  # wider than any number: not known
+    interval = [(math.exp(v - d), math.exp(v + d)) for v, d in zip(best.x, half, strict=True)]
     E = mean_y + K * mean_x  # (S,)
     gradient = np.stack([np.ones(len(known)), -(1 - saturation)], 1)  # (S, 2) of log K
     slope_error = K * np.sqrt(np.einsum("si,ij,sj->s", gradient, covariance, gradient))  # (S,)

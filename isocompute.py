@@ -166,9 +166,10 @@ def fit_n_star(C: Sequence[float], n: Sequence[float]) -> BestRollouts:
     Raises:
         ValueError: fewer than 5 points, a value that is not positive, or the same n everywhere.
     """
-    x, y = np.log10(np.asarray(C, float)), np.log2(np.asarray(n, float))
-    if len(x) < 5 or x.shape != y.shape or not np.all(np.isfinite(x + y)):
+    x, y = np.asarray(C, float), np.asarray(n, float)
+    if len(x) < 5 or x.shape != y.shape or not np.all((x > 0) & (y > 0)):
         raise ValueError("the law needs at least 5 positive values of C, and a positive n for each")
+    x, y = np.log10(x), np.log2(y)
     if np.ptp(y) == 0:
         raise ValueError(f"n* is {2 ** y[0]:g} at every C, so nothing shows how it grows; widen C or the grid of n")
 

@@ -1,0 +1,183 @@
+"""fit_power_law.py: published constants back from exact data, intervals that cover, and what follows from the law."""
+
+import csv
+import doctest
+import json
+import math
+
+import numpy as np
+import pytest
+
+import fit_power_law
+from fit_power_law import fit, main, number
+
+SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)  # billions of parameters: the Qwen2.5 models of Tan et al.
+OFFSETS = dict(zip(SIZES, (-0.20, -0.30, -0.40, -0.45, -0.50, -0.55, -0.60), strict=True))
+
+
+def published(N: float) -> float:
+    """Tan et al., Qwen2.5 base on compute: K_max .135, N0 13.1."""
+    return 0.135 / (1 + 13.1 / N)
+
+
+def exact(points: int = 20) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(N, X, L) on the published law, X from 1 to 100."""
+    N, X = np.repeat(SIZES, points), np.tile(np.geomspace(1, 100, points), len(SIZES))
+    return N, X, np.array([math.exp(-published(n) * math.log(x) + OFFSETS[n]) for n, x in zip(N, X, strict=True)])
+
+
+# ------------------------------------------------------------------------------------------------------ worked examples
+
+
+def test_three_lines_by_hand():
+    """L = X^-K with K = .1, .15, .18 for N = 1, 3, 9: K_max = .2 and N0 = 1, as .2 / (1 + 1/N) gives these three.
+    All offsets are 0, so at any X above 1 the largest is ahead, and from the start: nothing crosses."""
+    N, X = np.repeat([1.0, 3.0, 9.0], 4), np.tile([1.0, 2.0, 4.0, 8.0], 3)
+    result = fit(N, X, X ** -np.repeat([0.1, 0.15, 0.18], 4))
+    assert (result.K_max, result.N0) == pytest.approx((0.2, 1.0), rel=1e-6)
+    assert [result.E[n] for n in (1.0, 3.0, 9.0)] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert result.predict(3.0, 16.0) == pytest.approx(16**-0.15)
+    assert result.best_size(16.0) == 9.0 and result.crossing(1.0, 9.0) is None
+
+
+def test_a_larger_model_overtakes_by_hand():
+    """Slopes .1 and .15 for N = 1 and 2 (K_max .3, N0 2). -.1 log X + log .5 and -.15 log X + log .8 are equal where
+    .05 log X = log 1.6: at X = 1.6^20 = 12,089."""
+    N, X = np.repeat([1.0, 2.0], 4), np.tile([10.0, 100.0, 1e3, 1e4], 2)
+    result = fit(N, X, X ** -np.repeat([0.1, 0.15], 4) * np.repeat([0.5, 0.8], 4))
+    assert (result.K_max, result.N0) == pytest.approx((0.3, 2.0), rel=1e-6)
+    assert result.crossing(1.0, 2.0) == result.crossing(2.0, 1.0) == pytest.approx(1.6**20, rel=1e-5)
+    assert result.best_size(12_000) == 1.0 and result.best_size(12_200) == 2.0
+    assert any("nothing here tests the law" in note for note in result.notes)
+
+
+def test_published_constants_come_back():
+    result = fit(*exact())
+    assert (result.K_max, result.N0) == pytest.approx((0.135, 13.1), rel=1e-6)
+    assert [round(result.K(n), 3) for n in SIZES] == [0.005, 0.014, 0.025, 0.047, 0.070, 0.096, 0.114]  # as published
+    assert [result.E[n] for n in SIZES] == pytest.approx(list(OFFSETS.values()), abs=1e-9)
+    assert result.notes == ()
+
+
+def test_the_largest_model_is_predicted_from_the_others():
+    """Fitted to .5 to 32; the offset of 72 comes from the first four of its 20 points, and the rest is predicted."""
+    N, X, L = exact()
+    small, large = N < 72, N == 72
+    result = fit(N[small], X[small], L[small])
+    with pytest.raises(ValueError, match="72 was not fitted: give E"):
+        result.predict(72, 10)
+    E = result.offset(72, X[large][:4], L[large][:4])
+    assert result.predict(72, 100.0, E) == pytest.approx(L[large][-1], rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ intervals
+
+
+def test_intervals_cover_the_truth():
+    """200 draws over the published range, evaluations of 500 problems: 95 % of 200 is 190, its standard error 3.1."""
+    rng = np.random.default_rng(0)
+    N, X = np.repeat(SIZES, 20), np.tile(np.geomspace(1, 100, 20), len(SIZES))
+    covered = np.zeros(2)
+    errors = []
+    for _ in range(200):
+        K_max, N0 = rng.uniform(0.07, 0.165), math.exp(rng.uniform(math.log(8), math.log(28)))
+        E = np.repeat(rng.uniform(-0.7, -0.3, len(SIZES)), 20)
+        L = rng.binomial(500, X ** -(K_max / (1 + N0 / N)) * np.exp(E)) / 500
+        result = fit(N, X, np.maximum(L, 0.002))
+        for i, (truth, (low, high)) in enumerate([(K_max, result.K_max_interval), (N0, result.N0_interval)]):
+            covered[i] += low <= truth <= high
+        errors.append(abs(result.K_max / K_max - 1))
+    assert np.all((covered >= 184) & (covered <= 197)), covered
+    assert np.median(errors) < 0.1
+
+
+def test_every_size_counts_the_same():
+    """One size whose line is off has the same pull with 4 points as with 40."""
+    results = []
+    for copies in (1, 10):
+        N = np.concatenate([np.repeat([1.0, 3.0], 4), np.repeat(9.0, 4 * copies)])
+        X = np.concatenate([np.tile([1.0, 2.0, 4.0, 8.0], 2), np.tile([1.0, 2.0, 4.0, 8.0], copies)])
+        K = np.concatenate([np.repeat([0.1, 0.15], 4), np.repeat(0.25, 4 * copies)])
+        results.append(fit(N, X, X**-K))
+    assert results[0].K_max == pytest.approx(results[1].K_max, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "words"),
+    [
+        ((0.1, 0.1, 0.1), "K has saturated"),
+        ((0.001, 0.002, 0.004), "only K_max / N0 is known"),
+        ((-0.05, 0.1, 0.12), "size 1 does not rise"),
+    ],
+)
+def test_what_cannot_be_known_is_said(slopes, words):
+    rng = np.random.default_rng(1)
+    N, X = np.repeat([1.0, 2.0, 4.0], 20), np.tile(np.geomspace(1, 100, 20), 3)
+    L = 0.5 * X ** -np.repeat(slopes, 20) * np.exp(rng.normal(0, 1e-4, 60))
+    assert any(words in note for note in fit(N, X, L).notes)
+
+
+def test_one_size_is_a_line():
+    """Its slope and offset are known, K_max and N0 are not."""
+    X = np.array([1.0, 2.0, 4.0, 8.0])
+    result = fit([7.0] * 4, X, 0.5 * X**-0.3)
+    assert result.K(7.0) == pytest.approx(0.3) and math.isnan(result.K_max)
+    assert result.predict(7.0, 16.0) == pytest.approx(0.5 * 16**-0.3)
+    assert "at least two sizes" in result.notes[0]
+    with pytest.raises(ValueError, match="only one size, 7, was fitted"):
+        result.K(14.0)
+
+
+# ------------------------------------------------------------------------------------------------ bad input and commands
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        (([], [], []), "flat and of equal length"),
+        (([1] * 3, [1, 2, 4], [0.5, 0.4]), "flat and of equal length"),
+        (([1] * 3, [1, 2, 4], [0.5, 0.4, 0.0]), "leave out points with a pass rate of 1"),
+        (([1] * 3, [0, 2, 4], [0.5, 0.4, 0.3]), "above 0"),
+        (([1] * 3, [1, 2, 2], [0.5, 0.4, 0.3]), "size 1 has 2 different X"),
+    ],
+)
+def test_bad_points(points, words):
+    with pytest.raises(ValueError, match=words):
+        fit(*points)
+
+
+def test_sizes_as_people_write_them():
+    assert [number(text) for text in ("0.6B", "135M", "2e5", "72b".upper())] == [6e8, 1.35e8, 2e5, 7.2e10]
+    for text in ("large", "", "-1B", "0B"):
+        with pytest.raises(ValueError, match="is no size"):
+            number(text)
+
+
+def test_command_line(tmp_path, capsys):
+    """Two runs and a CSV of two sizes; points without a logarithm are counted."""
+    for size, slope in (("1B", 0.1), ("3B", 0.15)):
+        rows = [{"flops": x, "pass_rate": 1 - x**-slope * 0.5} for x in (1.0, 2.0, 4.0, 8.0)]
+        rows += [{"flops": 0.0, "pass_rate": 0.1}, {"flops": 9.0, "pass_rate": 1.0}]
+        (tmp_path / f"{size}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (tmp_path / "more.csv").open("w") as file:
+        table = csv.writer(file)
+        table.writerow(["N", "flops", "pass_rate"])
+        table.writerows(["9B", x, 1 - x**-0.18 * 0.5] for x in (1.0, 2.0, 4.0, 8.0))
+    files = [f"1B={tmp_path}/1B.jsonl", f"3B={tmp_path}/3B.jsonl", f"{tmp_path}/more.csv"]
+    assert main([*files, "--fit-until", "0.5"]) == 0
+    out = capsys.readouterr().out
+    assert "K_max  0.2000" in out and "N0     1e+09" in out and "3 later points" in out
+    assert "'X is 0': 2" in out and "'pass rate is 1 or more': 2" in out
+    for bad, words in (
+        ([f"1B={tmp_path}/1B.jsonl", "--x", "hours"], "has no hours"),
+        ([f"{tmp_path}/1B.jsonl"], "give SIZE=FILE"),
+        ([f"big={tmp_path}/1B.jsonl"], "'big' is no size"),
+        ([f"{tmp_path}/none.csv"], "No such file"),
+    ):
+        assert main(bad) == 2
+        assert words in capsys.readouterr().err
+    assert main([]) == 0
+
+
+def test_the_docstring_runs():
+    assert doctest.testmod(fit_power_law).failed == 0

@@ -1,0 +1,156 @@
+"""isocompute.py: record points and the law by hand, published constants back, a grid whose best n is known."""
+
+import doctest
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import isocompute
+from isocompute import Run, envelope, fit_n_star, fit_run, main, n_star, of_k, recommend, record_points
+
+EASY, HARD = (6.09, 4.75, 5.84, 2.73), (4.47, 7.23, 5.84, 2.79)  # Cheng et al.: L, s, log10 C0, b
+
+
+# ------------------------------------------------------------------------------------------------------ worked examples
+
+
+def test_record_points_by_hand():
+    """Bins of .02: .10 is in bin 5, .11 too, .125 in 6, .05 in 2, .12 in 6 (not higher), .20 in 10."""
+    R = [0.10, 0.11, 0.125, 0.05, 0.12, 0.20]
+    assert record_points(range(6), R).tolist() == [True, False, True, False, False, True]
+    assert record_points([5, 4, 3, 2, 1, 0], R[::-1]).tolist() == [True, False, False, True, False, True]
+    assert record_points(range(3), [0.04, 0.06, 0.08]).tolist() == [True] * 3  # .06 / .02 is 2.9999999999999996
+
+
+def test_the_law_by_hand():
+    """At C0 half of L is gained: 2^(6.09 / 2 + 2.73) = 54.8. Far below it 2^2.73 = 6.6, far above 2^8.82 = 452."""
+    assert float(n_star(10**5.84, *EASY)) == pytest.approx(54.76, abs=0.01)
+    assert float(n_star(1.0, *EASY)) == pytest.approx(6.63, abs=0.01)
+    assert float(n_star(1e12, *EASY)) == pytest.approx(452, abs=0.5)
+
+
+def test_average_best_and_worst_of_k_by_hand():
+    """4 samples, 1 and 4 right, k = 2. Of 6 pairs 3 hold the one right sample, none two: best (.5 + 1) / 2, worst
+    (0 + 1) / 2; the average is (.25 + 1) / 2."""
+    assert of_k([1, 4], 4, 2) == {"average": 0.625, "best": 0.75, "worst": 0.5}
+    assert of_k([1, 4], 4, 1) == {"average": 0.625, "best": 0.625, "worst": 0.625}
+
+
+def test_of_k_counts_every_subset():
+    """Against all subsets of k samples, one by one."""
+    for c, k in itertools.product(range(6), range(1, 6)):
+        subsets = list(itertools.combinations([1] * c + [0] * (5 - c), k))
+        found = of_k([c], 5, k)
+        assert found["best"] == pytest.approx(np.mean([max(s) for s in subsets]))
+        assert found["worst"] == pytest.approx(np.mean([min(s) for s in subsets]))
+
+
+# ---------------------------------------------------------------------------------------------------------- curves, n*
+
+
+@pytest.mark.parametrize("law", [EASY, HARD])
+def test_published_constants_come_back(law):
+    C = np.geomspace(1e4, 1e7, 25)
+    found = fit_n_star(C, n_star(C, *law))
+    assert (found.L, found.s, found.log10_C0, found.b) == pytest.approx(law, rel=1e-6)
+    assert found(10**5.84) == pytest.approx(2 ** (law[0] / 2 + law[3]))
+
+
+def test_intervals_cover_the_truth():
+    """200 laws over the published range, log2 n known to .3: 95 % of 800 is 760, within 4 standard errors of 6.2."""
+    rng = np.random.default_rng(1)
+    C, covered = np.geomspace(1e4, 1e7, 25), 0
+    for _ in range(200):
+        law = (rng.uniform(4, 6.5), rng.uniform(4, 8), rng.uniform(5.5, 6.2), rng.uniform(2.5, 3))
+        found = fit_n_star(C, n_star(C, *law) * 2 ** rng.normal(0, 0.3, len(C)))
+        for at in (1e5, 5e5, 1e6, 1e7):
+            low, high = found.interval(at)
+            covered += low <= float(n_star(at, *law)) <= high
+    assert 736 <= covered <= 785
+
+
+def curve(B_p: int, n: int, updates: int, law=EASY) -> Run:
+    """A run whose reward at C is the higher the nearer (in log2) n is to n*(C)."""
+    M = np.arange(1, updates + 1) * max(1, updates // 60)
+    C = B_p * n * M
+    near = np.exp(-((np.log2(n) - np.log2(n_star(C, *law))) ** 2) / 18)
+    return Run(B_p, n, M.tolist(), np.maximum.accumulate(0.9 * near * C / (C + 3e5)).tolist())
+
+
+def test_one_run_is_fitted_through_its_records():
+    C = np.geomspace(1e3, 1e6, 60)
+    R = 0.1 + 0.7 / (1 + (3e4 / C) ** 1.5)
+    R[10:50:10] -= 0.05  # dips are no records
+    found = fit_run(Run(1, 1, C.tolist(), R.tolist()))
+    assert found == pytest.approx((0.1, 0.8, 1.5, 3e4), rel=1e-3)
+    with pytest.raises(ValueError, match="has 1 record points"):
+        fit_run(Run(1, 1, [1, 2, 3, 4], [0.5, 0.4, 0.4, 0.4]))
+
+
+def test_the_envelope_takes_the_best_n_that_reached_each_c():
+    """A small n that is better early and a large one that is better late; neither counts outside its own run."""
+    M = np.arange(1, 200)
+    early = Run(1, 4, M.tolist(), (0.5 * M * 4 / (M * 4 + 20)).tolist())
+    late = Run(1, 16, M.tolist(), (0.9 * M * 16 / (M * 16 + 200)).tolist())
+    C, n, R = envelope([early, late])
+    assert C[0] == pytest.approx(16) and C[-1] == pytest.approx(199 * 4)  # where both were
+    # .5 C / (C + 20) = .9 C / (C + 200) at C = 205
+    assert {int(x) for x in n[C < 180]} == {4} and {int(x) for x in n[C > 235]} == {16}
+    with pytest.raises(ValueError, match="two values of n"):
+        envelope([early])
+
+
+def test_the_recipe_finds_the_best_n():
+    """Ten values of n on runs whose best n follows the published law; the plan spends the budget."""
+    runs = [curve(32, 2**i, 4000) for i in range(1, 10)]
+    budget = 1e6
+    plan = recommend(runs, budget)
+    assert abs(np.log2(plan.n) - np.log2(float(n_star(budget, *EASY)))) <= 1.5
+    assert plan.B_p == 32 and plan.B_p * plan.n * plan.M <= budget < plan.B_p * plan.n * (plan.M + 1)
+    assert any("95 % interval" in line for line in plan.rests_on)
+
+
+def test_an_unstable_batch_is_not_recommended():
+    runs = [curve(32, 2**i, 4000) for i in range(1, 10)]
+    fallen = curve(8, 16, 4000)
+    fallen = Run(8, 16, fallen.updates, [*fallen.rewards[:-1], 0.0])
+    assert not fallen.stable and recommend([*runs, fallen], 1e6).B_p == 32
+    with pytest.raises(ValueError, match="no B_p is stable"):
+        recommend([Run(r.B_p, r.n, r.updates, [*r.rewards[:-1], 0.0]) for r in runs], 1e6)
+
+
+# ------------------------------------------------------------------------------------------------ bad input and commands
+
+
+def test_bad_input():
+    for words, call in (
+        ("at least 5", lambda: fit_n_star([1, 2], [1, 2])),
+        ("at least 5", lambda: fit_n_star([1, 2, 3, 4, 0], [1, 2, 3, 4, 5])),
+        ("n\\* is 8 at every C", lambda: fit_n_star([1, 2, 3, 4, 5], [8] * 5)),
+        ("less than one update", lambda: recommend([curve(32, 2**i, 4000) for i in range(1, 10)], 3)),
+        ("k must be from 1 to 4", lambda: of_k([1], 4, 5)),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_command_line(tmp_path, capsys):
+    folders = []
+    for i in range(1, 10):
+        run, folder = curve(32, 2**i, 600), tmp_path / str(i)
+        folder.mkdir()
+        folders.append(str(folder))
+        (folder / "config.json").write_text(json.dumps({"batch_prompts": run.B_p, "rollouts": run.n}))
+        rows = [{"step": m, "pass_rate": r} for m, r in zip(run.updates, run.rewards, strict=True)]
+        (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([*folders, "--budget", "1e6"]) == 0
+    assert "B_p = 32 prompts" in capsys.readouterr().out
+    assert main([folders[0], "--budget", "1e6"]) == 2 and "two values of n" in capsys.readouterr().err
+    assert main([*folders, "--y", "reward"]) == 2
+    assert main([]) == 0
+
+
+def test_the_docstring_runs():
+    assert doctest.testmod(isocompute).failed == 0
