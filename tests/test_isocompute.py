@@ -94,7 +94,7 @@ def test_the_envelope_takes_the_best_n_that_reached_each_c():
     M = np.arange(1, 200)
     early = Run(1, 4, M.tolist(), (0.5 * M * 4 / (M * 4 + 20)).tolist())
     late = Run(1, 16, M.tolist(), (0.9 * M * 16 / (M * 16 + 200)).tolist())
-    C, n, R = envelope([early, late])
+    C, n, _ = envelope([early, late])
     assert C[0] == pytest.approx(16) and C[-1] == pytest.approx(199 * 4)  # where both were
     # .5 C / (C + 20) = .9 C / (C + 200) at C = 205
     assert {int(x) for x in n[C < 180]} == {4} and {int(x) for x in n[C > 235]} == {16}
