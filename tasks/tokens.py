@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The paper's phrase, without the end of thinking that follows it.
-TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "
+from length_control import PHRASE
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def find_endings(
     known = "</think>" in tokenizer.get_vocab() or "</think>" in str(tokenizer.chat_template or "")
     thinks = known if thinking is None else thinking
     end = end_of_thinking or ("</think>" if thinks else "")
-    phrase = TIME_IS_UP + end if interruption_phrase is None else interruption_phrase
+    phrase = PHRASE.removesuffix("</think>") + end if interruption_phrase is None else interruption_phrase
     if not phrase.endswith(end):
         raise ValueError(f"`interruption_phrase` must end with the end of thinking {end!r}, got {phrase!r}")
     stops = default_stop_ids(tokenizer) if stop_tokens is None else named_stop_ids(tokenizer, stop_tokens)

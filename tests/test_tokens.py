@@ -37,7 +37,7 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized():
 
 
 def test_a_mark_that_is_one_token_is_found_by_its_id():
-    """An added token is never merged with its neighbors."""
+    """An added token is never merged with its neighbors. The phrase is the paper's."""
     tokenizer = bpe_tokenizer()
     found = find_endings(tokenizer)
     assert tokenizer.decode(found.phrase_ids) == PAPERS_PHRASE
