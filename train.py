@@ -46,7 +46,7 @@ from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.metrics import closing_table
 from runtime.model import Row, full_tensors
-from runtime.setup import Parts, new_parts, start
+from runtime.setup import Parts, new_parts, start, with_flag_names
 from runtime.trainer import Trainer, TrainingBatch
 from runtime.weights_check import RunFailed
 from tasks.judges import RewardError
@@ -347,7 +347,7 @@ def run_with(argv: Sequence[str]) -> int:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except (pipeline_rl.EngineDied, RewardError) as error:
-        stop_early(flags, parts, progress, f"train.py: {error}")
+        stop_early(flags, parts, progress, f"train.py: {with_flag_names(str(error))}")
         return 1
     except RunFailed as error:
         found = parts.folder.newest_checkpoint()
