@@ -1,74 +1,77 @@
-"""PipelineRL-k and PPO-off-policy-k: generate and train at the same time, with a bound on how stale a token may be.
+"""PipelineRL-k and PPO-off-policy-k: generate and train at the same time, with a bound on how old a token may be.
 
-The problem. Sampling takes most of the time of RL on language models, and its slowest completions most of that. A
-trainer that waits for every completion leaves the generator idle at the end of each batch, and itself idle before it.
+The problem. Sampling takes most of the time of reinforcement learning on language models, and its slowest completions
+take most of that. A trainer that waits for every completion leaves the generator idle at the end of each batch, and is
+itself idle before it.
 
 The idea (PipelineRL, arXiv 2509.19128; ScaleRL, arXiv 2510.13786, section 3.1). The generator never stops: prompts
-stream in, finished groups stream out, and each optimiser step's weights are swapped into the engine while its
-sequences are half way. They go on with the new weights over the keys and values of the old ones. The price is that a
-token may be trained on by a later policy than the one that sampled it:
+stream in, finished groups stream out, and each optimizer step's weights are swapped into the engine while its requests
+run. They go on with the new weights over the keys and values of the old ones. The price is that a token may be trained
+on by a later policy than the one that sampled it:
 
-    lag(token) = v_train − v_token         v counts optimiser steps; every token carries the v that sampled it
+    lag(token) = v_train − v_token        v counts optimizer steps. v_train: the weights that compute the gradient;
+                                          v_token: those that sampled the token. Every token carries its version.
 
-The alternative, PPO-off-policy-k: freeze the policy, sample k·B prompts, then take k steps of B prompts each.
+The bound. Groups are numbered as they enter the engine and trained strictly in that order. A new one enters only while
 
-How the lag is bounded. Dropping stale rollouts would drop the long ones (they are the stale ones), so nothing is
-dropped: admission is paced instead. Groups are numbered as they enter the engine and trained strictly in that order,
-and a new one enters only while
+    outstanding < (k + 1) · B             outstanding: admitted, and the step that trains them is not yet live
 
-    outstanding < (k + 1) · B              outstanding = admitted, and the step that trained it not yet live
+A group that enters at version w has at most (k + 1)·B − 1 groups before it, so it trains in one of the next k + 1
+steps: in the first its lag is 0, in the last it is k. For B = 2 and k = 1:
 
-A group admitted at version w has at most (k + 1)·B − 1 groups before it, so it trains in one of the next k + 1 steps:
-the one that makes w + 1 (lag 0), ..., or the one that makes w + k + 1 (lag k). Counting a group as done when it is
-taken, not when its step's weights are live, would train k = 0 at lag 1; taking whichever group finishes first would
-break the bound too.
+    version live       0          1          2          3
+    groups admitted    0 1 2 3    4 5        6 7        8 9
+    the step trains    0 1        2 3        4 5        6 7
+    lag, at most       0          1          1          1
 
-The bound is not a target. Admission also stops while B finished groups wait that the trainer could take now, so that a
-generator that is faster runs no further ahead than it must. Groups that finished behind a running one do not count
-there: the trainer cannot take them, and if they counted, one long completion would empty the engine. To study lag it
-can be held up: while the trainer takes B groups only if `min_ready` more are ready, the lag is about that of
-`min_ready` 0 plus min_ready / B.
+Nothing is dropped for its age: that would drop the long rollouts. Two shortcuts would break the bound. If a group were
+done when it is taken, and not when its step's weights are live, k = 0 would train at lag 1. If the trainer took
+whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4, 5, 6, and so
+on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step. (Simulated with k = 2 and one
+group in ten 60 times slower: the largest lag was 53, in strict order 2.)
 
-`Pacer` is these rules; `Generator` drives a vLLM engine by them.
+The bound is not a target. Admission also stops while B finished groups wait that the trainer could take now, since more
+would only grow old. Groups that finished behind a running one do not count there: the trainer cannot take them, and if
+they counted, one long completion would empty the engine. To study lag, `min_ready` m holds it up: the trainer takes B
+groups only while m more are ready, which adds about m / B to the lag.
 
-P1: the paper has a queue between generator and trainer; here admission is paced, groups train in admission order, and
-nothing is dropped.
+PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer does the
+freezing: it admits k·B groups and no more until all of them are released. The trainer takes them together and pushes
+once, after the k-th step. Lags are 0..k − 1, and the engine is idle while the trainer works.
 
-Simplified: one engine object (vLLM's own tensor and data parallelism lie behind it); one reward function.
-This file alone drives a vLLM engine (which outlives a trainer that is killed by SIGKILL); weight_sync.py and
-engine_process.py mend that, and add speed and other ways for the weights.
+The trainer counts v and names it in `push`; it is live when the engine has loaded the weights (`VLLMEngine._load`).
+
+P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
+
+Simplified: one reward function; an engine that dies ends the run. Restarts, several engines, Ray, other ways for the
+weights and a faster scheduler are in runtime/engine.py and extend this file. `python pipeline_rl.py` simulates it.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
     >>> numbers = [pacer.admit() for _ in range(4)]
     >>> pacer.may_admit()                  # 4 = (k + 1) · B are outstanding
     False
 
-Symbols: B prompts per optimiser step, G rollouts per prompt, k steps off-policy, v policy version, T tokens.
+Symbols: B prompts per optimizer step, G rollouts per prompt, k steps off-policy, v policy version, T tokens.
 """
 
 import asyncio
-import importlib.util
 import itertools
 import math
 import os
 import random
 import shutil
-import signal
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # the engine's processes listen there alone
 FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
 
 
@@ -97,20 +100,38 @@ class Group:
     rollouts: list[Rollout]
 
 
-class Interrupted(Exception):
+@dataclass
+class Counters:
+    """What engine and stream did since the start; the trainer logs differences."""
+
+    sampled: int = 0  # completion tokens of rollouts, not of evaluation
+    prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
+    eval_sampled: int = 0
+    eval_prefilled: int = 0
+    eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
+    idle_seconds: float = 0.0  # no request inside the engine
+    sync_seconds: float = 0.0  # paused for new weights
+    pushes: int = 0
+    redone_groups: int = 0
+    restarts: int = 0
+
+
+class StopRequested(Exception):
     """The caller asked to stop while it waited; nothing was taken."""
 
 
-class EngineDied(RuntimeError):
-    """The engine died more often than `max_restarts` allows, or did not start again."""
+class Exhausted(Exception):
+    """No prompt is left to admit and every admitted group was taken."""
 
 
 class EngineFailed(RuntimeError):
     """The engine did not start."""
 
 
-class Exhausted(Exception):
-    """No prompt is left to admit and every admitted group was taken."""
+class EngineDied(RuntimeError):
+    """The engine's process ended."""
+
+    vllm: Any = None  # which one, for an engine that starts another
 
 
 class Pacer:
@@ -123,16 +144,15 @@ class Pacer:
         ...                                   # one step on them (ppo_off_policy: k), then the new weights go live
         pacer.release(len(groups))            # and only now are they done; ppo_off_policy: all k·B after the last step
 
-    Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` alone. Strict
-    order has a price: while the oldest group runs, those that finish behind it wait.
+    Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
 
     Args:
-        batch_prompts: B, groups per optimiser step.
+        batch_prompts: B, groups per optimizer step.
         k: most steps off-policy. `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
         schedule: `pipeline` or `ppo_off_policy`.
         max_ready: admission also stops while this many groups are ready; None means as many as one take needs.
-        min_ready: groups that stay ready behind each take, which holds the lag up by min_ready / B; `pipeline` only, at
-            most k·B. Set the attribute to 0 when no prompt is left to admit.
+        min_ready: groups that stay ready behind each take; `pipeline` only, at most k·B. Set the attribute to 0 when no
+            prompt is left to admit.
 
     Raises:
         ValueError: for an unknown schedule or impossible numbers.
@@ -157,17 +177,17 @@ class Pacer:
         self.min_ready, self.max_ready = min_ready, needed if max_ready is None else max_ready
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
-        self._finished: dict[int, Group | None] = {}  # admitted and not taken; None while it runs; in number order
+        self._groups: dict[int, Group | None] = {}  # admitted and not taken, in number order; None while one runs
 
     @property
     def outstanding(self) -> int:
         """Groups admitted whose step is not yet live."""
-        return len(self._finished) + self.training
+        return len(self._groups) + self.training
 
     @property
     def ready(self) -> int:
         """Finished groups that the trainer could take now: those before the first one that still runs."""
-        return sum(1 for _ in itertools.takewhile(lambda group: group is not None, self._finished.values()))
+        return sum(1 for _ in itertools.takewhile(lambda group: group is not None, self._groups.values()))
 
     def may_admit(self) -> bool:
         """Whether one more group may enter the engine."""
@@ -178,15 +198,15 @@ class Pacer:
         if not self.may_admit():
             counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} of {self.max_ready} ready"
             raise RuntimeError(f"no group may enter now ({counts}); ask may_admit() first")
-        self._finished[self.admitted] = None
+        self._groups[self.admitted] = None
         self.admitted += 1
         return self.admitted - 1
 
     def finish(self, group: Group) -> None:
         """Every rollout of `group` is complete and scored. Raises KeyError if it was not running."""
-        if self._finished.get(group.number, group) is not None:
+        if group.number not in self._groups or self._groups[group.number] is not None:
             raise KeyError(f"group {group.number} is not running")
-        self._finished[group.number] = group
+        self._groups[group.number] = group
 
     def may_take(self, count: int) -> bool:
         """Whether `count` groups are ready and `min_ready` more."""
@@ -197,7 +217,7 @@ class Pacer:
         if not self.may_take(count):
             return None
         self.training += count
-        return [self._finished.pop(number) for number in list(self._finished)[:count]]
+        return [self._groups.pop(number) for number in list(self._groups)[:count]]
 
     def release(self, count: int) -> None:
         """`count` taken groups stop being outstanding: their step is live in every engine, was skipped, or dynamic
@@ -208,48 +228,450 @@ class Pacer:
 
     def waiting_for(self) -> list[int]:
         """Numbers of the groups that are still running, oldest first."""
-        return [number for number, group in self._finished.items() if group is None]
+        return [number for number, group in self._groups.items() if group is None]
 
 
-class LengthControl(Protocol):
-    """What the generator asks of forced interruption (`length_control.Interruption` is one)."""
+@dataclass
+class Stream:
+    """Prompts in, finished groups out: keeps an engine full, in an event loop, by the rules of a pacer. An engine has
 
-    max_budget: int
-    max_completion: int
+        slots, version, ready, counters    requests inside at most; the version that is live; False while it restarts
+                                           and nothing may enter; a `Counters`
+        trainer_waits                      True: it reads the trainer's own tensors, which must not change meanwhile
+        prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads
+        await start(), await update()      starts with these weights; or pauses, loads them, and goes on
+        await sample(prompt_ids, max_tokens, salt) -> Rollout      one request, with a version per token
+        await together(begin) -> list      results of the coroutines that `begin()` makes, in order; an engine that can
+                                           restart begins them all anew if it died meanwhile
+        shutdown()                         ends it; may be called twice
 
-    def draw_budget(self, rng: random.Random) -> int:
-        """Thinking tokens before the interruption."""
+    and, if it restarts, raises EngineFailed when it does not start and EngineDied when it died once too often.
+    """
 
-    def second_leg(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str) -> Any:
-        """None, or an object with prompt_ids, forced_ids and max_tokens."""
+    engine: Any
+    problems: Iterator[Any]  # endless or finite; each has .prompt_ids; asked at each admission
+    score: Callable[[Any, list[list[int]]], list[tuple[float, bool]]]  # a (reward, correct) per completion; in a thread
+    pacer: Pacer
+    rollouts: int  # G
+    _: KW_ONLY
+    length_control: Any = None  # a length_control.Interruption, or its draw_budget, max_budget, second_leg and mask
+    max_completion: int = 64  # completion tokens at most, without length control
+    seed: int = 0  # of the thinking budgets
+    stop_requested: Callable[[], bool] = lambda: False  # asked each second of a wait; True raises StopRequested there
 
-    def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
-        """1 on sampled tokens, 0 on forced ones."""
+    def __post_init__(self) -> None:
+        if self.engine.slots < self.rollouts:
+            raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
+        self.counters = self.engine.counters
+        self.running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
+        self.inside = 0  # requests in the engine; a rollout keeps its slot from its first leg to its second
+        self.exhausted = False  # `problems` came to its end
+        self._idle_since = time.monotonic()
+        self._waiting_evaluations: deque[asyncio.Future] = deque()  # requests that wait for a slot
+        self._rng = random.Random(self.seed)
+        self._tasks: set[asyncio.Task] = set()
+        self._error: BaseException | None = None  # the first one; the trainer's next wait raises it
+        self._closing = False
+        self._wake, self._no_evaluation = asyncio.Event(), asyncio.Event()
+        self._no_evaluation.set()
+
+    @property
+    def version(self) -> int:
+        """The policy version that is live in the engine."""
+        return self.engine.version
+
+    def _dispatch(self) -> None:
+        """Fills the engine: evaluation first, then new groups. Nothing ever queues inside vLLM, so the version at
+        admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
+        if self._closing or not self.engine.ready:
+            return
+        while self._waiting_evaluations and self.inside < self.engine.slots:
+            self._count_requests(1)
+            self._waiting_evaluations.popleft().set_result(None)
+        room = self.engine.slots - self.rollouts
+        while not (self._waiting_evaluations or self.exhausted) and self.inside <= room and self.pacer.may_admit():
+            problem = next(self.problems, None)
+            if problem is None:
+                self.exhausted = True
+                self.pacer.min_ready = 0  # what is left is trained, too
+                self._wake.set()
+                return
+            number = self.pacer.admit()
+            self.running[number] = problem
+            self._count_requests(self.rollouts)
+            task = asyncio.create_task(self._run_group(number, problem))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _count_requests(self, change: int) -> None:
+        now = time.monotonic()
+        if self.inside == 0:
+            self.counters.idle_seconds += now - self._idle_since
+        self.inside += change
+        if self.inside == 0:
+            self._idle_since = now
+
+    async def _run_group(self, number: int, problem: Any) -> None:
+        """Samples and scores the G rollouts of one group. If the engine dies, all G are redone under the same number:
+        redoing only the unfinished ones would favor short completions."""
+        begun: list[int] = []  # the version at the beginning of each attempt
+
+        def begin() -> list[Coroutine]:
+            begun.append(self.version)
+            if len(begun) > 1:
+                self.counters.redone_groups += 1
+                self._count_requests(self.rollouts)
+                self._dispatch()  # the engine is ready again
+            draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
+            return [self._rollout(problem, budget) for budget in [draw(self._rng) for _ in range(self.rollouts)]]
+
+        rollouts = await self.engine.together(begin)
+        await self._score(problem, rollouts)
+        self.counters.sampled += sum(sum(rollout.mask) for rollout in rollouts)
+        self.counters.prefilled += sum(rollout.prefilled for rollout in rollouts)
+        self.pacer.finish(Group(number, problem, begun[-1], rollouts))
+        self._wake.set()
+        self._dispatch()
+
+    async def _rollout(self, problem: Any, budget: int) -> Rollout:
+        """One completion, in one request or, when its thinking is cut at `budget`, in two; its slot is counted."""
+        # The salt keeps a prompt from hitting keys and values that another version left in vLLM's cache. Both legs have
+        # the same one, so that the second finds those of the first.
+        prompt, salt, control = list(problem.prompt_ids), str(self.version), self.length_control
+        try:
+            first = await self.engine.sample(prompt, budget, salt)
+            leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
+            if leg is None:
+                return first
+            second = await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt)
+        finally:
+            self._count_requests(-1)
+            self._dispatch()
+        forced = list(leg.forced_ids)
+        return Rollout(
+            completion_ids=first.completion_ids + forced + second.completion_ids,
+            logprobs=first.logprobs + [0.0] * len(forced) + second.logprobs,
+            versions=first.versions + [FORCED] * len(forced) + second.versions,
+            mask=control.mask(len(first.mask), len(forced), len(second.mask)),
+            finish_reason=second.finish_reason,
+            interrupted=bool(forced),
+            prefilled=first.prefilled + second.prefilled,
+        )
+
+    async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
+        scores = await asyncio.to_thread(self.score, problem, [rollout.completion_ids for rollout in rollouts])
+        for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
+            rollout.reward, rollout.correct = float(reward), bool(correct)
+
+    async def _until_ready(self, count: int, report_after: float) -> None:
+        while not self.pacer.may_take(count):
+            if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
+                raise self._error
+            if self.exhausted and len(self.running) < count:
+                raise Exhausted(f"no prompt is left to admit; {len(self.running)} groups stay untrained")
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), report_after)
+            except TimeoutError:
+                running = self.pacer.waiting_for()
+                oldest = f"{len(running)} run, the oldest is {running[:1]}"
+                print(f"the trainer waits for {count + self.pacer.min_ready} groups; {oldest}", flush=True)
+
+    def _take(self, count: int) -> list[Group]:
+        groups = self.pacer.take(count)
+        for group in groups:
+            del self.running[group.number]
+        self._dispatch()
+        return groups
+
+    def _release(self, count: int) -> None:
+        self.pacer.release(count)
+        self._dispatch()
+
+    async def _push(self, release: int) -> None:
+        """New weights while requests run: they freeze, keep their cache, and go on with the new weights."""
+        await self._no_evaluation.wait()
+        started = time.monotonic()
+        try:
+            await self.engine.update()
+        except Exception as error:
+            self._fail(error)  # the engine stays paused: no wait of the trainer's would ever end
+            raise
+        self.counters.sync_seconds += time.monotonic() - started
+        self.counters.pushes += 1
+        self._release(release)
+
+    async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
+        started, sampled_before, counters = time.monotonic(), self.counters.sampled, self.counters
+        self._no_evaluation.clear()
+        try:
+            flat = await self.engine.together(lambda: [self._evaluation(p) for p in problems for _ in range(n_samples)])
+        finally:
+            self._no_evaluation.set()
+        groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
+        await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
+        sampled = sum(sum(rollout.mask) for rollout in flat)
+        counters.eval_sampled += sampled
+        counters.eval_prefilled += sum(rollout.prefilled for rollout in flat)
+        share = sampled / max(1, sampled + counters.sampled - sampled_before)
+        counters.eval_seconds += share * (time.monotonic() - started)
+        return groups
+
+    async def _evaluation(self, problem: Any) -> Rollout:
+        """A rollout that gets a slot before any new group does, with the longest budget."""
+        slot = asyncio.get_running_loop().create_future()
+        self._waiting_evaluations.append(slot)
+        self._dispatch()
+        await slot
+        longest = self.length_control.max_budget if self.length_control else self.max_completion
+        return await self._rollout(problem, longest)
+
+    def _ended(self, task: asyncio.Task) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception())
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._wake.set()
+
+    async def _stop(self) -> None:
+        self._closing = True  # nothing enters any more
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()  # vLLM answers no request after its end
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+        self.engine.shutdown()
 
 
-class WeightChannel(Protocol):
-    """How new weights reach the engine: `WeightFile`, and runtime/weight_channels.py has two more."""
+class Generator(Stream):
+    """A stream in a thread of its own, and plain calls for the trainer's."""
 
-    engine_args: dict[str, Any]  # vLLM's arguments that it needs
-    environment: dict[str, str]  # of the engine's process
-    trainer_waits: bool  # the trainer's weights must not change before they are live
-    survives_restart: bool  # a new engine can be given the weights prepared last
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._pushing: Future | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(
+            lambda loop, context: self._fail(context.get("exception") or RuntimeError(context["message"]))
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
 
-    def prepare(self, weights: Any) -> None:
-        """Called in the trainer's thread, on every rank."""
+    def start(self, weights: Any, version: int = 0) -> None:
+        """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
+        self._thread.start()
+        self.engine.prepare(weights, version)
+        self._wait(self._run(self.engine.start()))
+        self._idle_since = time.monotonic()
+        self._loop.call_soon_threadsafe(self._dispatch)
 
-    async def deliver(self, call: Callable[[str], Callable[..., Awaitable[Any]]]) -> None:
-        """Brings the weights prepared last into the paused engine; `call("name")(...)` calls a method of it."""
+    def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
+        """Waits for the `count` oldest groups. Raises the generator's error, or Exhausted; every `report_after`
+        seconds of waiting it prints who waits for whom."""
+        self._wait(self._run(self._until_ready(count, report_after)), may_stop=True)
+        # Only the wait can be cut short. What leaves `running` and arrives nowhere would be in no checkpoint.
+        return self.in_loop(lambda _: self._take(count))
+
+    def release(self, count: int) -> None:
+        """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
+        self._loop.call_soon_threadsafe(self._release, count)
+
+    def push(self, weights: Any, version: int, release: int) -> None:
+        """Sends the weights of `version` to the engine, whose requests go on, and returns once the trainer may change
+        them. When they are live, `release` groups stop being outstanding. The next `push`, `evaluate` or `settle`
+        raises if that failed."""
+        self.settle()
+        self.engine.prepare(weights, version)
+        self._pushing = self._run(self._push(release))
+        if self.engine.trainer_waits:
+            self.settle()
+
+    def settle(self) -> None:
+        """Waits until the last pushed weights are live."""
+        if self._pushing is not None:
+            self._wait(self._pushing)
+            self._pushing = None
+
+    def evaluate(self, problems: Iterable[Any], n_samples: int) -> "Future[list[list[Rollout]]]":
+        """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
+        of rollouts per problem; `result_of` waits for it. A push waits while evaluation runs."""
+        self.settle()
+        return self._run(self._evaluate(list(problems), n_samples))
+
+    def result_of(self, future: Future) -> Any:
+        """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
+        return self._wait(future, may_stop=True)
+
+    def in_loop(self, function: Callable[["Generator"], Any]) -> Any:
+        """`function(generator)`, run between two events of the generator's thread: nothing is admitted meanwhile."""
+
+        async def call() -> Any:
+            return function(self)
+
+        return self._run(call()).result()
 
     def close(self) -> None:
-        """Removes what it made."""
+        """Stops engine and thread; safe to call twice and after a failure."""
+        if self._thread.is_alive():
+            if self._pushing is not None:
+                wait([self._pushing], timeout=5)  # the engine reads a file that goes next
+            try:
+                self._run(self._stop()).result(timeout=30)
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(timeout=10)
+        self.engine.shutdown()
+
+    def _run(self, coroutine: Coroutine) -> Future:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _wait(self, future: Future, may_stop: bool = False) -> Any:
+        """The future's result. Once a second it looks whether the caller wants to stop or the stream has failed."""
+        error = None
+        while error is None and not (may_stop and self.stop_requested()):
+            done = bool(wait([future], timeout=1.0).done)
+            error = future.exception() if done else self._error
+            if done and error is None:
+                return future.result()
+        future.cancel()
+        if may_stop and self.stop_requested():  # a signal to all processes ends the engine, too: the stop is the cause
+            raise StopRequested from error
+        raise error
+
+
+@dataclass
+class VLLMEngine:
+    """One vLLM engine in a process of its own: a version per token, and weights that change while its requests run."""
+
+    model: str  # folder of the initial weights, in Hugging Face format
+    stop_ids: Sequence[int]  # token ids that end a completion
+    max_model_len: int  # tokens of the longest prompt and completion together
+    channel: Any = None  # how weights reach it; None: a `WeightFile`
+    temperature: float = 1.0  # of sampling; the log-probs are those at it
+    max_num_seqs: int = 256  # requests inside it at once
+    dtype: str = "float32"  # of its weights and products, or "bfloat16"
+    seed: int = 0  # of its sampling
+    engine_args: dict[str, Any] = field(default_factory=dict)  # more of vLLM's AsyncEngineArgs
+
+    ready = True
+
+    def __post_init__(self) -> None:
+        self.channel = self.channel or WeightFile()
+        self.trainer_waits = self.channel.trainer_waits
+        gpu = torch.cuda.is_available()
+        self.args = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "enforce_eager": not gpu,
+            "block_size": None if gpu else 32,  # the default on a CPU, 128, is longer than many prompts: no cache hits
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
+            "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "seed": self.seed,
+        }
+        self.args |= self.channel.engine_args | self.engine_args
+        self.environment = vllm_environment(gpu, self.args["enforce_eager"], self.args["dtype"])
+        self.environment |= self.channel.environment
+        self.slots, self.longest = self.args["max_num_seqs"], self.args["max_model_len"]
+        self.counters = Counters()
+        self.version = self.prepared = 0  # the version that is live; that of the weights prepared last
+        self.vllm: Any = None
+        self._request_numbers = itertools.count()
+
+    def prepare(self, weights: Any, version: int) -> None:
+        """Keeps the weights of `version` for the next `start` or `update`."""
+        self.channel.prepare(weights)
+        self.prepared = version
+
+    async def start(self) -> None:
+        """Starts vLLM with the weights prepared last."""
+        vllm = self.new_vllm()
+        try:
+            await self._load(vllm)
+        except Exception:
+            vllm.shutdown(timeout=1)
+            raise
+        self.vllm = vllm  # only now: a request that goes on after a restart must not meet the model folder's weights
+        await self.sample([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
+
+    def new_vllm(self) -> Any:
+        """vLLM's AsyncLLM with the model folder's weights."""
+        for name, value in self.environment.items():  # of this process and, which it is for, of vLLM's
+            os.environ.setdefault(name, value)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**self.args))
+
+    async def together(self, begin: Callable[[], list[Coroutine]]) -> list[Any]:
+        """The results of the coroutines that `begin()` makes, in order."""
+        return await asyncio.gather(*begin())
+
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Rollout:
+        """One request. `salt`: it hits no keys and values that requests of another salt left in the cache."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if len(prompt_ids) + max_tokens > self.longest:
+            length = f"a prompt of {len(prompt_ids)} tokens and {max_tokens} more"
+            raise ValueError(f"{length} exceed max_model_len = {self.longest}")
+        params = SamplingParams(
+            temperature=self.temperature,
+            max_tokens=max_tokens,
+            logprobs=0,  # the sampled token's own
+            stop_token_ids=list(self.stop_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # these are this request's alone
+        )
+        prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
+        async for output in self.vllm.generate(prompt, params, request_id=str(next(self._request_numbers))):
+            done = output.outputs[0]
+        ids = list(done.token_ids)
+        logprobs, versions = self.read(output)
+        check_arrival(ids, logprobs, versions, done.finish_reason)
+        prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
+        return Rollout(ids, logprobs, versions, [1] * len(ids), done.finish_reason, prefilled=prefilled)
+
+    def read(self, output: Any) -> tuple[list[float], list[int]]:
+        """(log-probs, versions) of a request's tokens. vLLM reports spans of tokens for each version of the weights."""
+        done = output.outputs[0]
+        logprobs = [entry[token].logprob for token, entry in zip(done.token_ids, done.logprobs, strict=True)]
+        return logprobs, [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
+
+    async def update(self) -> None:
+        """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache."""
+        # clear_cache=True would prefill every running request anew; pause_generation adds 20 ms of sleep
+        await self.vllm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._load(self.vllm)
+        await self.vllm.resume_generation()
+
+    async def _load(self, vllm: Any) -> None:
+        version = self.prepared
+        await self.channel.deliver(vllm)
+        await vllm.update_weight_version(str(version))  # every token sampled from now on carries it
+        self.version = version
+
+    def shutdown(self) -> None:
+        """Ends vLLM's process and removes the channel's files; may be called twice."""
+        if self.vllm is not None:
+            self.vllm.shutdown(timeout=3)  # killed earlier, it leaves semaphores behind
+            self.vllm = None
+        self.channel.close()
 
 
 class WeightFile:
-    """The plain channel: a safetensors file in shared memory, which engines on this host read.
+    """The plain weight channel: a safetensors file in shared memory, which an engine on this host reads.
 
-    Weights are a dict, name in the Hugging Face checkpoint -> whole tensor, as `dict(model.named_parameters())`: a tied
-    head is not among them. The engine's process imports this file by its name, so its folder must be on `sys.path`.
+    A channel has `engine_args` and `environment`, which vLLM and its process need for it; `trainer_waits`: the
+    trainer's weights must not change before they are live; `survives_restart`: a new engine can be given the weights
+    prepared last; and these methods. Weights are a dict, name in the Hugging Face checkpoint -> whole tensor, as
+    `dict(model.named_parameters())`: a tied head is not among them. The engine's process imports this file by its name,
+    so its folder must be on `sys.path`.
     """
 
     trainer_waits = False  # the engine reads a copy
@@ -257,7 +679,7 @@ class WeightFile:
 
     def __init__(self, folder: Path | None = None) -> None:
         shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory))  # this user's alone
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory))  # only this user enters it
         self.path = self.folder / "weights.safetensors"
         self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
         self.environment: dict[str, str] = {}
@@ -270,9 +692,9 @@ class WeightFile:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, new)
         new.replace(self.path)
 
-    async def deliver(self, call: Callable[[str], Callable[..., Awaitable[Any]]]) -> None:
-        """Every worker of every engine loads the file."""
-        await call("collective_rpc")("load_weight_file", args=(str(self.path),))
+    async def deliver(self, vllm: Any) -> None:
+        """Brings the weights prepared last into a paused vLLM."""
+        await vllm.collective_rpc("load_weight_file", args=(str(self.path),))
 
     def close(self) -> None:
         """Removes the file and its folder."""
@@ -312,522 +734,7 @@ class WeightReceiver:
                 model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
-@dataclass
-class Counters:
-    """What the generator did since its start; the trainer logs differences."""
-
-    sampled: int = 0  # completion tokens of rollouts, not of evaluation
-    prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
-    eval_sampled: int = 0
-    eval_prefilled: int = 0
-    eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
-    idle_seconds: float = 0.0  # no request inside the engine
-    sync_seconds: float = 0.0  # paused for new weights
-    pushes: int = 0
-    redone_groups: int = 0
-    restarts: int = 0
-
-
-@dataclass
-class Generator:
-    """A vLLM engine in its own process, driven from a thread of the trainer's: prompts in, finished groups out.
-
-    Args:
-        model: folder of the initial weights, in Hugging Face format.
-        problems: endless or finite iterator of problems with `.prompt_ids`; asked at each admission.
-        score: (problem, completions) -> one (reward, correct) per completion; runs in a thread.
-        pacer: decides admission.
-        rollouts: G.
-        length_control: forced interruption, or None.
-        max_tokens: completion tokens at most, when there is no interruption.
-        stop_ids: token ids that end a completion.
-        weights: the channel by which new weights reach the engine; None: a `WeightFile`.
-        temperature: of sampling; the log-probs are those at it.
-        max_num_seqs: requests inside each of vLLM's `data_parallel_size` engines at once; in all at least G.
-        max_prompt: tokens of the longest prompt.
-        dtype: of the engine's weights and products, `float32` or `bfloat16`.
-        seed: of the engine's sampling and of the budgets.
-        max_restarts: engine deaths survived within `restart_window` policy versions.
-        restart_window: versions after which a death no longer counts.
-        engine_args: more of vLLM's AsyncEngineArgs.
-        devices: environment that shows the engine its devices, as {"CUDA_VISIBLE_DEVICES": "2,3"}; empty: all.
-        interrupted: asked once a second while `take` or `result_of` waits; True raises Interrupted there.
-    """
-
-    model: str
-    problems: Iterator[Any]
-    score: Callable[[Any, list[list[int]]], list[tuple[float, bool]]]
-    pacer: Pacer
-    rollouts: int
-    stop_ids: Sequence[int]
-    weights: WeightChannel | None = None
-    length_control: LengthControl | None = None
-    max_tokens: int = 0
-    temperature: float = 1.0
-    max_num_seqs: int = 256
-    max_prompt: int = 64
-    dtype: str = "float32"
-    seed: int = 0
-    max_restarts: int = 1
-    restart_window: int = 100
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    devices: dict[str, str] = field(default_factory=dict)
-    interrupted: Callable[[], bool] = lambda: False
-
-    def __post_init__(self) -> None:
-        engines = self.engine_args.get("data_parallel_size", 1)
-        self.slots = engines * self.engine_args.get("max_num_seqs", self.max_num_seqs)  # requests inside all of them
-        if self.slots < self.rollouts:
-            raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.slots} engine slots")
-        self.weights = self.weights or WeightFile()
-        self.counters = Counters()
-        self.version = 0  # live in the engine
-        self.exhausted = False  # `problems` came to its end
-        self.running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
-        self._inside = 0  # requests in the engine; a rollout keeps its slot from its first leg to its second
-        self._idle_since = time.monotonic()
-        self._wanted: deque[asyncio.Future] = deque()  # evaluation requests that wait for a slot
-        self._rng = random.Random(self.seed)
-        self._request_number = 0
-        self._tasks: set[asyncio.Task] = set()
-        self._error: BaseException | None = None
-        self._pushing: Future | None = None
-        self._closing = False  # nothing enters the engine any more, and a dead one stays dead
-        self._prepared = 0  # version of the weights in `weights`
-        self._versions: list[int] = []  # n-th entry: version live in the engine after n pauses
-        self._engine = None
-        self._engine_number = 0
-        self._deaths: list[int] = []  # versions at which an engine died and was replaced
-        self._dead_engine: type[Exception] = RuntimeError  # vLLM's own class once vLLM is imported
-        self._restarting, self._wake, self._no_evaluation = asyncio.Lock(), asyncio.Event(), asyncio.Event()
-        self._no_evaluation.set()
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._fail)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
-
-    # ---- the trainer's side: plain calls from its thread ----
-
-    def start(self, weights: Any, version: int = 0) -> None:
-        """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
-        self._thread.start()
-        self.weights.prepare(weights)
-        self._prepared = version
-        self._call(self._start_engine())
-        self.counters = Counters()
-        self._idle_since = time.monotonic()
-        self._loop.call_soon_threadsafe(self._dispatch)
-
-    def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
-        """Waits for the `count` oldest groups. Raises the generator's error, or Exhausted; every `report_after`
-        seconds of waiting it prints who waits for whom."""
-        ready = asyncio.run_coroutine_threadsafe(self._until_ready(count, report_after), self._loop)
-        self._wait(ready, interruptible=True)
-        # Only the wait can be cut short. What leaves `running` and arrives nowhere would be in no checkpoint.
-        return asyncio.run_coroutine_threadsafe(self._take(count), self._loop).result()
-
-    def release(self, count: int) -> None:
-        """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
-        self._loop.call_soon_threadsafe(self._release, count)
-
-    def push(self, weights: Any, version: int, release: int) -> None:
-        """Sends the weights of `version` to the engine in flight and returns once the trainer may change them; when
-        they are live, `release` groups stop being outstanding. The next `push`, `evaluate` or `settle` raises if that
-        failed."""
-        self.settle()
-        self.weights.prepare(weights)
-        self._prepared = version
-        self._pushing = asyncio.run_coroutine_threadsafe(self._push(release), self._loop)
-        if self.weights.trainer_waits:
-            self.settle()
-
-    def settle(self) -> None:
-        """Waits until the last pushed weights are live."""
-        if self._pushing is not None:
-            self._wait(self._pushing)
-            self._pushing = None
-
-    def evaluate(self, problems: Iterable[Any], n_samples: int) -> "Future[list[list[Rollout]]]":
-        """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
-        of rollouts per problem; `result_of` waits for it. A push waits while evaluation runs."""
-        self.settle()
-        return asyncio.run_coroutine_threadsafe(self._evaluate(list(problems), n_samples), self._loop)
-
-    def result_of(self, future: Future) -> Any:
-        """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
-        return self._wait(future, interruptible=True)
-
-    def in_loop(self, function: Callable[["Generator"], Any]) -> Any:
-        """`function(generator)`, run between two events of the generator's thread: nothing is admitted meanwhile."""
-
-        async def call() -> Any:
-            return function(self)
-
-        return self._call(call())
-
-    def close(self) -> None:
-        """Stops engine and thread; safe to call twice and after a failure."""
-        if self._thread.is_alive():
-            if self._pushing is not None:
-                wait([self._pushing], timeout=5)  # the engine reads a file that goes next
-            try:
-                asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=30)
-            finally:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join(timeout=10)
-        self.weights.close()
-
-    def _call(self, coroutine: Coroutine) -> Any:
-        return self._wait(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
-
-    def _wait(self, future: Future, interruptible: bool = False) -> Any:
-        while True:
-            if interruptible and self.interrupted():
-                future.cancel()
-                raise Interrupted
-            try:
-                return future.result(timeout=1.0)
-            except Exception as error:
-                running = isinstance(error, TimeoutError) and not future.done()
-                if running and self._error is None:
-                    continue
-                future.cancel()
-                if interruptible and self.interrupted():  # a signal to the whole process group ends the engine, too
-                    raise Interrupted from error
-                if running:
-                    raise self._error from None
-                raise
-
-    # ---- the loop's side: everything below runs in the generator's thread, so it needs no locks ----
-
-    async def _start_engine(self) -> None:
-        engine = None
-        try:
-            engine = self._new_engine()
-            await self._load_weights(engine)
-            self._versions = [self.version]
-            # Together: what begins on a dead engine while this one starts must not pass for a death of this one.
-            self._engine, self._engine_number = engine, self._engine_number + 1
-            await self._request([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
-        except Exception as error:  # vLLM raises many kinds, bare Exception among them
-            if engine is not None:
-                engine.shutdown(timeout=1)
-            raise EngineFailed(f"vLLM does not start ({reason_of(error)})") from error
-
-    def _new_engine(self) -> Any:
-        # Ctrl-C reaches every process of the terminal. The engine inherits this thread's mask: it ends when we say so.
-        resource_tracker.ensure_running()  # when it starts it unblocks SIGINT in its caller
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        gpu = torch.cuda.is_available()
-        longest = self.length_control.max_completion if self.length_control else self.max_tokens
-        args = {
-            "model": self.model,
-            "dtype": self.dtype,
-            "enforce_eager": not gpu,
-            "block_size": None if gpu else 32,
-            "max_model_len": self.max_prompt + longest,
-            "max_num_seqs": self.max_num_seqs,
-            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
-            "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
-            "skip_tokenizer_init": True,
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            "seed": self.seed,
-        }
-        args |= self.weights.engine_args | self.engine_args
-        variables = engine_environment(gpu, args["enforce_eager"], args["dtype"])
-        if args.get("distributed_executor_backend") == "ray":  # workers elsewhere: no folder, process, file of ours
-            args.pop("worker_extension_cls", None)
-        else:
-            variables |= self.weights.environment | LOOPBACK
-        with environment(variables, self.devices):
-            from vllm import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-            from vllm.v1.engine.exceptions import EngineDeadError
-
-            self._dead_engine = EngineDeadError
-            for name in ("worker_extension_cls", "scheduler_cls"):  # missed by the engine's process, they end it
-                named = args.get(name)
-                if isinstance(named, str) and importlib.util.find_spec(named.rpartition(".")[0]) is None:
-                    raise ModuleNotFoundError(f"{name}={named}: its module is not on sys.path")
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
-
-    async def _stop(self) -> None:
-        self._closing = True
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=5)
-        if self._engine is not None:
-            self._engine.shutdown(timeout=3)  # killed earlier, the engine leaves semaphores behind
-
-    def _done(self, task: asyncio.Task) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._error = self._error or task.exception()  # the trainer's next wait raises it
-
-    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._error = self._error or context.get("exception") or RuntimeError(context["message"])
-
-    def _occupy(self, slots: int) -> None:
-        now = time.monotonic()
-        if self._inside == 0:
-            self.counters.idle_seconds += now - self._idle_since
-        self._inside += slots
-        if self._inside == 0:
-            self._idle_since = now
-
-    def _dispatch(self) -> None:
-        """Fills the engine: evaluation first, then new groups. Nothing ever queues inside vLLM, so the version at
-        admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
-        if self._closing or self._restarting.locked():  # a new engine may not have its weights yet
-            return
-        while self._wanted and self._inside < self.slots:
-            self._occupy(1)
-            self._wanted.popleft().set_result(None)
-        if self.exhausted:
-            return
-        while not self._wanted and self._inside + self.rollouts <= self.slots and self.pacer.may_admit():
-            problem = next(self.problems, None)
-            if problem is None:
-                self.exhausted = True
-                self.pacer.min_ready = 0  # what is left is trained, too
-                self._wake.set()
-                return
-            number = self.pacer.admit()
-            self.running[number] = problem
-            self._occupy(self.rollouts)
-            task = self._loop.create_task(self._run_group(number, problem))
-            self._tasks.add(task)
-            task.add_done_callback(self._done)
-
-    async def _run_group(self, number: int, problem: Any) -> None:
-        """Samples and scores the G rollouts of one group. If the engine dies, all G are redone under the same number:
-        redoing only the unfinished ones would favour short completions."""
-        version, tries = self.version, 0
-
-        async def attempt() -> list[Rollout]:
-            nonlocal version, tries
-            version, tries = self.version, tries + 1
-            if tries > 1:
-                self._occupy(self.rollouts)
-                self.counters.redone_groups += 1
-            budgets = [self._draw_budget() for _ in range(self.rollouts)]
-            return await self._together([self._rollout(problem, budget, version) for budget in budgets])
-
-        rollouts = await self._redo_if_engine_dies(attempt)
-        await self._score(problem, rollouts)
-        for rollout in rollouts:
-            self.counters.sampled += sum(rollout.mask)
-            self.counters.prefilled += rollout.prefilled
-        self.pacer.finish(Group(number, problem, version, rollouts))
-        self._wake.set()
-        self._dispatch()
-
-    def _draw_budget(self) -> int:
-        return self.length_control.draw_budget(self._rng) if self.length_control else self.max_tokens
-
-    async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
-        scores = await asyncio.to_thread(self.score, problem, [rollout.completion_ids for rollout in rollouts])
-        for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
-            rollout.reward, rollout.correct = float(reward), bool(correct)
-
-    async def _rollout(self, problem: Any, budget: int, version: int) -> Rollout:
-        """One completion, in one request or, when its thinking is cut at `budget`, in two; the caller took its slot."""
-        prompt, salt = list(problem.prompt_ids), str(version)
-        try:
-            if len(prompt) > self.max_prompt:
-                raise ValueError(f"a prompt has {len(prompt)} tokens, above max_prompt = {self.max_prompt}")
-            first = await self._request(prompt, budget, salt)
-            leg = self.length_control and self.length_control.second_leg(
-                prompt, first.completion_ids, first.finish_reason
-            )
-            if leg is None:
-                return first
-            second = await self._request(leg.prompt_ids, leg.max_tokens, salt)
-        finally:
-            self._occupy(-1)
-            self._dispatch()
-        forced = list(leg.forced_ids)
-        return Rollout(
-            completion_ids=first.completion_ids + forced + second.completion_ids,
-            logprobs=first.logprobs + [0.0] * len(forced) + second.logprobs,
-            versions=first.versions + [FORCED] * len(forced) + second.versions,
-            mask=self.length_control.mask(len(first.mask), len(forced), len(second.mask)),
-            finish_reason=second.finish_reason,
-            interrupted=bool(forced),
-            prefilled=first.prefilled + second.prefilled,
-        )
-
-    async def _request(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Rollout:
-        """One vLLM request. `salt` keeps prompts of one version from hitting cached keys and values of another."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            temperature=self.temperature,
-            max_tokens=max_tokens,
-            logprobs=0,  # the sampled token's own
-            stop_token_ids=list(self.stop_ids),
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,  # these are this request's alone
-        )
-        self._request_number += 1
-        prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
-        async for output in self._engine.generate(prompt, params, request_id=str(self._request_number)):
-            done = output.outputs[0]
-        ids, whole = list(done.token_ids), output.kv_transfer_params
-        if whole:  # sent at once by engine_process.WholeCompletions
-            logprobs, versions = whole["logprobs"], [self._versions[n] for n in whole["pauses"]]
-        else:
-            logprobs = [entry[token].logprob for token, entry in zip(ids, done.logprobs, strict=True)]
-            versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
-        check_arrival(ids, logprobs, versions, done.finish_reason)
-        prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
-        return Rollout(ids, logprobs, versions, [1] * len(ids), done.finish_reason, prefilled=prefilled)
-
-    async def _until_ready(self, count: int, report_after: float) -> None:
-        while not self.pacer.may_take(count):
-            if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
-                raise self._error
-            if self.exhausted and len(self.running) < count:
-                raise Exhausted(f"no prompt is left to admit; {len(self.running)} groups stay untrained")
-            self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), report_after)
-            except TimeoutError:
-                running = self.pacer.waiting_for()
-                oldest = f"{len(running)} run, the oldest is {running[:1]}"
-                print(f"the trainer waits for {count + self.pacer.min_ready} groups; {oldest}", flush=True)
-
-    async def _take(self, count: int) -> list[Group]:
-        groups = self.pacer.take(count)
-        for group in groups:
-            del self.running[group.number]
-        self._dispatch()
-        return groups
-
-    def _release(self, count: int) -> None:
-        self.pacer.release(count)
-        self._dispatch()
-
-    async def _push(self, release: int) -> None:
-        """New weights in flight: running requests freeze, keep their cache, and go on with the new weights."""
-        await self._no_evaluation.wait()
-        started = time.monotonic()
-        async with self._restarting:  # a restart under way ends with a new engine
-            number, engine = self._engine_number, self._engine
-        try:
-            try:
-                # clear_cache=True would prefill every running request anew; pause_generation adds 20 ms of sleep
-                self._versions.append(self._prepared)
-                pause = engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-                await self._answer(engine, pause)
-                await self._load_weights(engine)
-                await self._answer(engine, engine.resume_generation())
-            except self._dead_engine:
-                await self._restart(number)  # the new engine starts with these weights
-        except Exception as error:
-            self._error = self._error or error  # the engine stands still: no wait of the trainer's would ever end
-            raise
-        self.counters.sync_seconds += time.monotonic() - started
-        self.counters.pushes += 1
-        self._release(release)
-
-    async def _load_weights(self, engine: Any) -> None:
-        version = self._prepared
-        await self.weights.deliver(lambda name: lambda *a, **k: self._answer(engine, getattr(engine, name)(*a, **k)))
-        await self._answer(engine, engine.update_weight_version(str(version)))
-        self.version = version
-
-    async def _answer(self, engine: Any, call: Coroutine) -> Any:
-        """Waits for a call to the engine. vLLM never answers it if the engine's process dies meanwhile."""
-        task = self._loop.create_task(call)
-        while not (await asyncio.wait([task], timeout=0.5))[0]:
-            if engine.errored:
-                task.cancel()
-                raise self._dead_engine
-        return task.result()
-
-    async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
-        started, trained, counters = time.monotonic(), self.counters.sampled, self.counters
-        self._no_evaluation.clear()
-
-        async def attempt() -> list[Rollout]:
-            return await self._together([self._in_turn(p) for p in problems for _ in range(n_samples)])
-
-        try:
-            flat = await self._redo_if_engine_dies(attempt)
-        finally:
-            self._no_evaluation.set()
-        groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
-        await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
-        sampled = sum(sum(rollout.mask) for rollout in flat)
-        counters.eval_sampled += sampled
-        counters.eval_prefilled += sum(rollout.prefilled for rollout in flat)
-        share = sampled / max(1, sampled + counters.sampled - trained)
-        counters.eval_seconds += share * (time.monotonic() - started)
-        return groups
-
-    async def _in_turn(self, problem: Any) -> Rollout:
-        """An evaluation rollout: waits for a slot before any new group gets one; the longest budget."""
-        slot = self._loop.create_future()
-        self._wanted.append(slot)
-        self._dispatch()
-        await slot
-        budget = self.length_control.max_budget if self.length_control else self.max_tokens  # T4
-        return await self._rollout(problem, budget, self.version)
-
-    async def _together(self, coroutines: list[Coroutine]) -> list[Rollout]:
-        """All results, in order. If the engine dies it waits until all have ended, so that a redo overlaps none."""
-        tasks = [self._loop.create_task(coroutine) for coroutine in coroutines]
-        try:
-            return await asyncio.gather(*tasks)
-        except self._dead_engine:
-            await asyncio.wait(tasks)
-            raise
-
-    async def _redo_if_engine_dies(self, attempt: Callable[[], Coroutine]) -> Any:
-        while True:
-            engine = self._engine_number
-            try:
-                return await attempt()
-            except self._dead_engine:
-                await self._restart(engine)
-
-    async def _restart(self, dead: int) -> None:
-        """Replaces the dead engine by one with the weights written last; of many callers the first one does it."""
-        async with self._restarting:
-            if self._engine_number != dead:
-                return
-            if self._closing:
-                raise EngineDied("the engine was closed")
-            recent = sum(self.version - version < self.restart_window for version in self._deaths)
-            if recent >= self.max_restarts or not self.weights.survives_restart:
-                why = f"the vLLM engine died {recent + 1} times within {self.restart_window} versions"
-                if not self.weights.survives_restart:
-                    why = "the vLLM engine died, and this weight channel cannot fill a new one"
-                raise EngineDied(f"{why}; its own message is above")
-            self._deaths.append(self.version)
-            self.counters.restarts += 1
-            self._engine.shutdown(timeout=1)
-            try:
-                await self._start_engine()
-            except EngineFailed as error:
-                raise EngineDied(f"the vLLM engine died and did not start again: {error}") from error
-        self._dispatch()
-
-
-def reason_of(error: BaseException) -> str:
-    """Kind and first line of the error that caused `error`. One in the engine's own process is printed there only."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
-    return ": ".join([type(error).__name__, *text.strip().splitlines()[:1]])
-
-
-def engine_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
+def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
     """Environment of the engine's process: errors are printed, chatter is not."""
     both = {
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -847,20 +754,6 @@ def engine_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
     return both | (exact if gpu else on_cpu | uncompiled)
 
 
-@contextmanager
-def environment(defaults: dict[str, str], forced: dict[str, str] | None = None) -> Iterator[None]:
-    """Sets `forced`, and those of `defaults` that have no value, within the `with` block: processes started there
-    inherit them."""
-    wanted = {name: value for name, value in defaults.items() if name not in os.environ} | (forced or {})
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
     """What the engine returned is whole: a missing log-prob read as 0.0 would mean probability 1 and a ratio of 1e4.
 
@@ -878,3 +771,38 @@ def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Seque
 def lags(rollout: Rollout, version: int) -> list[int]:
     """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none."""
     return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]
+
+
+def simulate(k: int, schedule: str = "pipeline", *, batch: int = 8, slots: int = 24, training: int = 16, steps: int = 200):
+    """(lags of all tokens; share of the time that a slot was empty; that the trainer waited) on an engine that samples
+    one token of each group inside it a tick, beside a trainer that takes `training` ticks a step."""
+    pacer, rng = Pacer(batch, k, schedule=schedule), random.Random(0)
+    left: dict[int, int] = {}  # number -> tokens that the group has to go
+    versions: dict[int, list[int]] = {}  # number -> the version of each of its tokens
+    lags, empty, waited, version, ends, tick = [], 0, 0, 0, math.inf, 0
+    while version < steps:
+        if tick == ends:  # the weights of the step (ppo_off_policy: of the k-th) go live
+            version, ends = version + pacer.take_size // batch, math.inf
+            pacer.release(pacer.take_size)
+        if ends == math.inf and (groups := pacer.take(pacer.take_size)) is not None:
+            for i, group in enumerate(groups):
+                lags += [version + i // batch - v for v in versions[group.number]]
+            ends = tick + training * pacer.take_size // batch
+        while pacer.may_admit() and len(left) < slots:
+            number = pacer.admit()
+            left[number], versions[number] = rng.randint(10, 60), []
+        empty, waited, tick = empty + slots - len(left), waited + (ends == math.inf), tick + 1
+        for number in list(left):
+            versions[number].append(version)
+            left[number] -= 1
+            if left[number] == 0:
+                del left[number]
+                pacer.finish(Group(number, None, version, []))
+    return lags, empty / slots / tick, waited / tick
+
+
+if __name__ == "__main__":
+    print("simulated        lag mean   largest   engine idle   trainer idle")
+    for schedule, k in (("pipeline", 0), ("pipeline", 1), ("pipeline", 2), ("pipeline", 8), ("ppo_off_policy", 3)):
+        found, idle, waited = simulate(k, schedule)
+        print(f"{schedule:14} {k} {sum(found) / len(found):9.2f} {max(found):9} {idle:13.0%} {waited:14.0%}")

@@ -20,6 +20,7 @@ from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.checkpoints import Progress
 from runtime.devices import generator_devices, new_channel
+from runtime.engine import RestartingEngine
 from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
 from runtime.metrics import accelerators_in_use
 from runtime.ranks import Ranks, SharedGenerator
@@ -183,14 +184,17 @@ def new_generator(
     control: length_control.Interruption | None, progress: Progress,
 ) -> Generator:  # fmt: skip
     """Rank 0's generator, whose engine is not yet started. `devices`: the environment that shows the engine its own."""
-    return Generator(
-        model, iter(()) if flags.eval_only else prompts, task.score, new_pacer(flags), flags.rollouts, task.stop_ids,
-        weights=channel, length_control=control, max_tokens=flags.max_budget + flags.answer_budget,
-        temperature=flags.temperature, max_num_seqs=flags.max_num_seqs, dtype=flags.dtype, seed=flags.seed,
-        max_prompt=max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out]),
+    longest_prompt = max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
+    max_completion = control.max_completion if control else flags.max_budget + flags.answer_budget
+    engine = RestartingEngine(
+        model, task.stop_ids, longest_prompt + max_completion, channel, flags.temperature, flags.max_num_seqs,
+        flags.dtype, flags.seed, merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
         max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=devices,
+    )  # fmt: skip
+    return Generator(
+        engine, iter(()) if flags.eval_only else prompts, task.score, new_pacer(flags), flags.rollouts,
+        length_control=control, max_completion=max_completion, seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
-        engine_args=merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
     )  # fmt: skip
 
 

@@ -4,8 +4,8 @@ The problem. The generator is half way through its sequences when the trainer ha
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
 without a second copy of the whole model on the trainer's devices.
 
-Two ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(call)` on rank 0 alone, by
-the `Generator` (pipeline_rl.py), while the engine is paused.
+Two ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only,
+while the engine is paused.
 
     FileWeights       a safetensors file in shared memory, written tensor by tensor; engines on this host read it.
                       Any device. The trainer goes on as soon as it is written; a restarted engine reads it again.
@@ -30,7 +30,7 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -60,9 +60,6 @@ def metadata(weights: Weights) -> list[Meta]:
     if hasattr(weights, "metadata"):
         return weights.metadata()
     return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()]
-
-
-Call = Callable[[str], Callable[..., Awaitable[Any]]]  # name of an engine's method -> that method, awaited safely
 
 
 PREFIX = "scalerl-weights-"
@@ -186,7 +183,7 @@ class TransferWeights:
         if self.rank != 0:
             self._send()
 
-    async def deliver(self, call: Call) -> None:
+    async def deliver(self, vllm: Any) -> None:
         """Sends while the engine receives: both sides must run at once, so the sending stands in a thread of its own
         (one that does not keep a process alive whose engine died)."""
         loop, device = asyncio.get_running_loop(), torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -210,7 +207,7 @@ class TransferWeights:
             else:
                 tell(None)
 
-        self._client.call, self._client.loop, self._client.failed = call, loop, tell
+        self._client.vllm, self._client.loop, self._client.failed = vllm, loop, tell
         threading.Thread(target=send, name="weights", daemon=True).start()
         await sent
 
@@ -250,7 +247,7 @@ class TransferWeights:
 class _Client:
     """vLLM's trainer-side engine calls these from the sending thread; the engine lives in the generator's loop."""
 
-    call: Call
+    vllm: Any
     loop: asyncio.AbstractEventLoop
     failed: Callable[[BaseException], Any]
 
@@ -265,18 +262,18 @@ class _Client:
         """Opens the workers' end."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        self._wait(self.call("init_weight_transfer_engine")(WeightTransferInitRequest(init_info)))
+        self._wait(self.vllm.init_weight_transfer_engine(WeightTransferInitRequest(init_info)))
 
     def start_weight_update(self) -> None:
         """The workers make ready for new weights."""
-        self._wait(self.call("start_weight_update")())
+        self._wait(self.vllm.start_weight_update())
 
     def update_weights(self, update_info: Any) -> None:
         """The workers receive one part, or all."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        self._wait(self.call("update_weights")(WeightTransferUpdateRequest(update_info)))
+        self._wait(self.vllm.update_weights(WeightTransferUpdateRequest(update_info)))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """The workers put the new weights in place; the generator names their version."""
-        self._wait(self.call("finish_weight_update")(weight_version))
+        self._wait(self.vllm.finish_weight_update(weight_version))

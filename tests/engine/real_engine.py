@@ -1,0 +1,88 @@
+"""Real vLLM engines for tests, and generators over one that runs already."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from typing import Any
+
+from fake_engine import Problem, no_reward
+from tiny_model import STOP, TinyModel
+
+from pipeline_rl import Counters, Generator, Pacer
+from runtime.engine import RestartingEngine
+from runtime.weight_channels import FileWeights
+
+
+def new_engine(tiny: TinyModel, *, channel: Any = None, **options: Any) -> RestartingEngine:
+    """An engine of 16 slots that is not started yet."""
+    return RestartingEngine(tiny.folder, **{
+        "stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or FileWeights(),
+    } | options)  # fmt: skip
+
+
+def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: Any) -> Generator:
+    """Two completions of a prompt, B = 1, k = 0."""
+    defaults = {"score": no_reward, "pacer": Pacer(1, 0), "rollouts": 2, "max_completion": 64}
+    return Generator(engine, iter(prompts), **defaults | options)
+
+
+class Shared:
+    """The interface of an engine, over one that runs in another generator's event loop and goes on after `shutdown`."""
+
+    ready, trainer_waits = True, False
+    runs = itertools.count()
+
+    def __init__(self, host: Generator, slots: int, **changes: Any):
+        self.host, self.engine, self.slots, self.counters = host, host.engine, slots, Counters()
+        self.before = {name: getattr(self.engine, name) for name in changes}
+        vars(self.engine).update(changes)
+        self.prepare, self.together = self.engine.prepare, self.engine.together
+        self.salt = next(self.runs)  # no test finds another one's keys and values
+        self.asked: set[Future] = set()
+
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
+    async def _there(self, coroutine: Coroutine) -> Any:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.host._loop)
+        self.asked.add(future)
+        return await asyncio.wrap_future(future)
+
+    async def sample(self, prompt_ids: Any, max_tokens: int, salt: str) -> Any:
+        return await self._there(self.engine.sample(prompt_ids, max_tokens, f"{self.salt} {salt}"))
+
+    async def update(self) -> None:
+        await asyncio.shield(self._there(self.engine.update()))  # half a push would leave it paused
+
+    start = update  # to the weights that this generator begins with
+
+    def shutdown(self) -> None:
+        wait(self.asked, timeout=5)
+        asyncio.run_coroutine_threadsafe(self.engine.vllm.resume_generation(), self.host._loop).result(timeout=10)
+        vars(self.engine).update(self.before)
+
+
+class SharedEngine:
+    """A running engine, its model, and generators over it."""
+
+    def __init__(self, host: Generator, tiny: TinyModel):
+        self.host, self.tiny = host, tiny
+
+    @contextmanager
+    def generator(
+        self, prompts: Iterable[Problem] = (), *, slots: int = 16, wrap: Callable[[Shared], Any] | None = None,
+        temperature: float = 1.0, stop_ids: Any = (STOP,), **options: Any,
+    ) -> Iterator[Generator]:  # fmt: skip
+        """A generator at version 0, whose weights are `tiny.weights(0)`."""
+        engine = Shared(self.host, slots, temperature=temperature, stop_ids=stop_ids)
+        if wrap:
+            wrap(engine)
+        made = new_generator(engine, prompts, **options)
+        try:
+            made.start(self.tiny.weights(0))
+            yield made
+        finally:
+            made.close()

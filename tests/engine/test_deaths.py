@@ -1,0 +1,147 @@
+"""Real engines that are killed, and a Ctrl-C that is not theirs."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from fake_engine import problems, wait_until
+from real_engine import new_engine, new_generator
+from test_weights_in_flight import CLOSE, LongTraining, check_weights_move, evaluated
+from tiny_model import TinyModel
+
+from pipeline_rl import Pacer
+from runtime.weight_channels import PREFIX
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def engine_processes() -> set[int]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One engine of its own, start to end. Ten updates under an untied head. Then it is killed while six groups and an
+    evaluation run and two groups wait for slots: a new engine starts with the weights of version 10, and the evaluation
+    and all rollouts of the groups are redone, under their old numbers, wholly by that version. The second death comes
+    while a push waits for its answer and is one too many: an error wherever the trainer waits. Nothing is left behind.
+    """
+    before = engine_processes()
+    tiny = TinyModel(tmp_path_factory.mktemp("untied"), tied=False)
+    control = LongTraining(700)
+    pacer = Pacer(3, 1, max_ready=99)
+    prompts, vllm = problems(20), new_engine(tiny, stop_ids=[], max_num_seqs=20)
+    generator = new_generator(vllm, prompts, pacer=pacer, length_control=control, rollouts=3)
+    folder = vllm.channel.folder
+    try:
+        generator.start(tiny.weights(0))
+        check_weights_move(generator, tiny, prompts[:6])
+        control.budget, pacer.capacity = 800, 8
+        generator.release(6)
+        wait_until(lambda: pacer.admitted == 12)
+
+        (engine,) = engine_processes() - before
+        semaphores = [line for line in Path(f"/proc/{engine}/maps").read_text().splitlines() if "/dev/shm/sem." in line]
+        os.kill(engine, signal.SIGSTOP)
+        future = generator.evaluate(prompts[:3], 2)
+        time.sleep(0.3)
+        control.budget = 10
+        os.kill(engine, signal.SIGKILL)
+        rollouts = [r for group in generator.result_of(future) for r in group]
+        groups = generator.take(8)
+        assert generator.counters.restarts == 1 and generator.counters.redone_groups >= 1
+        assert [group.number for group in groups] == [*range(6, 14)]
+        assert [group.problem for group in groups] == prompts[6:14]
+        asked = [p for p in prompts[:3] for _ in range(2)] + [g.problem for g in groups for _ in range(3)]
+        rollouts += [r for group in groups for r in group.rollouts]
+        assert [len(r.completion_ids) for r in rollouts[-6:]] == [10] * 6
+        assert {v for r in rollouts for v in r.versions} == {10} == {group.version for group in groups}
+        assert tiny.gap(tiny.weights(110), asked, rollouts).mean() < CLOSE
+
+        control.budget = 800
+        generator.release(8)
+        wait_until(lambda: pacer.admitted == 20)
+        (second,) = engine_processes() - before
+        os.kill(second, signal.SIGSTOP)  # it cannot answer the push
+        generator.push(tiny.weights(11), 11, 0)
+        os.kill(second, signal.SIGKILL)
+        started = time.monotonic()
+        for wait in (generator.settle, lambda: generator.take(3), lambda: evaluated(generator, prompts[:1], 1)):
+            with pytest.raises(RuntimeError, match="died 2 times"):
+                wait()
+        assert time.monotonic() - started < 10
+    finally:
+        generator.close()
+    generator.close()  # twice does no harm
+    assert engine_processes() == before and not generator._thread.is_alive()
+    assert semaphores == []  # or a SIGKILL of all processes leaves them in shared memory
+    assert not folder.exists() and not Path(f"/proc/{engine}").exists() and not Path(f"/proc/{second}").exists()
+
+
+def living_processes(group: int) -> list[int]:
+    """Processes of the process group, those left out that have ended and that nobody has waited for."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+DRIVER = """
+    import itertools, signal, sys, threading
+    sys.path[:0] = [{root!r}, {tests!r}, {tests!r} + "/engine"]
+    from real_engine import new_engine, new_generator
+    from fake_engine import problems
+    from tiny_model import TinyModel
+
+    if __name__ == "__main__":
+        interrupted = threading.Event()
+        signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
+        tiny = TinyModel({folder!r}, tied=True)
+        generator = new_generator(new_engine(tiny), itertools.cycle(problems(4)))
+        try:
+            generator.start(tiny.weights(0))
+            print("ready", flush=True)
+            interrupted.wait(60)
+            for version in range(3):
+                generator.take(1)
+                generator.push(tiny.weights(version + 1), version + 1, 1)
+            future = generator.evaluate(problems(4), 4)  # left open, as are the running groups
+        finally:
+            generator.close()
+        print("restarts", generator.counters.restarts)
+"""
+
+
+def test_ctrl_c_spares_the_engine_and_a_run_prints_nothing(tmp_path: Path) -> None:
+    """Ctrl-C reaches trainer and engine alike; the trainer decides, so the engine must go on until `close`. A close in
+    the middle of the work ends at once. Neither the start nor the end writes a line to stdout or stderr.
+    """
+    script = tmp_path / "driver.py"
+    names = {"root": str(ROOT), "tests": str(ROOT / "tests"), "folder": str(tmp_path / "model")}
+    script.write_text(textwrap.dedent(DRIVER).format(**names))
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    assert out == "restarts 0\n"
+    noise = [line for line in err.splitlines() if line and "Triton" not in line and "model shards" not in line]
+    assert noise == []
+    assert not list(Path("/dev/shm").glob(f"{PREFIX}{process.pid}-*"))
+    wait_until(lambda: living_processes(process.pid) == [], 10)

@@ -1,0 +1,36 @@
+"""vLLM's own weight channels as far as a machine without a GPU can drive them."""
+
+import rendezvous
+from fake_engine import problems
+from real_engine import new_engine, new_generator
+from tiny_model import TinyModel
+
+from runtime.weight_channels import TransferWeights
+
+
+def test_a_transfer_in_flight(tmp_path, monkeypatch):
+    """Through vLLM's start, update and finish, with a worker that blocks until the trainer sends: ten updates while
+    completions run; those wholly by one version agree with it, and `push` returns only when its weights are live."""
+    tiny = TinyModel(tmp_path / "model", tied=False)  # vLLM's CPU reload leaves a tied head behind
+    meeting = tmp_path / "meeting.safetensors"
+    channel = TransferWeights("rendezvous")
+    channel.engine_args["worker_extension_cls"] = "rendezvous.Receiver"
+    monkeypatch.setattr(channel, "_init_info", lambda: rendezvous.TrainerInfo(str(meeting), rank=0))
+    prompts = problems(6)
+    generator = new_generator(new_engine(tiny, channel=channel), max_completion=24)
+    try:
+        generator.start(tiny.weights(0))
+        for version in range(1, 11):
+            long = generator.evaluate(problems(4, seed=version), 2) if version == 5 else None
+            generator.push(tiny.weights(version), version, 0)
+            assert generator.version == version and generator.counters.pushes == version
+            if long is not None:
+                assert len(generator.result_of(long)) == 4
+        rollouts = [r for group in generator.result_of(generator.evaluate(prompts, 2)) for r in group]
+        asked = [problem for problem in prompts for _ in range(2)]
+        assert {v for r in rollouts for v in r.versions} == {10}
+        assert tiny.gap(tiny.weights(10), asked, rollouts).mean() < 1e-5
+        assert tiny.gap(tiny.weights(9), asked, rollouts).mean() > 0.1
+    finally:
+        generator.close()
+    assert not channel.folder.exists()

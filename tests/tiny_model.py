@@ -1,0 +1,56 @@
+"""A Qwen3 of two layers with random weights, and the trainer's log-probs under any weights of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fake_engine import Problem
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import fp32_head
+from runtime import model as policies
+
+VOCABULARY, STOP, END_OF_THINKING = 64, 1, 7
+PHRASE = [5, 6, END_OF_THINKING]
+
+
+class TinyModel:
+    """The model, saved in `folder`."""
+
+    def __init__(self, folder: Path, tied: bool):
+        config = Qwen3Config(
+            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+            head_dim=32, intermediate_size=128, tie_word_embeddings=tied, max_position_embeddings=1024,
+            eos_token_id=None, pad_token_id=None, bos_token_id=None,  # vLLM stops at eos whatever the request says
+        )  # fmt: skip
+        self.folder = str(folder)
+        self.model = Qwen3ForCausalLM(config).float().eval()
+        self.model.save_pretrained(folder)
+
+    def weights(self, seed: int) -> dict[str, Any]:
+        """New random weights, every tensor of them: nothing of another seed's is left."""
+        rng = torch.Generator().manual_seed(seed)
+        return {
+            name: torch.randn(tensor.shape, generator=rng) * 0.15 + (tensor.ndim == 1)  # norms around 1
+            for name, tensor in self.model.named_parameters()
+        }
+
+    def load(self, weights: dict[str, Any]) -> Any:
+        """The Hugging Face model with these weights."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data.copy_(weights[name])
+        return self.model
+
+    def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
+        """|log-prob of the trainer - the generator's| of each token that trains, one flat tensor."""
+        trainer = policies.Policy(self.load(weights), fp32_head.token_logprobs, fp32_head.rounded, **options)
+        rows = [policies.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
+        longest = max(len(r.mask) for r in rollouts)
+        with torch.no_grad():
+            found, _ = trainer(policies.make_microbatch(rows, range(len(rows)), longest))  # (N, T)
+        gaps = [
+            (found[i, : len(r.mask)] - torch.tensor(r.logprobs)).abs()[torch.tensor(r.mask) == 1]
+            for i, r in enumerate(rollouts)
+        ]
+        return torch.cat(gaps)
