@@ -147,15 +147,13 @@ class Pacer:
     Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
 
     Args:
-        batch_prompts: B, groups per optimizer step.
-        k: most steps off-policy. `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
-        schedule: `pipeline` or `ppo_off_policy`.
+        batch_prompts: B.
+        k: `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
         max_ready: admission also stops while this many groups are ready; None means as many as one take needs.
         min_ready: groups that stay ready behind each take; `pipeline` only, at most k·B. Set the attribute to 0 when no
             prompt is left to admit.
 
-    Raises:
-        ValueError: for an unknown schedule or impossible numbers.
+    Raises ValueError for an unknown schedule or impossible numbers.
     """
 
     def __init__(
@@ -177,7 +175,7 @@ class Pacer:
         self.min_ready, self.max_ready = min_ready, needed if max_ready is None else max_ready
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
-        self._groups: dict[int, Group | None] = {}  # admitted and not taken, in number order; None while one runs
+        self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
 
     @property
     def outstanding(self) -> int:
@@ -229,6 +227,19 @@ class Pacer:
     def waiting_for(self) -> list[int]:
         """Numbers of the groups that are still running, oldest first."""
         return [number for number, group in self._groups.items() if group is None]
+
+
+def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[int, int, int], list[int]]) -> Rollout:
+    """The two legs of an interrupted rollout and the phrase between them, which nobody sampled."""
+    return Rollout(
+        completion_ids=first.completion_ids + forced + second.completion_ids,
+        logprobs=first.logprobs + [0.0] * len(forced) + second.logprobs,
+        versions=first.versions + [FORCED] * len(forced) + second.versions,
+        mask=mask(len(first.mask), len(forced), len(second.mask)),
+        finish_reason=second.finish_reason,
+        interrupted=bool(forced),
+        prefilled=first.prefilled + second.prefilled,
+    )
 
 
 @dataclass
@@ -347,16 +358,7 @@ class Stream:
         finally:
             self._count_requests(-1)
             self._dispatch()
-        forced = list(leg.forced_ids)
-        return Rollout(
-            completion_ids=first.completion_ids + forced + second.completion_ids,
-            logprobs=first.logprobs + [0.0] * len(forced) + second.logprobs,
-            versions=first.versions + [FORCED] * len(forced) + second.versions,
-            mask=control.mask(len(first.mask), len(forced), len(second.mask)),
-            finish_reason=second.finish_reason,
-            interrupted=bool(forced),
-            prefilled=first.prefilled + second.prefilled,
-        )
+        return joined(first, list(leg.forced_ids), second, control.mask)
 
     async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
         scores = await asyncio.to_thread(self.score, problem, [rollout.completion_ids for rollout in rollouts])
@@ -378,7 +380,7 @@ class Stream:
                 print(f"the trainer waits for {count + self.pacer.min_ready} groups; {oldest}", flush=True)
 
     def _take(self, count: int) -> list[Group]:
-        groups = self.pacer.take(count)
+        groups = self.pacer.take(count) or []
         for group in groups:
             del self.running[group.number]
         self._dispatch()
@@ -431,7 +433,7 @@ class Stream:
         if not task.cancelled() and task.exception() is not None:
             self._fail(task.exception())
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException | None) -> None:
         self._error = self._error or error
         self._wake.set()
 
@@ -534,7 +536,7 @@ class Generator(Stream):
             if done and error is None:
                 return future.result()
         future.cancel()
-        if may_stop and self.stop_requested():  # a signal to all processes ends the engine, too: the stop is the cause
+        if error is None or (may_stop and self.stop_requested()):  # a Ctrl-C may have ended the engine, too
             raise StopRequested from error
         raise error
 
@@ -553,13 +555,11 @@ class VLLMEngine:
     seed: int = 0  # of its sampling
     engine_args: dict[str, Any] = field(default_factory=dict)  # more of vLLM's AsyncEngineArgs
 
-    ready = True
-
     def __post_init__(self) -> None:
-        self.channel = self.channel or WeightFile()
+        self.ready, self.channel = True, self.channel or WeightFile()
         self.trainer_waits = self.channel.trainer_waits
         gpu = torch.cuda.is_available()
-        self.args = {
+        self.args: dict[str, Any] = {
             "model": self.model,
             "dtype": self.dtype,
             "enforce_eager": not gpu,
@@ -595,7 +595,9 @@ class VLLMEngine:
         except Exception:
             vllm.shutdown(timeout=1)
             raise
-        self.vllm = vllm  # only now: a request that goes on after a restart must not meet the model folder's weights
+        # Only now: a request that goes on after a restart must not meet the model folder's weights. And no name is left
+        # here: errors that vLLM's import caught and kept hold this frame, so that vLLM would never be freed.
+        self.vllm, vllm = vllm, None
         await self.sample([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
 
     def new_vllm(self) -> Any:
@@ -705,6 +707,10 @@ class WeightReceiver:
     """Mixed into vLLM's worker, in the engine's process (`worker_extension_cls`): loads a weight file into the running
     model. Its methods' names must be new to vLLM's worker."""
 
+    model_runner: Any  # vLLM's worker has these
+    model_config: Any
+    vllm_config: Any
+
     def load_weight_file(self, path: str) -> None:
         """Replaces all weights by those of the safetensors file `path`, between two engine steps. This is the worker's
         own `reload_weights`, which would say nothing of a weight that the file lacks.
@@ -773,36 +779,38 @@ def lags(rollout: Rollout, version: int) -> list[int]:
     return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]
 
 
-def simulate(k: int, schedule: str = "pipeline", *, batch: int = 8, slots: int = 24, training: int = 16, steps: int = 200):
-    """(lags of all tokens; share of the time that a slot was empty; that the trainer waited) on an engine that samples
-    one token of each group inside it a tick, beside a trainer that takes `training` ticks a step."""
+def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24) -> tuple[list[int], float, float]:
+    """(lags of all tokens, share of the time that slots were empty, share that the trainer waited) of 200 steps on an
+    engine that samples one token of each group inside it a tick, while the trainer takes 16 ticks a step."""
     pacer, rng = Pacer(batch, k, schedule=schedule), random.Random(0)
     left: dict[int, int] = {}  # number -> tokens that the group has to go
     versions: dict[int, list[int]] = {}  # number -> the version of each of its tokens
-    lags, empty, waited, version, ends, tick = [], 0, 0, 0, math.inf, 0
-    while version < steps:
-        if tick == ends:  # the weights of the step (ppo_off_policy: of the k-th) go live
-            version, ends = version + pacer.take_size // batch, math.inf
+    found: list[int] = []
+    version = tick = empty = waited = 0
+    live_at = math.inf  # the tick at which the weights of the steps under way go live
+    while version < 200:
+        if tick == live_at:
+            version, live_at = version + pacer.take_size // batch, math.inf
             pacer.release(pacer.take_size)
-        if ends == math.inf and (groups := pacer.take(pacer.take_size)) is not None:
+        if live_at == math.inf and (groups := pacer.take(pacer.take_size)):
             for i, group in enumerate(groups):
-                lags += [version + i // batch - v for v in versions[group.number]]
-            ends = tick + training * pacer.take_size // batch
+                found += [version + i // batch - v for v in versions[group.number]]
+            live_at = tick + 16 * pacer.take_size // batch
         while pacer.may_admit() and len(left) < slots:
             number = pacer.admit()
             left[number], versions[number] = rng.randint(10, 60), []
-        empty, waited, tick = empty + slots - len(left), waited + (ends == math.inf), tick + 1
+        empty, waited, tick = empty + slots - len(left), waited + (live_at == math.inf), tick + 1
         for number in list(left):
             versions[number].append(version)
             left[number] -= 1
             if left[number] == 0:
                 del left[number]
                 pacer.finish(Group(number, None, version, []))
-    return lags, empty / slots / tick, waited / tick
+    return found, empty / slots / tick, waited / tick
 
 
 if __name__ == "__main__":
-    print("simulated        lag mean   largest   engine idle   trainer idle")
+    print("simulated        lag mean   largest   slots empty   trainer waits")
     for schedule, k in (("pipeline", 0), ("pipeline", 1), ("pipeline", 2), ("pipeline", 8), ("ppo_off_policy", 3)):
-        found, idle, waited = simulate(k, schedule)
-        print(f"{schedule:14} {k} {sum(found) / len(found):9.2f} {max(found):9} {idle:13.0%} {waited:14.0%}")
+        found, empty, waited = simulate(k, schedule)
+        print(f"{schedule:14} {k} {sum(found) / len(found):9.2f} {max(found):9} {empty:13.0%} {waited:15.0%}")

@@ -1,7 +1,6 @@
 """pipeline_rl.py on real vLLM and nothing else of this repository: `python pipeline_rl_alone.py [MODEL_FOLDER]`."""
 
 import itertools
-import random
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from pipeline_rl import Generator, Pacer, VLLMEngine, lags
 
 
 def tiny_model(folder: str) -> str:
-    """Two layers with random weights, saved to `folder`."""
     shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     config = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=128, tie_word_embeddings=True, **shape)
     Qwen3ForCausalLM(config).save_pretrained(folder)
@@ -25,10 +23,8 @@ if __name__ == "__main__":  # vLLM starts a process that imports this file
     weights = dict(model.named_parameters())  # without a tied head, which is the embedding table
     problems = (SimpleNamespace(prompt_ids=[9, 10 + i % 50, 12]) for i in itertools.count())
     engine = VLLMEngine(folder, stop_ids=[1], max_model_len=200, max_num_seqs=32)
-    generator = Generator(
-        engine, problems, lambda problem, found: [(random.random(), True) for _ in found],
-        Pacer(batch_prompts=4, k=2), rollouts=4, max_completion=150,
-    )  # fmt: skip
+    pacer, score = Pacer(batch_prompts=4, k=2), lambda problem, completions: [(0.0, False)] * len(completions)
+    generator = Generator(engine, problems, score, pacer, rollouts=4, max_completion=150)
     try:
         generator.start(weights)
         for version in range(6):

@@ -44,11 +44,6 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
         self._restarting = asyncio.Lock()
         self._closed = False
 
-    @property
-    def ready(self) -> bool:
-        """False while a new engine starts, which may not have its weights yet."""
-        return not self._restarting.locked()
-
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
         try:
@@ -70,8 +65,8 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
             return super().new_vllm()
 
     def read(self, output: Any) -> tuple[list[float], list[int]]:
-        """(log-probs, versions) of a request's tokens. Our scheduler for a CPU sends, in a field that vLLM hands through,
-        the pauses of generation before each token; the n-th pause brought version `_versions[n]`."""
+        """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM hands through, how
+        many pauses of generation came before each token; the n-th pause brought version `_versions[n]`."""
         sent = output.kv_transfer_params
         if not sent:
             return super().read(output)
@@ -127,11 +122,14 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
                 raise EngineDied(f"{why}; its own message is above")
             self._deaths.append(self.version)
             self.counters.restarts += 1
+            self.ready = False  # nothing may enter a new engine that has not got its weights yet
             dead.shutdown(timeout=1)
             try:
                 await self.start()
             except EngineFailed as error:
                 raise EngineDied(f"the vLLM engine died and did not start again: {error}") from error
+            finally:
+                self.ready = True
 
     def shutdown(self) -> None:
         """Ends vLLM's process for good."""

@@ -163,7 +163,7 @@ class TransferWeights:
             backend == "ipc"
         ):  # handles of GPU memory are no plain data: vLLM pickles them, here and in its own processes
             os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        self._weights: Weights | None = None
+        self._weights: Any = None
         self._sender: Any = None
         self._client = _Client()
 

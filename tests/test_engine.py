@@ -187,9 +187,10 @@ def test_deaths_of_the_engine_count_within_a_window(made, versions, survives):
     assert engine.counters.restarts == len(versions) - (not survives) == len(made) - 1
 
 
-def test_deaths_that_end_the_run(made):
+def test_deaths_that_end_the_run(made, monkeypatch):
     """One too many while the trainer waits: an error wherever it waits. A channel that cannot fill a new engine, and an
     engine that does not start again, say so; after the end nothing is started."""
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.05)
     engine = new_engine(max_restarts=0)
     with generating(problems(2), engine) as generator:
         made[-1].errored = True

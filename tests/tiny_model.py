@@ -8,7 +8,6 @@ import torch
 from fake_engine import Problem
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-import fp32_head
 from runtime import model as policies
 
 VOCABULARY, STOP, END_OF_THINKING = 64, 1, 7
@@ -44,7 +43,7 @@ class TinyModel:
 
     def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
         """|log-prob of the trainer - the generator's| of each token that trains, one flat tensor."""
-        trainer = policies.Policy(self.load(weights), fp32_head.token_logprobs, fp32_head.rounded, **options)
+        trainer = policies.Policy(self.load(weights), **options)
         rows = [policies.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
         longest = max(len(r.mask) for r in rollouts)
         with torch.no_grad():
