@@ -628,7 +628,7 @@ class VLLMEngine:
             stop_token_ids=list(self.stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,  # these are this request's alone
+            skip_clone=True,  # no other request has these
         )
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
         async for output in self.vllm.generate(prompt, params, request_id=str(next(self._request_numbers))):
@@ -671,7 +671,7 @@ class WeightFile:
 
     A channel has `engine_args` and `environment`, which vLLM and its process need for it; `trainer_waits`: the
     trainer's weights must not change before they are live; `survives_restart`: a new engine can be given the weights
-    prepared last; and these methods. Weights are a dict, name in the Hugging Face checkpoint -> whole tensor, as
+    prepared last; and these methods. Weights are a dict, name in the Hugging Face checkpoint -> tensor, as
     `dict(model.named_parameters())`: a tied head is not among them. The engine's process imports this file by its name,
     so its folder must be on `sys.path`.
     """
@@ -761,7 +761,7 @@ def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
 
 
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
-    """What the engine returned is whole: a missing log-prob read as 0.0 would mean probability 1 and a ratio of 1e4.
+    """Nothing is missing in what the engine returned: a log-prob read as 0.0 would mean probability 1, a ratio of 1e4.
 
     Raises:
         RuntimeError: lengths differ, a log-prob is not finite or above 0, or the request neither stopped nor ran out.

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from runtime import weight_channels
-from runtime.flags import UsageError, engine_options, engine_workers
+from runtime.flags import Flags, UsageError, engine_options, engine_workers
 
 SHARED_MEMORY = 0.35  # the engine's share of a GPU on which a trainer runs, too: vLLM's 0.92 would starve it
 
 
-def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
+def new_channel(flags: Flags, accelerator: Any) -> tuple[Any, dict[str, str]]:
     """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
     if not torch.cuda.is_available():
         if flags.generator_devices or flags.weight_channel in ("ipc", "nccl"):
@@ -43,7 +43,7 @@ def new_channel(flags: Any, accelerator: Any) -> tuple[Any, dict[str, str]]:
     return channel, environment
 
 
-def generator_devices(flags: Any, count: int, trainers: int) -> list[int]:
+def generator_devices(flags: Flags, count: int, trainers: int) -> list[int]:
     """Which of this host's `count` GPUs the engines use, of which the first `trainers` train: those given, else free
     ones, else the trainers' own; none if Ray places the engines. Raises UsageError."""
     if engine_options(flags).get("distributed_executor_backend") == "ray":

@@ -1,9 +1,9 @@
-"""What stands inside vLLM's processes: it is imported there, through vLLM's own arguments, never by the trainer.
+"""What lives inside vLLM's processes: it is imported there, through vLLM's own arguments, never by the trainer.
 
     WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): pipeline_rl's, for mixtures of experts too
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
-    at_borders           a request's blocks of cache are looked at when it enters or fills one, not at every token
+    skip_inner_tokens    a request's cache blocks are looked at when it enters or fills one, not at every token
     end_with             the engine's process ends with its trainer
 
 Source: vLLM 0.32, vllm/model_executor/model_loader/reload and vllm/v1/core/sched.
@@ -39,12 +39,12 @@ class WeightReceiver(pipeline_rl.WeightReceiver):
         """
         for layer in self.model_runner.get_model().modules() if not torch.cuda.is_available() else ():
             if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
-                layer.quant_method.moe_kernel = None  # experts are repacked by a new kernel only
+                layer.quant_method.moe_kernel = None  # experts are repacked only by a kernel that is new
         super().load_weight_file(path)
 
 
 @dataclass
-class Held:
+class PartialCompletion:
     """What a running request has sampled so far; lists have one entry per token."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Held:
 
 
 class SampledLogprobs:
-    """Stands for vLLM's LogprobsLists in its scheduler: a list of numbers for each request, not three small arrays."""
+    """In the place of vLLM's LogprobsLists in its scheduler: a list of numbers for each request, not three arrays."""
 
     def __init__(self, lists: Any):
         self.values = lists.logprobs[:, 0].tolist()  # column 0 is the sampled token's
@@ -67,8 +67,8 @@ class SampledLogprobs:
 
 
 class WholeCompletions(Scheduler):
-    """Sends each completion once, whole. Weights change only in a pause, so the number of pauses that came before a
-    token says which weights sampled it; the generator knows which pause brought which version.
+    """Sends each completion once, when it is complete. Weights change only in a pause, so the number of pauses before a
+    token says which weights sampled it; the trainer's side knows which pause brought which version.
 
     Log-probs and pauses travel as plain lists in `kv_transfer_params`, a field that vLLM hands through untouched and
     that is empty here; its own field holds three small arrays for every token.
@@ -84,8 +84,9 @@ class WholeCompletions(Scheduler):
         super().__init__(*args, **options)
         if len(self.kv_cache_config.kv_cache_groups) == 1:  # else their blocks have different borders
             manager = self.kv_cache_manager
-            manager.allocate_slots = at_borders(manager.allocate_slots, manager.empty_kv_cache_blocks, self.block_size)
-        self._held: dict[str, Held] = {}
+            nothing = manager.empty_kv_cache_blocks
+            manager.allocate_slots = skip_inner_tokens(manager.allocate_slots, nothing, self.block_size)
+        self._partial: dict[str, PartialCompletion] = {}
         self._pauses = 0
 
     def set_pause_state(self, pause_state: PauseState) -> None:
@@ -95,9 +96,9 @@ class WholeCompletions(Scheduler):
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         """Aborted requests: what they had sampled goes nowhere."""
-        ids = [request_ids] if isinstance(request_ids, str) else self._held if request_ids is None else request_ids
+        ids = [request_ids] if isinstance(request_ids, str) else self._partial if request_ids is None else request_ids
         for request_id in list(ids):
-            self._held.pop(request_id, None)
+            self._partial.pop(request_id, None)
         return super().finish_requests(request_ids, finished_status)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -106,30 +107,30 @@ class WholeCompletions(Scheduler):
             model_runner_output.logprobs = SampledLogprobs(model_runner_output.logprobs)
         messages = super().update_from_output(scheduler_output, model_runner_output)
         for message in messages.values():
-            message.outputs = list(self._whole(message.outputs))
+            message.outputs = list(self._complete(message.outputs))
         return messages
 
-    def _whole(self, outputs: Iterable[Any]) -> Iterable[Any]:
+    def _complete(self, outputs: Iterable[Any]) -> Iterable[Any]:
         for output in outputs:
-            held = self._held.setdefault(output.request_id, Held())
+            partial = self._partial.setdefault(output.request_id, PartialCompletion())
             count = len(output.new_token_ids)
-            held.token_ids += output.new_token_ids
-            held.pauses += [self._pauses] * count
+            partial.token_ids += output.new_token_ids
+            partial.pauses += [self._pauses] * count
             if output.new_logprobs is not None:
-                held.logprobs += output.new_logprobs
-            held.prefill_stats = held.prefill_stats or output.prefill_stats
+                partial.logprobs += output.new_logprobs
+            partial.prefill_stats = partial.prefill_stats or output.prefill_stats
             if output.finished:
-                del self._held[output.request_id]
-                output.new_token_ids, output.new_logprobs = held.token_ids, None
-                output.prefill_stats = held.prefill_stats
-                output.kv_transfer_params = {"logprobs": held.logprobs, "pauses": held.pauses}
+                del self._partial[output.request_id]
+                output.new_token_ids, output.new_logprobs = partial.token_ids, None
+                output.prefill_stats = partial.prefill_stats
+                output.kv_transfer_params = {"logprobs": partial.logprobs, "pauses": partial.pauses}
                 yield output
 
 
-def at_borders(allocate_slots: Callable[..., Any], nothing: Any, block_size: int) -> Callable[..., Any]:
-    """vLLM's `allocate_slots`, spared for a token that goes into the middle of a block that its request has: it would
-    find `nothing` new after a quarter of all the work that a small model's engine does. Blocks are taken, freed and
-    cached at their borders."""
+def skip_inner_tokens(allocate_slots: Callable[..., Any], nothing: Any, block_size: int) -> Callable[..., Any]:
+    """vLLM's `allocate_slots`, but not asked for a token that goes into the middle of a block that its request has: it
+    would find `nothing` new after a quarter of all the work that a small model's engine does. Blocks are taken, freed
+    and cached at their borders."""
 
     def allocate(request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
         if num_new_tokens == 1 and 0 < request.num_computed_tokens % block_size < block_size - 1:
@@ -153,6 +154,6 @@ def end_with(trainer: int) -> None:
 
 trainer_pid = os.environ.get("SCALERL_TRAINER_PID", "")
 if trainer_pid.isdigit() and int(trainer_pid) != os.getpid():  # this is an engine's process, started by a trainer
-    os.setpgid(0, 0)  # a signal to the trainer's whole group is the trainer's to answer
+    os.setpgid(0, 0)  # the trainer answers a signal to its process group
     tqdm.set_lock(threading.RLock())  # its own is a semaphore in shared memory, which a SIGKILL would leave there
     end_with(int(trainer_pid))

@@ -1,8 +1,8 @@
-"""New weights into a running vLLM engine: what travels between an optimiser step and the next sampled token.
+"""New weights into a running vLLM engine: what travels between an optimizer step and the next sampled token.
 
 The problem. The generator is half way through its sequences when the trainer has made a step. Its engine must get every
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
-without a second copy of the whole model on the trainer's devices.
+without a second copy of the model on the trainer's devices.
 
 Two ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only,
 while the engine is paused.
@@ -13,8 +13,8 @@ while the engine is paused.
                       memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
                       trainer waits until it is done.
 
-`weights` is a dict of whole tensors, or an object with `metadata()` and `items()` that gathers one tensor at a time
-(policy.CheckpointTensors): gathering a shard is a collective, so all ranks go through the items in lockstep.
+`weights` is a dict of tensors that are no shards, or an object with `metadata()` and `items()` that gathers one tensor
+at a time (model.CheckpointTensors): gathering is a collective, so all ranks go through the items in lockstep.
 
 Simplified: a file serves one host; an engine that dies under TransferWeights ends the run (one trainer process saves a
 checkpoint; several may not, and go on from the last one).
@@ -33,7 +33,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,15 +48,8 @@ class Meta(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Weights(Protocol):
-    """Whole parameters, one at a time; a dict is one (its metadata are read off its tensors)."""
-
-    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """(name, tensor) of each parameter; a fresh pass at each call."""
-
-
-def metadata(weights: Weights) -> list[Meta]:
-    """Of all tensors, in the order of `items()`, without gathering them."""
+def metadata(weights: Any) -> list[Meta]:
+    """What the tensors will be, in the order of `items()`, without gathering them."""
     if hasattr(weights, "metadata"):
         return weights.metadata()
     return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()]
@@ -67,7 +60,7 @@ PREFIX = "scalerl-weights-"
 
 def private_folder() -> Path:
     """A new folder in shared memory that only this user can enter. Its name carries the pid, so that the folders of
-    processes that were killed can be told; they are removed here."""
+    processes that were killed can be known; they are removed here."""
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
@@ -77,7 +70,7 @@ def private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
 
 
-def engine_environment(folder: Path) -> dict[str, str]:
+def process_environment(folder: Path) -> dict[str, str]:
     """The engine's process keeps its sockets in `folder` and ends with this one (engine_process.py)."""
     return {"VLLM_RPC_BASE_PATH": str(folder), "SCALERL_TRAINER_PID": str(os.getpid())}
 
@@ -102,9 +95,9 @@ class FileWeights(pipeline_rl.WeightFile):
         self.rank = rank
         super().__init__(private_folder())
         self.engine_args = engine_args()
-        self.environment = engine_environment(self.folder)
+        self.environment = process_environment(self.folder)
 
-    def prepare(self, weights: Weights) -> None:
+    def prepare(self, weights: Any) -> None:
         """Replaces the file by these tensors, holding one of them at a time."""
         if self.rank != 0:
             for _ in weights.items():
@@ -158,10 +151,9 @@ class TransferWeights:
         self.backend, self.rank, self.workers, self.address = backend, rank, workers, address
         self.folder = private_folder()
         self.engine_args = engine_args() | {"weight_transfer_config": {"backend": backend}}
-        self.environment = engine_environment(self.folder)
-        if (
-            backend == "ipc"
-        ):  # handles of GPU memory are no plain data: vLLM pickles them, here and in its own processes
+        self.environment = process_environment(self.folder)
+        if backend == "ipc":
+            # Handles of GPU memory are no plain data: vLLM pickles them, here and in its own processes.
             os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
         self._weights: Any = None
         self._sender: Any = None
@@ -175,16 +167,16 @@ class TransferWeights:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self._weights.items())
 
-    def prepare(self, weights: Weights) -> None:
+    def prepare(self, weights: Any) -> None:
         """Rank 0 only takes note of the weights; other ranks take part in the sending, which `deliver` does."""
         self._weights = weights
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # vLLM gathers and sends on streams of its own, which wait for no optimiser step
+            torch.cuda.synchronize()  # vLLM gathers and sends on streams of its own, which wait for no optimizer step
         if self.rank != 0:
             self._send()
 
     async def deliver(self, vllm: Any) -> None:
-        """Sends while the engine receives: both sides must run at once, so the sending stands in a thread of its own
+        """Sends while the engine receives: both sides must run at once, so the sending is done in a thread of its own
         (one that does not keep a process alive whose engine died)."""
         loop, device = asyncio.get_running_loop(), torch.cuda.current_device() if torch.cuda.is_available() else None
         sent = loop.create_future()
@@ -193,7 +185,7 @@ class TransferWeights:
             if not sent.done():
                 sent.set_exception(error) if error else sent.set_result(None)
 
-        def tell(error: BaseException | None) -> None:
+        def report(error: BaseException | None) -> None:
             with suppress(RuntimeError):  # the loop may be closed by then
                 loop.call_soon_threadsafe(settle, error)
 
@@ -202,12 +194,12 @@ class TransferWeights:
                 if device is not None:
                     torch.cuda.set_device(device)
                 self._send()
-            except BaseException as error:  # told to the waiting coroutine
-                tell(error)
+            except BaseException as error:  # the waiting coroutine raises it
+                report(error)
             else:
-                tell(None)
+                report(None)
 
-        self._client.vllm, self._client.loop, self._client.failed = vllm, loop, tell
+        self._client.vllm, self._client.loop, self._client.failed = vllm, loop, report
         threading.Thread(target=send, name="weights", daemon=True).start()
         await sent
 
@@ -226,7 +218,7 @@ class TransferWeights:
         if self.backend == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            buffer = max(largest, 256 * 2**20)  # bytes that the trainer holds beside its weights
+            buffer = max(largest, 256 * 2**20)  # bytes that the trainer holds in addition to its weights
             return IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=buffer)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
@@ -255,7 +247,7 @@ class _Client:
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
         except BaseException as error:
-            self.failed(error)  # told now: the sending thread may stand in a broadcast that nobody receives
+            self.failed(error)  # now: the sending thread may wait in a broadcast that nobody receives
             raise
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ class World:
         return self.rng.expovariate(1 / mean) if mean else 0.0
 
     def ready(self) -> int:
-        """Finished groups that no running one stands before."""
+        """Finished groups before the first one that runs."""
         return sum(1 for _ in itertools.takewhile(bool, self.waiting.values()))
 
     def run(self) -> Record:

@@ -314,7 +314,7 @@ def tf32_attention(module, query, key, value, attention_mask, scaling, **options
 
 def test_float32_on_a_gpu_asks_for_whole_products(tmp_path):
     """Attention products in TF32, Triton's default on NVIDIA, move log-probs by more than the gap at which a run ends,
-    so that the engine must be told otherwise; a trainer in float32 multiplies whole numbers by default."""
+    so that the engine must not use them; a trainer in float32 does not by default."""
     from transformers import AttentionInterface
 
     tiny = TinyModel(tmp_path, tied=True)

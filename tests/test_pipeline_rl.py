@@ -545,7 +545,7 @@ def test_the_lag_bound_under_random_delays(schedule, k):
 @pytest.mark.parametrize("k", [0, 1, 2, 8])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_bound_is_reached_by_a_fast_generator(k, batch):
-    """Sampling takes no time beside training: all (k + 1) B groups are in at version 0, and the last B of them train in
+    """Sampling takes no time compared with training: all (k + 1) B groups are in at version 0, and the last B of them train in
     the step that makes version k + 1. The engine then stays k steps ahead. With max_ready = B, and room for one group
     in the engine, so that none finishes behind a running one, it does not: fewer than B are ready, B train and B wait
     to be live when a group enters, so the lag is 2 at most."""
@@ -680,7 +680,7 @@ def pace(
 
 
 def lognormal(seed: int, mean: int, sigma: float):
-    """Draws whole lengths of about `mean` tokens, at most four times that."""
+    """Draws lengths of about `mean` tokens, at most four times that."""
     rng = random.Random(seed)
     return lambda: max(1, min(4 * mean, round(mean * math.exp(rng.gauss(-(sigma**2) / 2, sigma)))))
 

@@ -1,4 +1,4 @@
-"""runtime/weight_channels.py: the file is whole and private; vLLM's own channels are driven so that neither side waits forever."""
+"""runtime/weight_channels.py: the file is complete and private; vLLM's own channels are driven so that neither side waits forever."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def channel(monkeypatch):
 # ------------------------------------------------------------------------------------------------- the weight file
 
 
-def test_weights_are_written_whole_and_private(channel):
+def test_weights_are_written_completely_and_privately(channel):
     table = torch.arange(6.0).view(2, 3)
     tensors = {"a.weight": table.t(), "b": torch.ones(2, requires_grad=True), "c": torch.ones(1).bfloat16()}
     tensors |= {"half": torch.ones(2, 2).half(), "empty": torch.zeros(0, 3), "scalar": torch.tensor(3.0)}
@@ -92,7 +92,7 @@ class Gathered:
 
 
 def test_one_gathered_tensor_at_a_time(channel):
-    """Never the whole model: at most the tensor that is written and the one that is gathered next are alive."""
+    """Never all of the model: at most the tensor that is written and the one that is gathered next are alive."""
     weights = Gathered(20)
     channel.prepare(weights)
     assert weights.most <= 2 and weights.passes == 1
@@ -202,7 +202,7 @@ def test_other_ranks_send_with_rank_0(monkeypatch):
 
 
 def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(monkeypatch):
-    """As in a broadcast whose receiver has died: the sending thread stands still for good, the error is told."""
+    """As in a broadcast whose receiver has died: the sending thread waits for ever, yet the error is raised."""
     channel, forever = TransferWeights("nccl"), threading.Event()
 
     async def dies(*_):

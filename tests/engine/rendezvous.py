@@ -1,4 +1,4 @@
-"""A stand-in for vLLM's `nccl` on machines without a GPU: worker and trainer must meet inside the update, or both wait.
+"""In the place of vLLM's `nccl` on machines without a GPU: worker and trainer must meet inside the update, or both wait.
 
 The worker's `update_weights` blocks until the trainer, which sends at the same time, has written a file; as with a
 broadcast, a trainer that waits for the call before it sends never gets there. Importing this module in a worker

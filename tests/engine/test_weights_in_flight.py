@@ -205,13 +205,13 @@ def test_weights_that_lack_a_tensor_are_refused_by_its_name(vllm_engine: SharedE
         generator.push(weights, 1, 0)
         with pytest.raises(Exception, match=r"no weights for .*layers\.1\.mlp\.down_proj"):
             generator.settle()
-    with vllm_engine.generator(max_completion=8) as generator:  # the next weights are whole
+    with vllm_engine.generator(max_completion=8) as generator:  # the next weights are complete
         asked, rollouts = evaluated(generator, problems(2), 1)
         assert vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts).mean() < CLOSE
 
 
 def test_weights_that_do_not_fit_end_the_wait_with_that_error(vllm_engine: SharedEngine) -> None:
-    """The push fails in the engine, which stands still: whoever waits next gets the error, in seconds, `take` too."""
+    """The push fails in the engine, which stays paused: whoever waits next gets the error, in seconds, `take` too."""
     with vllm_engine.generator(problems(2), length_control=LongTraining(800), stop_ids=[]) as generator:
         wait_until(lambda: generator.pacer.admitted == 1)
         generator.push(vllm_engine.tiny.weights(1) | {"model.layers.7.weight": torch.zeros(3)}, 1, 0)
@@ -221,7 +221,7 @@ def test_weights_that_do_not_fit_end_the_wait_with_that_error(vllm_engine: Share
         with pytest.raises(Exception, match=r"layers\.7"):
             generator.settle()
         assert time.monotonic() - started < 10 and generator.version == 0
-    with vllm_engine.generator(max_completion=8) as generator:  # the next weights that fit are whole
+    with vllm_engine.generator(max_completion=8) as generator:  # the next weights that fit are complete
         asked, rollouts = evaluated(generator, problems(2), 1)
         assert vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts).mean() < CLOSE
 
