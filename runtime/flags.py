@@ -104,7 +104,7 @@ class ScheduleFlags:
 
     schedule: Literal["pipeline", "ppo_off_policy"] = flag("pipeline", "PipelineRL-k or PPO-off-policy-k.")
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
-    batch_prompts: int = flag(32, "B, prompts per optimiser step.", at_least=1)
+    batch_prompts: int = flag(32, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
     max_ready: int = flag(0, "Ready groups that stop admission; 0 means B, and --min_ready more.", at_least=0)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)

@@ -344,6 +344,8 @@ def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     [note] = check_flags(flags_with(**data, max_budget=900))
     assert all(f"--{name}" in note for name in ("lr 0.0005", "min_budget 26", "answer_budget 4"))
     assert "max_budget 9" not in note
+    [note] = check_flags(flags_with(**data, length_control="none"))
+    assert "--lr" in note and "--min_budget" not in note  # which nothing draws
     assert check_flags(flags_with(**data, lr=1e-6, min_budget=700, max_budget=900, answer_budget=100)) == []
 
 

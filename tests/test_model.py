@@ -1,0 +1,481 @@
+"""runtime/model.py: how a batch is cut into microbatches, and log-probs and gradients against one row at a time.
+
+The oracle is Hugging Face's own forward pass with full logits, one unpadded row after the other. Models are random and tiny, in float64; transformers' eager softmax is float32 even there,
+which makes differences of 1e-7.
+"""
+
+import copy
+import itertools
+import random
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+import fp32_head
+from runtime import model as model_file
+from runtime.model import (
+    Microbatch,
+    Policy,
+    Row,
+    cut_rows,
+    full_tensors,
+    has_plain_head,
+    make_microbatch,
+    microbatches,
+    share_rows,
+)
+
+torch.set_num_threads(1)
+
+VOCABULARY = 23
+
+
+# ------------------------------------------------------------------------------------------------- microbatches by hand
+
+
+def test_padded_microbatch_by_hand():
+    """Rows 2 and 0 of a batch: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. The longest has 5 positions. Token 7, at
+    position 2, is read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
+    batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
+    part = make_microbatch(batch, [2, 0], width=4)
+    assert part.rows.tolist() == [2, 0] and part.width == 4
+    assert part.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 3, 0, 0]]
+    assert part.position_ids.tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert part.read.tolist() == [1, 3, 5, 6]
+    assert part.write.tolist() == [0, 2, 4, 5]  # (row 0, t 0), (0, 2), (1, 0), (1, 1) of 2 x 4
+    assert part.targets.tolist() == [7, 9, 2, 3]
+
+
+def test_packed_microbatch_by_hand():
+    """The same rows end to end: the second begins at position 5, where the position ids start again at 0."""
+    batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
+    part = make_microbatch(batch, [2, 0], width=4, packed=True)
+    assert part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2, 3]]
+    assert part.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
+    assert part.read.tolist() == [1, 3, 5, 6] and part.write.tolist() == [0, 2, 4, 5]
+    assert part.targets.tolist() == [7, 9, 2, 3]
+
+
+def test_empty_microbatch_by_hand():
+    for packed in (False, True):
+        part = make_microbatch([Row([1], [2], [1])], [], width=3, packed=packed)
+        assert part.input_ids.tolist() == [[0]] and part.position_ids.tolist() == [[0]]
+        assert [len(x) for x in (part.rows, part.read, part.write, part.targets)] == [0, 0, 0, 0]
+
+
+def test_sharing_by_hand():
+    """Longest first, dealt forth and back: 9 8 | 7 6 | 5 to ranks 0 1 | 1 0 | 0."""
+    assert share_rows([5, 9, 7, 6, 8], 2) == [[1, 3, 0], [4, 2]]
+    assert share_rows([5, 9, 7], 1) == [[1, 2, 0]]
+    assert share_rows([4], 3) == [[0], [], []]
+    assert share_rows([], 2) == [[], []]
+
+
+def test_cutting_by_hand():
+    """Lengths 5, 4, 3, 3, 2 and at most 10 positions. Padded, two rows of up to 5 fill 10, three of up to 3 fit into 9.
+    Packed, 5 + 4 = 9 leaves no room for 3; then 3 + 3 + 2 = 8. A row of 12 is a piece of its own either way."""
+    lengths = [3, 5, 2, 4, 3]
+    assert cut_rows(lengths, [0, 1, 2, 3, 4], 10, packed=False) == [[1, 3], [0, 4, 2]]
+    assert cut_rows(lengths, [0, 1, 2, 3, 4], 10, packed=True) == [[1, 3], [0, 4, 2]]
+    assert cut_rows(lengths, [0, 1, 2, 3, 4], 9, packed=False) == [[1], [3, 0], [4, 2]]
+    assert cut_rows(lengths, [0, 1, 2, 3, 4], 9, packed=True) == [[1, 3], [0, 4, 2]]  # 5 + 4 is 9 exactly
+    assert cut_rows(lengths, [2, 4], 3, packed=True) == [[4], [2]]
+    assert cut_rows([12, 1, 1], [0, 1, 2], 10, packed=False) == [[0], [1, 2]]
+    assert cut_rows([12, 1, 1], [0, 1, 2], 10, packed=True) == [[0], [1, 2]]
+    assert cut_rows(lengths, [], 10, packed=False) == []
+
+
+def test_microbatch_moves_with_all_its_tensors():
+    part = make_microbatch([Row([1], [2, 3], [1, 1])], [0], 2).to(torch.device("meta"))
+    assert {x.device.type for x in vars(part).values() if isinstance(x, torch.Tensor)} == {"meta"}
+    assert part.width == 2
+
+
+# ------------------------------------------------------------------------------------------------ models and the oracle
+
+
+def tiny_model(kind: str = "qwen3", tied: bool = True, attention: str = "sdpa", dtype: torch.dtype = torch.float64):
+    """Two layers, the same weights in every run, large enough that every token matters to every later one."""
+    make = {"qwen3": Qwen3Config, "llama": LlamaConfig}[kind]
+    config = make(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator) + (parameter.ndim == 1))
+    assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
+    return model
+
+
+def policy_of(model, **options) -> Policy:
+    return Policy(model, **{"dtype": model.dtype} | options)
+
+
+def uneven_batch() -> list[Row]:
+    """Rows of quite different lengths, some with forced tokens inside."""
+    rng = random.Random(0)
+    rows = []
+    for i in range(9):
+        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 6))]
+        completion = [rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 2, 5, 9, 14]))]
+        mask = [1] * len(completion)
+        if len(completion) > 4:
+            for t in range(2, 2 + i % 3):
+                mask[t] = 0
+        rows.append(Row(prompt, completion, mask))
+    rows[0] = Row(rows[0].prompt_ids, [3, 4, 5, 6], [0, 1, 0, 1])  # a forced token first
+    rows[1] = Row(rows[1].prompt_ids, [3, 4, 5], [0, 0, 0])  # nothing trains
+    return rows
+
+
+def padded(rows) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], batch_first=True)
+
+
+def brute_force(model, row: Row, temperature: float = 1.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """log p and entropy of every completion token: one row, no padding, all logits."""
+    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+    logp = F.log_softmax(model(input_ids=ids, use_cache=False).logits[0].double() / temperature, dim=-1)
+    before = len(row.prompt_ids) - 1  # position of the prompt's last token, which predicts the first completion token
+    rows = [logp[before + t] for t in range(len(row.completion_ids))]
+    return [p[y] for p, y in zip(rows, row.completion_ids, strict=True)], [-(p.exp() * p).sum() for p in rows]
+
+
+def gradient(model) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def brute_force_gradient(model, rows: list[Row], weights: torch.Tensor) -> torch.Tensor:
+    """That of sum weights[n, t] log p, over the tokens that train, by loops."""
+    model.zero_grad()
+    for n, row in enumerate(rows):
+        logprobs, _ = brute_force(model, row)
+        sum(weights[n, t] * logprobs[t] * trains for t, trains in enumerate(row.mask)).backward()
+    return gradient(model)
+
+
+def split_gradient(net: Policy, weights: torch.Tensor, parts: list[Microbatch]) -> torch.Tensor:
+    """The same over microbatches."""
+    net.zero_grad()
+    for part in parts:
+        (weights[part.rows] * net(part)[0]).sum().backward()
+    return gradient(net.model)
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+MODELS = [("qwen3", True, "sdpa"), ("qwen3", False, "eager"), ("llama", True, "eager"), ("llama", False, "sdpa")]
+
+
+# -------------------------------------------------------------------------------------------- microbatches of any batch
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("n", [1, 7, 8, 64])
+def test_sharing_balances_and_loses_nothing(n, ranks):
+    rng = random.Random(n * ranks)
+    lengths = [int(rng.lognormvariate(4, 1)) + 1 for _ in range(n)]
+    shares = share_rows(lengths, ranks)
+    assert sorted(row for share in shares for row in share) == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    loads = [sum(lengths[row] for row in share) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_cutting_respects_the_token_limit_and_wastes_little(seed, packed):
+    """Every piece fits, or is a single row; nothing is lost; and no row would have fitted into the piece before."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(1, 40) for _ in range(30)]
+    rows = rng.sample(range(30), rng.randint(0, 30))
+    tokens = rng.choice([1, 20, 64, 200])
+
+    def size(piece):
+        return sum(lengths[i] for i in piece) if packed else max(lengths[i] for i in piece) * len(piece)
+
+    pieces = cut_rows(lengths, rows, tokens, packed)
+    assert sorted(row for piece in pieces for row in piece) == sorted(rows)
+    assert all(size(piece) <= tokens or len(piece) == 1 for piece in pieces)
+    for piece, after in itertools.pairwise(pieces):
+        assert size([*piece, after[0]]) > tokens
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 5, 12])
+def test_all_ranks_get_equally_many_microbatches(ranks, packed):
+    """Nine rows over up to twelve ranks: every row once, one width T, and empty microbatches where a rank has none."""
+    rows = uneven_batch()
+    mine = [microbatches(rows, 25, rank=rank, ranks=ranks, packed=packed) for rank in range(ranks)]
+    assert len({len(parts) for parts in mine}) == 1
+    everything = [part for parts in mine for part in parts]
+    assert sorted(row for part in everything for row in part.rows.tolist()) == list(range(len(rows)))
+    assert {part.width for part in everything} == {max(len(row.completion_ids) for row in rows)}
+    assert ranks < 12 or any(len(part.rows) == 0 for part in everything)
+    assert [len(part.rows) for part in microbatches([], 100, packed=packed)] == [0]
+    for part in everything:
+        trained = sum(sum(rows[i].mask) for i in part.rows.tolist())
+        assert len(part.read) == len(part.write) == len(part.targets) == trained
+
+
+# ---------------------------------------------------------------------------------------------- gradients and log-probs
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("kind", "tied", "attention"), MODELS)
+def test_the_cut_does_not_change_the_gradient(kind, tied, attention, packed):
+    """1, 2, 4 and 9 microbatches, padded or packed, on one rank or dealt over two or three, give the gradient of one
+    row at a time."""
+    exact = 1e-12 if attention == "sdpa" else 1e-6  # eager attention has a float32 softmax
+    net = policy_of(tiny_model(kind, tied, attention))
+    rows = uneven_batch()
+    lengths = list(map(len, rows))
+    weights = torch.randn(9, 14, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    whole = brute_force_gradient(net.model, rows, weights)
+    tokens = {len(cut_rows(lengths, range(9), t, packed)): t for t in range(1, 3 * sum(lengths))}
+    assert max(tokens) == 9
+    for count in (1, 2, 4, 9):
+        parts = microbatches(rows, tokens[count], packed=packed)
+        assert len(parts) == count and all(part.input_ids.shape[0] == 1 or not packed for part in parts)
+        assert relative(split_gradient(net, weights, parts), whole) < exact
+    for ranks in (2, 3):
+        shares = [microbatches(rows, 40, rank=rank, ranks=ranks, packed=packed) for rank in range(ranks)]
+        assert relative(sum(split_gradient(net, weights, parts) for parts in shares), whole) < exact
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("kind", "tied", "attention"), MODELS)
+def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperature):
+    """Shifted by one, at the sampling temperature, 0 on forced tokens and padding. Packed rows must not see
+    each other: transformers makes that out of the position ids alone."""
+    net = policy_of(tiny_model(kind, tied, attention), temperature=temperature)
+    rows = uneven_batch()
+    mask = padded([row.mask for row in rows])
+    with torch.no_grad():
+        found = [brute_force(net.model, row, temperature) for row in rows]
+        wanted = [padded([[float(x) for x in values[i]] for values in found]) * mask for i in (0, 1)]
+        for packed in (False, True):
+            for tokens in (1, 50, 10**6):
+                logprobs, entropy = torch.zeros_like(mask), torch.zeros_like(mask)
+                for part in microbatches(rows, tokens, packed=packed):
+                    logprobs[part.rows], entropy[part.rows] = net(part)
+                torch.testing.assert_close(logprobs, wanted[0], atol=1e-5, rtol=0)
+                torch.testing.assert_close(entropy, wanted[1], atol=1e-5, rtol=0)
+                assert (logprobs[mask == 0] == 0).all() and (entropy[mask == 0] == 0).all()
+    assert wanted[0].std() > 0.5  # the weights matter, or a wrong neighbor could look right
+
+
+def test_every_earlier_token_matters_and_no_later_one():
+    """Perturbing a prompt token changes the log-probs of its own row only; a later completion token changes none before
+    it: what makes a wrong shift or a leak between packed rows visible to the tests above."""
+    net = policy_of(tiny_model())
+    rows = [Row([1, 2, 3], [4, 5, 6], [1, 1, 1]), Row([7, 8, 9], [10, 11, 12], [1, 1, 1])]
+    changed = [Row([1, 2, 3], [4, 5, 7], [1, 1, 1]), Row([20, 8, 9], [10, 11, 12], [1, 1, 1])]
+    for packed in (False, True):
+        with torch.no_grad():
+            before, after = (net(make_microbatch(x, [0, 1], 3, packed))[0] for x in (rows, changed))
+        moved = (before - after).abs() > 1e-6
+        assert moved.tolist() == [[False, False, True], [True, True, True]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_empty_microbatch_runs_backward(tied, dtype, packed):
+    """No rows: outputs (0, T), a loss of 0, and a gradient, all 0, on every parameter, as data parallelism expects."""
+    model = tiny_model(tied=tied, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    net = policy_of(model, dtype=dtype)
+    part = make_microbatch([], [], width=5, packed=packed)
+    logprobs, entropy = net(part)
+    assert logprobs.shape == entropy.shape == (0, 5)
+    loss = (torch.zeros(0, 5) * logprobs).sum()
+    assert loss.item() == 0 and loss.requires_grad
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+def test_entropy_carries_a_gradient_only_if_asked():
+    rows = uneven_batch()
+    for entropy_grad in (False, True):
+        net = policy_of(tiny_model(), entropy_grad=entropy_grad)
+        net(microbatches(rows, 10**6)[0])[1].sum().backward()
+        assert bool(gradient(net.model).any()) == entropy_grad
+    net.zero_grad()
+    wanted = copy.deepcopy(net.model)
+    sum(e for row in rows for e, m in zip(brute_force(wanted, row)[1], row.mask, strict=True) if m).backward()
+    net(microbatches(rows, 10**6)[0])[1].sum().backward()
+    assert relative(gradient(net.model), gradient(wanted)) < 1e-6
+
+
+# -------------------------------------------------------------------------------------------------------- low precision
+
+
+@pytest.fixture
+def head_calls(monkeypatch) -> list[tuple]:
+    """What the policy gives to token_logprobs: hidden, weight, targets, keywords."""
+    calls = []
+
+    def token_logprobs(hidden, weight, targets, **more):
+        calls.append((hidden.detach(), weight.detach(), targets, more))
+        return fp32_head.token_logprobs(hidden, weight, targets, **more)
+
+    monkeypatch.setattr(model_file, "token_logprobs", token_logprobs)
+    return calls
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_bf16_multiplies_with_the_rounded_head(head_calls, tied):
+    """FP32 master weights, bfloat16 policy: body in bfloat16, head rounded to bfloat16, an FP32 product; the gradient
+    reaches the FP32 master weights. The generator's head is the model's weights in bfloat16."""
+    model = tiny_model(tied=tied, dtype=torch.float32)
+    part = microbatches(uneven_batch(), 10**6)[0]
+    logprobs, _ = policy_of(model, dtype=torch.bfloat16)(part)
+    [(hidden, weight, targets, more)] = head_calls
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        body = model.model(input_ids=part.input_ids).last_hidden_state
+    assert torch.equal(hidden, body.flatten(0, 1)[part.read].bfloat16())  # not an FP32 body, rounded at its end
+    master = model.get_output_embeddings().weight
+    assert hidden.dtype == torch.bfloat16 and weight.dtype == torch.float32 and more["fp32"] is True
+    assert torch.equal(weight, master.bfloat16().float()) and not torch.equal(weight, master)
+    logp = F.log_softmax(hidden.double() @ weight.double().t(), dim=-1)  # (M, V): exact beside FP32
+    wanted = logp.gather(1, targets[:, None]).squeeze(1)
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs.flatten()[part.write].double(), wanted, atol=1e-5, rtol=0)
+    logprobs.sum().backward()
+    assert all(p.dtype == torch.float32 and p.grad.dtype == torch.float32 and p.grad.any() for p in model.parameters())
+
+
+def test_bf16_head_for_the_ablation(head_calls):
+    """fp32_head=False: the same hidden states, the product in bfloat16: another, coarser answer."""
+    model, part = tiny_model(dtype=torch.float32), microbatches(uneven_batch(), 10**6)[0]
+    with torch.no_grad():
+        fine, coarse = (policy_of(model, dtype=torch.bfloat16, fp32_head=fp32)(part)[0] for fp32 in (True, False))
+    (fine_hidden, *_), (coarse_hidden, *_, more) = head_calls
+    assert more["fp32"] is False and torch.equal(fine_hidden, coarse_hidden)
+    assert 1e-4 < (fine - coarse).abs().max() < 0.5
+
+
+def test_float32_uses_the_head_as_it_is(head_calls):
+    model = tiny_model(dtype=torch.float32)
+    policy_of(model, temperature=0.5)(microbatches(uneven_batch(), 10**6)[0])
+    [(hidden, weight, _, more)] = head_calls
+    assert hidden.dtype == torch.float32 and torch.equal(weight, model.get_output_embeddings().weight)
+    assert more == {"temperature": 0.5, "fp32": True, "entropy_grad": False, "bias": None}
+
+
+def test_the_bias_is_the_generators_too(head_calls):
+    """In bfloat16 a bias of sd 3 moves by up to 8e-3 when the generator gets it: the policy's log-probs are those of
+    its own hidden states with head and bias as the generator has them."""
+    torch.manual_seed(0)
+    config = transformers.PhiConfig(**shape(), partial_rotary_factor=0.5)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    torch.nn.init.normal_(model.lm_head.bias, std=3)
+    part = microbatches(uneven_batch(), 10**6)[0]
+    logprobs, _ = policy_of(model, dtype=torch.bfloat16)(part)
+    [(hidden, _, targets, _)] = head_calls
+    weight, bias = (x.detach().bfloat16().double() for x in (model.lm_head.weight, model.lm_head.bias))
+    wanted = F.log_softmax(hidden.double() @ weight.t() + bias, dim=-1).gather(1, targets[:, None]).squeeze(1)
+    torch.testing.assert_close(logprobs.flatten()[part.write].double(), wanted, atol=1e-5, rtol=0)
+    logprobs.sum().backward()
+    assert model.lm_head.bias.grad.dtype == torch.float32 and model.lm_head.bias.grad.any()
+
+
+def test_no_low_precision_copy_of_a_weight_outlives_its_layer():
+    """Autocast's cache would keep a bfloat16 copy of every weight until the body ends, resharded layers' too. Counted
+    without gradients, where nothing else holds the copies."""
+    copies = []
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter):
+                copies.append(weakref.ref(found))
+            return found
+
+    model = tiny_model(dtype=torch.float32)
+    alive = []
+    model.model.norm.register_forward_hook(lambda *_: alive.append(sum(copy() is not None for copy in copies)))
+    rows = uneven_batch()
+    with torch.no_grad(), Casts():
+        policy_of(model, dtype=torch.bfloat16)(microbatches(rows, 10**6)[0])
+    assert len(copies) >= 2 * 7 and alive == [0]  # seven matrices a layer
+
+
+# ---------------------------------------------------------------------------------------------------- heads and weights
+
+
+def shape(**more) -> dict:
+    """The shape of a tiny model, for any configuration that takes the usual names."""
+    return {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "head_dim": 16,
+        "initializer_range": 0.5, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+    } | more  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Qwen3", {"tie_word_embeddings": True}),
+        ("Llama", {}),
+        ("Phi", {}),  # with a bias
+        ("Mixtral", {"num_local_experts": 2}),
+        ("GPT2", {"n_inner": 48}),
+        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),  # calls its body's decoder, not its body
+        ("Granite", {"logits_scaling": 1.0}),
+        ("Cohere", {"logit_scale": 1.0}),
+        ("Gemma2", {"final_logit_softcapping": None}),
+    ],
+)
+def test_a_plain_head_is_taken(kind, more):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**shape(**more))).eval()
+    attention = model.config._attn_implementation
+    assert has_plain_head(model)
+    assert model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_a_tied_head_is_sent_once(kind):
+    """Under the embedding's name; an untied one under its own. Values in the dtype asked for, the model untouched."""
+    for tied in (True, False):
+        model = tiny_model(kind, tied, dtype=torch.float32)
+        sent = list(full_tensors(model, torch.bfloat16))
+        names = [name for name, _ in sent]
+        assert len(names) == len(set(names)) and "model.embed_tokens.weight" in names
+        assert ("lm_head.weight" in names) == (not tied)
+        state = model.state_dict()
+        assert set(state) - set(names) == ({"lm_head.weight"} if tied else set())
+        for name, tensor in sent:
+            assert tensor.dtype == torch.bfloat16 and not tensor.requires_grad
+            assert torch.equal(tensor, state[name].bfloat16())
+        assert model.dtype == torch.float32
+
+
+def test_sharded_parameters_are_gathered_whole():
+    """FSDP2's parameters are DTensors: `full_tensor()` is the whole, and what is sent."""
+
+    class Shard:
+        def detach(self):
+            return self
+
+        def full_tensor(self):
+            return torch.arange(4.0)
+
+    class Model:
+        def named_parameters(self):
+            yield "w", Shard()
+
+    [(name, tensor)] = full_tensors(Model(), torch.bfloat16)
+    assert name == "w" and tensor.dtype == torch.bfloat16 and tensor.tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -1,0 +1,350 @@
+"""runtime/trainer.py: the gradient of a batch on any number of microbatches and ranks, the optimizer step, the models
+that are refused, and gradient checkpointing."""
+
+import copy
+import math
+import random
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+import losses
+from runtime.flags import Flags, UsageError
+from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.trainer import Trainer, TrainingBatch, clip_options, learning_rate
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPE = {
+    "vocab_size": 23, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 64, "head_dim": 16, "initializer_range": 0.5,
+    "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def saved_model(kind: str, folder: Path, **more) -> str:
+    """The folder of a tiny random model of that kind."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | more)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> str:
+    """A Qwen3 with a tied head, near the uniform distribution."""
+    folder = tmp_path_factory.mktemp("model")
+    return saved_model("Qwen3", folder, tie_word_embeddings=True, num_hidden_layers=1, initializer_range=0.08)
+
+
+def rank_of(rank: int, ranks: int) -> SimpleNamespace:
+    """What the trainer asks of accelerate, for one of `ranks` ranks that never meet."""
+    return SimpleNamespace(
+        device=torch.device("cpu"), process_index=rank, num_processes=ranks, prepare=lambda *things: things,
+        unwrap_model=lambda model: model, no_sync=lambda model: nullcontext(), backward=torch.Tensor.backward,
+        reduce=lambda tensor: tensor, clip_grad_norm_=torch.nn.utils.clip_grad_norm_,
+    )  # fmt: skip
+
+
+def trainer_of(folder: str, rank: int = 0, ranks: int = 1, **flags) -> Trainer:
+    return Trainer(Flags(**flags), rank_of(rank, ranks), folder)
+
+
+def hand_batch() -> TrainingBatch:
+    """Two prompts with four rollouts each: 18 trained tokens, one forced; behavior log-probs near the random model's
+    -log(23) = -3.1, so that some ratios are capped."""
+    lengths, masks = [3, 1, 3, 2, 2, 2, 2, 4], [[1] * n for n in (3, 1, 3, 2, 2, 2, 2, 4)]
+    masks[2][1] = 0
+    rows = [
+        Row([1] if i < 4 else [3, 2], range(10, 10 + n), mask)
+        for i, (n, mask) in enumerate(zip(lengths, masks, strict=True))
+    ]
+    mask = torch.nn.utils.rnn.pad_sequence([torch.tensor(m, dtype=torch.bool) for m in masks], batch_first=True)
+    behaviour = -(2.9 + 0.1 * torch.arange(4)) * mask  # (8, 4)
+    advantages = torch.tensor([1.6, -0.5, -0.5, -0.5, 1.1, 1.1, -1.1, -1.1])
+    weights = losses.aggregation_weights(mask, torch.arange(8) // 4)
+    return TrainingBatch(rows, behaviour, mask, advantages, weights, old_logprobs=behaviour - 0.1)
+
+
+def gradient_of(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+
+# ----------------------------------------------------------------------------------------------------- worked examples
+
+
+def test_learning_rates_by_hand():
+    """4 warm-up steps of 1e-3: 1/4, 2/4, 3/4, 1, then constant. Cosine over 12 steps: full at step 4, half at 8, and
+    (1 + cos(7/8 pi)) / 2 = 0.0381 at the last. sqrt: 32 x 8 = 256 completions, a quarter of 1024, give half."""
+    flags = Flags(lr=1e-3, warmup_steps=4, max_steps=12)
+    rates = [learning_rate(flags, v) for v in (0, 1, 2, 3, 4, 11, 50)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3, 1e-3])
+    flags.lr_schedule = "cosine"
+    rates = [learning_rate(flags, v) for v in (0, 3, 4, 8, 11, 12, 50)]
+    assert rates == pytest.approx([0.25e-3, 1e-3, 1e-3, 0.5e-3, 0.0380602e-3, 0, 0], abs=1e-9)
+    assert learning_rate(Flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=8), 0) == pytest.approx(0.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes", "options"),
+    [
+        ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
+        ("gspo", {}, {}),
+        ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
+        ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}),
+        ("grpo", {}, {}),
+        ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
+        ("tis", {"tis_cap": 3.0, "tis_level": "sequence"}, {"cap": 3.0, "level": "sequence"}),
+        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3, "cap": 2.0, "level": "token"}),
+    ],
+)
+def test_clip_options(loss, changes, options):
+    """What was given reaches the loss, what was not stays at the loss's own default; the loss takes all of it."""
+    assert clip_options(Flags(loss=loss, **changes)) == options
+    zeros, old = torch.zeros(1, 1), {"old_logprobs": torch.zeros(1, 1)} if loss == "tis" else {}
+    losses.LOSSES[loss](zeros, zeros, torch.ones(1), torch.ones(1, 1), **options, **old)
+
+
+def test_the_loss_is_put_together_with_the_right_signs(model_folder):
+    """Oracle: full logits row by row. minimize  sum weights * (-min(rho, cap) A log pi + kl_coef kl - entropy_coef H),
+    the reference being the model as it was at the start."""
+    trainer = trainer_of(model_folder, eps_max=1.05, kl_coef=0.3, entropy_coef=0.2, temperature=0.8)
+    batch, reference = hand_batch(), copy.deepcopy(trainer.model)
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=noise))
+    model = copy.deepcopy(trainer.model)
+    loss, kls, entropies, capped = 0.0, [], [], 0
+    for n, row in enumerate(batch.rows):
+        ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+        new, old = (torch.log_softmax(m(input_ids=ids).logits[0] / 0.8, -1) for m in (model, reference))
+        for t, token in enumerate(row.completion_ids):
+            if not row.mask[t]:
+                continue
+            at = len(row.prompt_ids) + t - 1
+            logp, entropy = new[at, token], torch.distributions.Categorical(logits=new[at]).entropy()
+            log_r = old[at, token].detach() - logp
+            ratio = math.exp(logp.item() - batch.behaviour_logprobs[n, t].item())
+            kl = log_r.exp() - 1 - log_r
+            term = -min(ratio, 1.05) * batch.advantages[n] * logp + 0.3 * kl - 0.2 * entropy
+            loss = loss + batch.weights[n, t] * term
+            kls.append(kl.item())
+            entropies.append(entropy.item())
+            capped += ratio > 1.05
+    loss.backward()
+    summary = trainer.gradients(batch)
+    wanted = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    torch.testing.assert_close(gradient_of(trainer), wanted, atol=1e-6, rtol=1e-3)
+    assert summary["loss"] == pytest.approx(loss.item(), rel=1e-4) and 0 < capped < 18 == len(kls)
+    assert summary["kl"] == pytest.approx(sum(kls) / 18, rel=1e-3)
+    assert summary["entropy"] == pytest.approx(sum(entropies) / 18, rel=1e-4)
+    assert all(parameter.grad is None for parameter in trainer.reference.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("loss", ["cispo", "tis"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("tokens", "ranks"), [(1, 1), (12, 1), (12, 2), (1, 3), (2048, 2)])
+def test_microbatches_and_ranks_change_nothing(model_folder, loss, packed, tokens, ranks):
+    """Data parallelism averages the ranks' gradients: the mean over ranks is the gradient of the whole batch in one
+    pass on one rank. The loss that is logged is a sum over the ranks' rows."""
+    options = {"loss": loss, "eps_max": 1.05, "kl_coef": 0.1, "entropy_coef": 0.05}
+    whole = trainer_of(model_folder, **options)
+    summary = whole.gradients(hand_batch())
+    gradients, summaries = [], []
+    for rank in range(ranks):
+        part = trainer_of(model_folder, rank, ranks, **options, tokens_per_microbatch=tokens, packed=packed)
+        summaries.append(part.gradients(hand_batch()))
+        gradients.append(gradient_of(part))
+    torch.testing.assert_close(sum(gradients) / ranks, gradient_of(whole), atol=1e-6, rtol=1e-4)
+    assert sum(s["loss"] for s in summaries) == pytest.approx(summary["loss"], rel=1e-4)
+    assert max(s["ratio_max"] for s in summaries) == pytest.approx(summary["ratio_max"], rel=1e-5)
+
+
+def test_update_warms_up_clips_and_throws_bad_gradients_away(model_folder):
+    """lr 1e-3 after 4 warm-up steps: 1/4, 2/4, 3/4, 1, 1 of it at versions 0 1 2 3 4. A NaN gradient changes nothing,
+    not the weights, not Adam's moments, and it does not stay for the next step."""
+    trainer = trainer_of(model_folder, lr=1e-3, warmup_steps=4, clip_grad=1e-3, weight_decay=0.0)
+    batch, parameters = hand_batch(), list(trainer.model.parameters())
+    rates = []
+    for version in range(5):
+        assert math.isfinite(trainer.gradients(batch)["loss"])
+        before = [p.detach().clone() for p in parameters]
+        step = trainer.update(version)
+        rates.append(step["lr"])
+        assert step["updated"] == 1 and step["grad_norm"] > 1e-3
+        moved = [(p - b).abs().max().item() for p, b in zip(parameters, before, strict=True)]
+        if version == 0:  # Adam's first step is lr * sign(gradient)
+            assert max(moved) == pytest.approx(step["lr"], rel=1e-3)
+        assert all(p.grad is None or not p.grad.any() for p in parameters)
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
+    state = copy.deepcopy(trainer.optimizer.state_dict())["state"]
+    before = [p.detach().clone() for p in parameters]
+    trainer.gradients(batch)
+    parameters[0].grad[0, 0] = math.nan
+    assert trainer.update(5)["updated"] == 0
+    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
+    for now, kept in zip(trainer.optimizer.state_dict()["state"].values(), state.values(), strict=True):
+        assert all(torch.equal(now[name], kept[name]) for name in kept)
+    assert all(p.grad is None or not p.grad.any() for p in parameters)
+
+
+def test_clipping_is_by_the_norm_of_the_whole_gradient(model_folder):
+    """With an optimizer that only subtracts, at lr 1: the step's norm is clip_grad where the gradient's is larger, and
+    the gradient's own where it is not."""
+    for clip in (1e-3, 1e3):
+        trainer = trainer_of(model_folder, lr=1.0, warmup_steps=0, clip_grad=clip)
+        trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
+        trainer.gradients(hand_batch())
+        norm = gradient_of(trainer).norm().item()
+        before = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+        assert trainer.update(0)["grad_norm"] == pytest.approx(norm, rel=1e-4)
+        moved = torch.cat([p.detach().flatten() for p in trainer.model.parameters()]) - before
+        assert moved.norm().item() == pytest.approx(min(norm, clip), rel=1e-2)
+
+
+def test_score_is_the_policys_own_logprobs_on_the_whole_batch(model_folder):
+    """All rows at their places whatever the microbatches; two ranks fill in a part each, and the parts add up."""
+    batch = hand_batch()
+    whole = trainer_of(model_folder).score(batch.rows)
+    assert whole.shape == batch.mask.shape and not whole.requires_grad and ((whole < 0) == batch.mask).all()
+    for ranks in (1, 2):
+        parts = [trainer_of(model_folder, r, ranks, tokens_per_microbatch=9).score(batch.rows) for r in range(ranks)]
+        torch.testing.assert_close(sum(parts), whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_and_parameters_that_cost_flops(tmp_path, tied):
+    """The lookup of an embedding costs nothing and the head's product vocabulary x hidden: P is all parameters if one
+    table serves as both. The generator gets its own dtype; the trainer's weights stay FP32."""
+    trainer = trainer_of(saved_model("Qwen3", tmp_path, tie_word_embeddings=tied), dtype="bfloat16")
+    sizes = {name: p.numel() for name, p in trainer.model.named_parameters()}
+    assert ("lm_head.weight" in sizes) == (not tied)
+    assert trainer.parameters_in_flops == sum(sizes.values()) - (0 if tied else sizes["model.embed_tokens.weight"])
+    weights = dict(trainer.weights.items())
+    assert set(weights) == set(sizes) and {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
+# ------------------------------------------------------------------------------------------------------ refused models
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Granite", {"logits_scaling": 8.0}),
+        ("Cohere", {}),  # logit_scale 0.0625
+        ("Cohere2", {"logit_scale": 0.5}),
+        ("Gemma2", {}),  # final_logit_softcapping 30
+        ("NanoChat", {}),
+        ("RecurrentGemma", {"lru_width": 32}),
+        ("Bert", {"is_decoder": True}),  # a layer more before the head
+    ],
+)
+def test_a_head_that_is_more_than_a_product_is_refused(kind, more, tmp_path):
+    """The trainer's head is W h + b; a Granite's log-probs would be nats off."""
+    with pytest.raises(UsageError, match=r"^--model .* logits are no plain product .* take another model\.$"):
+        trainer_of(saved_model(kind, tmp_path, **more))
+
+
+def test_a_model_that_does_not_load_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"^--model .* does not load as a causal LM \(.+\)\.$"):
+        trainer_of(str(tmp_path))
+
+
+# --------------------------------------------------------------------------------------------- gradient checkpointing
+
+
+def saved_bytes(model, run) -> int:
+    """Bytes that `run()` keeps for its backward pass, parameters left out, each storage once."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept = {}  # the tensors too, or a freed storage's address would come again
+
+    def keep(tensor):
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return sum(x.untyped_storage().nbytes() for address, x in kept.items() if address not in own)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path):
+    """Four layers, 2,048 positions: at most a quarter of the bytes for backward, and the same gradient."""
+    folder = saved_model("Qwen3", tmp_path, num_hidden_layers=4, max_position_embeddings=512, initializer_range=0.1)
+    rng = random.Random(0)
+    rows = [Row([1], [rng.randrange(23) for _ in range(255)], [1] * 255) for _ in range(8)]
+    sizes, gradients = [], []
+    for switch in (False, True):
+        trainer = trainer_of(folder, gradient_checkpointing=switch, dtype=dtype)
+        [part] = trainer._microbatches(rows)
+        outputs = []
+        sizes.append(saved_bytes(trainer.model, lambda t=trainer, p=part, o=outputs: o.append(t.policy(p)[0])))
+        outputs[0].sum().backward()
+        gradients.append(gradient_of(trainer))
+    assert sizes[1] < sizes[0] / 4
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6 * float(gradients[0].abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Qwen3", {"attention_dropout": 0.5}),
+        ("GPT2", {"n_inner": 48, "resid_pdrop": 0.5, "attn_pdrop": 0.5}),
+        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}),  # drops by the layer's own flag
+    ],
+)
+def test_gradient_checkpointing_switches_no_dropout_on(kind, more, tmp_path):
+    """Log-probs twice the same, and those without it."""
+    folder = saved_model(kind, tmp_path, **more)
+    plain, checkpointed = (trainer_of(folder, gradient_checkpointing=switch) for switch in (False, True))
+    [part] = plain._microbatches(hand_batch().rows)
+    wanted, first, second = plain.policy(part)[0], checkpointed.policy(part)[0], checkpointed.policy(part)[0]
+    assert torch.equal(first, second) and torch.equal(first, wanted)
+
+
+def test_gradient_checkpointing_of_a_model_without_such_layers_is_refused(tmp_path):
+    folder = saved_model("CTRL", tmp_path, n_embd=32, n_layer=1, n_head=2, dff=48)
+    with pytest.raises(UsageError, match="--gradient_checkpointing true: CTRLLMHeadModel has no layers for it; leave"):
+        trainer_of(folder, gradient_checkpointing=True)
+
+
+QWEN3 = {
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "tie_word_embeddings": True},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", ["0.6B", pytest.param("8B", marks=pytest.mark.slow)])
+def test_the_gpu_page_says_what_real_models_keep_for_backward(size, monkeypatch):
+    """16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without data."""
+    monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda *_: None)  # reads data
+    n, kept = 16384, []
+    part = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        config = Qwen3Config(
+            vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, **QWEN3[size]
+        )
+        model = AutoModelForCausalLM.from_config(config).eval()
+        policy = Policy(model, dtype=torch.bfloat16)
+        kept.append(saved_bytes(model, lambda: policy(part)))
+        assert recompute_layers(model) == QWEN3[size]["num_hidden_layers"]
+        kept.append(saved_bytes(model, lambda: policy(part)))
+    without, recomputed = (f"{n_bytes / 1e9:.{3 if n_bytes > 1e11 else 2}g}" for n_bytes in kept)
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    assert f"{recomputed} GB for {size} (without it {without} GB)" in page
