@@ -196,7 +196,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--thinking true", "--thinking perhaps", "--apply_chat_template false",
         "--overwrite true --eval_only true", "--rollouts 1", "--rollouts 1 --normalize_advantages none",
         "--rollouts 1 --kl_coef 0.1", "--rollouts 1 --entropy_coef 0.1 --dynamic_sampling true",
-        # flags that would do nothing beside the others
+        # flags that would do nothing with the others
         "--eps_high 0.28 --loss grpo", "--eps_high 0.28", "--eps_low 0.2", "--eps_max 8 --loss dapo", "--tis_cap 3",
         "--kl_estimator k1", "--penalty_window 9", "--penalty_on all", "--penalty_on all --length_control none",
         "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",

@@ -257,7 +257,7 @@ def test_the_cut_does_not_change_the_gradient(kind, tied, attention, packed):
 @pytest.mark.parametrize(("kind", "tied", "attention"), MODELS)
 def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperature):
     """Shifted by one, at the sampling temperature, 0 on forced tokens and padding. Packed rows must not see
-    each other: transformers makes that out of the position ids alone."""
+    each other: transformers finds that in the position ids."""
     net = policy_of(tiny_model(kind, tied, attention), temperature=temperature)
     rows = uneven_batch()
     mask = padded([row.mask for row in rows])
@@ -348,7 +348,7 @@ def test_bf16_multiplies_with_the_rounded_head(head_calls, tied):
     master = model.get_output_embeddings().weight
     assert hidden.dtype == torch.bfloat16 and weight.dtype == torch.float32 and more["fp32"] is True
     assert torch.equal(weight, master.bfloat16().float()) and not torch.equal(weight, master)
-    logp = F.log_softmax(hidden.double() @ weight.double().t(), dim=-1)  # (M, V): exact beside FP32
+    logp = F.log_softmax(hidden.double() @ weight.double().t(), dim=-1)  # (M, V): exact, next to FP32
     wanted = logp.gather(1, targets[:, None]).squeeze(1)
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs.flatten()[part.write].double(), wanted, atol=1e-5, rtol=0)
@@ -464,7 +464,7 @@ def test_a_tied_head_is_sent_once(kind):
 
 
 def test_sharded_parameters_are_gathered_whole():
-    """FSDP2's parameters are DTensors: `full_tensor()` is the whole, and what is sent."""
+    """FSDP2's parameters are DTensors: `full_tensor()` gathers one, which is what is sent."""
 
     class Shard:
         def detach(self):
