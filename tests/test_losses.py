@@ -295,13 +295,12 @@ def test_gspo_against_the_papers_own_expression():
     (expected,) = torch.autograd.grad(total / 8, leaf)
     assert 2 <= clipped <= 6
 
-    leaf2 = logprobs.clone().requires_grad_()
-    token_loss, metrics = gspo(leaf2, behaviour, advantages, mask, eps_low=0.05, eps_high=0.1)
+    token_loss, metrics = gspo(leaf, behaviour, advantages, mask, eps_low=0.05, eps_high=0.1)
     loss = (aggregation_weights(mask.double(), torch.arange(8), "sample") * token_loss).sum()
-    torch.testing.assert_close(loss.detach(), (total / 8).detach())
-    torch.testing.assert_close(torch.autograd.grad(loss, leaf2)[0], expected)
-    for i in range(8):  # the term is repeated on the sequence's tokens, and only there
-        assert len({round(float(x), 12) for x, m in zip(token_loss[i].detach(), mask[i], strict=True) if m}) == 1
+    torch.testing.assert_close(loss, total / 8)
+    torch.testing.assert_close(torch.autograd.grad(loss, leaf)[0], expected)
+    for row, trained in zip(token_loss, mask == 1, strict=True):  # the term is repeated on the sequence's tokens
+        close(row[trained], row[0].expand(int(trained.sum())), atol=1e-12)
     assert sum(capped(metrics)) == sum(int(mask[i].sum()) for i in range(8) if not expected[i].any())
 
 
@@ -357,26 +356,19 @@ def test_nothing_outside_the_mask_counts(name, junk):
     assert not got[0][fill].any() and not got[2][fill].any()
 
 
-@pytest.mark.parametrize("name, which", [(n, w) for n in NAMES for w in (0, 1, 2, 3) if w != 2 or n == "tis"])
-def test_a_nan_inside_the_mask_is_not_hidden(name, which):
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("name, options", [*((name, {}) for name in NAMES), ("tis", {"level": "sequence"})])
+def test_a_nan_inside_the_mask_is_not_hidden(name, options, which):
     """A NaN in one log-prob or advantage comes out in its own row, never in other rows or padding, and in ratio_max."""
     inputs = list(batch())
     mask = inputs[-1]
-    inputs[which] = inputs[which].clone()
     inputs[which][(1, 0) if which < 3 else 1] = math.nan
-    token_loss, metrics, _ = run(name, *inputs)
-    assert token_loss[1, 0].isnan()
+    token_loss, metrics, _ = run(name, *inputs, **options)
+    if which != 2 or name == "tis":  # the old log-probs, which the other losses do not take
+        assert token_loss[1, 0].isnan()
     assert token_loss[torch.arange(6) != 1].isfinite().all() and not token_loss[mask == 0].any()
     if which < 2:
         assert math.isnan(summarize_metrics(merge_metrics([metrics, metrics]))["ratio_max"])
-
-
-def test_a_nan_in_a_sequences_ratio_stays_out_of_the_padding():
-    logprobs, behaviour, old, advantages, mask = batch()
-    behaviour[1, 0] = math.nan
-    token_loss, _, _ = run("tis", logprobs, behaviour, old, advantages, mask, level="sequence")
-    assert token_loss[1][mask[1] == 1].isnan().all() and not token_loss[mask == 0].any()
-    assert token_loss[torch.arange(6) != 1].isfinite().all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -481,19 +473,19 @@ def test_metrics_are_taken_before_truncation_for_both_signs():
     """rho = 10 with A < 0: CISPO caps it too; a clip never binds there. rho = .5, A < 0: the clip binds, CISPO not."""
     for name in ("cispo", "dapo", "grpo", "tis"):
         _, m, grad = run_ratios(name, [10.0, 0.5], -1.0)
-        assert (float(m["ratio_max"]), float(m["ratio_sum"])) == pytest.approx((10.0, 10.5))
-        assert capped(m) == (0, 1)
+        assert (float(m["ratio_max"]), float(m["ratio_sum"])) == pytest.approx((10.0, 10.5)) and capped(m) == (0, 1)
         assert float(grad[0, 0]) == pytest.approx(5.0 if name == "cispo" else 10.0)
-
-
-def test_metrics_count_trained_tokens_only_and_strict_bounds():
-    """rho = .5 inside the mask, 1 outside: the maximum is .5. At rho = eps_max = 1 nothing is cut. A = 0: no sign."""
-    _, m, _ = run_ratios("cispo", [0.5, 1.0, 0.5], mask=torch.tensor([[1, 0, 1]]))
+    # rho = .5 inside the mask, 1 outside: the maximum is .5
+    m = run_ratios("cispo", [0.5, 1.0, 0.5], mask=torch.tensor([[1, 0, 1]]))[1]
     assert (float(m["ratio_max"]), int(m["tokens"]), float(m["ratio_sq_sum"])) == pytest.approx((0.5, 2, 0.5))
+
+
+def test_nothing_is_capped_exactly_at_its_bound():
+    """rho = 1 = eps_max = 1 + 0 = 1 - 0; A = 0 has no sign."""
     for a in (1.0, -1.0, 0.0):
-        _, m, _ = run_ratios("cispo", [1.0], a, eps_max=1.0)
+        m = run_ratios("cispo", [1.0], a, eps_max=1.0)[1]
         assert capped(m) == (0, 0) and (m["tokens_positive"], m["tokens_negative"]) == (a > 0, a < 0)
-        for name in ("dapo", "gspo", "tis"):  # at rho = 1 + 0 and 1 - 0 the clip does not bind
+        for name in ("dapo", "gspo", "tis"):
             assert capped(run_ratios(name, [1.0], a, eps_low=0.0, eps_high=0.0)[1]) == (0, 0)
 
 
@@ -556,31 +548,28 @@ def test_an_empty_microbatch_still_runs_backward(name, shape):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_aggregation_against_means_over_lists(seed):
-    """Oracle: the nested means as Python lists of each row's and prompt's token losses."""
+    """Oracle: the nested means as Python lists of each row's and prompt's token losses; some of them are empty."""
     g = torch.Generator().manual_seed(seed)
-    loss = torch.randn(9, 4, generator=g, dtype=F64)
-    mask = (torch.rand(9, 4, generator=g) < 0.5).double()
+    loss, mask = torch.randn(9, 4, generator=g, dtype=F64), (torch.rand(9, 4, generator=g) < 0.5).double()
     mask[seed] = 0
-    ids = torch.tensor([5, -2, 5, 8, -2, 8, 8, 100, 5])
-    rows = [[float(x) for x, m in zip(r, k, strict=True) if m] for r, k in zip(loss, mask, strict=True)]
-    prompts = {p: [x for r, q in zip(rows, ids.tolist(), strict=True) if q == p for x in r] for p in set(ids.tolist())}
+    ids = [5, -2, 5, 8, -2, 8, 8, 100, 5]
+    rows = [loss[i][mask[i] == 1].tolist() for i in range(9)]
+    prompts = [[x for row, q in zip(rows, ids, strict=True) if q == p for x in row] for p in set(ids)]
     expected = {
-        "sample": fmean(fmean(r) for r in rows if r),
-        "prompt": fmean(fmean(p) for p in prompts.values() if p),
-        "token": fmean(x for r in rows for x in r),
-        "constant": fmean(sum(r) / 12.0 for r in rows if r),
+        "sample": fmean(fmean(row) for row in rows if row),
+        "prompt": fmean(fmean(prompt) for prompt in prompts if prompt),
+        "token": fmean(x for row in rows for x in row),
+        "constant": fmean(sum(row) / 12 for row in rows if row),
     }
     for how, value in expected.items():
-        weights = aggregation_weights(mask, ids, how, constant=12.0)
+        weights = aggregation_weights(mask, torch.tensor(ids), how, constant=12.0)
         assert float((weights * loss).sum()) == pytest.approx(value), how
 
 
 @pytest.mark.parametrize("how", AVERAGES)
 @pytest.mark.parametrize("name", ["cispo", "gspo", "tis"])
 def test_any_split_gives_the_same_gradient(name, how):
-    """1, 2, 4 microbatches of unequal size, and 2 ranks whose gradients are averaged and multiplied by 2 (as data
-    parallel training averages), against the whole batch. The mean of microbatch means is shown to differ.
-    """
+    """2 and 4 microbatches or ranks of unequal size against the whole batch. The mean of their means differs."""
     logprobs, behaviour, old, advantages, mask = batch(rows=8, seed=7, spread=0.2)
     ids = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
     weights = aggregation_weights(mask.double(), ids, how, constant=7)
@@ -595,8 +584,6 @@ def test_any_split_gives_the_same_gradient(name, how):
     for cuts in ([0, 3, 8], [0, 1, 2, 6, 8]):
         parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
         torch.testing.assert_close(sum(gradient(p, weights[p]) for p in parts), whole, atol=0, rtol=1e-12)
-    ranks = [gradient(p, weights[p]) for p in (slice(0, 5), slice(5, 8))]
-    torch.testing.assert_close(sum(ranks) / 2 * 2, whole, atol=0, rtol=1e-12)
     own = [aggregation_weights(mask[p].double(), ids[p], how, constant=7) for p in (slice(0, 5), slice(5, 8))]
     naive = (gradient(slice(0, 5), own[0]) + gradient(slice(5, 8), own[1])) / 2
     assert (naive - whole).abs().max() > 1e-3 * whole.abs().max()
@@ -671,16 +658,6 @@ def test_aggregation_dtype_and_errors():
 
 
 # --------------------------------------------------------------------------------------------- advantages
-
-
-@pytest.mark.parametrize("how", ["batch", "prompt"])
-def test_advantages_do_not_depend_on_offset_scale_or_row_order(how):
-    expected = normalize_advantages(HAND_REWARDS, HAND_IDS, how, eps=0.0)
-    shift = torch.where(HAND_IDS == 5, 7.0, -3.0)
-    torch.testing.assert_close(normalize_advantages(4 * HAND_REWARDS + shift, HAND_IDS, how, eps=0.0), expected)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    reordered = normalize_advantages(HAND_REWARDS[order], HAND_IDS[order], how, eps=0.0)
-    torch.testing.assert_close(reordered, expected[order])
 
 
 @pytest.mark.parametrize("how", ["batch", "prompt"])
