@@ -208,7 +208,7 @@ def _backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> 
         logp = z.sub_(logsumexp[rows, None])  # (C, V)
         # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
         g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-        if options.entropy_grad:
+        if spare is not None:
             g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
             p = torch.exp(logp, out=spare[: len(z)])
             # dz_j = -p_j (g + g_entropy (log p_j + entropy)), then + [j = y] g below
@@ -216,11 +216,11 @@ def _backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> 
         else:
             dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
         dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
-        if wants_hidden:
+        if grad_hidden is not None:
             torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
-        if wants_weight:
+        if grad_weight is not None:
             grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
-        if wants_bias:
+        if grad_bias is not None:
             grad_bias.add_(dz.sum(0))
     grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
     return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None
