@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+ROLLOUTS, EVAL_SAMPLES = 16, 2
 PACKAGES = ["transformers==5.19.0", "accelerate==1.15.0", "safetensors==0.8.0", "trl==1.16.0"]
 
 
@@ -62,12 +63,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max_steps", type=int, default=130)
     parser.add_argument("--batch_prompts", type=int, default=32)
-    parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--max_completion", type=int, default=37, help="tokens of a completion at most")
-    parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eval_every", type=int, default=5, help="steps between evaluations; 0 means none")
-    parser.add_argument("--eval_samples", type=int, default=2)
     return parser.parse_args(argv)
 
 
@@ -103,7 +101,7 @@ class Journal:
         from supervised_control import sample
 
         began = time.monotonic()
-        problems = [problem for problem in self.task.held_out for _ in range(self.args.eval_samples)]
+        problems = [problem for problem in self.task.held_out for _ in range(EVAL_SAMPLES)]
         prompts, stop = [problem.prompt_ids for problem in problems], self.task.stop_ids[0]
         training = model.training
         model.eval()
@@ -119,13 +117,13 @@ def config(args: argparse.Namespace) -> Any:
     """ScaleRL's loss and our optimizer in TRL's words."""
     from trl import GRPOConfig
 
-    size = args.batch_prompts * args.rollouts
+    size = args.batch_prompts * ROLLOUTS
     microbatch = min(size, 64)  # completions for each forward pass; it is faster than all 512 at once
     return GRPOConfig(
         output_dir=args.output_dir, seed=args.seed, max_steps=args.max_steps, use_cpu=True, bf16=False,
-        loss_type="cispo", epsilon_high=5.0, beta=0.0, scale_rewards="batch", num_generations=args.rollouts,
+        loss_type="cispo", epsilon_high=5.0, beta=0.0, scale_rewards="batch", num_generations=ROLLOUTS,
         per_device_train_batch_size=microbatch, gradient_accumulation_steps=size // microbatch, temperature=1.0,
-        max_completion_length=args.max_completion, learning_rate=args.lr, lr_scheduler_type="constant_with_warmup",
+        max_completion_length=args.max_completion, learning_rate=5e-4, lr_scheduler_type="constant_with_warmup",
         warmup_steps=5, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-15, weight_decay=0.01, max_grad_norm=1.0,
         optim="adamw_torch_fused", gradient_checkpointing=False, save_strategy="no", report_to="none",
         logging_steps=1000, disable_tqdm=True,
