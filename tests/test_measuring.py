@@ -107,3 +107,13 @@ def test_busy_slots_are_counted_over_time(monkeypatch):
     lengths.second_leg()
     lengths.second_leg()
     assert lengths.slot_seconds == 8 and lengths.inside == 0
+
+
+def test_a_program_that_fails_is_no_slow_program(tmp_path):
+    """A failed run would otherwise count as one that never reaches the rate."""
+    program = subjects.Program([sys.executable, "-c", "raise SystemExit('no engine')"], tmp_path / "run", 1)
+    try:
+        with pytest.raises(RuntimeError, match="run ended with 1:\nno engine"):
+            benchmark_race.evaluations(program, 0.5)
+    finally:
+        program.close()

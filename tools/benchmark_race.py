@@ -50,7 +50,7 @@ def command(name: str, seed: int, args: argparse.Namespace) -> tuple[list[str], 
 def evaluations(program: Program, rate: float) -> list[dict[str, Any]]:
     """Evaluations with their seconds, until one reaches `rate` or the program ends."""
     while True:
-        ended = program.process.poll() is not None
+        ended = program.ended()
         records = program.records("eval.jsonl")
         for record in records:  # ours counts device-hours
             record.setdefault("seconds", record.get("device_hours", 0.0) * 3600 / min(2, os.cpu_count()))

@@ -189,12 +189,19 @@ class Program:
         started = time.perf_counter()
         self._signal(signal.SIGCONT)
         while len(self.records("metrics.jsonl")) < target:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"{self.folder.name} ended with {self.process.returncode}; see {self.log.name}")
+            if self.ended():
+                raise RuntimeError(f"{self.folder.name} ended before its step {target}")
             time.sleep(0.005)
         seconds = time.perf_counter() - started
         self._signal(signal.SIGSTOP)
         return seconds
+
+    def ended(self) -> bool:
+        """Whether it came to its end. Raises RuntimeError with its last words if it failed."""
+        code = self.process.poll()
+        if code:
+            raise RuntimeError(f"{self.folder.name} ended with {code}:\n{Path(self.log.name).read_text()[-2000:]}")
+        return code == 0
 
     def cpu_seconds(self) -> float:
         """CPU time of its process and its descendants (the engine is one)."""
