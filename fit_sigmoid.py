@@ -222,7 +222,7 @@ def fit(
         raise ValueError(f"need 0 <= R0 <= A <= A_max, 0 < A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
     if not 0 <= A_range[0] < A_range[1] < math.inf:
         raise ValueError(f"need 0 <= low < high in A_range, not {A_range[0]} and {A_range[1]}")
-    options = {"R0": R0, "A": A, "method": method, "A_max": A_max, "level": level}
+    options: dict[str, Any] = {"R0": R0, "A": A, "method": method, "A_max": A_max, "level": level}
     options |= {"A_range": A_range, "C_mid_range": C_mid_range}
     C, R, n, _ = points = clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
     f = SigmoidFit(points, options, Intervals(R0=(0.0, A_max), A=(0.0, A_max)))
@@ -390,7 +390,7 @@ def evidence(f: SigmoidFit) -> SimpleNamespace:
     if math.isnan(f.A):
         return e
     e.A, e.A_max, e.gain, e.grid = f.A, A_max, f.A - f.R0, f.options["A_range"]
-    e.reach, e.end = float(f.predict(C[-1])), short(C[-1])
+    e.reach, e.end = float(f.predict(C[-1])), short(float(C[-1]))
     e.low, e.high = f.intervals.A
     e.width = math.inf if curves is None else curves[1].max() - e.low  # before A is cut at A_max
     e.dispersion, e.dof, _ = f.uncertainty
@@ -506,7 +506,8 @@ def explore(
     extremes are what the set is for. The seed is fixed: the same data give the same answer.
     """
     rng, size, best = np.random.default_rng(0), 600, 60
-    trial = rng.uniform(*bounds.T, (2 * size, 3))
+    low, high = bounds.T
+    trial = rng.uniform(low, high, (2 * size, 3))
     if x is not None:
         trial[0] = x
     pool, Q = np.empty((0, 3)), np.empty(0)
@@ -517,7 +518,7 @@ def explore(
         order, k = pool.argsort(0), max(1, len(pool) // 100)
         i, j, m = rng.integers(len(pool), size=(3, size))
         i[: size // 2] = rng.choice(np.concatenate([order[:k], order[-k:]]).ravel(), size // 2)
-        trial = np.clip(pool[i] + rng.choice([1.5, 0.5, 0.15], (size, 1)) * (pool[j] - pool[m]), *bounds.T)
+        trial = np.clip(pool[i] + rng.choice([1.5, 0.5, 0.15], (size, 1)) * (pool[j] - pool[m]), low, high)
     stay = Q <= max(limit, Q.min())
     return pool[stay], Q[stay]
 
@@ -532,13 +533,14 @@ def paper_grid(f: SigmoidFit) -> tuple[float, float, float, float]:
     R0 = min(R[0] if f.R0_source == "measured" else f.R0, A_max if held is None else held)
     A = np.round(np.arange(f.options["A_range"][0], f.options["A_range"][1] + 1e-9, 0.005), 10)
     A = np.unique(np.clip(A, *((R0, A_max) if held is None else (held, held))))
-    C_mid = np.linspace(*(f.options["C_mid_range"] or (C.max() / 100, C.max())), 100)
+    low, high = f.options["C_mid_range"] or (C.max() / 100, C.max())
+    C_mid = np.linspace(low, high, 100)
     B = np.geomspace(*B_RANGE, 200)
     s = sigmoid(C, 0.0, 1.0, B[:, None, None], C_mid[:, None])  # (200, 100, N)
     gain, y = (A - R0)[:, None, None], R - R0
     Q = y @ y - 2 * gain * (s @ y) + gain**2 * (s * s).sum(-1)  # (71, 200, 100)
     start, Q = B[Q.argmin(1)], Q.min(1)  # (71, 100)
-    found = []
+    found: list[tuple] = []
     for i, j in np.argwhere(np.partition(Q.ravel(), 99)[99] >= Q):
         with warnings.catch_warnings():  # on a step or a flat curve B has no covariance, which is not asked for
             warnings.simplefilter("ignore", OptimizeWarning)
@@ -575,7 +577,7 @@ class CurveReport:
     held_out_points: int = 0
     held_out_rmse: float = math.nan
     held_out_covered: float = math.nan  # share of the held-out points inside the interval of an evaluation
-    predictions: Sequence[Prediction] = ()  # at the end of the run, then where asked
+    predictions: list[Prediction] = field(default_factory=list)  # at the end of the run, then where asked
 
 
 def load(source: str | Path | Sequence[Mapping], x: str | None = None) -> tuple:
@@ -584,10 +586,11 @@ def load(source: str | Path | Sequence[Mapping], x: str | None = None) -> tuple:
     `x` is the column of compute; None: tokens on a CPU run (so marked, or without device-hours), else device_hours.
     ValueError says what is wrong.
     """
-    rows = source
     if isinstance(source, (str, Path)):
         lines = Path(source).read_text(encoding="utf-8").splitlines()
-        rows = json.loads("[" + ",\n".join(line for line in lines if line.strip()) + "]")
+        rows: Sequence[Mapping] = json.loads("[" + ",\n".join(line for line in lines if line.strip()) + "]")
+    else:
+        rows = source
     columns = {column for row in rows for column in dict(row)}
     hours, devices = any(row.get("device_hours") for row in rows), {row.get("device", "cpu") for row in rows}
     x = x or ("tokens" if (devices == {"cpu"} if "device" in columns else not hours) else "device_hours")
@@ -616,13 +619,14 @@ def curve(
     end = float(C[real].max(initial=0.0))
     unseen = real & (C > fit_until * end * ROUNDING)
     f = fit(C[~unseen], R[~unseen], n_samples=None if n is None else n[~unseen], **options)
-    report = CurveReport(name, x, f, fit_until * end, C, R, int(unseen.sum()), predictions=[])
+    report = CurveReport(name, x, f, fit_until * end, C, R, int(unseen.sum()))
     n_new = None if n is None else float(np.nanmedian(n))
     for at in (end, *predict_at):
-        spans = [tuple(map(float, f.interval(at, noise=noise, n_samples=n_new)[:, 0])) for noise in (False, True)]
+        of_curve = tuple(f.interval(at, n_samples=n_new)[:, 0].tolist())
+        of_evaluation = tuple(f.interval(at, noise=True, n_samples=n_new)[:, 0].tolist())
         seen = R[real & (at == C)]
         measured = float(seen.mean()) if seen.size else math.nan
-        report.predictions.append(Prediction(at, float(f.predict(at)), *spans, measured))
+        report.predictions.append(Prediction(at, float(f.predict(at)), of_curve, of_evaluation, measured))
     if unseen.any():
         low, high = f.interval(C[unseen], noise=True, n_samples=n_new)
         report.held_out_rmse = math.sqrt(np.mean((f.predict(C[unseen]) - R[unseen]) ** 2))
@@ -689,7 +693,8 @@ def plot_curves(reports: Sequence[CurveReport | SigmoidFit], path: str | Path) -
     """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
-    axes = Figure(figsize=(7.5, 4.6), layout="constrained").subplots()
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = figure.subplots()
     for i, r in enumerate(reports):
         if isinstance(r, SigmoidFit):
             r = CurveReport(f"run {i + 1}", "any unit", r, r.points.C.max(initial=0.0), r.points.C, r.points.R)
@@ -718,7 +723,7 @@ def plot_curves(reports: Sequence[CurveReport | SigmoidFit], path: str | Path) -
     axes.set(xlabel=f"compute ({UNITS.get(x, x)})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    axes.figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -78,7 +78,7 @@ def record_points(C: Sequence[float], R: Sequence[float], bin_width: float = 0.0
     order = np.argsort(C, kind="stable")
     bins = np.floor(np.asarray(R, float)[order] / bin_width + 1e-9)
     before = np.concatenate([[-np.inf], np.maximum.accumulate(bins)[:-1]])
-    mask = np.zeros(len(bins), bool)
+    mask: np.ndarray = np.zeros(len(bins), bool)
     mask[order] = bins > before
     return mask
 
@@ -177,7 +177,7 @@ def fit_n_star(C: Sequence[float], n: Sequence[float]) -> BestRollouts:
         return p[0] * expit(math.exp(p[1]) * (x - p[2])) + p[3] - y
 
     low, high = [0, math.log(0.2), x.min() - 1, -2], [20, math.log(50), x.max() + 1, 20]
-    middles = np.quantile(x, (0.25, 0.5, 0.75))
+    middles: np.ndarray = np.quantile(x, (0.25, 0.5, 0.75))
     starts = [[np.ptp(y), math.log(s), middle, max(y.min(), -2)] for s in (2, 5, 10) for middle in middles]
     options = {"bounds": (low, high), "xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
     best = min((least_squares(residuals, start, **options) for start in starts), key=lambda found: found.cost)
@@ -215,7 +215,7 @@ def recommend(runs: Sequence[Run], budget: float) -> Plan:
         ValueError: too few runs for an envelope, no stable B_p, or a budget below one update.
     """
     C, best, _ = envelope(runs)
-    law = fit_n_star(C, best)
+    law = fit_n_star(C.tolist(), best.tolist())
     n = 2 ** max(0, round(math.log2(law(budget))))
     stable = [B_p for B_p in sorted({run.B_p for run in runs}) if all(run.stable for run in runs if run.B_p == B_p)]
     if not stable:

