@@ -315,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in DISK:
             raise
         where, why = error.filename, error.strerror
-        print(f"train.py: cannot write {where}: {why}; earlier checkpoints are whole", file=sys.stderr)
+        print(f"train.py: cannot write {where}: {why}; earlier checkpoints are complete", file=sys.stderr)
         return 1
 
 

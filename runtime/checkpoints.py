@@ -4,6 +4,9 @@ A checkpoint holds the model, the optimizer and the random states (accelerate wr
 and `state.json`: step, version, the pass-rate history, the place in the stream of prompts, compute so far, and how long
 the logs were. Nothing that was sampled is saved. The prompts of groups in flight are listed instead, and a resumed run
 samples them again before all others, in their old order.
+
+Loading a checkpoint runs no code that it may contain. torch's weights-only loader builds tensors and plain containers;
+where torch unpickles without it (`.metadata` of FSDP2), `check_pickles` reads the file first.
 """
 
 import os
@@ -63,7 +66,7 @@ class CheckpointError(ValueError):
 
 def save(ranks: Ranks, folder: Folder, step: int, state: Callable[[], dict[str, Any]], keep: int) -> Path | None:
     """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
-    what stands in state.json. Returns its folder, None on ranks other than 0. Raises OSError for a full or read-only
+    the content of state.json. Returns its folder, None on ranks other than 0. Raises OSError for a full or read-only
     disk, after it has removed what was half written; earlier checkpoints stay."""
     temporary = ranks.from_main(lambda: str(folder.begin_checkpoint()))
     try:
@@ -84,7 +87,7 @@ def state_of(
     progress: Progress, history: PassRateHistory, prompts: PromptStream, generator: Generator,
     compute: dict[str, float], folder: Folder,
 ) -> dict[str, Any]:  # fmt: skip
-    """What stands in state.json. Read between two events of the generator's thread, which draws from `prompts`."""
+    """The content of state.json. Read between two events of the generator's thread, which draws from `prompts`."""
     flying, stream = generator.in_loop(
         lambda generator: ([problem.key for problem in generator.running.values()], prompts.state_dict())
     )
@@ -108,7 +111,7 @@ def load(accelerator: Any, checkpoint: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------ no foreign code
 
-PLAIN = {  # what stands in the `.metadata` of a torch distributed checkpoint, beside dtypes
+PLAIN = {  # the classes in the `.metadata` of a torch distributed checkpoint; dtypes come on top
     "torch.distributed.checkpoint.metadata": "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties "
     "ChunkStorageMetadata MetadataIndex StorageMeta _MEM_FORMAT_ENCODING",
     "torch.distributed.checkpoint.filesystem": "_StorageInfo",

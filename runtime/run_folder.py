@@ -1,14 +1,12 @@
-"""A run's files: settings, one record a step, evaluations, checkpoints; and the clock that counts compute.
+"""A run's files: flags, one record per step and per evaluation, rollouts to read, checkpoints, the final model.
 
-    config.json      every flag                     metrics.jsonl   the flags, then one record a step
-    eval.jsonl       one record an evaluation       samples.jsonl   a few rollouts to read
+    config.json      every flag                     metrics.jsonl   the flags, then one record per step
+    eval.jsonl       one record per evaluation      samples.jsonl   a few rollouts to read
     groups.jsonl     what each step consumed: [prompt key, correct, rollouts], counted from step 0
     checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
 
-A checkpoint is written to a temporary folder, flushed to disk and renamed, so one that exists is whole; `state.json`
-in it lists the other files with their sizes, so one that was damaged later is told from a whole one. Loading one runs
-no code that stands in it: torch's weights-only loader builds tensors and plain containers, and where torch unpickles
-without it (`.metadata` of FSDP2), `check_pickles` has read the file before.
+A checkpoint is written to a temporary folder, flushed to disk and renamed, so that one that exists is complete. Its
+`state.json` lists the other files with their sizes, so that one that was damaged later is recognized.
 """
 
 import json
@@ -42,15 +40,15 @@ class Folder:
             file.write(json.dumps(record) + "\n")
 
     def replace(self, name: str, text: str) -> None:
-        """Writes the file `name` as a whole: a stop leaves the old one or the new one."""
+        """Replaces the file `name`: a stop leaves either the old file or the new one."""
         new = self.path / f"{name}.new"
         with _named(new):
             new.write_text(text)
         new.replace(self.path / name)
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        """All records of `name`; none if it does not exist. A last line that is not whole, as a reader beside a writer
-        or a killed writer leaves it, is left out."""
+        """All records of `name`; none if it does not exist. A last line that is cut short is left out: a writer was
+        killed, or is writing it now."""
         file = self.path / name
         lines = file.read_text().split("\n")[:-1] if file.exists() else []
         return [json.loads(line) for line in lines]
@@ -129,7 +127,7 @@ class Folder:
         return sorted(f for f in self._checkpoints.glob("step-*") if re.fullmatch(r"step-\d+", f.name))
 
     def newest_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
-        """(folder, its state) of the newest whole checkpoint; damaged ones are passed over with a printed line."""
+        """(folder, its state) of the newest complete checkpoint; damaged ones are passed over with a printed line."""
         for folder in reversed(self.checkpoints()):
             state = _whole(folder)
             if state is not None:

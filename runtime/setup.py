@@ -144,11 +144,12 @@ def resume(
     flags: Flags, ranks: Ranks, folder: Folder, task: Any, history: PassRateHistory, prompts: PromptStream,
     progress: Progress,
 ) -> None:  # fmt: skip
-    """Loads the newest whole checkpoint and takes off what the logs gained after it. Raises UsageError."""
+    """Loads the newest complete checkpoint and takes off what the logs gained after it. Raises UsageError."""
     found = folder.newest_checkpoint()
     if found is None:
         raise UsageError(
-            f"--resume {folder.path}: no whole checkpoint is there; start anew with --output_dir and --overwrite true."
+            f"--resume {folder.path}: no complete checkpoint is there; start anew with --output_dir and "
+            "--overwrite true."
         )
     checkpoint, state = found
     try:

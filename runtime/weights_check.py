@@ -98,7 +98,7 @@ class Evaluator:
         largest = LARGEST_GAP[self.flags.dtype]
         if not gap <= largest:  # NaN, too
             raise RunFailed(
-                f"weights check: at version {check.version} trainer and generator differ by {gap:.1e} nats a token, "
+                f"weights check: at version {check.version} trainer and generator differ by {gap:.1e} nats per token, "
                 f"more than {largest} ({self.flags.dtype}): the generator has other weights than the trainer, or "
                 "computes with less precision (TF32, quantisation)"
             )

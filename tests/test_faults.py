@@ -22,19 +22,19 @@ pytestmark = pytest.mark.slow
 def start(folder, *extra, prefix=()):
     """The training process of a fresh run in `folder`, or with --resume of an old one."""
     place = [] if "--resume" in extra else ["--output_dir", str(folder)]
-    with (folder.parent / "log.txt").open("a") as log:
-        return subprocess.Popen(
-            [*prefix, sys.executable, "train.py", *place, *extra],
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+    return launch([*prefix, sys.executable, "train.py", *place, *extra], folder.parent / "log.txt")
+
+
+def launch(command, log):
+    """A process that writes to the end of the file `log`."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with log.open("a") as file:
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment)
 
 
 def under_a_network_name(tmp_path):
-    """What a command is to be prefixed with so that it runs where the host's name resolves to its network address, as on
-    most hosts; nothing where that is not permitted."""
+    """A prefix for commands: they run where the host's name resolves to its network address, as on most hosts. Empty
+    where that is not permitted."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing
@@ -43,15 +43,8 @@ def under_a_network_name(tmp_path):
         address = probe.getsockname()[0]
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{address} faraway\n")
-    prefix = [
-        "unshare",
-        "-u",
-        "-m",
-        "sh",
-        "-c",
-        f'hostname faraway && mount --bind {hosts} /etc/hosts && exec "$@"',
-        "-",
-    ]
+    script = f'hostname faraway && mount --bind {hosts} /etc/hosts && exec "$@"'
+    prefix = ["unshare", "-u", "-m", "sh", "-c", script, "-"]
     return prefix if subprocess.run([*prefix, "true"], capture_output=True).returncode == 0 else []
 
 
@@ -276,21 +269,14 @@ DRIVER = """
 )
 def test_signal_leaves_a_whole_checkpoint(tmp_path, moment, number, steps):
     """Sent while the trainer waits for rollouts, in its third update (which is finished), while an evaluation runs,
-    while a checkpoint is written: a whole checkpoint of every step that was logged, exit code 128 + signal, all within
-    30 s (while the engine starts: once it is up), no process left and nothing in shared memory. The evaluation of step 2 that was cut
-    short is made again by the resumed run."""
+    while a checkpoint is written: a complete checkpoint of every step that was logged, exit code 128 + signal, all
+    within 30 s (while the engine starts: once it is up), no process left and nothing in shared memory. The evaluation
+    of step 2 that was cut short is made again by the resumed run."""
     folder, script = tmp_path / "run", tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER).format(root=str(ROOT), name=number.name, moment=moment))
     flags = ["--output_dir", str(folder), "--max_steps", "40", "--eval_every", "2", "--save_every", "4"]
-    with (tmp_path / "log.txt").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, script, *flags],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
     log = tmp_path / "log.txt"
+    process = launch([sys.executable, script, *flags], log)
     assert wait_until(lambda: "signal in" in log.read_text(), process), log.read_text()
     relatives = family(process.pid)
     assert process.wait(timeout=60) == 128 + number, log.read_text()
@@ -358,11 +344,8 @@ def test_engine_deaths(tmp_path):
     log = (tmp_path / "log.txt").read_text()
     [said] = [line for line in log.splitlines() if line.startswith("train.py: ")]
     checkpoint, state = Folder(folder).newest_checkpoint()
-    assert (
-        "the vLLM engine died 2 times within 5 versions" in said
-        and f"checkpoint {checkpoint}" in said
-        and "--resume" in said
-    )
+    assert "the vLLM engine died 2 times within 5 versions" in said
+    assert f"checkpoint {checkpoint}" in said and "--resume" in said
     last = Folder(folder).read("metrics.jsonl")[-1]
     assert state["step"] == last["step"] < 24 and last["redone_groups"] >= 2
     assert start(folder, "--resume", str(folder)).wait(timeout=240) == 0

@@ -354,16 +354,6 @@ def test_token_budget_ends_the_run_cleanly(run):
     assert len(played.steps) == 3 and played.evals[-1]["step"] == 3 and played.steps[-1]["tokens"] == 36
 
 
-def test_a_budget_of_hours_counts_those_before_a_resume(monkeypatch, tmp_path):
-    """Half an hour before a resume and a quarter after it make .75: a budget of .7 is spent, one of .8 is not."""
-    parts = play(monkeypatch, tmp_path / "run", max_steps=1).parts
-    parts.recorder.start_clock(1, 1, {"hours": 0.5})
-    parts.recorder.clock.started -= 900
-    assert parts.recorder.clock.hours() == pytest.approx(0.75, abs=0.01)
-    assert train.budget_spent(default_flags(max_hours=0.7), parts)
-    assert not train.budget_spent(default_flags(max_hours=0.8), parts)
-
-
 # ------------------------------------------------------------------------------------------- how the program may end
 
 
