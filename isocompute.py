@@ -177,7 +177,7 @@ def fit_n_star(C: Sequence[float], n: Sequence[float]) -> BestRollouts:
         return p[0] * expit(math.exp(p[1]) * (x - p[2])) + p[3] - y
 
     low, high = [0, math.log(0.2), x.min() - 1, -2], [20, math.log(50), x.max() + 1, 20]
-    middles: np.ndarray = np.quantile(x, (0.25, 0.5, 0.75))
+    middles = [np.quantile(x, share) for share in (0.25, 0.5, 0.75)]
     starts = [[np.ptp(y), math.log(s), middle, max(y.min(), -2)] for s in (2, 5, 10) for middle in middles]
     options = {"bounds": (low, high), "xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
     best = min((least_squares(residuals, start, **options) for start in starts), key=lambda found: found.cost)
