@@ -425,7 +425,7 @@ class Stream:
         self._waiting_evaluations.append(slot)
         self._dispatch()
         await slot
-        longest = self.length_control.max_budget if self.length_control else self.max_completion
+        longest = self.length_control.max_budget if self.length_control else self.max_completion  # T4
         return await self._rollout(problem, longest)
 
     def _ended(self, task: asyncio.Task) -> None:
