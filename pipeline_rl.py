@@ -242,7 +242,7 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """Prompts in, finished groups out: keeps an engine full, in an event loop, by the rules of a pacer. An engine has
 
@@ -286,11 +286,6 @@ class Stream:
         self._wake, self._no_evaluation = asyncio.Event(), asyncio.Event()
         self._no_evaluation.set()
 
-    @property
-    def version(self) -> int:
-        """The policy version that is live in the engine."""
-        return self.engine.version
-
     def _dispatch(self) -> None:
         """Fills the engine: evaluation first, then new groups. Nothing ever queues inside vLLM, so the version at
         admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
@@ -328,13 +323,13 @@ class Stream:
         begun: list[int] = []  # the version at the beginning of each attempt
 
         def begin() -> list[Coroutine]:
-            begun.append(self.version)
+            begun.append(self.engine.version)
             if len(begun) > 1:
                 self.counters.redone_groups += 1
                 self._count_requests(self.rollouts)
                 self._dispatch()  # the engine is ready again
             draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
-            return [self._rollout(problem, budget) for budget in [draw(self._rng) for _ in range(self.rollouts)]]
+            return [self._rollout(problem, draw(self._rng), begun[-1]) for _ in range(self.rollouts)]
 
         rollouts = await self.engine.together(begin)
         await self._score(problem, rollouts)
@@ -344,11 +339,11 @@ class Stream:
         self._wake.set()
         self._dispatch()
 
-    async def _rollout(self, problem: Any, budget: int) -> Rollout:
+    async def _rollout(self, problem: Any, budget: int, version: int) -> Rollout:
         """One completion, in one request or, when its thinking is cut at `budget`, in two; its slot is counted."""
         # The salt keeps a prompt from hitting keys and values that another version left in vLLM's cache. Both legs have
         # the same one, so that the second finds those of the first.
-        prompt, salt, control = list(problem.prompt_ids), str(self.version), self.length_control
+        prompt, salt, control = list(problem.prompt_ids), str(version), self.length_control
         try:
             first = await self.engine.sample(prompt, budget, salt)
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
@@ -426,7 +421,7 @@ class Stream:
         self._dispatch()
         await slot
         longest = self.length_control.max_budget if self.length_control else self.max_completion  # T4
-        return await self._rollout(problem, longest)
+        return await self._rollout(problem, longest, self.engine.version)
 
     def _ended(self, task: asyncio.Task) -> None:
         self._tasks.discard(task)
@@ -458,6 +453,11 @@ class Generator(Stream):
             lambda loop, context: self._fail(context.get("exception") or RuntimeError(context["message"]))
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
+
+    @property
+    def version(self) -> int:
+        """The policy version that is live in the engine."""
+        return self.engine.version
 
     def start(self, weights: Any, version: int = 0) -> None:
         """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
@@ -541,7 +541,7 @@ class Generator(Stream):
         raise error
 
 
-@dataclass
+@dataclass(eq=False)
 class VLLMEngine:
     """One vLLM engine in a process of its own: a version per token, and weights that change while its requests run."""
 
