@@ -6,7 +6,7 @@ NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
 TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 # Two test processes; tests/conftest.py says which tests share one.
 SPREAD := -n 2
-FIT_TESTS := tests/test_fit_sigmoid.py tests/test_ablate.py
+FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit_curves.py tests/test_ablation_report.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 

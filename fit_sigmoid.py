@@ -12,15 +12,17 @@ IDEA. The pass rate on held-out prompts follows a sigmoid in compute, so the ear
 This file climbs from the law to the command line. Each step uses those before it.
 
 1. THE LAW. `sigmoid`, the equation above.
-2. LEAST SQUARES. `plain_fit` minimizes Q = sum_i w_i (R_i - R(C_i))^2 from a given start.
-3. UNCERTAINTY. `fit` adds a global start and intervals. It keeps every curve that fits almost as well as the best one:
+2. LEAST SQUARES. `plain_fit`, in 15 lines: the curve of least Q = sum_i w_i (R_i - R(C_i))^2, here with weights of 1.
+3. UNCERTAINTY. `fit` finds the least Q from any start and keeps every curve that fits almost as well:
    Q <= Q_min + 1.1 * dispersion * t^2. The dispersion is the variance of the residuals over that of pure sampling noise
-   (1 is as expected); t is Student's quantile, squared because one quantity at a time is asked. The interval of A, of B
-   or of a prediction is its least and its greatest value over the curves kept: a profile likelihood. A bootstrap would
-   need refits and would break at the bound A <= 1.
+   (1 is as expected); t is Student's quantile, squared because one quantity at a time is asked. 1.1 makes up for luck:
+   we call narrow intervals identifiable, and some are narrow by chance. The interval of A, of B or of a prediction is
+   its least and its greatest value over the curves kept, which is a profile likelihood. A bootstrap would need refits
+   and would break at the bound A <= 1.
 4. VERDICT. `CHECKS` is the table of what must hold before the ceiling A is called identifiable.
 5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
-6. REPORT, picture and command line, for the `eval.jsonl` of a run. Nothing new about the method from there on.
+6. SEARCH. How the least Q and the set of curves are found. Not needed to use or trust a result.
+7. REPORT, picture and command line for the `eval.jsonl` of a run.
 
 CHOICES, where the paper is silent. (a) The point at C = 0 measures R0, with a sampling error like every other point;
 without that point R0 is fitted. (b) Some runs rise faster near the top than any sigmoid with A <= 1 can. The best curve
@@ -28,6 +30,8 @@ then has A = 1 and predicts too low. So curves with A up to 1.25 are kept for pr
 interval of A ends at 1. (c) `method="paper_grid"` is the paper's own procedure, to compare with published values.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589]
+>>> [round(v, 3) for v in plain_fit(C, R)]  # R0, A, B, C_mid
+[0.251, 0.601, 1.745, 4.579]
 >>> f = fit(C, R, n_samples=16_000)
 >>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}; at C = 64 {f.predict(64):.3f}")
 A 0.601, 95% from 0.592 to 0.611; at C = 64 0.597
@@ -58,7 +62,7 @@ B_RANGE = (0.05, 20.0)  # an interval that touches an end is reported as open
 A_SLACK = 1.25  # choice (b)
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
 PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: few residuals alone would claim anything
-SAFETY = 1.1  # we call narrow intervals identifiable, and some are narrow by luck; 10 % more Q makes up for that
+SAFETY = 1.1  # see step 3
 ROUNDING = 1 + 1e-12  # of a share of the compute
 
 
@@ -76,48 +80,22 @@ def sigmoid(C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: Arra
 # ------------------------------------------------------------------------------------------------- 2. Least squares
 
 
-class Data(NamedTuple):
-    """What Q is made of."""
+def plain_fit(C: ArrayLike, R: ArrayLike) -> tuple[float, float, float, float]:
+    """(R0, A, B, C_mid) by least squares in Q = sum_i (R_i - R(C_i))^2, from a single start.
 
-    C: np.ndarray  # (N,)
-    R: np.ndarray  # (N,)
-    w: np.ndarray  # (N,) weights: 1 / variance of a point, up to the dispersion
-    R0_box: tuple[float, float]  # R0 lies in here
-
-
-def best_R0(x: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For curves x (G, 3) = A, log B, log C_mid: the best R0 (G,), half the curvature of Q in it (G,), and Q (G,)."""
-    C, R, w, box = data
-    A = x[:, :1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        s = expit(np.exp(x[:, 1:2]) * (np.log(C) - x[:, 2:]))  # (G, N) share of the gain
-        u, y = 1 - s, R - A * s  # R = (1 - s) R0 + s A is linear in R0: y = u R0
-        curvature = (u * u) @ w
-        R0 = np.where(curvature > 0, (u * y) @ w / curvature, box[0])
-    R0 = np.clip(R0, box[0], np.minimum(box[1], A[:, 0]))  # no curve falls: R0 <= A
-    return R0, curvature, (y - u * R0[:, None]) ** 2 @ w
-
-
-def search_range(C: np.ndarray, A_box: Sequence[float]) -> np.ndarray:
-    """Bounds (3, 2) of A, log B and log C_mid; those of C_mid lie far beyond the data on both sides."""
-    return np.array([A_box, np.log(B_RANGE), np.log([C[C > 0].min() / 100, C.max() * 1000])])
-
-
-def plain_fit(data: Data, bounds: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
-    """The curve x = (A, log B, log C_mid) of least Q that `least_squares` reaches from `start` (the middle if None)."""
+    Good enough for a run that shows both ends of its curve. What it lacks is in `fit`: points that count less than
+    others, a second minimum, and how sure the result is.
+    """
+    C, R = np.asarray(C, dtype=float), np.asarray(R, dtype=float)
 
     def _residuals(x: np.ndarray) -> np.ndarray:
-        R0, A, B, C_mid = parameters(x, data)
-        return np.sqrt(data.w) * (sigmoid(data.C, R0, A, B, C_mid) - data.R)
+        R0, A, log_B, log_C_mid = x
+        return sigmoid(C, R0, A, math.exp(log_B), math.exp(log_C_mid)) - R
 
-    start = bounds.mean(1) if start is None else start
-    wider = bounds + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
-    return np.clip(least_squares(_residuals, start, bounds=wider.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x, *bounds.T)
-
-
-def parameters(x: np.ndarray, data: Data) -> np.ndarray:
-    """(R0, A, B, C_mid) of x = (A, log B, log C_mid)."""
-    return np.array([best_R0(x[None], data)[0][0], x[0], *np.exp(x[1:])])
+    start = [R.min(), R.max(), 0.0, math.log(np.median(C[C > 0]))]
+    low, high = [0.0, 0.0, math.log(B_RANGE[0]), -50.0], [1.0, 1.0, math.log(B_RANGE[1]), 99.0]
+    R0, A, log_B, log_C_mid = least_squares(_residuals, start, bounds=(low, high), x_scale=[0.1, 0.1, 1, 1]).x
+    return float(R0), float(A), math.exp(log_B), math.exp(log_C_mid)
 
 
 # --------------------------------------------------------------------------------------------------- 3. Uncertainty
@@ -130,6 +108,15 @@ class Points(NamedTuple):
     R: np.ndarray  # (N,)
     n_samples: np.ndarray | None  # (N,)
     left_out: dict[str, int]  # how many points were not used, by reason: nan, duplicate, skipped, zero
+
+
+class Data(NamedTuple):
+    """What Q = sum_i w_i (R_i - R(C_i))^2 is made of."""
+
+    C: np.ndarray  # (N,)
+    R: np.ndarray  # (N,)
+    w: np.ndarray  # (N,) weights: 1 / variance of a point, up to the dispersion
+    R0_box: tuple[float, float]  # R0 lies in here
 
 
 class Uncertainty(NamedTuple):
@@ -222,8 +209,7 @@ def fit(
         raise ValueError(f"need 0 <= R0 <= A <= A_max, 0 < A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
     if not 0 <= A_range[0] < A_range[1] < math.inf:
         raise ValueError(f"need 0 <= low < high in A_range, not {A_range[0]} and {A_range[1]}")
-    options: dict[str, Any] = {"R0": R0, "A": A, "method": method, "A_max": A_max, "level": level}
-    options |= {"A_range": A_range, "C_mid_range": C_mid_range}
+    options = dict(R0=R0, A=A, method=method, A_max=A_max, level=level, A_range=A_range, C_mid_range=C_mid_range)
     C, R, n, _ = points = clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
     f = SigmoidFit(points, options, Intervals(R0=(0.0, A_max), A=(0.0, A_max)))
     judge(f, "points")
@@ -231,15 +217,15 @@ def fit(
         return f
     box = (0.0, A_max) if R0 is None else (R0, R0)
     bounds = search_range(C, (box[0], A_max) if A is None else (A, A))
-    p, x = R, None
-    for _ in range(1 if n is None else 3):  # binomial weights need the curve, the curve needs the weights
-        data = Data(C, R, 1 / unit_variance(p, n), box)
+    data = Data(C, R, 1 / unit_variance(R, n), box)
+    x = global_fit(data, bounds)
+    for _ in range(0 if n is None else 2):  # binomial weights need the curve, and the curve needs the weights
+        data = data._replace(w=1 / unit_variance(sigmoid(C, *parameters(x, data)), n))
         x = global_fit(data, bounds, x)
-        f.R0, f.A, f.B, f.C_mid = map(float, parameters(x, data))
-        p = f.predict(C)
+    f.R0, f.A, f.B, f.C_mid = map(float, parameters(x, data))
     f.uncertainty = likelihood_set(f, data, bounds, x)
     if f.uncertainty.curves is not None:
-        f.intervals = intervals_of(f)
+        f.intervals = intervals_of(f.uncertainty.curves, C, A_max)
     judge(f, *(("curve", "ceiling") if A is None else ("curve",)))
     if method == "paper_grid":  # after the verdict: the data are not to blame where no curve of the grid fits them
         f.R0, f.A, f.B, f.C_mid = paper_grid(f)
@@ -317,11 +303,10 @@ def inflation(z: np.ndarray, least: float) -> float:
     return (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
 
 
-def intervals_of(f: SigmoidFit) -> Intervals:
-    """Least and greatest value of each parameter over the likelihood set; open where the search range ends it."""
-    curves, A_max = f.uncertainty.curves, f.options["A_max"]
+def intervals_of(curves: np.ndarray, C: np.ndarray, A_max: float) -> Intervals:
+    """Least and greatest value of each parameter over `curves` (4, M); open within 5 % of the search range's end."""
     R0, A, *rest = ((float(v.min()), float(v.max())) for v in curves[:, curves[1] <= A_max + 1e-9])
-    ends = np.exp(search_range(f.points.C, (0, 1))[1:])
+    ends = np.exp(search_range(C, (0, 1))[1:])
     B, C_mid = (
         (0.0 if low < end[0] * 1.05 else low, math.inf if high > end[1] / 1.05 else high)
         for (low, high), end in zip(rest, ends, strict=True)
@@ -334,7 +319,7 @@ def intervals_of(f: SigmoidFit) -> Intervals:
 MAX_WIDTH = 0.1  # of the likelihood set in A: five of the paper's margins of 0.02
 RISE_ALPHA = 0.05  # a flat line must be this unlikely before the reward is said to rise
 LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend toward a ceiling
-LINE_SDS = 2.0  # standard errors by which a line must rise; else it is a ceiling already reached, and not compared
+SLOPE_SDS = 2.0  # standard errors from which on a line rises or falls; a line that does not rise is a ceiling reached
 LATE_SHARE, LATE_SDS = 5, 4.0  # the last fifth of the points may lie this many standard errors below the curve
 
 # What must hold before A is called identifiable, by what is looked at; the first row that fails gives the reason.
@@ -358,7 +343,7 @@ CHECKS = {
     "ceiling": (  # where A is fitted
         ("data and not the bound hold A", lambda e: e.A > e.A_max - 1e-6 and e.reach < e.A_max - MAX_WIDTH / 2,
          "the bound A <= {A_max:g} stopped the fit and not the data, which reach {reach:.2f} by C = {end}"),
-        ("few ceilings fit", lambda e: e.width > min(MAX_WIDTH, e.gain / 2),
+        ("few ceilings fit", lambda e: e.width > min(MAX_WIDTH, e.gain / 2),  # width of the set, A up to 1.25 A_max
          "ceilings from {low:.2f} to {high:.2f} fit: the data reach {reach:.2f} by C = {end}"),
         ("curve bends in C", lambda e: p_of_line(e, e.C / e.C[-1]) > LINE_ALPHA,
          "a straight line in C fits about as well: no ceiling shows by C = {end}"),
@@ -392,17 +377,19 @@ def evidence(f: SigmoidFit) -> SimpleNamespace:
     e.A, e.A_max, e.gain, e.grid = f.A, A_max, f.A - f.R0, f.options["A_range"]
     e.reach, e.end = float(f.predict(C[-1])), short(float(C[-1]))
     e.low, e.high = f.intervals.A
-    e.width = math.inf if curves is None else curves[1].max() - e.low  # before A is cut at A_max
+    e.width = math.inf if curves is None else curves[1].max() - e.low  # e.high is cut at A_max, this is not
     e.dispersion, e.dof, _ = f.uncertainty
     e.w = 1 / unit_variance(f.predict(C), n)
-    z = np.sqrt(e.w) * (R - f.predict(C))
+    z = np.sqrt(e.w) * (R - f.predict(C))  # standardized residuals
     level = f.R0 if f.R0_source == "given" else e.w @ R / e.w.sum()
+    # What the curve explains beyond a flat line; then the mean misfit of the last points, against the noise.
     e.p_flat = f_test_p(e.w @ (R - level) ** 2 - z @ z, 2, e.dof, e.dispersion)
-    falls = np.std(R) > MIN_SD and np.corrcoef(C, R)[0, 1] < -2 / math.sqrt(C.size)  # two standard errors
+    falls = np.std(R) > MIN_SD and np.corrcoef(C, R)[0, 1] < -SLOPE_SDS / math.sqrt(C.size)
     e.moves = "falls" if falls else "does not rise beyond its noise"
     e.late_n = max(3, C.size // LATE_SHARE)
     e.late = z[-e.late_n :].mean() * math.sqrt(e.late_n)
     e.noise = math.sqrt(max(np.mean(np.diff(z) ** 2) / 2, e.w.mean() * MIN_SD**2))  # differences miss a slow misfit
+    # For the straight lines: the points with C > 0, their weights, and Q of the curve there.
     e.C, e.R, e.v, e.Q = C[C > 0], R[C > 0], e.w[C > 0], z[C > 0] @ z[C > 0]
     return e
 
@@ -415,7 +402,7 @@ def f_test_p(gain: float, k: int, dof: float, dispersion: float) -> float:
 def p_of_line(e: SimpleNamespace, x: np.ndarray) -> float:
     """F test of the curve against a straight line in x, at the points with C > 0; 0 where that line does not rise."""
     Q_line, Q_flat = (e.v @ (e.R - np.polyval(np.polyfit(x, e.R, k, w=np.sqrt(e.v)), x)) ** 2 for k in (1, 0))
-    rises = Q_flat - Q_line > LINE_SDS**2 * e.dispersion
+    rises = Q_flat - Q_line > SLOPE_SDS**2 * e.dispersion
     return f_test_p(Q_line - e.Q, 2, e.dof, e.dispersion) if rises else 0.0
 
 
@@ -487,9 +474,39 @@ def refit(f: SigmoidFit, A: float) -> SigmoidFit:
 # --------------------------------------------------------------- 6. The search (not needed to use or trust a result)
 
 
+def best_R0(x: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For curves x (G, 3) = A, log B, log C_mid: the best R0 (G,), half the curvature of Q in it (G,), and Q (G,)."""
+    C, R, w, box = data
+    A = x[:, :1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        s = expit(np.exp(x[:, 1:2]) * (np.log(C) - x[:, 2:]))  # (G, N) share of the gain
+        u, y = 1 - s, R - A * s  # R = (1 - s) R0 + s A is linear in R0: y = u R0
+        curvature = (u * u) @ w
+        R0 = np.where(curvature > 0, (u * y) @ w / curvature, box[0])
+    R0 = np.clip(R0, box[0], np.minimum(box[1], A[:, 0]))  # no curve falls: R0 <= A
+    return R0, curvature, (y - u * R0[:, None]) ** 2 @ w
+
+
+def search_range(C: np.ndarray, A_box: Sequence[float]) -> np.ndarray:
+    """Bounds (3, 2) of A, log B and log C_mid; those of C_mid lie far beyond the data on both sides."""
+    return np.array([A_box, np.log(B_RANGE), np.log([C[C > 0].min() / 100, C.max() * 1000])])
+
+
+def parameters(x: np.ndarray, data: Data) -> np.ndarray:
+    """(R0, A, B, C_mid) of x = (A, log B, log C_mid)."""
+    return np.array([best_R0(x[None], data)[0][0], x[0], *np.exp(x[1:])])
+
+
 def global_fit(data: Data, bounds: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
-    """`plain_fit` from `start`, or from the best of a population over `bounds`: x = (A, log B, log C_mid)."""
-    x = plain_fit(data, bounds, explore(data, bounds)[0][0] if start is None else start)
+    """x = (A, log B, log C_mid) of least Q, by `least_squares` from `start`, or from the best of a population."""
+
+    def _residuals(x: np.ndarray) -> np.ndarray:
+        return np.sqrt(data.w) * (sigmoid(data.C, *parameters(x, data)) - data.R)
+
+    start = explore(data, bounds)[0][0] if start is None else start
+    wider = bounds + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
+    x = least_squares(_residuals, start, bounds=wider.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
+    x = np.clip(x, *bounds.T)
     flat = np.clip([data.w @ data.R / data.w.sum(), *bounds[1:].mean(1)], *bounds.T)
     Q, Q_flat = best_R0(np.stack([x, flat]), data)[2]  # where flat is as good, rounding would choose B and C_mid
     return flat if Q_flat < Q + data.w.sum() * MIN_SD**2 else x
@@ -505,8 +522,7 @@ def explore(
     stay, and the best 60 while there are fewer. Half of the moves start from the extremes of A, B and C_mid, since the
     extremes are what the set is for. The seed is fixed: the same data give the same answer.
     """
-    rng, size, best = np.random.default_rng(0), 600, 60
-    low, high = bounds.T
+    rng, size, best, (low, high) = np.random.default_rng(0), 600, 60, bounds.T
     trial = rng.uniform(low, high, (2 * size, 3))
     if x is not None:
         trial[0] = x
@@ -523,7 +539,7 @@ def explore(
     return pool[stay], Q[stay]
 
 
-def paper_grid(f: SigmoidFit) -> tuple[float, float, float, float]:
+def paper_grid(f: SigmoidFit) -> tuple[float, ...]:
     """The paper's procedure: every (A, C_mid) of a grid, B by `curve_fit`, the least sum of squares wins; unweighted.
 
     B is first scanned in all cells at once; only the best hundred of the 7,100 cells are worth a `curve_fit`. Values of
@@ -534,13 +550,12 @@ def paper_grid(f: SigmoidFit) -> tuple[float, float, float, float]:
     A = np.round(np.arange(f.options["A_range"][0], f.options["A_range"][1] + 1e-9, 0.005), 10)
     A = np.unique(np.clip(A, *((R0, A_max) if held is None else (held, held))))
     low, high = f.options["C_mid_range"] or (C.max() / 100, C.max())
-    C_mid = np.linspace(low, high, 100)
-    B = np.geomspace(*B_RANGE, 200)
+    C_mid, B = np.linspace(low, high, 100), np.geomspace(*B_RANGE, 200)
     s = sigmoid(C, 0.0, 1.0, B[:, None, None], C_mid[:, None])  # (200, 100, N)
     gain, y = (A - R0)[:, None, None], R - R0
     Q = y @ y - 2 * gain * (s @ y) + gain**2 * (s * s).sum(-1)  # (71, 200, 100)
     start, Q = B[Q.argmin(1)], Q.min(1)  # (71, 100)
-    found: list[tuple] = []
+    found: list[tuple[float, ...]] = []
     for i, j in np.argwhere(np.partition(Q.ravel(), 99)[99] >= Q):
         with warnings.catch_warnings():  # on a step or a flat curve B has no covariance, which is not asked for
             warnings.simplefilter("ignore", OptimizeWarning)
@@ -587,11 +602,10 @@ def load(source: str | Path | Sequence[Mapping], x: str | None = None) -> tuple:
     ValueError says what is wrong.
     """
     if isinstance(source, (str, Path)):
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
-        rows: Sequence[Mapping] = json.loads("[" + ",\n".join(line for line in lines if line.strip()) + "]")
-    else:
-        rows = source
-    columns = {column for row in rows for column in dict(row)}
+        lines = [line for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
+        source = json.loads("[" + ",\n".join(lines) + "]")
+    rows = [dict(row) for row in source]
+    columns = {column for row in rows for column in row}
     hours, devices = any(row.get("device_hours") for row in rows), {row.get("device", "cpu") for row in rows}
     x = x or ("tokens" if (devices == {"cpu"} if "device" in columns else not hours) else "device_hours")
     if missing := {x, "pass_rate"} - columns:
@@ -620,13 +634,13 @@ def curve(
     unseen = real & (C > fit_until * end * ROUNDING)
     f = fit(C[~unseen], R[~unseen], n_samples=None if n is None else n[~unseen], **options)
     report = CurveReport(name, x, f, fit_until * end, C, R, int(unseen.sum()))
-    n_new = None if n is None else float(np.nanmedian(n))
+    n_new = None if n is None else float(np.nanmedian(n))  # samples of an evaluation to come
     for at in (end, *predict_at):
-        of_curve = tuple(f.interval(at, n_samples=n_new)[:, 0].tolist())
-        of_evaluation = tuple(f.interval(at, noise=True, n_samples=n_new)[:, 0].tolist())
+        low, high = f.interval(at)[:, 0].tolist()
+        least, most = f.interval(at, noise=True, n_samples=n_new)[:, 0].tolist()
         seen = R[real & (at == C)]
         measured = float(seen.mean()) if seen.size else math.nan
-        report.predictions.append(Prediction(at, float(f.predict(at)), of_curve, of_evaluation, measured))
+        report.predictions.append(Prediction(at, float(f.predict(at)), (low, high), (least, most), measured))
     if unseen.any():
         low, high = f.interval(C[unseen], noise=True, n_samples=n_new)
         report.held_out_rmse = math.sqrt(np.mean((f.predict(C[unseen]) - R[unseen]) ** 2))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fit_sigmoid import records, rounded_otherwise, run_of, write
+from test_fit_report import records, write
+from test_fit_sigmoid import rounded_otherwise, run_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 from curve_files import InputError, load
@@ -43,8 +44,10 @@ def test_load_reads_an_eval_file(tmp_path):
     assert load(rows, samples="n_prompts")[3][0] == 512 and load(rows, y="pass_at_k")[2][0] == 0.5
 
 
-@pytest.mark.parametrize(("extra", "x"), [
-    ({"device": "cpu"}, "tokens"), ({"device": "NVIDIA H100"}, "device_hours"), ({"device": None}, "device_hours")])
+@pytest.mark.parametrize(
+    ("extra", "x"),
+    [({"device": "cpu"}, "tokens"), ({"device": "NVIDIA H100"}, "device_hours"), ({"device": None}, "device_hours")],
+)
 def test_default_compute(extra, x):
     assert load(records(**extra))[0] == x
 
@@ -68,29 +71,45 @@ def test_csv_with_named_columns(tmp_path):
 GOOD = "tokens,pass_rate\n0,0.1\n10,0.15\n20,0.3\n30,0.4\n40,0.45\n50,0.47\n"
 
 
-@pytest.mark.parametrize(("name", "text", "line", "words"), [
-    ("a.csv", GOOD.replace("pass_rate", "accuracy"), 1, "no column 'pass_rate'; name another with --y"),
-    ("a.csv", GOOD.replace("tokens", "hours"), 1, "there are: hours, pass_rate"),
-    ("a.csv", GOOD.replace("20,", "-20,"), 4, "tokens is -20"),
-    ("a.csv", GOOD.replace("20,", "inf,"), 4, "tokens is inf"),
-    ("a.csv", GOOD.replace("0.3", "30"), 4, "pass_rate is 30; rewards lie in [0, 1]"),
-    ("a.csv", GOOD.replace("0.3", "-0.3"), 4, "pass_rate is -0.3"),
-    ("a.csv", GOOD.replace("0.3", "high"), 4, "'high'; write a number"),
-    ("a.csv", GOOD + "0,0.2\n", 8, "0.2 at tokens = 0 but 0.1 on an earlier line; keep one"),
-    ("a.csv", "tokens,pass_rate\n0,0.1\n10,0.2\n20,0.3\n", 4, "3 usable points"),
-    ("a.csv", "", 1, "the file is empty"),
-    ("a.csv", "tokens,pass_rate\n", 1, "there is no row, at most a header"),
-    ("a.csv", "hours,rate\n1,0.1\n", 1, "no column 'device_hours', 'pass_rate'; name another with --x, --y, there are"),
-    ("a.csv", GOOD.replace("0.3", "30"), 4, "--scale (0.01 for percent)"),
-    ("a.csv", GOOD.replace("pass_rate", "a - pass_rate,b - pass_rate").replace(",0.", ",0.1,0."), 1,
-     "2 columns end in 'pass_rate': a - pass_rate, b - pass_rate; give one in full with --y"),
-    ("a.csv", "tokens,pass_rate\n" + "".join(f"{1763410000 + 600 * i},{0.1 + 0.05 * i}\n" for i in range(9)), 10,
-     "compute that starts at 1.76341e+09 and ends at 1.76341e+09: subtract its start (--x-start first)"),
-    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n{"tokens": 2, "pass_\n', 2, "not JSON"),
-    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n[3]\n', 2, "not a JSON object"),
-    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1, "n_prompts": 0, "n_samples": 2}\n', 1, "0 samples"),
-    ("b.csv", None, 1, "not a readable text file"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "line", "words"),
+    [
+        ("a.csv", GOOD.replace("pass_rate", "accuracy"), 1, "no column 'pass_rate'; name another with --y"),
+        ("a.csv", GOOD.replace("tokens", "hours"), 1, "there are: hours, pass_rate"),
+        ("a.csv", GOOD.replace("20,", "-20,"), 4, "tokens is -20"),
+        ("a.csv", GOOD.replace("20,", "inf,"), 4, "tokens is inf"),
+        ("a.csv", GOOD.replace("0.3", "30"), 4, "pass_rate is 30; rewards lie in [0, 1]"),
+        ("a.csv", GOOD.replace("0.3", "-0.3"), 4, "pass_rate is -0.3"),
+        ("a.csv", GOOD.replace("0.3", "high"), 4, "'high'; write a number"),
+        ("a.csv", GOOD + "0,0.2\n", 8, "0.2 at tokens = 0 but 0.1 on an earlier line; keep one"),
+        ("a.csv", "tokens,pass_rate\n0,0.1\n10,0.2\n20,0.3\n", 4, "3 usable points"),
+        ("a.csv", "", 1, "the file is empty"),
+        ("a.csv", "tokens,pass_rate\n", 1, "there is no row, at most a header"),
+        (
+            "a.csv",
+            "hours,rate\n1,0.1\n",
+            1,
+            "no column 'device_hours', 'pass_rate'; name another with --x, --y, there are",
+        ),
+        ("a.csv", GOOD.replace("0.3", "30"), 4, "--scale (0.01 for percent)"),
+        (
+            "a.csv",
+            GOOD.replace("pass_rate", "a - pass_rate,b - pass_rate").replace(",0.", ",0.1,0."),
+            1,
+            "2 columns end in 'pass_rate': a - pass_rate, b - pass_rate; give one in full with --y",
+        ),
+        (
+            "a.csv",
+            "tokens,pass_rate\n" + "".join(f"{1763410000 + 600 * i},{0.1 + 0.05 * i}\n" for i in range(9)),
+            10,
+            "compute that starts at 1.76341e+09 and ends at 1.76341e+09: subtract its start (--x-start first)",
+        ),
+        ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n{"tokens": 2, "pass_\n', 2, "not JSON"),
+        ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n[3]\n', 2, "not a JSON object"),
+        ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1, "n_prompts": 0, "n_samples": 2}\n', 1, "0 samples"),
+        ("b.csv", None, 1, "not a readable text file"),
+    ],
+)
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, name, text, line, words):
     path = tmp_path / name
     if text is not None:
@@ -109,7 +128,7 @@ def test_spaces_in_a_header(tmp_path):
 
 
 def wandb(path, run, rows):
-    """As wandb exports a chart: the run's name in front of the column's, and its least and greatest beside it."""
+    """As wandb exports a chart: the run's name in front of the column's, and columns of its least and greatest next to it."""
     lines = [f'"Step","{run} - eval/acc","{run} - eval/acc__MIN","{run} - eval/acc__MAX"']
     lines += [f'"{row["step"]}","{row["pass_rate"]}","0","1"' for row in rows]
     path.write_text("\n".join(lines) + "\n")
@@ -131,8 +150,10 @@ def test_a_tensorboard_export_in_percent(tmp_path, capsys):
     """Wall time in seconds since 1970 and percent: with the start subtracted and the scale, the run that it is."""
     rows = records(n=40, n_prompts=20_000)
     path = tmp_path / "tb.csv"
-    path.write_text("Wall time,Step,Value\n" + "".join(
-        f"{1763410000.5 + row['tokens'] / 1000},{row['step']},{100 * row['pass_rate']}\n" for row in rows))
+    path.write_text(
+        "Wall time,Step,Value\n"
+        + "".join(f"{1763410000.5 + row['tokens'] / 1000},{row['step']},{100 * row['pass_rate']}\n" for row in rows)
+    )
     f = fit_run(path, x="Wall time", scale=0.01, x_start="first").report.fit
     plain = fit([row["tokens"] / 1000 for row in rows], [row["pass_rate"] for row in rows])
     assert (f.A, f.B, f.C_mid, f.R0) == pytest.approx((plain.A, plain.B, plain.C_mid, plain.R0), rel=1e-4)
@@ -240,28 +261,31 @@ def test_bad_options_are_one_sentence(tmp_path, capsys):
     few = write(tmp_path / "few.jsonl", records(n=4))
     binary = tmp_path / "weights.bin"
     binary.write_bytes(bytes(range(256)))
-    for argv, words in (([path, "--predict-at", "5M"], "'5M'"), ([path, "--skip-below", "soon"], "'soon'"),
-                        ([path, other], "choose one with --x"), ([binary], "not a readable text file"),
-                        ([path, "--fit-until", "0.1"], "usable points"),
-                        ([path, "--samples", "many"], "no column 'many'"),
-                        ([path, "--samples", "nan"], "--samples is nan; give a number > 0"),
-                        *(([path, "--fit-until", v], f"--fit-until is {v}; give a share") for v in ("50.0", "nan", "-1.0")),
-                        *(([path, "--predict-at", v], f"--predict-at '{v}': give compute >= 0") for v in ("nan", "-1")),
-                        *(([path, "--skip-below", v], f"--skip-below '{v}': give compute >= 0") for v in ("nan", "-1")),
-                        *(([path, "--R0", v], f"--R0 is {v}; give a rate from 0") for v in ("2.0", "nan", "-1.0")),
-                        *(([path, "--A-max", v], f"--A-max is {v}; give a number > 0")
-                          for v in ("-1.0", "0.0", "nan", "inf")),
-                        *(([path, "--scale", v], f"--scale is {v}; give a number > 0") for v in ("0.0", "nan")),
-                        ([path, "--R0", "0.6", "--A-max", "0.5"], "--R0 is 0.6; give a rate from 0 to --A-max"),
-                        ([path, "--x-start", "soon"], "--x-start is soon; give a number or 'first'"),
-                        ([path, "--x-start", "nan"], "--x-start is nan"),
-                        ([path, "--x-start", "60000"], "tokens is -10000 after --x-start 60000"),
-                        ([path, "--A-range", "0.3", "0.9"], "give --method paper_grid with it"),
-                        ([path, "--A-range", "0.9", "0.3", "--method", "paper_grid"], "give 0 <= LOW < HIGH"),
-                        ([path, "--plot", tmp_path / "none" / "a.png"], "name a .png in a folder that exists"),
-                        ([path, "--slopes", tmp_path / "none" / "a.png"], "name a .png in a folder that exists"),
-                        ([path, "--plot", tmp_path / "a.xyz"], "'xyz' is not supported"),
-                        ([few, "--power-law"], "--power-law needs 4 points at C > 0")):
+    for argv, words in (
+        ([path, "--predict-at", "5M"], "'5M'"),
+        ([path, "--skip-below", "soon"], "'soon'"),
+        ([path, other], "choose one with --x"),
+        ([binary], "not a readable text file"),
+        ([path, "--fit-until", "0.1"], "usable points"),
+        ([path, "--samples", "many"], "no column 'many'"),
+        ([path, "--samples", "nan"], "--samples is nan; give a number > 0"),
+        *(([path, "--fit-until", v], f"--fit-until is {v}; give a share") for v in ("50.0", "nan", "-1.0")),
+        *(([path, "--predict-at", v], f"--predict-at '{v}': give compute >= 0") for v in ("nan", "-1")),
+        *(([path, "--skip-below", v], f"--skip-below '{v}': give compute >= 0") for v in ("nan", "-1")),
+        *(([path, "--R0", v], f"--R0 is {v}; give a rate from 0") for v in ("2.0", "nan", "-1.0")),
+        *(([path, "--A-max", v], f"--A-max is {v}; give a number > 0") for v in ("-1.0", "0.0", "nan", "inf")),
+        *(([path, "--scale", v], f"--scale is {v}; give a number > 0") for v in ("0.0", "nan")),
+        ([path, "--R0", "0.6", "--A-max", "0.5"], "--R0 is 0.6; give a rate from 0 to --A-max"),
+        ([path, "--x-start", "soon"], "--x-start is soon; give a number or 'first'"),
+        ([path, "--x-start", "nan"], "--x-start is nan"),
+        ([path, "--x-start", "60000"], "tokens is -10000 after --x-start 60000"),
+        ([path, "--A-range", "0.3", "0.9"], "give --method paper_grid with it"),
+        ([path, "--A-range", "0.9", "0.3", "--method", "paper_grid"], "give 0 <= LOW < HIGH"),
+        ([path, "--plot", tmp_path / "none" / "a.png"], "name a .png in a folder that exists"),
+        ([path, "--slopes", tmp_path / "none" / "a.png"], "name a .png in a folder that exists"),
+        ([path, "--plot", tmp_path / "a.xyz"], "'xyz' is not supported"),
+        ([few, "--power-law"], "--power-law needs 4 points at C > 0"),
+    ):
         assert main([str(a) for a in argv]) == 2
         err = capsys.readouterr().err
         assert words in err and err.count("\n") == 1
@@ -278,7 +302,22 @@ def test_command_line_json_and_options(tmp_path, capsys):
     assert run["x"] == "step" and run["held_out_rmse"] is None and run["predictions"][1]["C"] == 180
     assert run["fit"]["A_interval"][0] < run["fit"]["A"] and "curves" not in run["fit"]
     assert len(result[f"windows of {run['name']}"]) == 4 and result[f"power law of {run['name']}"]["A"] <= 1
-    assert main([str(path), "--windows", "--power-law", "--R0", "0.07", "--method", "paper_grid", "--A-range", "0.9",
-                 "0.99"]) == 0
+    assert (
+        main(
+            [
+                str(path),
+                "--windows",
+                "--power-law",
+                "--R0",
+                "0.07",
+                "--method",
+                "paper_grid",
+                "--A-range",
+                "0.9",
+                "0.99",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "windows of compute" in text and "A - D / C^B" in text and "0.070" in text and "given" in text

@@ -51,15 +51,15 @@ def early_transient(
 
     F = ((Q_all - Q_rest) / k) / dispersion of the rest. A cut is proposed only at p < alpha.
     """
-    whole = fit(C, R, n_samples=n_samples)
-    C, R, n, _ = whole.points
-    best = Transient(0.0, 0, 1.0, 0.0, whole.A, whole.A)
-    if math.isnan(whole.A):
+    everything = fit(C, R, n_samples=n_samples)
+    C, R, n, _ = everything.points
+    best = Transient(0.0, 0, 1.0, 0.0, everything.A, everything.A)
+    if math.isnan(everything.A):
         return best
     zeros = int((C == 0).sum())
     tries = range(1, min((C.size - zeros) // 3, C.size - zeros - 5, MAX_EARLY) + 1)
-    w, prior = 1 / fit_sigmoid.unit_variance(whole.predict(C), n), 0.0 if n is None else fit_sigmoid.PRIOR_DOF
-    Q_all = w @ (R - whole.predict(C)) ** 2
+    w, prior = 1 / fit_sigmoid.unit_variance(everything.predict(C), n), 0.0 if n is None else fit_sigmoid.PRIOR_DOF
+    Q_all = w @ (R - everything.predict(C)) ** 2
     for k in tries:
         rest = np.r_[:zeros, zeros + k : C.size]
         data = fit_sigmoid.Data(C[rest], R[rest], w[rest], (0.0, 1.0))
@@ -70,7 +70,7 @@ def early_transient(
         p = min(1.0, len(tries) * fit_sigmoid.f_test_p(Q_all - Q_rest, k, dof, dispersion))
         if p < best.p_value:
             cut = float(C[zeros + k]) if p < alpha else 0.0
-            best = Transient(cut, k, p, float(miss[zeros : zeros + k].mean()), whole.A, float(x[0]))
+            best = Transient(cut, k, p, float(miss[zeros : zeros + k].mean()), everything.A, float(x[0]))
     return best
 
 
@@ -277,9 +277,7 @@ def more(args: argparse.Namespace, run: Fitted, options: dict, result: dict, tex
     name, f = run.report.name, run.report.fit
     if args.windows:
         table = result[f"windows of {name}"] = windows(run.data.C, run.data.R, n_samples=run.data.n_samples, **options)
-        lines = (
-            f"  {span((a, b)):<18}A {w.A:.3f} {span(w.A_interval, 3)}  B {w.B:.2f}" for a, b, w in table
-        )
+        lines = (f"  {span((a, b)):<18}A {w.A:.3f} {span(w.A_interval, 3)}  B {w.B:.2f}" for a, b, w in table)
         text.append("\n".join([f"{name}: windows of compute", *lines]))
     if args.power_law:
         if (f.points.C > 0).sum() < 4:

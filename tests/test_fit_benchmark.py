@@ -1,0 +1,52 @@
+"""Tests of `tools/fit_benchmark.py`: what its simulations say of `fit_sigmoid.py`."""
+
+import time
+
+import numpy as np
+import pytest
+from test_fit_sigmoid import run_of, squares
+
+from fit_sigmoid import fit
+from tools.fit_benchmark import draw, half_runs, multi_start, no_ceiling, paper_range
+
+pytestmark = pytest.mark.long
+
+
+def test_least_squares_is_the_global_minimum():
+    rng = np.random.default_rng(4)
+    for i in range(8):
+        C, R, truth, _ = draw(rng, spanning=i % 2 == 0)
+        f, (A, Q) = fit(C, R), multi_start(C, R, truth, rng)
+        assert squares(f) <= Q * (1 + 1e-7)
+        if f.identifiable:
+            assert f.A == pytest.approx(A, abs=1e-4)
+
+
+def test_a_fit_with_intervals_is_fast():
+    """Well under 0.1 s of CPU time; the least of seven, because other work may run at the same time."""
+    C, R = run_of(n=60)
+    spent = []
+    for _ in range(7):
+        start = time.process_time()
+        fit(C, R)
+        spent.append(time.process_time() - start)
+    assert min(spent) < 0.1
+
+
+def test_coverage_in_short():
+    found = paper_range(30, seed=5, reference=False)
+    assert found["A covered"] >= 0.85 and found["curve at 2 C covered"] >= 0.85
+
+
+@pytest.mark.slow
+def test_simulations_keep_their_promises():
+    found = paper_range(300, seed=0)
+    assert found["RMSE of A"] <= 1.1 * found["reference RMSE of A"] and found["failed convergence"] == 0
+    assert found["median error of A"] <= 1.1 * found["reference median error of A"]
+    assert 0.90 <= found["A covered"] <= 0.99 and 0.90 <= found["A covered where identifiable"] <= 0.98
+    for name in ("B covered", "C_mid covered", "curve at 2 C covered", "evaluation at 2 C covered"):
+        assert 0.90 <= found[name] <= 0.99
+    spanning = paper_range(200, seed=1, spanning=True, reference=False)
+    assert spanning["identifiable"] >= 0.6 and 0.90 <= spanning["A covered where identifiable"] <= 1.0
+    assert all(count <= 2 for count in no_ceiling(100, seed=0).values())
+    assert all(covered >= 0.9 for _, _, covered in half_runs(20, 0, 50).values())
