@@ -22,7 +22,7 @@ from pipeline_rl import EngineDied, EngineFailed, Rollout
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
 
 
-@dataclass
+@dataclass(eq=False)
 class RestartingEngine(pipeline_rl.VLLMEngine):
     """A VLLMEngine that starts again with the weights prepared last when its process dies."""
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -22,8 +23,9 @@ from runtime.weights_check import LARGEST_GAP
 
 @pytest.fixture
 def made(monkeypatch):
-    """The fake vLLM engines that were started, in their order."""
-    return install_fake_vllm(monkeypatch)
+    """The fake vLLM engines that were started, in their order. The plain engine leaves its environment set."""
+    with mock.patch.dict(os.environ):
+        yield install_fake_vllm(monkeypatch)
 
 
 class Channel:

@@ -430,7 +430,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
     def take(self, count):
         try:
             groups = Replay.take(self, count)
-        except StopIteration:  # the real generator's word for it: test_generator.py
+        except StopIteration:  # the real generator's word for it: test_pipeline_rl.py
             raise pipeline_rl.Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
         for made in [r for group in groups for r in group.rollouts]:
             made.reward, made.correct = 1.0, True

@@ -163,24 +163,6 @@ def test_another_process_may_remove_the_same_folder_first(channel, monkeypatch, 
 # ------------------------------------------------------------------------------------------------- vLLM's own channels
 
 
-@pytest.mark.parametrize("kind", ["ipc", "nccl"])
-def test_what_vllm_is_told(kind, monkeypatch):
-    """Backends and fields of vLLM's own trainer-side classes; the buffer of `ipc` holds the largest tensor."""
-    pytest.importorskip("vllm")
-    channel = TransferWeights(kind, rank=0, workers=4)
-    weights = Gathered(2)
-    monkeypatch.setattr(weights, "metadata", lambda: [Meta("w", torch.float32, (2**28,))])
-    channel.prepare(weights)
-    info = channel._init_info()
-    assert info.backend == kind and info.rank == 0 and info.packed and weights.passes == 0
-    if kind == "ipc":
-        assert info.packed_buffer_size_bytes == 2**30
-    else:
-        assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
-    assert channel.engine_args["weight_transfer_config"] == {"backend": kind}
-    channel.close()
-
-
 def test_other_ranks_send_with_rank_0(monkeypatch):
     """A rank other than 0 takes part in each sending as soon as it prepares; rank 0 only when it delivers."""
     sent = []

@@ -1,11 +1,15 @@
 """vLLM's own weight channels as far as a machine without a GPU can drive them."""
 
+from types import SimpleNamespace
+
+import pytest
 import rendezvous
+import torch
 from fake_engine import problems
 from real_engine import new_engine, new_generator
 from tiny_model import TinyModel
 
-from runtime.weight_channels import TransferWeights
+from runtime.weight_channels import Meta, TransferWeights
 
 
 def test_a_transfer_in_flight(tmp_path, monkeypatch):
@@ -34,3 +38,18 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch):
     finally:
         generator.close()
     assert not channel.folder.exists()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "nccl"])
+def test_what_vllm_is_asked_for(kind):
+    """Backends and fields of vLLM's own trainer-side classes; the buffer of `ipc` holds the largest tensor."""
+    channel = TransferWeights(kind, rank=0, workers=4)
+    channel.prepare(SimpleNamespace(metadata=lambda: [Meta("w", torch.float32, (2**28,))]))
+    info = channel._init_info()
+    assert info.backend == kind and info.rank == 0 and info.packed
+    if kind == "ipc":
+        assert info.packed_buffer_size_bytes == 2**30
+    else:
+        assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
+    assert channel.engine_args["weight_transfer_config"] == {"backend": kind}
+    channel.close()
