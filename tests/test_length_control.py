@@ -217,7 +217,7 @@ def test_penalty_at_the_papers_scale_falls_by_1_over_cache_a_token():
     torch.testing.assert_close(penalty.diff(), torch.full((2000,), -1 / 2000), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bfloat16, torch.float32, torch.float64])
 def test_penalty_dtype(dtype):
     lengths = torch.tensor([13, 20], dtype=dtype)
     expected = torch.float64 if dtype == torch.float64 else torch.float32
