@@ -384,6 +384,8 @@ def test_log_ratio_is_bounded_before_exp(name, gap):
         summary = summarize_metrics(metrics)
         assert all(math.isfinite(v) for v in summary.values()) and summary["ess"] > 0
         assert summary["ratio_max"] == pytest.approx(math.exp(20) if gap > 0 else 1.0)
+    token = [x[:1, :1] for x in (logprobs, behaviour, logprobs)]  # bounded below, too: equal ratios are no 0 / 0
+    assert summarize_metrics(run(name, *token, torch.ones(1), torch.ones(1, 1))[1])["ess"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", NAMES)
