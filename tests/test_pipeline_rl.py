@@ -182,6 +182,19 @@ def test_min_ready_that_is_never_met_is_refused(batch, k, schedule, most):
             Pacer(batch, k, schedule=schedule, min_ready=wrong)
 
 
+def test_numbers_without_a_meaning_are_refused():
+    """On-policy is k = 0 of `pipeline` and k = 1 of `ppo_off_policy`; one prompt and one ready batch are the least."""
+    for batch, k, schedule in [(1, 0, "pipeline"), (1, 1, "ppo_off_policy")]:
+        assert Pacer(batch, k, schedule=schedule, max_ready=1).capacity == 1
+        for wrong in [(batch - 1, k), (batch, k - 1)]:
+            with pytest.raises(ValueError, match=f"{schedule} needs batch_prompts >= 1 and k >= {k}, not"):
+                Pacer(*wrong, schedule=schedule)
+    with pytest.raises(ValueError, match="max_ready must be at least 2"):
+        Pacer(2, 1, max_ready=1)
+    with pytest.raises(ValueError, match="one of pipeline, ppo_off_policy, not 'grpo'"):
+        Pacer(1, 1, schedule="grpo")
+
+
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_min_ready_up_to_the_bound_is_met(k, batch):
