@@ -204,7 +204,7 @@ def what_is_unknown(known: np.ndarray, N0: float, own_K: np.ndarray, interval: I
 
 
 def number(text: str) -> float:
-    """"0.6B" as 6e8, "7e9" as it is. Raises ValueError."""
+    """ "0.6B" as 6e8, "7e9" as it is. Raises ValueError."""
     match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([KMBT]?)\s*", str(text))
     if not match or float(match[1]) <= 0:
         raise ValueError(f"{text!r} is no size; write it as 0.6B or 6e8")

@@ -1,9 +1,9 @@
 """The engine of a run: pipeline_rl's, replaced when it dies, and what else only a long run needs of vLLM.
 
-    RestartingEngine    a new vLLM, with the weights prepared last, when one has died; groups are then redone
-    several engines     `data_parallel_size` of them behind one client; each has `max_num_seqs` slots
-    faster messages     engines on a CPU send a completion once (engine_process.WholeCompletions)
-    Ray                 workers on other hosts, which have none of our files
+RestartingEngine    a new vLLM, with the weights prepared last, when one has died; groups are then redone
+several engines     `data_parallel_size` of them behind one client; each has `max_num_seqs` slots
+faster messages     engines on a CPU send a completion once (engine_process.WholeCompletions)
+Ray                 workers on other hosts, which have none of our files
 """
 
 import asyncio

@@ -18,7 +18,8 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
     "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": (  # "clip-higher"
-        "--loss gspo, dapo or tis (grpo's clip is symmetric)", lambda flags: flags.loss in ("gspo", "dapo", "tis")
+        "--loss gspo, dapo or tis (grpo's clip is symmetric)",
+        lambda flags: flags.loss in ("gspo", "dapo", "tis"),
     ),
     "tis_cap tis_level": ("--loss tis", lambda flags: flags.loss == "tis"),
     "kl_estimator": ("--kl_coef above 0", lambda flags: flags.kl_coef > 0),
@@ -30,7 +31,8 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "rambling": ("the built-in model (no --model)", lambda flags: not flags.model),
     "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "reward_errors thinking apply_chat_template end_of_thinking stop_tokens": (
-        "a --dataset", lambda flags: flags.dataset != "chain"
+        "a --dataset",
+        lambda flags: flags.dataset != "chain",
     ),
     "interruption_phrase": (
         "--length_control interruption and a --dataset",

@@ -111,8 +111,7 @@ class Evaluator:
         mixed = sum(any(v != check.version for v, m in zip(r.versions, r.mask, strict=True) if m) for _, r in flat)
         if mixed:
             raise RunFailed(
-                f"weights check: {mixed} evaluation completions have tokens that version {check.version} "
-                "did not sample"
+                f"weights check: {mixed} evaluation completions have tokens that version {check.version} did not sample"
             )
         if check.record is not None:
             record = check.record | evaluation_record(groups)

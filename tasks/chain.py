@@ -94,8 +94,10 @@ class ChainTask:
         self, seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, *, min_ops: int = 2, max_ops: int = 8
     ) -> None:
         if not 2 <= min_ops <= max_ops <= len(LABELS):
-            raise ValueError(f"min_ops and max_ops must satisfy 2 <= min_ops <= max_ops <= {len(LABELS)}, "
-                             f"got {min_ops} and {max_ops}")
+            raise ValueError(
+                f"min_ops and max_ops must satisfy 2 <= min_ops <= max_ops <= {len(LABELS)}, "
+                f"got {min_ops} and {max_ops}"
+            )
         self.tokenizer = word_tokenizer()
         self.sources = ["chain"]
         self.weights: dict[str, float] = {}
@@ -119,8 +121,10 @@ class ChainTask:
                 ids = tuple(IDS[word] for word in text.split())
                 problems[text] = Problem(stable_key(text), ids, f"{values[-2]} {values[-1]}", "chain")
         if len(problems) < size:
-            raise ValueError(f"there are fewer than {size} distinct problems of {ops[0]} to {ops[1]} operations; "
-                             "ask for fewer problems or more operations")
+            raise ValueError(
+                f"there are fewer than {size} distinct problems of {ops[0]} to {ops[1]} operations; "
+                "ask for fewer problems or more operations"
+            )
         return list(problems.values())
 
     def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]:
@@ -143,4 +147,3 @@ class ChainTask:
 
     def close(self) -> None:
         """Nothing to release: there are no worker processes."""
-

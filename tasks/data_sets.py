@@ -49,8 +49,12 @@ class PromptOptions:
 
 
 def read_problems(
-    data: DataSet, tokenizer: Any, options: PromptOptions, readable: Callable[[list[Any]], list[bool]],
-    raw_answers: bool, skipped: Counter[str],
+    data: DataSet,
+    tokenizer: Any,
+    options: PromptOptions,
+    readable: Callable[[list[Any]], list[bool]],
+    raw_answers: bool,
+    skipped: Counter[str],
 ) -> dict[str, tuple[str, Problem]]:
     """{key: (prompt text, problem)} of one data set's rows, without those whose answer no verifier can read
     (`readable`) and those whose prompt is too long, which are counted in `skipped`."""
@@ -59,8 +63,13 @@ def read_problems(
         if not good:
             skipped["unreadable_answer"] += 1
             del kept[key]
-    encoded = encode_prompts(tokenizer, [row.messages for row in kept.values()], options.prompt_template,
-                             options.apply_chat_template, options.thinking)
+    encoded = encode_prompts(
+        tokenizer,
+        [row.messages for row in kept.values()],
+        options.prompt_template,
+        options.apply_chat_template,
+        options.thinking,
+    )
     found: dict[str, tuple[str, Problem]] = {}
     for (key, row), ids in zip(kept.items(), encoded, strict=True):
         if options.max_prompt_tokens is not None and len(ids) > options.max_prompt_tokens:
@@ -100,8 +109,10 @@ class DatasetTask:
             self.skipped["duplicate_prompt"] += len(found) - len(own)
         if len(own) <= options.held_out:
             skipped = dict(self.skipped)
-            raise ValueError(f"`dataset` {data.name} has {len(own)} usable prompts (skipped: {skipped}), and "
-                             f"`held_out` {options.held_out} leaves none to train on; lower it or add rows")
+            raise ValueError(
+                f"`dataset` {data.name} has {len(own)} usable prompts (skipped: {skipped}), and "
+                f"`held_out` {options.held_out} leaves none to train on; lower it or add rows"
+            )
         self._prompts.update((key, found[key][0]) for key in own)
         self.held_out += [found[key][1] for key in own[: options.held_out]]
         self.train += [found[key][1] for key in own[options.held_out :]]
@@ -161,11 +172,22 @@ def load_dataset_task(
         raise ValueError(f"`reward` must be one name or one for each of the {len(named)} data sets, got {reward!r}")
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
-    endings = find_endings(tokenizer, thinking=options.thinking, end_of_thinking=end_of_thinking,
-                           interruption_phrase=interruption_phrase, stop_tokens=stop_tokens)
+    endings = find_endings(
+        tokenizer,
+        thinking=options.thinking,
+        end_of_thinking=end_of_thinking,
+        interruption_phrase=interruption_phrase,
+        stop_tokens=stop_tokens,
+    )
     with contextlib.ExitStack() as undo:
-        pool = RewardPool(rewards, workers=reward_workers, timeout=reward_timeout, memory_mb=reward_memory_mb,
-                          errors=reward_errors, end_of_thinking=endings.end_of_thinking)
+        pool = RewardPool(
+            rewards,
+            workers=reward_workers,
+            timeout=reward_timeout,
+            memory_mb=reward_memory_mb,
+            errors=reward_errors,
+            end_of_thinking=endings.end_of_thinking,
+        )
         undo.callback(pool.close)
         by_name = {data.name: name for data, name in zip(named, rewards, strict=True)}
         task = DatasetTask(tokenizer, endings, pool, by_name)

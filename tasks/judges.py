@@ -64,8 +64,9 @@ class Worker:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         # In a session of its own: Ctrl-C reaches only the run, and the process group is all that the worker started.
         with theirs:
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment,
-                                            start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment, start_new_session=True
+            )
 
     def exchange(self, request: bytes, timeout: float) -> list[Any]:
         """Sends one line, returns the reply. Raises TimeoutError at the deadline, EOFError if the worker is gone."""
@@ -191,8 +192,10 @@ class RewardPool:
         try:
             kind, _, _, told = worker.exchange(b"", START_TIMEOUT)
         except (EOFError, TimeoutError) as error:
-            raise ValueError(f"`reward` {names}: a worker does not start; its own message is above. A limit of memory "
-                             f"above {self._settings['memory_mb']} MiB may help") from error
+            raise ValueError(
+                f"`reward` {names}: a worker does not start; its own message is above. A limit of memory "
+                f"above {self._settings['memory_mb']} MiB may help"
+            ) from error
         if kind != "ready":
             raise ValueError(f"`reward` {names} cannot be loaded:\n{told}")
 
@@ -232,5 +235,7 @@ class RewardPool:
         with self._lock:
             first, self._shown = not self._shown, True
         if first:
-            print(f"The reward {name} raised; such completions get reward 0 and are counted. The first:\n{told}",
-                  file=sys.stderr)
+            print(
+                f"The reward {name} raised; such completions get reward 0 and are counted. The first:\n{told}",
+                file=sys.stderr,
+            )

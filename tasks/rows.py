@@ -85,9 +85,10 @@ def read_rows(data: DataSet, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
         else:
             yield from load_dataset(data.name, data.config, split=data.split or "train")
     except (DatasetsError, OSError, ValueError) as error:
-        raise ValueError(f"`dataset` {data.name} cannot be loaded ({type(error).__name__}: {error}); give a .jsonl or "
-                         ".parquet file, or a data set id, with its configuration and split as NAME:CONFIG:SPLIT"
-                         ) from error
+        raise ValueError(
+            f"`dataset` {data.name} cannot be loaded ({type(error).__name__}: {error}); give a .jsonl or "
+            ".parquet file, or a data set id, with its configuration and split as NAME:CONFIG:SPLIT"
+        ) from error
 
 
 def read_json_lines(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -121,8 +122,10 @@ def find_column(
         if any(field_of(row, column) is not None for row in rows):
             return column
     there = ", ".join(sorted({str(key) for row in rows[:100] for key in row})) or "none at all"
-    raise ValueError(f"`dataset` {name}: no row has {wanted or ', '.join(known)}; its columns are {there}; "
-                     f"name the right one with `{option}`")
+    raise ValueError(
+        f"`dataset` {name}: no row has {wanted or ', '.join(known)}; its columns are {there}; "
+        f"name the right one with `{option}`"
+    )
 
 
 def clean_text(text: str) -> str:
@@ -134,8 +137,12 @@ def prompt_messages(value: Any) -> list[dict[str, str]] | None:
     """A prompt column's value as chat messages; a string is one message of the user. None if it is neither."""
     if isinstance(value, str):
         return [{"role": "user", "content": clean_text(value)}]
-    if isinstance(value, list) and value and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    if (
+        isinstance(value, list)
+        and value
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+        )
     ):
         return [{"role": m["role"], "content": clean_text(m["content"])} for m in value]
     return None

@@ -77,8 +77,10 @@ def named_stop_ids(tokenizer: Any, names: str) -> tuple[int, ...]:
     vocabulary, tokens = tokenizer.get_vocab(), [name.strip() for name in names.split(",")]
     unknown = [token for token in tokens if token not in vocabulary]
     if unknown:
-        raise ValueError(f"`stop_tokens`: the tokenizer has no token {', '.join(map(repr, unknown))}; name single "
-                         "tokens as its vocabulary writes them, separated by commas")
+        raise ValueError(
+            f"`stop_tokens`: the tokenizer has no token {', '.join(map(repr, unknown))}; name single "
+            "tokens as its vocabulary writes them, separated by commas"
+        )
     return tuple(vocabulary[token] for token in tokens)
 
 

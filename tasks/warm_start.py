@@ -67,10 +67,19 @@ def new_model(shape: ModelShape, seed: int) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=len(WORDS), hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate_size, tie_word_embeddings=True, initializer_range=shape.init_std,
-        max_position_embeddings=256, eos_token_id=IDS["<eos>"], pad_token_id=IDS["<pad>"], bos_token_id=None,
+        vocab_size=len(WORDS),
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate_size,
+        tie_word_embeddings=True,
+        initializer_range=shape.init_std,
+        max_position_embeddings=256,
+        eos_token_id=IDS["<eos>"],
+        pad_token_id=IDS["<pad>"],
+        bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -102,8 +111,10 @@ def train_warm_start(settings: WarmStart, seed: int, report: Callable[[str], Non
         if smoothed < settings.clean_loss:
             break
     else:
-        raise RuntimeError(f"the warm start's loss is {smoothed:.3f} after {step} clean steps, not below "
-                           f"{settings.clean_loss}; raise clean_steps or try another seed")
+        raise RuntimeError(
+            f"the warm start's loss is {smoothed:.3f} after {step} clean steps, not below "
+            f"{settings.clean_loss}; raise clean_steps or try another seed"
+        )
     report(f"warm start: {step} clean steps, loss {smoothed:.3f}")
     for loss in supervised_steps(model, optimizer, batches(True, settings.corrupted_steps)):
         smoothed = 0.9 * smoothed + 0.1 * loss
@@ -143,4 +154,3 @@ def warm_start(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
-

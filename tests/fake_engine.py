@@ -90,7 +90,9 @@ class FakeEngine:
 
 
 @contextmanager
-def generating(prompts: Any = (), engine: Any = None, pacer: Pacer | None = None, **options: Any) -> Iterator[Generator]:
+def generating(
+    prompts: Any = (), engine: Any = None, pacer: Pacer | None = None, **options: Any
+) -> Iterator[Generator]:
     """A started Generator over a fake engine: groups of two, B = 1, k = 0 if not said otherwise."""
     defaults = {"score": no_reward, "rollouts": 2, "max_completion": 8}
     made = Generator(engine or FakeEngine(), iter(prompts), pacer=pacer or Pacer(1, 0), **defaults | options)

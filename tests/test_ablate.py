@@ -18,11 +18,10 @@ from ablate import UsageError, plan
 from comparisons import COMPARISONS, Comparison
 
 WRITE_REPORT = ablate.write_report
-
-STAND_IN = '''
-import json, os, pathlib, signal, sys, time
-
 pytestmark = pytest.mark.long
+
+STAND_IN = """
+import json, os, pathlib, signal, sys, time
 
 words = sys.argv[1:]
 flags = dict(zip([w[2:] for w in words[::2]], words[1::2]))
@@ -56,7 +55,7 @@ step = {"step": 1, "rows": 5, "truncated": 0.0, "lag_mean": 1.0, "lag_max": 2, "
 (folder / "eval.jsonl").write_text("".join(json.dumps(e) + "\\n" for e in evals))
 (folder / "metrics.jsonl").write_text(json.dumps({"config": {}}) + "\\n" + json.dumps(step) + "\\n")
 sys.exit(plan.get("exit", 0))
-'''
+"""
 
 
 @pytest.fixture
@@ -140,12 +139,17 @@ def test_a_row_with_a_wrong_flag_is_refused(table, row, tmp_path, capsys):
 def test_budget_is_of_each_run_and_takes_the_settings_place(table, tmp_path):
     """800k tokens, 1.5M tokens, 0.05 device-hours; one kind switches the other off."""
     assert ablate.budget_flags("800k") == {"max_sampled_tokens": 800_000, "max_device_hours": 0.0}
-    assert ablate.budget_flags("1.5M")["max_sampled_tokens"] == 1_500_000 and ablate.budget_flags("900")["max_sampled_tokens"] == 900
+    assert (
+        ablate.budget_flags("1.5M")["max_sampled_tokens"] == 1_500_000
+        and ablate.budget_flags("900")["max_sampled_tokens"] == 900
+    )
     assert ablate.budget_flags("0.05h") == {"max_sampled_tokens": 0, "max_device_hours": 0.05}
     object.__setattr__(table["one"], "setting", "--k 4 --max_sampled_tokens 100")
     runs = plan("one", [0], tmp_path, ablate.budget_flags("0.05h"))
     words = runs["base", 0].command()
-    assert words[words.index("--max_sampled_tokens") + 1] == "0" and words[words.index("--max_device_hours") + 1] == "0.05"
+    assert (
+        words[words.index("--max_sampled_tokens") + 1] == "0" and words[words.index("--max_device_hours") + 1] == "0.05"
+    )
     for bad in ("0", "-5k", "many", "h", "nan", "inf"):
         with pytest.raises(UsageError):
             ablate.budget_flags(bad)

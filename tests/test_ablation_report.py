@@ -72,7 +72,8 @@ def test_health_counts_by_hand(tmp_path):
     full = {"rows": 5, "ess": 0.9, "capped_positive": 0.2, "capped_negative": 0.4, "updated": 1}
     steps = [
         full | {"step": 1, "truncated": 0.12, "lag_mean": 1, "lag_max": 3, "ess": 0.5, "logprob_gap": 2e-7},
-        full | {"step": 2, "truncated": 0.10, "lag_mean": 2, "lag_max": 2, "ess": 1.0, "updated": 0, "logprob_gap": 3e-4},
+        full
+        | {"step": 2, "truncated": 0.10, "lag_mean": 2, "lag_max": 2, "ess": 1.0, "updated": 0, "logprob_gap": 3e-4},
         {"step": 3, "truncated": 0.0, "lag_mean": 3, "lag_max": 5},
         full | {"step": 4, "truncated": 0.0, "lag_mean": 2, "lag_max": 2},
     ]
@@ -87,7 +88,9 @@ def test_health_counts_by_hand(tmp_path):
     assert [s.split(" in ")[0] for s in found["signs"][:-1]] == [
         "truncated above 10 %", "gradient not finite", "nothing to train on", "gap above 1e-4",
     ]  # fmt: skip
-    assert all(" in 1 of 4 steps" in s for s in found["signs"][:-1]) and found["signs"][-1].startswith("fell by up to 0.15 (2 of")
+    assert all(" in 1 of 4 steps" in s for s in found["signs"][:-1]) and found["signs"][-1].startswith(
+        "fell by up to 0.15 (2 of"
+    )
 
 
 def test_best_and_falls_by_hand(tmp_path):
@@ -182,5 +185,3 @@ def test_the_report_of_one_seed_claims_nothing(tmp_path):
     results = [result("base", 0, sigmoid_evals(0.5), tmp_path), result("dapo", 0, sigmoid_evals(0.9), tmp_path)]
     text = ablation_report.report("one", ONE, results, [("base", 0), ("dapo", 0)])
     assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
-
-

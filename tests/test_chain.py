@@ -77,8 +77,10 @@ def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
         assert words[-1] == "<think>"
         operations = words[2:-1:2]
         assert words[1:-1:2] == list("abcdefgh")[: len(operations)]
-        values = [eval("(" * k + words[0] + "".join(o + ")" for o in operations[:k])) % 10
-                  for k in (len(operations) - 1, len(operations))]
+        values = [
+            eval("(" * k + words[0] + "".join(o + ")" for o in operations[:k])) % 10
+            for k in (len(operations) - 1, len(operations))
+        ]
         assert problem.answer == f"{values[0]} {values[1]}"
         assert problem.source == "chain"
         lengths.add(len(operations))

@@ -239,7 +239,9 @@ def test_full_disk_ends_with_one_sentence_and_goes_on_with_more_room(program, tm
     with small_disk(tmp_path / "run", "300k") as remount:
         code, _, err = program()
         assert code == 1
-        said = rf"train.py: cannot write {tmp_path}/run/checkpoints/unfinished-\d+: .*; earlier checkpoints are complete\n"
+        said = (
+            rf"train.py: cannot write {tmp_path}/run/checkpoints/unfinished-\d+: .*; earlier checkpoints are complete\n"
+        )
         assert re.fullmatch(said, err)
         assert [f.name for f in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
         remount("size=16m")
@@ -294,7 +296,9 @@ def test_folder_becomes_read_only(program, tmp_path):
     with small_disk(tmp_path / "run", "4m") as remount:
         code, _, err = program(script={"take": take})
         assert code == 1
-        assert re.fullmatch(rf"train.py: cannot write {tmp_path}/run/\S+: Read-only file system; earlier .* complete\n", err)
+        assert re.fullmatch(
+            rf"train.py: cannot write {tmp_path}/run/\S+: Read-only file system; earlier .* complete\n", err
+        )
         assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 2
         remount("rw")
         code, out, _ = program("--resume")
@@ -425,7 +429,13 @@ def test_no_text_becomes_code(file):
     --trust_remote_code."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            assert not {a.name.split(".")[0] for a in node.names} & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+            assert not {a.name.split(".")[0] for a in node.names} & {
+                "pickle",
+                "marshal",
+                "shelve",
+                "dill",
+                "cloudpickle",
+            }
         if isinstance(node, ast.ImportFrom) and node.module == "pickle":  # the exception; a base that is narrowed below
             assert {a.name for a in node.names} <= {"Unpickler", "UnpicklingError"}
         if isinstance(node, ast.Name) and node.id == "Unpickler":

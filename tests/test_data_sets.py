@@ -82,8 +82,14 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, load
         assert task.skipped == ({"duplicate_prompt": 50} if name == "two" else {})
         prompt = task.text(task.train[0].prompt_ids)
         question = f"What is {int(task.train[0].answer) - 2} + 2?"
-        assert prompt == {"one": f"[user]{question}[assistant]", "two": f"[user]Solve: {question} Thanks {{x}}.[assistant]",
-                          "three": question}[name]
+        assert (
+            prompt
+            == {
+                "one": f"[user]{question}[assistant]",
+                "two": f"[user]Solve: {question} Thanks {{x}}.[assistant]",
+                "three": question,
+            }[name]
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -116,17 +122,24 @@ def test_exact_does_not_see_the_stop_token_but_sees_another(tmp_path, tokenizer,
     body = tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     assert task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad]]) == [
-        (1.0, True), (1.0, True), (-1.0, False), (-1.0, False)]
+        (1.0, True),
+        (1.0, True),
+        (-1.0, False),
+        (-1.0, False),
+    ]
 
 
-@pytest.mark.parametrize(("think", "options", "expected"), [
-    (True, {}, [False, True]),
-    (True, {"thinking": True}, [False, True]),
-    (True, {"thinking": False}, [True, False]),
-    (False, {}, [True, False]),
-    (False, {"thinking": True}, [False, True]),
-    (False, {"end_of_thinking": "</think>"}, [False, True]),
-])
+@pytest.mark.parametrize(
+    ("think", "options", "expected"),
+    [
+        (True, {}, [False, True]),
+        (True, {"thinking": True}, [False, True]),
+        (True, {"thinking": False}, [True, False]),
+        (False, {}, [True, False]),
+        (False, {"thinking": True}, [False, True]),
+        (False, {"end_of_thinking": "</think>"}, [False, True]),
+    ],
+)
 def test_thinking_decides_what_is_judged(tmp_path, load, think, options, expected):
     """The tokenizer may know `</think>`, as those of instruct models do that never think. The verdicts on a right answer
     at once and on one behind `</think>`."""
@@ -141,7 +154,8 @@ def test_thinking_decides_what_is_judged(tmp_path, load, think, options, expecte
 def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_path, tokenizer, monkeypatch, load):
     (tmp_path / "judge_rows.py").write_text(
         "def judge(prompt, completion, answer):\n"
-        "    return prompt == 'Say ' + answer['say'] and completion == 'no</think>' + answer['say']\n")
+        "    return prompt == 'Say ' + answer['say'] and completion == 'no</think>' + answer['say']\n"
+    )
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"Say {i}", "answer": {"say": str(i)}} for i in range(12)]
     path = write_rows(tmp_path / "a.jsonl", rows)
@@ -188,13 +202,16 @@ def test_data_sets_without_weights_are_drawn_by_their_sizes(tmp_path, load):
 # Errors and worker processes
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"dataset": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
-    ({"held_out": 12}, "(?s)12 usable prompts.*`held_out` 12"),
-    ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
-    ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
-    ({"reward_errors": "ignore"}, "`reward_errors` must be raise or zero"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dataset": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
+        ({"held_out": 12}, "(?s)12 usable prompts.*`held_out` 12"),
+        ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
+        ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
+        ({"reward_errors": "ignore"}, "`reward_errors` must be raise or zero"),
+    ],
+)
 def test_bad_options_are_refused_by_name_and_leave_no_process(tmp_path, monkeypatch, load, change, words):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "good.jsonl", sums(12))

@@ -84,7 +84,15 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path):
     """Rank 0 has the engine and the files; SIGTERM to the group ends both ranks with one checkpoint, and two processes
     go on from it: every step once, and the generator has the trainer's weights at every probe."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(ROOT / "train.py"), "--output_dir", str(tmp_path / "run"), "--probe_every", "1", "--eval_every", "50"]
+    command += [
+        str(ROOT / "train.py"),
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--probe_every",
+        "1",
+        "--eval_every",
+        "50",
+    ]
     command += ["--cache_dir", str(ROOT / "runs" / "cache"), "--eval_problems", "64", "--eval_samples", "1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     metrics = tmp_path / "run" / "metrics.jsonl"

@@ -101,7 +101,10 @@ def test_max_num_seqs_is_of_each_engine():
 def test_ray_workers_get_nothing_of_this_host():
     """No folder, process or file of ours is on their hosts, and they must not listen on loopback."""
     channel = Channel()
-    channel.engine_args, channel.environment = {"worker_extension_cls": "ours.Receiver"}, {"VLLM_RPC_BASE_PATH": "/here"}
+    channel.engine_args, channel.environment = (
+        {"worker_extension_cls": "ours.Receiver"},
+        {"VLLM_RPC_BASE_PATH": "/here"},
+    )
     here = new_engine(channel=channel)
     assert here.args["worker_extension_cls"] == "ours.Receiver"
     assert here.environment.items() >= {"VLLM_RPC_BASE_PATH": "/here", "VLLM_HOST_IP": "127.0.0.1"}.items()
@@ -166,7 +169,9 @@ def test_an_engine_that_dies_in_a_push_starts_with_the_new_weights(made):
         assert generator.counters.restarts == 1
 
 
-@pytest.mark.parametrize(("versions", "survives"), [((0, 5), True), ((0, 4), False), ((0, 5, 10), True), ((0, 5, 9), False)])
+@pytest.mark.parametrize(
+    ("versions", "survives"), [((0, 5), True), ((0, 4), False), ((0, 5, 10), True), ((0, 5, 9), False)]
+)
 def test_deaths_of_the_engine_count_within_a_window(made, versions, survives):
     """One death survived within 5 versions: the next one 5 versions later is, 4 versions later it is not."""
     engine = new_engine(max_restarts=1, restart_window=5)

@@ -67,12 +67,7 @@ def test_concept_files_import_nothing_of_ours():
 
 def test_imports_go_one_way():
     """tools -> train -> runtime -> tasks: no room imports one before it, and tasks/ does not know runtime/."""
-    arrows = {
-        (name, other)
-        for name, found in graph().items()
-        for other in found
-        if not {name, other} & CONCEPTS
-    }
+    arrows = {(name, other) for name, found in graph().items() for other in found if not {name, other} & CONCEPTS}
     assert arrows, "the rule must have something to check"
     wrong = {(a, b) for a, b in arrows if ROOMS.index(a.split(".")[0]) > ROOMS.index(b.split(".")[0])}
     assert wrong == set()

@@ -15,7 +15,7 @@ from tasks import judge_process
 from tasks.judge_process import verdict_of
 from tasks.judges import Job, RewardError, RewardPool, Verdict
 
-FUNCTIONS = '''
+FUNCTIONS = """
 import ctypes, os, signal, subprocess, sys, time
 
 def equal(prompt, completion, answer): return completion == answer
@@ -50,7 +50,7 @@ def process(prompt, completion, answer):
         def f(): return f()
         f()
     return True
-'''
+"""
 
 
 @pytest.fixture
@@ -279,7 +279,8 @@ def test_workers_end_with_a_run_that_is_killed(functions):
         "pool = RewardPool(['own:process'], workers=2, timeout=0.25)\n"
         "print(*[w.process.pid for w in pool._workers], flush=True)\n"
         "pool.timeout = 60\n"
-        "pool.judge([Job('own:process', '', 'loop', '')])\n")
+        "pool.judge([Job('own:process', '', 'loop', '')])\n"
+    )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids = alive = {int(pid) for pid in run.stdout.readline().split()}
     time.sleep(0.3)
@@ -297,15 +298,18 @@ def test_workers_end_with_a_run_that_is_killed(functions):
 # Options, start, protocol
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"rewards": ["maths"]}, "`reward` must be one of math, exact or module:function"),
-    ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
-    ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
-    ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),
-    ({"errors": "ignore"}, "`reward_errors` must be raise or zero"),
-    ({"workers": 0}, "`reward_workers`"),
-    ({"timeout": 0.0}, "`reward_timeout`"),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rewards": ["maths"]}, "`reward` must be one of math, exact or module:function"),
+        ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
+        ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
+        ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),
+        ({"errors": "ignore"}, "`reward_errors` must be raise or zero"),
+        ({"workers": 0}, "`reward_workers`"),
+        ({"timeout": 0.0}, "`reward_timeout`"),
+    ],
+)
 def test_bad_options_are_refused_by_name(functions, options, words):
     with pytest.raises(ValueError, match=words):
         RewardPool(**options)
@@ -324,4 +328,7 @@ def test_requests_and_replies_are_plain_json():
     command = [sys.executable, judge_process.__file__, json.dumps(settings)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, input=asked, check=True)
     assert [json.loads(line) for line in run.stdout.splitlines()] == [
-        ["ready", 0.0, False, ""], ["correct", 1.0, True, ""], ["wrong", -1.0, False, ""]]
+        ["ready", 0.0, False, ""],
+        ["correct", 1.0, True, ""],
+        ["wrong", -1.0, False, ""],
+    ]

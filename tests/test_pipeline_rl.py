@@ -678,7 +678,9 @@ def test_the_engine_stays_busy_where_lengths_vary(sigma, slots, least):
     where fewer than G are free: counting groups behind a running one as ready leaves .89, .58 and .67."""
     training = 32 * 16 * 30 // slots // 2
     pacer = Pacer(32, 8)
-    busy, _ = pace(pacer, rollouts=16, slots=slots, length=lognormal(1, 30, sigma), training=training, steps=40, skip=10)
+    busy, _ = pace(
+        pacer, rollouts=16, slots=slots, length=lognormal(1, 30, sigma), training=training, steps=40, skip=10
+    )
     assert busy >= least
 
 

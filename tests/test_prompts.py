@@ -204,6 +204,12 @@ def test_keys_are_stable_across_processes():
 
     assert stable_key("7 a +5 <think>") == hashlib.sha256(b"7 a +5 <think>").hexdigest()[:16]
     code = "from tasks.chain import ChainTask; print([p.key for p in ChainTask(7, 3, 3).train])"
-    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, cwd=ROOT,
-                           capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert found == f"{[p.key for p in ChainTask(7, 3, 3).train]}\n"

@@ -24,9 +24,13 @@ def read(name, prompt_column=None, answer_column=None, raw=False, split=None):
 def test_parse_data_sets():
     assert parse_data_sets("a.jsonl") == [DataSet("a.jsonl")]
     assert parse_data_sets("openai/gsm8k:main=2, my/own.parquet=0.5") == [
-        DataSet("openai/gsm8k", "main", None, 2.0), DataSet("my/own.parquet", None, None, 0.5)]
+        DataSet("openai/gsm8k", "main", None, 2.0),
+        DataSet("my/own.parquet", None, None, 0.5),
+    ]
     assert parse_data_sets("a:main:test=3,b::train[:100]=1") == [
-        DataSet("a", "main", "test", 3.0), DataSet("b", None, "train[:100]", 1.0)]
+        DataSet("a", "main", "test", 3.0),
+        DataSet("b", None, "train[:100]", 1.0),
+    ]
     for bad in ("", "a=0", "a=-1", "a=x", "a=inf", "a=nan", "a,,b", "=1", "a=", ":main"):
         with pytest.raises(ValueError, match="`dataset` must be"):
             parse_data_sets(bad)
@@ -58,8 +62,10 @@ SHAPES = {
     "gsm8k": lambda i: {"question": f"Tom has {i} + 2?", "answer": f"He adds <<{i}+2={i + 2}>>.\n#### {i + 2}"},
     "polaris": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "difficulty": "3/8"},
     "deepscaler": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "solution": "Clearly \\boxed{1}."},
-    "chat": lambda i: {"prompt": [{"role": "user", "content": f"Tom has {i} + 2?"}],
-                       "reward_model": {"ground_truth": f"{i + 2}"}},
+    "chat": lambda i: {
+        "prompt": [{"role": "user", "content": f"Tom has {i} + 2?"}],
+        "reward_model": {"ground_truth": f"{i + 2}"},
+    },
 }
 
 
@@ -85,7 +91,9 @@ def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatc
     folder = tmp_path / "set"
     folder.mkdir()
     for name, first in (("train", 0), ("test", 100)):
-        write_rows(folder / f"{name}.jsonl", [{"question": f"Q {i}", "answer": str(i)} for i in range(first, first + 9)])
+        write_rows(
+            folder / f"{name}.jsonl", [{"question": f"Q {i}", "answer": str(i)} for i in range(first, first + 9)]
+        )
     for split, first in ((None, 0), ("test", 100)):
         found, _ = read(str(folder), split=split)
         assert {int(answer) for _, answer in found.values()} == set(range(first, first + 9))
@@ -93,18 +101,38 @@ def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatc
 
 def test_bad_rows_are_counted_by_kind(tmp_path):
     bad = [
-        "{not json", "[" * 100_000, "[1, 2]", '"text"', "",
-        {"question": "", "answer": "1"}, {"question": " \n", "answer": "1"}, {"question": 5, "answer": "1"},
-        {"question": [{"role": "user"}], "answer": "1"}, {"question": [], "answer": "1"},
-        {"question": "no answer"}, {"question": "null", "answer": None}, {"question": "list", "answer": [1]},
-        {"question": "bool", "answer": True}, {"question": "empty", "answer": " "},
-        {"question": "empty2", "answer": "#### "}, {"question": " What\n is it?", "answer": "5"},
-        {"question": "lone \ud800", "answer": "7"}, {"answer": "1"},
+        "{not json",
+        "[" * 100_000,
+        "[1, 2]",
+        '"text"',
+        "",
+        {"question": "", "answer": "1"},
+        {"question": " \n", "answer": "1"},
+        {"question": 5, "answer": "1"},
+        {"question": [{"role": "user"}], "answer": "1"},
+        {"question": [], "answer": "1"},
+        {"question": "no answer"},
+        {"question": "null", "answer": None},
+        {"question": "list", "answer": [1]},
+        {"question": "bool", "answer": True},
+        {"question": "empty", "answer": " "},
+        {"question": "empty2", "answer": "#### "},
+        {"question": " What\n is it?", "answer": "5"},
+        {"question": "lone \ud800", "answer": "7"},
+        {"answer": "1"},
     ]
-    found, skipped = read(write_rows(tmp_path / "a.jsonl", [{"x": 1}, {"question": "What is it?", "answer": "1"}, *bad]))
+    found, skipped = read(
+        write_rows(tmp_path / "a.jsonl", [{"x": 1}, {"question": "What is it?", "answer": "1"}, *bad])
+    )
     assert skipped == {
-        "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 5, "no_answer": 2,
-        "answer_is_no_text": 2, "empty_answer": 2, "duplicate_prompt": 1,
+        "not_json": 2,
+        "not_an_object": 2,
+        "empty_prompt": 2,
+        "prompt_is_no_text": 5,
+        "no_answer": 2,
+        "answer_is_no_text": 2,
+        "empty_answer": 2,
+        "duplicate_prompt": 1,
     }
     assert list(found.values()) == [("What is it?", "1"), ("lone \ufffd", "7")]
 
@@ -121,16 +149,19 @@ def test_a_users_function_gets_the_rows_own_answer(tmp_path):
     assert list(found.values()) == [("a", {"say": [1]}), ("b", " #### 1")] and skipped == {"no_answer": 1}
 
 
-@pytest.mark.parametrize(("name", "columns", "words"), [
-    ("missing.jsonl", {}, "`dataset` missing.jsonl: there is no such file"),
-    ("notes.txt", {}, "must end with .jsonl or .parquet"),
-    ("broken.parquet", {}, "`dataset` broken.parquet cannot be loaded"),
-    ("empty.jsonl", {}, "(?s)no row has prompt, problem.*none at all.*`prompt_column`"),
-    ("good.jsonl", {"prompt_column": "text"}, "(?s)no row has text.*columns are b, question.*`prompt_column`"),
-    ("good.jsonl", {"answer_column": "label"}, "(?s)no row has label.*columns are b, question.*`answer_column`"),
-    ("good.jsonl", {}, "(?s)no row has answer, ground_truth.*`answer_column`"),
-    ("no/such", {}, r"(?s)`dataset` no/such cannot be loaded \(DatasetNotFoundError.*NAME:CONFIG"),
-])
+@pytest.mark.parametrize(
+    ("name", "columns", "words"),
+    [
+        ("missing.jsonl", {}, "`dataset` missing.jsonl: there is no such file"),
+        ("notes.txt", {}, "must end with .jsonl or .parquet"),
+        ("broken.parquet", {}, "`dataset` broken.parquet cannot be loaded"),
+        ("empty.jsonl", {}, "(?s)no row has prompt, problem.*none at all.*`prompt_column`"),
+        ("good.jsonl", {"prompt_column": "text"}, "(?s)no row has text.*columns are b, question.*`prompt_column`"),
+        ("good.jsonl", {"answer_column": "label"}, "(?s)no row has label.*columns are b, question.*`answer_column`"),
+        ("good.jsonl", {}, "(?s)no row has answer, ground_truth.*`answer_column`"),
+        ("no/such", {}, r"(?s)`dataset` no/such cannot be loaded \(DatasetNotFoundError.*NAME:CONFIG"),
+    ],
+)
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch, name, columns, words):
     import datasets
     from datasets.exceptions import DatasetNotFoundError

@@ -29,7 +29,9 @@ def chat_model(tmp_path_factory):
     """A folder with a word tokenizer that knows `</think>` and has a chat template, and rows whose answer is `7`."""
     folder = tmp_path_factory.mktemp("chat")
     tokenizer = chain.word_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %} wait{% if enable_thinking is defined %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %} wait{% if enable_thinking is defined %}"
+    )
     tokenizer.chat_template += "{% if enable_thinking %} <think>{% else %} </think>{% endif %}{% endif %}"
     tokenizer.save_pretrained(folder)
     rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]

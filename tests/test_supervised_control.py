@@ -52,8 +52,22 @@ def test_control_writes_the_records_of_an_evaluation(tmp_path, monkeypatch):
     quick = WarmStart(clean_loss=99.0, corrupted_steps=2, batch_size=4)
     monkeypatch.setattr(control, "WarmStart", lambda: quick)
     control.WarmStart.lr = 1e-3
-    records = control.main(["--tokens", "300", "--eval_every", "150", "--held_out", "8", "--eval_samples", "1",
-                            "--cache_dir", str(tmp_path / "cache"), "--output_dir", str(tmp_path / "run")])
+    records = control.main(
+        [
+            "--tokens",
+            "300",
+            "--eval_every",
+            "150",
+            "--held_out",
+            "8",
+            "--eval_samples",
+            "1",
+            "--cache_dir",
+            str(tmp_path / "cache"),
+            "--output_dir",
+            str(tmp_path / "run"),
+        ]
+    )
     written = [json.loads(line) for line in (tmp_path / "run" / "eval.jsonl").read_text().splitlines()]
     assert written == records
     assert set(records[0]) >= {"step", "tokens", "pass_rate", "n_prompts", "n_samples"}

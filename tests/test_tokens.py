@@ -17,10 +17,16 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized():
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
-    forms = {text: [tokenizer.decode([i]) for i in encode(text)] for text in
-             ("</think>", "</think>\n\n", " </think>", " </think>\n\n")}
-    assert forms == {"</think>": ["</", "think", ">"], "</think>\n\n": ["</", "think", ">\n\n"],
-                     " </think>": [" </", "think", ">"], " </think>\n\n": [" </", "think", ">\n\n"]}
+    forms = {
+        text: [tokenizer.decode([i]) for i in encode(text)]
+        for text in ("</think>", "</think>\n\n", " </think>", " </think>\n\n")
+    }
+    assert forms == {
+        "</think>": ["</", "think", ">"],
+        "</think>\n\n": ["</", "think", ">\n\n"],
+        " </think>": [" </", "think", ">"],
+        " </think>\n\n": [" </", "think", ">\n\n"],
+    }
     found = find_endings(tokenizer, thinking=True)
     assert found.phrase_ids == tuple(encode(PAPERS_PHRASE))
     for phrase_ids in (found.phrase_ids, (*encode(PAPERS_PHRASE[:-8]), *found.end_of_thinking_ids)):
@@ -45,15 +51,18 @@ def test_a_mark_that_is_one_token_is_found_by_its_id():
     assert found.phrase_ids[-1:] == found.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
 
 
-@pytest.mark.parametrize(("think", "options", "end"), [
-    (True, {}, "</think>"),
-    (True, {"thinking": True}, "</think>"),
-    (True, {"thinking": False}, ""),  # instruct models that never think know the token, too
-    (False, {}, ""),
-    (False, {"thinking": True}, "</think>"),
-    (False, {"thinking": True, "end_of_thinking": "DONE"}, "DONE"),
-    (False, {"end_of_thinking": "</think>"}, "</think>"),
-])
+@pytest.mark.parametrize(
+    ("think", "options", "end"),
+    [
+        (True, {}, "</think>"),
+        (True, {"thinking": True}, "</think>"),
+        (True, {"thinking": False}, ""),  # instruct models that never think know the token, too
+        (False, {}, ""),
+        (False, {"thinking": True}, "</think>"),
+        (False, {"thinking": True, "end_of_thinking": "DONE"}, "DONE"),
+        (False, {"end_of_thinking": "</think>"}, "</think>"),
+    ],
+)
 def test_whether_a_model_thinks(think, options, end):
     tokenizer = bpe_tokenizer(think=think)
     found = find_endings(tokenizer, **options)
@@ -82,12 +91,15 @@ def test_stop_tokens_are_given_by_name():
     assert found.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
-    ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
-    ({"stop_tokens": ""}, "`stop_tokens`: the tokenizer has no token ''"),
-    ({"thinking": False, "end_of_thinking": "</think>"}, "`end_of_thinking` is for models that think"),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
+        ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
+        ({"stop_tokens": ""}, "`stop_tokens`: the tokenizer has no token ''"),
+        ({"thinking": False, "end_of_thinking": "</think>"}, "`end_of_thinking` is for models that think"),
+    ],
+)
 def test_bad_options_are_refused_by_name(options, words):
     with pytest.raises(ValueError, match=words.replace("|", r"\|")):
         find_endings(bpe_tokenizer(), **options)

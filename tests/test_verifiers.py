@@ -59,9 +59,18 @@ def test_after_thinking():
 
 
 BOXES = {
-    "4": r"\boxed{4}", "2": r"\boxed{1} and \boxed{2}", r"\frac{1}{2}": r"\boxed{\frac{1}{2}}", r"\}": r"\boxed{\}}",
-    r"\{1,2\}": r"\boxed{\{1,2\}}", "5": r"\boxed {5}", "6": r"\fbox{6}", "7": r"\boxed{\boxed{7}}", "": r"\boxed{}",
-    "8": r"} \boxed{8} {", "9": r"{ \boxed{9} } \boxed{10", r"1\\": r"\boxed{1\\}",
+    "4": r"\boxed{4}",
+    "2": r"\boxed{1} and \boxed{2}",
+    r"\frac{1}{2}": r"\boxed{\frac{1}{2}}",
+    r"\}": r"\boxed{\}}",
+    r"\{1,2\}": r"\boxed{\{1,2\}}",
+    "5": r"\boxed {5}",
+    "6": r"\fbox{6}",
+    "7": r"\boxed{\boxed{7}}",
+    "": r"\boxed{}",
+    "8": r"} \boxed{8} {",
+    "9": r"{ \boxed{9} } \boxed{10",
+    r"1\\": r"\boxed{1\\}",
 }
 
 
@@ -80,9 +89,18 @@ def test_last_box_is_linear():
 
 
 PLAIN = {
-    "42": (" 42. ", "$42$", "$$42$$", "042", "+42"), "Yes": (r"\text{Yes}",), "1234": ("1,234", r"1{,}234", r"1\,234"),
-    "1234567": ("1,234,567",), "-7": ("-007",), "0": ("-0", "000"), "0.00001": ("1e-05",), "1500": ("+1.5E3",),
-    "-0.0000025": ("-2.5e-6",), "5": (".5e1",), "100 m": ("1e2 m",), "": (".", " "),
+    "42": (" 42. ", "$42$", "$$42$$", "042", "+42"),
+    "Yes": (r"\text{Yes}",),
+    "1234": ("1,234", r"1{,}234", r"1\,234"),
+    "1234567": ("1,234,567",),
+    "-7": ("-007",),
+    "0": ("-0", "000"),
+    "0.00001": ("1e-05",),
+    "1500": ("+1.5E3",),
+    "-0.0000025": ("-2.5e-6",),
+    "5": (".5e1",),
+    "100 m": ("1e2 m",),
+    "": (".", " "),
 }
 UNCHANGED = ("12,34", "1.50", "2e", "e-5", "3x+2e+5", "1e5x", "1e9999", "1e0009", "$5", "$", "1,2")
 
@@ -108,7 +126,9 @@ def test_plain_is_linear():
 
 def answers(section):
     """(answer, completion) of one section of math_answers.txt."""
-    lines = Path(__file__).with_name("math_answers.txt").read_text().partition(f"== {section}\n")[2].partition("\n== ")[0]
+    lines = (
+        Path(__file__).with_name("math_answers.txt").read_text().partition(f"== {section}\n")[2].partition("\n== ")[0]
+    )
     for line in lines.rstrip("\n").replace("\n    ", " ").split("\n"):
         answer, _, forms = line.partition(" :: ")
         yield from ((answer, form) for form in forms.split(" | "))
@@ -127,8 +147,11 @@ def test_math_refuses_wrong_answers_of_many_forms(pool):
     pairs.append(("x+1", "So x = x+1. " + "I count 7. " * 400))  # too far from the end
     verdicts = judge(pool, pairs)
     assert len(pairs) > 100
-    assert [(pair, verdict) for pair, verdict in zip(pairs, verdicts, strict=True)
-            if verdict not in {(-1.0, False, "wrong"), (-1.0, False, "unparsed")}] == []
+    assert [
+        (pair, verdict)
+        for pair, verdict in zip(pairs, verdicts, strict=True)
+        if verdict not in {(-1.0, False, "wrong"), (-1.0, False, "unparsed")}
+    ] == []
 
 
 HEDGES = (

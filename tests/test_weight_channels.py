@@ -117,7 +117,9 @@ def test_files_of_dead_processes_are_removed(channel):
     base = channel.folder.parent
     dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
     dead.wait()
-    folders = {name: base / f"{weight_channels.PREFIX}{name}" for name in (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")}
+    folders = {
+        name: base / f"{weight_channels.PREFIX}{name}" for name in (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")
+    }
     try:
         for folder in folders.values():
             folder.mkdir()

@@ -125,7 +125,10 @@ def pairs(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> dict[str, st
 
 
 def apart(
-    against: Mapping[str, str], groups: Mapping[str, Sequence[Result]], axis: str, rate: float,
+    against: Mapping[str, str],
+    groups: Mapping[str, Sequence[Result]],
+    axis: str,
+    rate: float,
     measures: Mapping[str, tuple[str, str, str]],
 ) -> list[str]:
     """A table of each variant against its baseline, measure by measure, and the same in words; by THE RULE. `against`:
@@ -152,8 +155,17 @@ def apart(
 
 def extrapolation_text(results: Sequence[Result]) -> str:
     """The table of predictions."""
-    head = ["from the first half", "runs", "error at the end: median", "90 % quantile", "largest", "too high in",
-            "last evaluation inside its 95 % interval", "all held-out evaluations inside", "median RMSE, second half"]
+    head = [
+        "from the first half",
+        "runs",
+        "error at the end: median",
+        "90 % quantile",
+        "largest",
+        "too high in",
+        "last evaluation inside its 95 % interval",
+        "all held-out evaluations inside",
+        "median RMSE, second half",
+    ]
 
     def errors(found: Sequence[float]) -> list[str]:
         return [f"{v:.3f}" for v in (np.median(found), np.quantile(found, 0.9), max(found))]
@@ -165,8 +177,17 @@ def extrapolation_text(results: Sequence[Result]) -> str:
         e = extrapolation(some)
         n = e["runs"]
         if n:
-            rows.append([f"sigmoid, {name}", str(n), *errors(e["errors"]), f"{e['too high']} of {n}",
-                         f"{e['inside']} of {n}", f"{e['covered']:.0%} of {e['points']}", f"{e['rmse']:.3f}"])
+            rows.append(
+                [
+                    f"sigmoid, {name}",
+                    str(n),
+                    *errors(e["errors"]),
+                    f"{e['too high']} of {n}",
+                    f"{e['inside']} of {n}",
+                    f"{e['covered']:.0%} of {e['points']}",
+                    f"{e['rmse']:.3f}",
+                ]
+            )
         else:
             rows.append([f"sigmoid, {name}", "0", *["–"] * 7])
     rows += [[rule, str(len(found)), *errors(found), *["–"] * 4] for rule, found in e["others"].items()]

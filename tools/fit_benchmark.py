@@ -33,8 +33,12 @@ def draw(rng: np.random.Generator, *, spanning: bool = False) -> Draw:
     20-80 evenly spaced evaluations up to 0.5-10 C_mid, or with `spanning` 40-80 from C_mid / 4 to 4 C_mid. Half of the
     runs have the point at C = 0.
     """
-    truth = (rng.uniform(0.2, 0.35), rng.uniform(0.45, 0.7), rng.uniform(0.6, 2.5),
-             float(np.exp(rng.uniform(*np.log([500, 20_000])))))
+    truth = (
+        rng.uniform(0.2, 0.35),
+        rng.uniform(0.45, 0.7),
+        rng.uniform(0.6, 2.5),
+        float(np.exp(rng.uniform(*np.log([500, 20_000])))),
+    )
     if spanning:
         C = np.linspace(truth[3] / 4, truth[3] * 4, rng.integers(40, 81))
     else:
@@ -53,8 +57,15 @@ def multi_start(C: np.ndarray, R: np.ndarray, truth: tuple, rng: np.random.Gener
 
     low, high = [0.1, 0.4, np.log(0.3), np.log(top) - 4], [0.4, 1, np.log(5), np.log(top) + 2]
     starts = [[*truth[:2], *np.log(truth[2:])], *rng.uniform(low, high, (20, 4))]
-    best = min((least_squares(_residuals, v, bounds=bounds, x_scale=[0.1, 0.1, 0.3, 0.5], xtol=1e-12, ftol=1e-12,
-                              gtol=1e-12) for v in starts), key=lambda o: o.cost)
+    best = min(
+        (
+            least_squares(
+                _residuals, v, bounds=bounds, x_scale=[0.1, 0.1, 0.3, 0.5], xtol=1e-12, ftol=1e-12, gtol=1e-12
+            )
+            for v in starts
+        ),
+        key=lambda o: o.cost,
+    )
     return float(best.x[1]), 2 * best.cost
 
 
@@ -74,25 +85,49 @@ def paper_range(draws: int, seed: int, *, spanning: bool = False, reference: boo
         A_ref, Q_ref = multi_start(C, R, truth, rng) if reference else (f.A, Q)
         later = float(sigmoid(far, *truth))
         held = [inside(span, value) for span, value in zip(f.intervals, truth, strict=True)][1:]  # A, B, C_mid
-        rows.append((f.A - truth[1], A_ref - truth[1], Q > Q_ref * (1 + 1e-6), f.identifiable, *held,
-                     inside(f.interval(far)[:, 0], later),
-                     inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd)), seconds))
+        rows.append(
+            (
+                f.A - truth[1],
+                A_ref - truth[1],
+                Q > Q_ref * (1 + 1e-6),
+                f.identifiable,
+                *held,
+                inside(f.interval(far)[:, 0], later),
+                inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd)),
+                seconds,
+            )
+        )
     error, best, failed, known, A, B, C_mid, curve, evaluation, seconds = np.array(rows, dtype=float).T
     known = known > 0
-    return {"RMSE of A": np.sqrt(np.mean(error**2)), "reference RMSE of A": np.sqrt(np.mean(best**2)),
-            "median error of A": np.median(abs(error)), "reference median error of A": np.median(abs(best)),
-            "RMSE of A where identifiable": np.sqrt(np.mean(error[known] ** 2)), "failed convergence": failed.sum(),
-            "identifiable": known.mean(), "A covered": A.mean(), "A covered where identifiable": A[known].mean(),
-            "B covered": B.mean(), "C_mid covered": C_mid.mean(), "curve at 2 C covered": curve.mean(),
-            "evaluation at 2 C covered": evaluation.mean(), "CPU seconds a fit, median": np.median(seconds),
-            "CPU seconds a fit, largest": seconds.max()}
+    return {
+        "RMSE of A": np.sqrt(np.mean(error**2)),
+        "reference RMSE of A": np.sqrt(np.mean(best**2)),
+        "median error of A": np.median(abs(error)),
+        "reference median error of A": np.median(abs(best)),
+        "RMSE of A where identifiable": np.sqrt(np.mean(error[known] ** 2)),
+        "failed convergence": failed.sum(),
+        "identifiable": known.mean(),
+        "A covered": A.mean(),
+        "A covered where identifiable": A[known].mean(),
+        "B covered": B.mean(),
+        "C_mid covered": C_mid.mean(),
+        "curve at 2 C covered": curve.mean(),
+        "evaluation at 2 C covered": evaluation.mean(),
+        "CPU seconds a fit, median": np.median(seconds),
+        "CPU seconds a fit, largest": seconds.max(),
+    }
 
 
 def no_ceiling(draws: int, seed: int) -> dict[str, float]:
     """How many runs without a ceiling are called identifiable, of `draws` each, with 6 to 40 points."""
     rng, counts = np.random.default_rng(seed), {}
-    shapes = {"straight in C": lambda x: x, "straight in log C": lambda x: 1 + np.log(x) / np.log(x.size),
-              "C^0.7": lambda x: x**0.7, "constant": lambda x: 0 * x, "falling": lambda x: -0.5 * x}
+    shapes = {
+        "straight in C": lambda x: x,
+        "straight in log C": lambda x: 1 + np.log(x) / np.log(x.size),
+        "C^0.7": lambda x: x**0.7,
+        "constant": lambda x: 0 * x,
+        "falling": lambda x: -0.5 * x,
+    }
     for name, shape in shapes.items():
         counts[name] = 0
         for _ in range(draws):
@@ -105,9 +140,11 @@ def no_ceiling(draws: int, seed: int) -> dict[str, float]:
 
 def task_shapes() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """Pass rate against kilotokens, .065 to .93: a sigmoid, a logistic in C, and the points of a trial joined."""
-    return {"sigmoid": lambda c: sigmoid(c, 0.065, 0.98, 2.3, 320.0),
-            "logistic in C": lambda c: 0.94 * expit((c - 300) / 120),
-            "trial, interpolated": PchipInterpolator(*TRIAL)}
+    return {
+        "sigmoid": lambda c: sigmoid(c, 0.065, 0.98, 2.3, 320.0),
+        "logistic in C": lambda c: 0.94 * expit((c - 300) / 120),
+        "trial, interpolated": PchipInterpolator(*TRIAL),
+    }
 
 
 def evaluate(rng: np.random.Generator, mean: np.ndarray, prompts: int, samples: int, fresh: bool = False) -> np.ndarray:

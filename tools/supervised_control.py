@@ -35,8 +35,17 @@ def sample(
     # Left padding: every row's last prompt token is at the same place.
     ids = torch.tensor([[pad_id] * (longest - len(p)) + list(p) for p in prompts])  # (N, T)
     attend = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])  # (N, T)
-    out = model.generate(input_ids=ids, attention_mask=attend, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                         max_new_tokens=max_new_tokens, eos_token_id=stop_id, pad_token_id=pad_id)
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=attend,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stop_id,
+        pad_token_id=pad_id,
+    )
     completions = [row[longest:].tolist() for row in out]
     return [c[: c.index(stop_id) + 1] if stop_id in c else c for c in completions]
 
@@ -56,8 +65,12 @@ def evaluate(model: Any, task: ChainTask, samples: int, thinking_budget: int, an
         for i, leg in zip(cut, legs, strict=True):
             completions[i] += leg
     correct = [task.reward(p, c)[1] for p, c in zip(problems, completions, strict=True)]
-    return {"pass_rate": sum(correct) / len(correct), "n_prompts": len(task.held_out), "n_samples": samples,
-            "interrupted": len(interrupted) / len(correct)}
+    return {
+        "pass_rate": sum(correct) / len(correct),
+        "n_prompts": len(task.held_out),
+        "n_samples": samples,
+        "interrupted": len(interrupted) / len(correct),
+    }
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

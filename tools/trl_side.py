@@ -54,7 +54,6 @@ def theirs(python: str, *arguments: str) -> list[str]:
     return [python, "tools/trl_side.py", *arguments]
 
 
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line; defaults are the recipe's."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

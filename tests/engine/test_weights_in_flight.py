@@ -224,5 +224,3 @@ def test_weights_that_do_not_fit_end_the_wait_with_that_error(vllm_engine: Share
     with vllm_engine.generator(max_completion=8) as generator:  # the next weights that fit are complete
         asked, rollouts = evaluated(generator, problems(2), 1)
         assert vllm_engine.tiny.gap(vllm_engine.tiny.weights(0), asked, rollouts).mean() < CLOSE
-
-
