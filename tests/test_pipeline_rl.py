@@ -193,6 +193,12 @@ def test_numbers_without_a_meaning_are_refused():
         Pacer(2, 1, max_ready=1)
     with pytest.raises(ValueError, match="one of pipeline, ppo_off_policy, not 'grpo'"):
         Pacer(1, 1, schedule="grpo")
+    pacer = Pacer(1, 1)
+    first = Group(pacer.admit(), None, 0, [])
+    pacer.finish(first)
+    for group in (first, Group(7, None, 0, [])):  # finished already; never admitted
+        with pytest.raises(KeyError, match=f"group {group.number} is not running"):
+            pacer.finish(group)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
