@@ -289,11 +289,13 @@ def test_product_of_a_bfloat16_model_is_fp32():
 
 
 def test_weight_gradient_is_summed_in_fp32():
-    """512 tokens of hidden state 1 in chunks of 1, a head of zeros over 2 tokens, target 0: each adds 1/2 to dW_0.
-    The sum is 256; a bfloat16 sum stops at 128, where adding 1/2 rounds away."""
-    hidden, weight = torch.ones(512, 1).bfloat16(), torch.zeros(2, 1).bfloat16().requires_grad_()
-    token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.long), chunk_tokens=1)[0].sum().backward()
-    assert weight.grad.flatten().tolist() == [256, -256]
+    """512 tokens of hidden state 1 in chunks of 1, a head of zeros over 2 tokens, target 0: each adds 1/2 to dW_0 and
+    db_0. The sum is 256; a bfloat16 sum stops at 128, where adding 1/2 rounds away."""
+    hidden, weight, bias = torch.ones(512, 1).bfloat16(), torch.zeros(2, 1).bfloat16(), torch.zeros(2).bfloat16()
+    leaves = weight.requires_grad_(), bias.requires_grad_()
+    logprobs, _ = token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.long), bias=bias, chunk_tokens=1)
+    for grad in torch.autograd.grad(logprobs.sum(), leaves):
+        assert grad.flatten().tolist() == [256, -256]
 
 
 def test_fp32_false_multiplies_in_the_models_dtype():
