@@ -513,6 +513,7 @@ def test_merged_metrics_of_microbatches_are_those_of_the_batch(name):
     parts = [run(name, *(x[rows] for x in (*inputs, mask)))[1] for rows in (slice(0, 1), slice(1, 5), slice(5, 7))]
     assert all(value.dim() == 0 for part in parts for value in part.values())
     assert floats(merge_metrics(parts)) == pytest.approx(floats(whole), rel=1e-12)
+    assert floats(merge_metrics([whole])) == floats(whole)
     nested = merge_metrics([merge_metrics(parts[:2]), parts[2]])
     assert summarize_metrics(nested) == pytest.approx(summarize_metrics(whole), rel=1e-12)
 
@@ -789,3 +790,4 @@ def test_bfloat16_kl_is_computed_in_fp32():
     """log pi = -1, log pi_ref = -1.001, which bfloat16 rounds to -1: k1 is .001, not 0."""
     got = kl_penalty(torch.tensor([[-1.0]]).bfloat16(), torch.tensor([[-1.001]]), torch.ones(1, 1), "k1")
     assert got.dtype == torch.float32 and float(got) == pytest.approx(0.001, rel=1e-3)
+    assert kl_penalty(torch.zeros(1, 1), f64([1]), torch.ones(1, 1)).dtype == torch.float32  # dtype of the policy's own
