@@ -8,9 +8,9 @@ TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 SPREAD := -n 2
 FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit_curves.py tests/test_ablation_report.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
-test test-unit test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
+test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
-.PHONY: setup demo test test-unit test-slow test-blas smoke mutate lint typecheck format clean
+.PHONY: setup demo test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean
 
 setup: .venv/installed
 
@@ -30,11 +30,14 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 demo: setup  ## the built-in task with the complete recipe
 	.venv/bin/python train.py --output_dir runs/demo --overwrite true
 
-test: $(TESTS)/installed-dev  ## all but the slow tests, real vLLM among them
-	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow"
+test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium"
+
+test-medium: $(TESTS)/installed-dev  ## what takes up to half a minute each: engines that die, several ranks, simulations
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m medium
 
 test-unit: $(TESTS)/installed-dev  ## concept files, runtime with a fake engine, tasks: seconds, and no vLLM
-	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not long" --ignore tests/engine
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not long" --ignore tests/engine
 
 test-slow: $(TESTS)/installed-dev  ## what takes minutes
 	$(TESTS)/bin/python -m pytest -m slow

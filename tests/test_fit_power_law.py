@@ -73,6 +73,7 @@ def test_the_largest_model_is_predicted_from_the_others():
 # ------------------------------------------------------------------------------------------------------------ intervals
 
 
+@pytest.mark.medium
 def test_intervals_cover_the_truth():
     """200 draws over the published range, evaluations of 500 problems: 95 % of 200 is 190, its standard error 3.1."""
     rng = np.random.default_rng(0)

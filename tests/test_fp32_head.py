@@ -389,6 +389,7 @@ def test_scorer_multiplies_as_a_generator_that_holds_the_head_in_bfloat16():
     assert (plain - expected).abs().max() > 1e-4
 
 
+@pytest.mark.medium
 def test_a_wrapped_scorer_on_two_ranks_has_the_gradient_of_one_process(tmp_path):
     """DDP and FSDP2 on gloo, 1 and 3 of 4 rows; the oracle is plain log_softmax and autograd over the whole batch. As
     both average over the ranks, the loss is multiplied by 2; without the factor the gradient is half.

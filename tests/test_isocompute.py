@@ -58,6 +58,7 @@ def test_published_constants_come_back(law):
     assert found(10**5.84) == pytest.approx(2 ** (law[0] / 2 + law[3]))
 
 
+@pytest.mark.medium
 def test_intervals_cover_the_truth():
     """200 laws over the published range, log2 n known to .3: 95 % of 800 is 760, within 4 standard errors of 6.2."""
     rng = np.random.default_rng(1)

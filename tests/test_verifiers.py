@@ -254,6 +254,7 @@ def check_hostile(texts):
     assert not Path("/tmp/tasks_hacked").exists()
 
 
+@pytest.mark.medium
 def test_hostile_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
     check_hostile(HOSTILE)
 
@@ -263,6 +264,7 @@ def test_more_hostile_completions():
     check_hostile(MORE_HOSTILE)
 
 
+@pytest.mark.medium
 def test_hostile_answers_of_a_data_set_do_no_harm(pool):
     verdicts = judge(pool, [(text, r"\boxed{5}") for text in HOSTILE if "import" not in text])
     assert not any(verdict.correct for verdict in verdicts)

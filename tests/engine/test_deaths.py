@@ -25,6 +25,7 @@ def engine_processes() -> set[int]:
     return {process.pid for process in multiprocessing.active_children()}
 
 
+@pytest.mark.medium
 def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One engine of its own, start to end. Ten updates under an untied head. Then it is killed while six groups and an
     evaluation run and two groups wait for slots: a new engine starts with the weights of version 10, and the evaluation
@@ -122,6 +123,7 @@ DRIVER = """
 """
 
 
+@pytest.mark.medium
 def test_ctrl_c_spares_the_engine_and_a_run_prints_nothing(tmp_path: Path) -> None:
     """Ctrl-C reaches trainer and engine alike; the trainer decides, so the engine must go on until `close`. A close in
     the middle of the work ends at once. Neither the start nor the end writes a line to stdout or stderr.

@@ -117,6 +117,7 @@ def check_a_run(kind, folder, load_again=True):
     assert second[0]["logprob_gap"] < 1e-4  # vLLM loaded it by itself; the trainer's weights came after
 
 
+@pytest.mark.medium
 def test_mixture_of_experts(tmp_path):
     check_a_run("Qwen3Moe", tmp_path, load_again=False)
 

@@ -12,6 +12,7 @@ from tiny_model import TinyModel
 from runtime.weight_channels import Meta, TransferWeights
 
 
+@pytest.mark.medium
 def test_a_transfer_in_flight(tmp_path, monkeypatch):
     """Through vLLM's start, update and finish, with a worker that blocks until the trainer sends: ten updates while
     completions run; those wholly by one version agree with it, and `push` returns only when its weights are live."""
