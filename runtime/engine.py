@@ -152,11 +152,12 @@ async def watched(vllm: Any, calls: Coroutine) -> None:
     try:
         while not (await asyncio.wait([task], timeout=0.5))[0]:
             if vllm.errored:
-                task.cancel()
                 raise EngineDeadError
         task.result()
     except EngineDeadError as error:
         raise death_of(vllm) from error
+    finally:
+        task.cancel()  # also if this wait is itself canceled: no one else would, and vLLM never answers
 
 
 @contextmanager

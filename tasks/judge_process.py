@@ -113,9 +113,11 @@ def prepare(rewards: list[str], memory_mb: int) -> dict[str, Callable[..., Any]]
 
 def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: str) -> None:
     """Answers `["ready", ...]` or `["error", ..., traceback]`, then each line of stdin, until stdin ends."""
-    # What a user's function prints goes to stderr: the run reads nothing but replies from stdout.
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    # What a user's function prints goes to stderr: the run reads nothing but replies from stdout. And a process that it
+    # starts inherits neither end, or the run would not see that this one died.
+    replies, requests = os.fdopen(os.dup(1), "w", encoding="ascii"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def reply(verdict: Verdict, told: str = "") -> None:
         print(json.dumps([verdict.kind, verdict.reward, verdict.correct, told]), file=replies, flush=True)
@@ -126,7 +128,7 @@ def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: s
         reply(Verdict(0.0, False, "error"), traceback.format_exc()[-MAX_TRACEBACK_CHARS:])
         return
     reply(Verdict(0.0, False, "ready"))
-    for line in sys.stdin.buffer:
+    for line in requests:
         limit_processor_time(4 * timeout)  # a function may use several threads
         try:
             reply(judge_one(Job(*json.loads(line)), functions, end_of_thinking, max(1, int(timeout / 3))))

@@ -169,6 +169,24 @@ def test_an_engine_that_dies_in_a_push_starts_with_the_new_weights(made):
         assert generator.counters.restarts == 1
 
 
+def test_an_engine_that_dies_while_it_loads_leaves_no_task(made):
+    """The pause is answered, the load is not. A task that waited forever would be told of when it is collected, and that
+    would pass for an error of the run."""
+    engine = new_engine()
+    with generating(engine=engine) as generator:
+
+        async def die(name, args=()):
+            made[0].errored = True
+            await asyncio.Event().wait()
+
+        made[0].collective_rpc = die
+        generator.push({}, 1, 0)
+        generator.settle()
+        assert generator.version == 1 and generator.counters.restarts == 1
+        waiting = generator.in_loop(lambda _: [task.get_coro().__qualname__ for task in asyncio.all_tasks()])
+        assert not [name for name in waiting if "load" in name or "update" in name]
+
+
 @pytest.mark.parametrize(
     ("versions", "survives"), [((0, 5), True), ((0, 4), False), ((0, 5, 10), True), ((0, 5, 9), False)]
 )

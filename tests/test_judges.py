@@ -39,6 +39,9 @@ def process(prompt, completion, answer):
     if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if completion == "exit": os._exit(3)
     if completion == "leave": sys.exit(0)
+    if completion == "orphan":
+        import subprocess
+        subprocess.Popen(["sleep", "1000"]); os._exit(3)
     if completion == "segfault": ctypes.string_at(0)
     if completion == "memory": return len(bytearray(8 << 30))
     if completion == "file": open("big", "wb").write(bytes(100 << 20))
@@ -172,6 +175,7 @@ def test_a_traceback_cannot_steer_the_terminal(functions, capfd, errors):
 
 @pytest.mark.parametrize(("completion", "kind"), [
     ("loop", "timeout"), ("sleep", "timeout"), ("stop", "timeout"), ("exit", "crash"), ("leave", "crash"),
+    ("orphan", "crash"),
     ("segfault", "crash"), ("memory", "memory"), ("file", "error"), ("replies", "crash"), ("deep", "error"),
 ])  # fmt: skip
 def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
