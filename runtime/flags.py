@@ -202,6 +202,7 @@ OWN_FLAG = {  # vLLM's arguments that the trainer must know of
     "tensor_parallel_size": "tensor_parallel",
     "data_parallel_size": "data_parallel",
     "max_num_seqs": "max_num_seqs",
+    "max_model_len": "max_budget",
     "model": "model",
     "dtype": "dtype",
     "seed": "seed",

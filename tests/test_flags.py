@@ -190,7 +190,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--min_ready 1 --schedule ppo_off_policy",
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
-        "--tis_level sequence", "--tis_level row", "--eps_low nan --loss dapo", "--engine_args max_num_seqs=8",
+        "--tis_level sequence", "--tis_level row", "--eps_low nan --loss dapo", "--engine_args max_num_seqs=8", "--engine_args max_model_len=64",
         "--engine_args dtype=float16", "--max_budget 20",
         # how data sets are read, without one
         "--thinking true", "--thinking perhaps", "--apply_chat_template false",
