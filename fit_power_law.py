@@ -1,8 +1,8 @@
 """The power law over model size: how much faster does a larger model learn, and what follows for a budget?
 
-The problem. The sigmoid of fit_sigmoid.py predicts the rest of one run. It says nothing about a model of another size.
+PROBLEM. The sigmoid of fit_sigmoid.py predicts the rest of one run. It says nothing about a model of another size.
 
-The idea (Tan et al. 2025, arXiv 2509.25300). In the part of a run where it still learns, the share of held-out problems
+IDEA (Tan et al. 2025, arXiv 2509.25300). In the part of a run where it still learns, the share of held-out problems
 that the model fails, L = 1 - pass rate, is a straight line in a log-log plot, and its slope K depends on the number of
 parameters N alone:
 

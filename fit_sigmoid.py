@@ -15,10 +15,11 @@ This file climbs from the law to the command line. Each step uses those before i
 2. LEAST SQUARES. `plain_fit`, in 15 lines: the curve of least Q = sum_i w_i (R_i - R(C_i))^2, here with weights of 1.
 3. UNCERTAINTY. `fit` finds the least Q from any start and keeps every curve that fits almost as well:
    Q <= Q_min + 1.1 * dispersion * t^2. The dispersion is the variance of the residuals over that of pure sampling noise
-   (1 is as expected); t is Student's quantile, squared because one quantity at a time is asked. 1.1 makes up for luck:
-   we call narrow intervals identifiable, and some are narrow by chance. The interval of A, of B or of a prediction is
-   its least and its greatest value over the curves kept, which is a profile likelihood. A bootstrap would need refits
-   and would break at the bound A <= 1.
+   (1 is as expected). It is raised where neighboring residuals agree, and pulled toward 1 where sample numbers are
+   known. t is Student's quantile, and t^2 = F(1, dof), the F quantile for one parameter, since each interval is about
+   one quantity. 1.1 makes up for luck: we call narrow intervals identifiable, and some are narrow by chance. The
+   interval of A, of B or of a prediction is its least and its greatest value over the curves kept, which is a profile
+   likelihood. A bootstrap would need refits and would break at the bound A <= 1.
 4. VERDICT. `CHECKS` is the table of what must hold before the ceiling A is called identifiable.
 5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 6. SEARCH. How the least Q and the set of curves are found. Not needed to use or trust a result.
@@ -166,7 +167,7 @@ class SigmoidFit:
         return sigmoid(C, self.R0, self.A, self.B, self.C_mid)
 
     def interval(self, C: ArrayLike, *, noise: bool = False, n_samples: float | None = None) -> np.ndarray:
-        """Low and high reward at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation made there.
+        """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there.
 
         `n_samples` of that evaluation is by default the median of the fitted points'. Curve and noise are independent,
         so their half-widths add in quadrature.
@@ -191,7 +192,7 @@ def fit(
     skip_below: float = 0.0, n_samples: ArrayLike | None = None, A_max: float = 1.0, level: float = 0.95,
     A_range: Sequence[float] = (0.45, 0.8), C_mid_range: Sequence[float] | None = None,
 ) -> SigmoidFit:  # fmt: skip
-    """Fit Eq. 1 to rewards `R` (N,) at compute `C` (N,). The inputs are not modified; their order does not matter.
+    """Fit Eq. 1 to pass rates `R` (N,) at compute `C` (N,). The inputs are not modified; their order does not matter.
 
     R0, A       hold these fixed. R0 None: the point at C = 0 measures it, else it is fitted
     method      "least_squares" (global minimum) or "paper_grid" (choice (c): A by steps of 0.005 in `A_range`, 100
@@ -200,8 +201,8 @@ def fit(
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
     A_max       bound on A
     Points with a NaN and exact repetitions are left out and counted. Data that cannot carry a fit give a `reason`, not
-    an error. ValueError: shapes that differ, negative compute, a reward outside [0, max(1, A_max)], two points at C = 0
-    that disagree, an unknown method, R0 and A out of order, an empty A_range.
+    an error. ValueError: shapes that differ, negative compute, a pass rate outside [0, max(1, A_max)], two points at
+    C = 0 that disagree, an unknown method, R0 and A out of order, an empty A_range.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
@@ -237,7 +238,7 @@ def fit(
 def clean(
     C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_below: float = 0.0, drop_zero: bool = False
 ) -> Points:
-    """Sorted copies of the points to use. `top` bounds the rewards; ValueError as `fit` says."""
+    """Sorted copies of the points to use. `top` bounds the pass rates; ValueError as `fit` says."""
     C, R = np.array(C, dtype=float), np.array(R, dtype=float)
     if C.ndim != 1 or C.shape != R.shape:
         raise ValueError(f"C and R must be one-dimensional and of one length, not {C.shape} and {R.shape}")
@@ -316,14 +317,16 @@ def intervals_of(curves: np.ndarray, C: np.ndarray, A_max: float) -> Intervals:
 
 # ------------------------------------------------------------------------------------------------------- 4. Verdict
 
-MAX_WIDTH = 0.1  # of the likelihood set in A: five of the paper's margins of 0.02
-RISE_ALPHA = 0.05  # a flat line must be this unlikely before the reward is said to rise
+# Of the likelihood set in A: five of the paper's margins of 0.02. Where a run gains little, the limit is half of its
+# gain A - R0: ceilings 0.1 apart say nothing about a run that gains 0.1.
+MAX_WIDTH = 0.1
+RISE_ALPHA = 0.05  # a flat line must be this unlikely before the pass rate is said to rise
 LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend toward a ceiling
 SLOPE_SDS = 2.0  # standard errors from which on a line rises or falls; a line that does not rise is a ceiling reached
 LATE_SHARE, LATE_SDS = 5, 4.0  # the last fifth of the points may lie this many standard errors below the curve
 
 # What must hold before A is called identifiable, by what is looked at; the first row that fails gives the reason.
-# (what must hold, how it fails, the reason then given); `e` are the numbers of `evidence`
+# (condition, a test that is True when it is violated, reason); `e` are the numbers of `evidence`
 CHECKS = {
     "points": (
         ("enough points", lambda e: e.n < 4 or e.computes < 3,
@@ -400,7 +403,10 @@ def f_test_p(gain: float, k: int, dof: float, dispersion: float) -> float:
 
 
 def p_of_line(e: SimpleNamespace, x: np.ndarray) -> float:
-    """F test of the curve against a straight line in x, at the points with C > 0; 0 where that line does not rise."""
+    """F test of the curve against a straight line in x, at the points with C > 0: how likely noise alone bends it.
+
+    0, which means "bends", also where the line does not rise: the ceiling is reached already.
+    """
     Q_line, Q_flat = (e.v @ (e.R - np.polyval(np.polyfit(x, e.R, k, w=np.sqrt(e.v)), x)) ** 2 for k in (1, 0))
     rises = Q_flat - Q_line > SLOPE_SDS**2 * e.dispersion
     return f_test_p(Q_line - e.Q, 2, e.dof, e.dispersion) if rises else 0.0
@@ -472,6 +478,8 @@ def refit(f: SigmoidFit, A: float) -> SigmoidFit:
 
 
 # --------------------------------------------------------------- 6. The search (not needed to use or trust a result)
+
+# The method ends here. Below: how the curves are found (6), and how a result is shown (7).
 
 
 def best_R0(x: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

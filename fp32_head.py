@@ -13,11 +13,12 @@ helps partly at best. With hidden states h, head W, bias b, temperature T and sa
     log p_j = z_j - log sum_i exp z_i                FP32 log-softmax
     logprob = log p_y,   entropy = -sum_j p_j log p_j
 
-GENERATOR. vLLM holds the head in the model's dtype, say bfloat16, in either case. `GENERATOR_ARGS` changes only the
-product: bfloat16 factors with FP32 sums on CUDA and ROCm, factors cast to FP32 elsewhere. These two are the same
-number. So a trainer with an FP32 master head has another head, and must use `rounded(master, torch.bfloat16)`.
-Equal on both sides must be: rounded W, rounded h, bias, temperature, which position predicts which token (all five are
-the caller's), FP32 product, FP32 log-softmax (computed here).
+GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. `GENERATOR_ARGS` does not change that. It changes
+only the product: on CUDA and ROCm bfloat16 factors are summed in FP32, elsewhere the factors are first cast to FP32.
+Both give the same number. But a trainer often keeps its head in FP32 (the master copy), and those weights are not the
+ones that vLLM rounded to bfloat16. So the trainer must compute with `rounded(master, torch.bfloat16)`.
+Seven things must be equal on both sides. The caller sees to five: the rounded W, the rounded h, the bias, the
+temperature, and which position predicts which token. This file sees to two: FP32 product and FP32 log-softmax.
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
@@ -58,10 +59,10 @@ CHUNK_BYTES = 112 * 2**20
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values with which a generator that holds `weight` in `dtype` multiplies, in weight's own dtype and shape.
+    """`weight` with its values rounded to `dtype`, as a generator stores them; its own dtype and shape stay.
 
-    The gradient passes straight through: that of the rounding itself is 0 almost everywhere. The identity if `weight`
-    has that dtype already. Hidden states that come in FP32 can be rounded the same way.
+    The gradient passes straight through: that of the rounding itself is 0 almost everywhere. If `weight` has that dtype
+    already, it is returned as it is. Hidden states that come in FP32 can be rounded the same way.
     """
     if weight.dtype == dtype:
         return weight
@@ -131,8 +132,8 @@ class Scorer(nn.Module):
     DDP and FSDP gather shards and reduce gradients inside the forward of the module that they wrap. If `token_logprobs`
     is called on parts of `ddp.module`, each rank trains on its own gradient, without a message.
 
-    model: has `base_model`, which returns hidden states, and `get_output_embeddings()`; of a PEFT model its base.
-    dtype: the generator's, if it holds the head in another than the model: head and hidden are then `rounded` to it.
+    model: has `base_model`, which returns hidden states, and `get_output_embeddings()`. PEFT models are unwrapped.
+    dtype: the generator's, if it differs from the model's: head and hidden states are then rounded to it.
     options: keywords of `token_logprobs`, such as temperature.
     """
 

@@ -1,12 +1,12 @@
 """IsoCompute: how should a budget of sampled completions be spent: on prompts, on rollouts per prompt, or on updates?
 
-The problem. A run that samples B_p prompts a batch and n rollouts a prompt for M updates costs, in completions,
+PROBLEM. A run that samples B_p prompts a batch and n rollouts a prompt for M updates costs, in completions,
 
     C = B_p n M
 
 At equal C few rollouts give many updates on noisy advantages, and many rollouts give few updates on good ones.
 
-The idea (Cheng et al. 2026, arXiv 2603.12151). Make cheap runs over a grid of (B_p, n). Each run is a curve of reward
+IDEA (Cheng et al. 2026, arXiv 2603.12151). Make cheap runs over a grid of (B_p, n). Each run is a curve of reward
 against C. At each C some n lies on the upper envelope of all curves; this best n grows with C and saturates:
 
     log2 n*(C) = L / (1 + exp(-s (log10 C - log10 C0))) + b

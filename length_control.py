@@ -21,8 +21,8 @@ L_cache tokens before the cap L_max: 0 up to L_max - L_cache, -1/2 in the middle
 
     penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
-A batch engine with one limit for all rows and no finish reason, such as Hugging Face's `generate`, serves leg 1 so:
-generate max(budgets) tokens, cut each row to its own budget, and call a row "length" if no stop token is left in it.
+Hugging Face's `generate` and other batch engines have one limit for all rows and give no finish reason. There, leg 1
+is: generate max(budgets) tokens, cut each row to its own budget, and call a row "length" if it has no stop token left.
 
 SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
 complete one.
@@ -133,7 +133,8 @@ class Interruption:
         """The request to send after the first leg, or None if the completion is over.
 
         finish_reason: the engine's. "length" means that the budget was reached; the length of completion_ids does not
-            tell, as a leg may stop by itself on its very last token. None in case c says that it is truncated.
+            tell, as a leg may stop by itself on its very last token.
+        None means no leg 2; finish_reason "length" then marks a truncated completion (case c).
         Raises ValueError for a finish_reason that is none of stop, length, abort and None.
         """
         if not _was_cut(finish_reason):

@@ -28,7 +28,7 @@ each row belongs to, e.g. 0 0 1 1: not token ids, and a prompt drawn twice makes
 
 SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work with advantages and weights for
 each token; but `gspo` and sequence-level `tis` would take the packed row for one sequence. Log-ratios are bounded to
-+-20 before `exp` (a ratio of 5e8): past it even the case "without a limit" has no gradient.
++-20 before `exp` (a ratio of 5e8): past it DAPO's unlimited case has no gradient either.
 
 Two tokens with rho = 7.39 and 0.61, one for each side of the table, then the loss of a group of two rows:
 
@@ -62,11 +62,13 @@ def normalize_advantages(
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's).
 
     L2: drop the groups with equal rewards before the call. Their advantages are 0, but a share p of them left in the
-    std raises all other advantages by 1 / sqrt(1 - p), left in the average (`aggregation_weights`) shrinks the step by
-    1 - p, left in both by sqrt(1 - p). For p = 1/2: x1.41, x0.50, x0.71. And p changes from batch to batch.
+    std multiplies all other advantages by 1 / sqrt(1 - p); left in the average (`aggregation_weights`) it multiplies
+    the step by (1 - p); left in both, by sqrt(1 - p). For p = 1/2: x1.41, x0.50, x0.71. And p changes from batch to
+    batch.
 
     Args:
-        rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN but for 0.
+        rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN, except
+            those of groups with equal rewards, which are 0.
         how: divide by (std + eps) of all centered rewards (`batch`), of the group's (`prompt`), or by nothing (`none`).
         eps, ddof: added to the std; 0 for the population std, 1 for the sample std (L3: papers do not say).
     Returns:
@@ -231,7 +233,7 @@ LOSSES = {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
 def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", constant: float | None = None) -> Tensor:
     """The averages of a loss as one weight for each token, so that every split of the batch sums to the same gradient.
 
-    A trainer that divides must be given the loss times its divisor: the number of ranks under DDP, FSDP and accelerate,
+    If your trainer divides the loss, multiply by its divisor first: the number of ranks under DDP, FSDP and accelerate,
     and the accumulation steps with `accelerator.accumulate`. Adam hides a missing factor; gradient clipping does not.
 
     Args:

@@ -1,10 +1,10 @@
 """PipelineRL-k and PPO-off-policy-k: generate and train at the same time, with a bound on how old a token may be.
 
-The problem. Sampling takes most of the time of reinforcement learning on language models, and its slowest completions
+PROBLEM. Sampling takes most of the time of reinforcement learning on language models, and its slowest completions
 take most of that. A trainer that waits for every completion leaves the generator idle at the end of each batch, and is
 itself idle before it.
 
-The idea (PipelineRL, arXiv 2509.19128; ScaleRL, arXiv 2510.13786, section 3.1). The generator never stops: prompts
+IDEA (PipelineRL, arXiv 2509.19128; ScaleRL, arXiv 2510.13786, section 3.1). The generator never stops: prompts
 stream in, finished groups stream out, and each optimizer step's weights are swapped into the engine while its requests
 run. They go on with the new weights over the keys and values of the old ones. The price is that a token may be trained
 on by a later policy than the one that sampled it:
@@ -12,7 +12,8 @@ on by a later policy than the one that sampled it:
     lag(token) = v_train − v_token        v counts optimizer steps. v_train: the weights that compute the gradient;
                                           v_token: those that sampled the token. Every token carries its version.
 
-The bound. Groups are numbered as they enter the engine and trained strictly in that order. A new one enters only while
+THE BOUND. Groups are numbered as they enter the engine and trained strictly in that order. A new one may enter only
+while the following holds (it is necessary; a second condition is below):
 
     outstanding < (k + 1) · B             outstanding: admitted, and the step that trains them is not yet live
 
@@ -30,20 +31,21 @@ whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, t
 on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step. (Simulated with k = 2 and one
 group in ten 60 times slower: the largest lag was 53, in strict order 2.)
 
-The bound is not a target. Admission also stops while B finished groups wait that the trainer could take now, since more
-would only grow old. Groups that finished behind a running one do not count there: the trainer cannot take them, and if
-they counted, one long completion would empty the engine. To study lag, `min_ready` m holds it up: the trainer takes B
-groups only while m more are ready, which adds about m / B to the lag.
+The bound is not a target. The second condition: admission also stops while B finished groups wait that the trainer
+could take now, since more would only grow old. Groups that finished behind a running one do not count there: the
+trainer cannot take them, and if they counted, one long completion would empty the engine. To study a larger lag,
+`min_ready` = m raises it by about m / B: the trainer takes B groups only while m more are ready.
 
-PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer does the
-freezing: it admits k·B groups and no more until all of them are released. The trainer takes them together and pushes
-once, after the k-th step. Lags are 0..k − 1, and the engine is idle while the trainer works.
+PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer keeps at
+most k·B groups outstanding. The caller does the freezing: it pushes once, after the k-th step, and releases all k·B
+together, when those weights are live. (Groups that dynamic sampling discards are released earlier; those that take
+their place are sampled by the same policy.) Lags are 0..k − 1, and the engine is idle while the trainer works.
 
 The trainer counts v and names it in `push`; it is live when the engine has loaded the weights (`VLLMEngine._load`).
 
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-Simplified: one reward function; an engine that dies ends the run. Restarts, several engines, Ray, other ways for the
+SIMPLIFIED. One reward function; an engine that dies ends the run. Restarts, several engines, Ray, other ways for the
 weights and a faster scheduler are in runtime/engine.py and extend this file. `python pipeline_rl.py` simulates it.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
@@ -51,7 +53,7 @@ weights and a faster scheduler are in runtime/engine.py and extend this file. `p
     >>> pacer.may_admit()                  # 4 = (k + 1) · B are outstanding
     False
 
-Symbols: B prompts per optimizer step, G rollouts per prompt, k steps off-policy, v policy version, T tokens.
+SYMBOLS. B prompts per optimizer step, G rollouts per prompt, k steps off-policy, v policy version, T tokens.
 """
 
 import asyncio
@@ -229,8 +231,11 @@ class Pacer:
         return [number for number, group in self._groups.items() if group is None]
 
 
+# The bound ends here. Below: driving an engine by it.
+
+
 def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[int, int, int], list[int]]) -> Rollout:
-    """The two legs of an interrupted rollout and the phrase between them, which nobody sampled."""
+    """The two legs of a cut rollout, and the phrase if there was one; nobody sampled the phrase."""
     return Rollout(
         completion_ids=first.completion_ids + forced + second.completion_ids,
         logprobs=first.logprobs + [0.0] * len(forced) + second.logprobs,
@@ -299,7 +304,7 @@ class Stream:
             problem = next(self.problems, None)
             if problem is None:
                 self.exhausted = True
-                self.pacer.min_ready = 0  # what is left is trained, too
+                self.pacer.min_ready = 0  # so that the last groups are trained as well
                 self._wake.set()
                 return
             number = self.pacer.admit()
@@ -602,7 +607,7 @@ class VLLMEngine:
 
     def new_vllm(self) -> Any:
         """vLLM's AsyncLLM with the model folder's weights."""
-        for name, value in self.environment.items():  # of this process and, which it is for, of vLLM's
+        for name, value in self.environment.items():  # vLLM's process inherits them from this one
             os.environ.setdefault(name, value)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -761,7 +766,10 @@ def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
 
 
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
-    """Nothing is missing in what the engine returned: a log-prob read as 0.0 would mean probability 1, a ratio of 1e4.
+    """Nothing is missing in what the engine returned.
+
+    A missing log-prob read as 0.0 would mean pi_gen = 1. The ratio is then pi_train itself, and an unlikely token, with
+    a ratio near 0, would silently stop training.
 
     Raises:
         RuntimeError: lengths differ, a log-prob is not finite or above 0, or the request neither stopped nor ran out.

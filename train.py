@@ -85,7 +85,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
             advantages = torch.zeros_like(rewards)  # (n,)
             advantages[kept] = losses.normalize_advantages(rewards[kept], group_ids[kept], flags.normalize_advantages)
 
-            # Truncated rollouts may leave, but only now: before, a group's mean would be that of its short ones.
+            # O3: truncated rollouts may leave, but only now, after the mean and the std were taken with them. Before,
+            # a group's mean would be that of its short ones.
             if flags.truncated_rollouts == "drop":
                 truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])  # (n,)
                 metrics["truncated_dropped"] = int((kept & truncated).sum())
@@ -103,8 +104,9 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                     batch.old_logprobs = old[kept, : mask.shape[1]]  # (N, T)
 
                 metrics |= trainer.gradients(batch)  # forward, loss, backward: runtime/trainer.py
-                # The generator may still be sampling an evaluation or a probe, begun below after an earlier step. It
-                # must end before the weights change, and is checked here, while the trainer has the weights it used.
+                # The generator may still be sampling an evaluation or a probe (a few completions of held-out prompts,
+                # scored by both sides), begun below after an earlier step. It must end before the weights change. Here
+                # the trainer still has the weights that sampled it: the engine's log-probs are compared with its own.
                 metrics |= evaluator.finish(progress)
                 metrics |= optimizer_step(trainer, progress)  # v becomes v + 1
 
@@ -153,6 +155,8 @@ def wait_for_groups(flags: Flags, parts: Parts, progress: Progress) -> list[Grou
         say(f"{reason}; {retired}. The run ends.")
         return None
     if flags.schedule == "ppo_off_policy":
+        # One policy sampled all of them, but in the order of admission a batch would be prompts that were drawn
+        # together. Shuffled, so that the k batches are random samples, as in PPO.
         progress.rng.shuffle(groups)
     return groups
 
@@ -217,7 +221,7 @@ def score_before_the_steps(
 
 
 def max_completion(flags: Flags) -> int:
-    """Tokens of the longest completion."""
+    """Most tokens that a completion can sample; the phrase comes on top."""
     return flags.max_budget + flags.answer_budget
 
 

@@ -1,6 +1,6 @@
 """New weights into a running vLLM engine: what travels between an optimizer step and the next sampled token.
 
-The problem. The generator is half way through its sequences when the trainer has made a step. Its engine must get every
+PROBLEM. The generator is half way through its sequences when the trainer has made a step. Its engine must get every
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
 without a second copy of the model on the trainer's devices.
 
@@ -16,7 +16,7 @@ while the engine is paused.
 `weights` is a dict of tensors that are no shards, or an object with `metadata()` and `items()` that gathers one tensor
 at a time (model.CheckpointTensors): gathering is a collective, so all ranks go through the items in lockstep.
 
-Simplified: a file serves one host; an engine that dies under TransferWeights ends the run (one trainer process saves a
+SIMPLIFIED. A file serves one host; an engine that dies under TransferWeights ends the run (one trainer process saves a
 checkpoint; several may not, and go on from the last one).
 
 Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
