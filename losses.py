@@ -2,8 +2,8 @@
 
 PROBLEM. The completions of a training batch were sampled up to k optimizer steps ago, and by another program (the
 generator) whose numbers differ a little from the trainer's. Treated as samples of the current policy, they bias the
-gradient. The importance ratio rho = pi_train / pi_gen removes the bias, but then a few tokens with a huge ratio
-dominate the step.
+gradient. The importance ratio rho = pi_train / pi_gen corrects it token by token, but then a few tokens with a huge
+ratio dominate the step.
 
 IDEA. Every loss here keeps the ratio and limits it in its own way. CISPO (MiniMax-M1, arXiv 2506.13585; ScaleRL's
 choice) truncates the ratio, stops its gradient, and uses it as a weight on the policy gradient. PPO's clip (GRPO,

@@ -17,8 +17,8 @@ while the following holds (it is necessary; a second condition is below):
 
     outstanding < (k + 1) · B             outstanding: admitted, and the step that trains them is not yet live
 
-A group that enters at version w has at most (k + 1)·B − 1 groups before it, so it trains in one of the next k + 1
-steps: in the first its lag is 0, in the last it is k. For B = 2 and k = 1:
+A group that enters at version w has at most (k + 1)·B − 1 outstanding groups before it. So it trains in one of the
+next k + 1 steps: in the first its lag is 0, in the last it is k. For B = 2 and k = 1:
 
     version live       0          1          2          3
     groups admitted    0 1 2 3    4 5        6 7        8 9
@@ -45,7 +45,7 @@ The trainer counts v and names it in `push`; it is live when the engine has load
 
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-SIMPLIFIED. One reward function; an engine that dies ends the run. Restarts, several engines, Ray, other ways for the
+SIMPLIFIED. One reward function; this engine never restarts. Restarts, several engines, Ray, other ways for the
 weights and a faster scheduler are in runtime/engine.py and extend this file. `python pipeline_rl.py` simulates it.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)

@@ -371,10 +371,12 @@ def test_evaluation_gets_slots_before_new_groups():
     """Two slots: while the first group is held, an evaluation asks for 4 requests; it gets all of them before the second
     group begins."""
     engine = FakeEngine(slots=2)
+    engine.held = True
     with generating(problems(2), engine, Pacer(2, 0)) as generator:
-        engine.held = True
         wait_until(lambda: engine.inside == 2)
         future = generator.evaluate([Problem("e", [1])], 4)
+        for _ in range(3):  # turns of the event loop in which its requests queue
+            generator.in_loop(lambda _: None)
         engine.held = False
         assert len(generator.result_of(future)[0]) == 4
         generator.take(2)
