@@ -13,13 +13,16 @@ This file climbs from the law to the command line. Each step uses those before i
 
 1. THE LAW. `sigmoid`, the equation above.
 2. LEAST SQUARES. `plain_fit`, in 15 lines: the curve of least Q = sum_i w_i (R_i - R(C_i))^2, here with weights of 1.
-3. UNCERTAINTY. `fit` finds the least Q from any start and keeps every curve that fits almost as well:
-   Q <= Q_min + 1.1 * dispersion * t^2. The dispersion is the variance of the residuals over that of pure sampling noise
-   (1 is as expected). It is raised where neighboring residuals agree, and pulled toward 1 where sample numbers are
-   known. t is Student's quantile, and t^2 = F(1, dof), the F quantile for one parameter, since each interval is about
-   one quantity. 1.1 makes up for luck: we call narrow intervals identifiable, and some are narrow by chance. The
-   interval of A, of B or of a prediction is its least and its greatest value over the curves kept, which is a profile
-   likelihood. A bootstrap would need refits and would break at the bound A <= 1.
+3. UNCERTAINTY. `fit` finds the least Q from any start, and then keeps every curve that fits almost as well:
+
+       Q <= Q_min + 1.1 * dispersion * t^2
+
+   The interval of A, of B or of a prediction runs from its least to its greatest value over the curves kept. This is a
+   profile likelihood. (A bootstrap would need refits and would break at the bound A <= 1.) The three factors:
+   - dispersion: the variance of the residuals over that of pure sampling noise, so 1 is as expected. It is raised where
+     neighboring residuals agree, and pulled toward 1 where the numbers of samples are known.
+   - t: Student's quantile. Each interval is about one quantity, and t^2 is the F quantile for one parameter.
+   - 1.1 makes up for luck: we call narrow intervals identifiable, and some are narrow by chance.
 4. VERDICT. `CHECKS` is the table of what must hold before the ceiling A is called identifiable.
 5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 6. SEARCH. How the least Q and the set of curves are found. Not needed to use or trust a result.
@@ -333,7 +336,7 @@ CHECKS = {
          "{n} usable points, but four unknowns need at least 4, at three or more values of C > 0: "
          "evaluate more often or fit a larger part"),
         ("compute counts from the start", lambda e: e.first > e.last / 2 and not e.cut,
-         "compute that starts at {first:g} and ends at {last:g}: subtract its start (--x-start first)"),
+         "compute that starts at {first:g} and ends at {last:g}: subtract its start"),
     ),
     "curve": (
         ("noise is measured", lambda e: e.dof <= 0,
@@ -355,7 +358,7 @@ CHECKS = {
     ),
     "grid": (  # of the paper
         ("A lies inside the grid", lambda e: e.A < e.grid[0] + 1e-9 or e.grid[1] - 1e-9 < e.A < e.A_max,
-         "A lies on the edge of the grid {grid[0]:g}..{grid[1]:g}: widen A_range (--A-range LOW HIGH)"),
+         "A lies on the edge of the grid {grid[0]:g}..{grid[1]:g}: widen A_range"),
     ),
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
 """FP32 head: log-probs of the sampled tokens, the same in trainer and generator, in little memory.
 
 PROBLEM. The importance ratio rho = pi_train / pi_gen should be 1 where both sides hold the same weights. But bfloat16
-keeps 8 bits: near 20 its steps are 0.125, so a logit is off by up to 0.06, and two programs that round in different
-places disagree on log-probs by as much. Besides, M tokens have M x V logits: 2.5 GB for 4,096 tokens and a vocabulary
-of 152k, and autograd keeps several such tensors.
+keeps 8 significant bits: near 20 its steps are 0.125, so a logit is off by up to 0.06, and two programs that round in
+different places disagree on log-probs by as much. Besides, M tokens have M x V logits: 2.5 GB for 4,096 tokens and a
+vocabulary of 152k, and autograd keeps several such tensors.
 
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2, after MiniMax-M1, arXiv 2506.13585) computes the head, the product of
 hidden states and vocabulary matrix, in FP32 on BOTH sides: asymptotic pass rate 0.52 -> 0.61. On one side only, it
@@ -23,8 +23,8 @@ temperature, and which position predicts which token. This file sees to two: FP3
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
 SIMPLIFIED. Each device holds all of the head and casts a bfloat16 one to FP32 in every pass; no soft cap or scale on
-the logits (Gemma 2, Granite). CUDA may run FP32 products in TF32 if it is allowed to: TF32 keeps 10 bits of mantissa
-and bfloat16 has 7, so rounded factors lose nothing by it, FP32 ones do. H1: with `fp32=False` only the forward product
+the logits (Gemma 2, Granite). CUDA may run FP32 products in TF32 if it is allowed to: TF32 keeps 11 significant bits
+and bfloat16 has 8, so rounded factors lose nothing by it, FP32 ones do. H1: with `fp32=False` only the forward product
 is computed in the model's dtype.
 
 How far a trainer is from its engine, in nats per token:

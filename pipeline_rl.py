@@ -28,8 +28,7 @@ next k + 1 steps: in the first its lag is 0, in the last it is k. For B = 2 and 
 Nothing is dropped for its age: that would drop the long rollouts. Two shortcuts would break the bound. If a group were
 done when it is taken, and not when its step's weights are live, k = 0 would train at lag 1. If the trainer took
 whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4, 5, 6, and so
-on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step. (Simulated with k = 2 and one
-group in ten 60 times slower: the largest lag was 53, in strict order 2.)
+on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
 The bound is not a target. The second condition: admission also stops while B finished groups wait that the trainer
 could take now, since more would only grow old. Groups that finished behind a running one do not count there: the

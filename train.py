@@ -98,7 +98,7 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                 mask = padded([rollouts[i].mask for i in trained], torch.bool)  # (N, T)
                 behaviour = padded([rollouts[i].logprobs for i in trained], torch.float32)  # (N, T)
                 # The average of the loss, as one weight per token: per prompt, per sample, or over all tokens.
-                weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, max_completion(flags))
+                weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, max_sampled(flags))
                 batch = TrainingBatch([rows[i] for i in trained], behaviour, mask, advantages[kept], weights)
                 if old is not None:
                     batch.old_logprobs = old[kept, : mask.shape[1]]  # (N, T)
@@ -204,7 +204,7 @@ def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags, rng: random.Random
     rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (n,)
     if flags.length_control == "penalty":
         lengths = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])  # (n,)
-        penalty = length_control.overlong_penalty(lengths, max_completion(flags), flags.penalty_window)  # (n,)
+        penalty = length_control.overlong_penalty(lengths, max_sampled(flags), flags.penalty_window)  # (n,)
         penalized = torch.tensor([rollout.correct or flags.penalty_on == "all" for rollout in rollouts])  # (n,)
         rewards = rewards + torch.where(penalized, penalty, 0.0)
     if flags.reward == "shuffled":
@@ -220,7 +220,7 @@ def score_before_the_steps(
     return [trainer.score(flat(groups)[1]) if flags.loss == "tis" else None for groups in batches]
 
 
-def max_completion(flags: Flags) -> int:
+def max_sampled(flags: Flags) -> int:
     """Most tokens that a completion can sample; the phrase comes on top."""
     return flags.max_budget + flags.answer_budget
 

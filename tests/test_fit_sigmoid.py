@@ -240,7 +240,7 @@ def test_a_ceiling_outside_the_grid_is_reported_as_that(truth, edge):
     C, R = run_of(truth, end=8000, sd=0.003)
     f = fit(C, R, method="paper_grid")
     assert f.A >= f.R0 and f.A == pytest.approx(max(edge, R[0])) and not f.identifiable
-    assert f.reason == "A lies on the edge of the grid 0.45..0.8: widen A_range (--A-range LOW HIGH)"
+    assert f.reason == "A lies on the edge of the grid 0.45..0.8: widen A_range"
     wide = fit(C, R, method="paper_grid", A_range=(0.2, 1.0))
     assert wide.identifiable and wide.A == pytest.approx(truth[1], abs=0.0101)
 

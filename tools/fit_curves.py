@@ -250,7 +250,8 @@ def run(args: argparse.Namespace) -> str:
         runs.append(fit_run(file, **reading, **asked, **options))
         report, first = runs[-1].report, runs[0].report
         if math.isnan(report.fit.A):
-            raise InputError(f"{file}, line {runs[-1].data.last_line}: {report.fit.reason}")
+            hint = " (--x-start first)" if "subtract its start" in report.fit.reason else ""
+            raise InputError(f"{file}, line {runs[-1].data.last_line}: {report.fit.reason}{hint}")
         if report.x != first.x:
             raise InputError(f"{file}, line 1: x is {report.x}, but {first.x} in {args.files[0]}; choose one with --x")
     reports = [r.report for r in runs]
