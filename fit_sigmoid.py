@@ -9,6 +9,12 @@ IDEA. The pass rate on held-out prompts follows a sigmoid in compute, so the ear
     C      compute, in any unit               R0  pass rate before RL      A  ceiling (asymptotic pass rate)
     C_mid  compute at half of the gain A - R0                              B  efficiency: the exponent, how steep
 
+WHY A SIGMOID. Suppose each problem is learned at a compute of its own, and that the logarithms of these computes follow
+a logistic distribution of median log C_mid and scale 1/B. Then the share learned by C is 1 / (1 + (C_mid / C)^B): Eq. 1
+is the distribution function of a log-logistic. With B = 2 the middle 80 % of the problems are learned between C_mid / 3
+and 3 C_mid, about a decade. So the law holds where learning times spread out evenly like this, and fails where they do
+not: problems that are all learned at once are a cliff, and a hard kind that is learned later is a second step.
+
 This file climbs from the law to the command line. Each step uses those before it.
 
 1. THE LAW. `sigmoid`, the equation above.
@@ -23,6 +29,9 @@ This file climbs from the law to the command line. Each step uses those before i
      neighboring residuals agree, and pulled toward 1 where the numbers of samples are known.
    - t: Student's quantile. Each interval is about one quantity, and t^2 is the F quantile for one parameter.
    - 1.1 makes up for luck: we call narrow intervals identifiable, and some are narrow by chance.
+   The law itself may be wrong for a run. So it is tested on the run: `backtest` fits 50, 60, 70 and 80 % of the compute
+   and predicts the rest. Where the points came out above such a prediction by more than its interval, say by 1.5 times
+   its upper half-width, the upper half-widths of A and of predictions beyond the data grow 1.5 times; and so below.
 4. VERDICT. `CHECKS` is the table of what must hold before the ceiling A is called identifiable.
 5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 6. SEARCH. How the least Q and the set of curves are found. Not needed to use or trust a result.
@@ -41,6 +50,9 @@ interval of A ends at 1. (c) `method="paper_grid"` is the paper's own procedure,
 A 0.601, 95% from 0.592 to 0.611; at C = 64 0.597
 >>> fit(C[:-2], R[:-2], n_samples=16_000).reason
 'ceilings from 0.55 to 0.74 fit: the data reach 0.51 by C = 8'
+>>> learned_at = 4.6 * np.exp(np.random.default_rng(0).logistic(size=10_000) / 1.7)  # a compute for each problem
+>>> print(f"{(learned_at <= 8).mean():.2f} learned by C = 8; Eq. 1: {sigmoid(8, 0, 1, 1.7, 4.6):.2f}")
+0.72 learned by C = 8; Eq. 1: 0.72
 """
 
 import argparse
@@ -67,6 +79,7 @@ A_SLACK = 1.25  # choice (b)
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
 PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: few residuals alone would claim anything
 SAFETY = 1.1  # see step 3
+CUTS = (0.5, 0.6, 0.7, 0.8)  # shares of the compute whose fits are tested on the rest
 ROUNDING = 1 + 1e-12  # of a share of the compute
 
 
@@ -153,6 +166,7 @@ class SigmoidFit:
     B: float = math.nan
     C_mid: float = math.nan
     rmse: float = math.nan  # root mean squared residual of the points, unweighted
+    widened: tuple[float, float] = (1.0, 1.0)  # what `backtest` multiplies the lower and the upper half-width with
     reason: str = ""  # why the data cannot tell the ceiling; empty if they can
 
     identifiable = property(lambda self: not self.reason)
@@ -182,6 +196,8 @@ class SigmoidFit:
         allowed = [sigmoid(c, *curves) for c in C]  # K arrays (M,)
         low = np.minimum([v.min() for v in allowed], p)
         high = np.maximum(np.minimum([v.max() for v in allowed], A_max), p)  # choice (b)
+        down, up = np.where(C > self.points.C[-1], np.reshape(self.widened, (2, 1)), 1.0)
+        low, high = np.maximum(p - down * (p - low), 0), np.minimum(p + up * (high - p), top)
         if noise:
             if n_samples is None and self.points.n_samples is not None:
                 n_samples = float(np.median(self.points.n_samples))
@@ -193,7 +209,7 @@ class SigmoidFit:
 def fit(
     C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None = None, method: str = METHODS[0],
     skip_below: float = 0.0, n_samples: ArrayLike | None = None, A_max: float = 1.0, level: float = 0.95,
-    A_range: Sequence[float] = (0.45, 0.8), C_mid_range: Sequence[float] | None = None,
+    A_range: Sequence[float] = (0.45, 0.8), C_mid_range: Sequence[float] | None = None, cuts: Sequence[float] = CUTS,
 ) -> SigmoidFit:  # fmt: skip
     """Fit Eq. 1 to pass rates `R` (N,) at compute `C` (N,). The inputs are not modified; their order does not matter.
 
@@ -203,6 +219,7 @@ def fit(
     skip_below  leave out points with 0 < C < skip_below; the point at C = 0 always stays
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
     A_max       bound on A
+    cuts        shares of the compute at which the law is tested on this run (`backtest`); () for no test
     Points with a NaN and exact repetitions are left out and counted. Data that cannot carry a fit give a `reason`, not
     an error. ValueError: shapes that differ, negative compute, a pass rate outside [0, max(1, A_max)], two points at
     C = 0 that disagree, an unknown method, R0 and A out of order, an empty A_range.
@@ -214,6 +231,7 @@ def fit(
     if not 0 <= A_range[0] < A_range[1] < math.inf:
         raise ValueError(f"need 0 <= low < high in A_range, not {A_range[0]} and {A_range[1]}")
     options = dict(R0=R0, A=A, method=method, A_max=A_max, level=level, A_range=A_range, C_mid_range=C_mid_range)
+    options["cuts"] = cuts
     C, R, n, _ = points = clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
     f = SigmoidFit(points, options, Intervals(R0=(0.0, A_max), A=(0.0, A_max)))
     judge(f, "points")
@@ -230,6 +248,10 @@ def fit(
     f.uncertainty = likelihood_set(f, data, bounds, x)
     if f.uncertainty.curves is not None:
         f.intervals = intervals_of(f.uncertainty.curves, C, A_max)
+        misses = [backtest(f, cut) for cut in cuts]
+        f.widened = max([1.0, *(-miss for miss in misses)]), max([1.0, *misses])
+        low, high = (f.A + factor * (end - f.A) for factor, end in zip(f.widened, f.intervals.A, strict=True))
+        f.intervals = f.intervals._replace(A=(max(low, 0.0), min(high, A_max)))
     judge(f, *(("curve", "ceiling") if A is None else ("curve",)))
     if method == "paper_grid":  # after the verdict: the data are not to blame where no curve of the grid fits them
         f.R0, f.A, f.B, f.C_mid = paper_grid(f)
@@ -298,6 +320,23 @@ def likelihood_set(f: SigmoidFit, data: Data, bounds: np.ndarray, x: np.ndarray)
     return Uncertainty(float(dispersion), dof, np.stack([R0, x[:, 0], np.exp(x[:, 1]), np.exp(x[:, 2])]))
 
 
+def backtest(f: SigmoidFit, cut: float) -> float:
+    """By how many half-widths of its interval the mean of the points after the first `cut` of the compute lies above
+    (positive) or below what a fit to those before it predicts; 0 where there is no interval or no such point."""
+    C, R, n, _ = f.points
+    early = C <= cut * C[-1] * ROUNDING
+    options = f.options | {"cuts": (), "method": METHODS[0]}
+    g = fit(C[early], R[early], n_samples=None if n is None else n[early], **options)
+    if g.uncertainty.curves is None or early.all():
+        return 0.0
+    C, R, n = C[~early], R[~early], None if n is None else n[~early]
+    p, (low, high), (dispersion, dof, _) = g.predict(C), g.interval(C), g.uncertainty
+    miss = float(np.mean(R - p))
+    reach = np.mean(high - p if miss > 0 else p - low)  # of the curve: it is off by as much at all these points
+    sd = math.sqrt(dispersion * np.mean(unit_variance(p, n)) / C.size)  # of the points' own noise
+    return miss / math.hypot(reach, sd * stdtrit(dof, (1 + f.options["level"]) / 2))
+
+
 def inflation(z: np.ndarray, least: float) -> float:
     """(1 + r) / (1 - r), r the lag-1 correlation of residuals z (N,): neighbors of one sign are not independent.
 
@@ -326,6 +365,7 @@ MAX_WIDTH = 0.1
 RISE_ALPHA = 0.05  # a flat line must be this unlikely before the pass rate is said to rise
 LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend toward a ceiling
 SLOPE_SDS = 2.0  # standard errors from which on a line rises or falls; a line that does not rise is a ceiling reached
+REACH = 2.0  # in C_mid: how far the data must go before they bound the ceiling from above
 LATE_SHARE, LATE_SDS = 5, 4.0  # the last fifth of the points may lie this many standard errors below the curve
 
 # What must hold before A is called identifiable, by what is looked at; the first row that fails gives the reason.
@@ -355,6 +395,8 @@ CHECKS = {
          "a straight line in C fits about as well: no ceiling shows by C = {end}"),
         ("curve bends in log C", lambda e: p_of_line(e, np.log(e.C)) > LINE_ALPHA,
          "a straight line in log C fits about as well: no ceiling shows by C = {end}"),
+        ("data reach 2 C_mid", lambda e: e.last < REACH * e.C_mid,
+         "the data end at {shown:.1f} C_mid: the ceiling is at least {low:.2f}"),
     ),
     "grid": (  # of the paper
         ("A lies inside the grid", lambda e: e.A < e.grid[0] + 1e-9 or e.grid[1] - 1e-9 < e.A < e.A_max,
@@ -382,8 +424,10 @@ def evidence(f: SigmoidFit) -> SimpleNamespace:
         return e
     e.A, e.A_max, e.gain, e.grid = f.A, A_max, f.A - f.R0, f.options["A_range"]
     e.reach, e.end = float(f.predict(C[-1])), short(float(C[-1]))
+    e.C_mid, e.shown = f.C_mid, e.last / f.C_mid
     e.low, e.high = f.intervals.A
-    e.width = math.inf if curves is None else curves[1].max() - e.low  # e.high is cut at A_max, this is not
+    top = math.inf if curves is None else f.A + f.widened[1] * (curves[1].max() - f.A)  # e.high is cut at A_max
+    e.width = top - e.low
     e.dispersion, e.dof, _ = f.uncertainty
     e.w = 1 / unit_variance(f.predict(C), n)
     z = np.sqrt(e.w) * (R - f.predict(C))  # standardized residuals
@@ -420,7 +464,7 @@ def opened(f: SigmoidFit, e: SimpleNamespace, failed: str) -> Intervals:
     i, A_max = f.intervals, f.options["A_max"]
     if failed == "end stays on the curve":
         return i._replace(A=(0.0, A_max))
-    if failed.startswith("curve bends"):
+    if failed.startswith(("curve bends", "data reach 2")):
         return i._replace(A=(i.A[0], A_max))
     if failed != "reward rises":
         return i

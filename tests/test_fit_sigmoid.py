@@ -15,7 +15,7 @@ from scipy.special import expit
 from scipy.stats import t as student
 
 import fit_sigmoid as module
-from fit_sigmoid import CHECKS, compare, fit, format_comparison, plain_fit, sigmoid
+from fit_sigmoid import CHECKS, backtest, compare, format_comparison, plain_fit, sigmoid
 from tools.fit_benchmark import draw
 
 PAPER_ROWS = [  # C_mid, B, A as published; the first six C_mid lie on linspace(100, 4000, 100)
@@ -24,6 +24,11 @@ PAPER_ROWS = [  # C_mid, B, A as published; the first six C_mid lie on linspace(
 ]  # fmt: skip
 X = np.arange(1, 25.0)
 NOISE = np.random.default_rng(9).normal(0, 0.008, 24)
+
+
+def fit(*data, cuts=(), **options):
+    """`fit_sigmoid.fit`, by default without its four backtests, each of which takes as long as the fit."""
+    return module.fit(*data, cuts=cuts, **options)
 
 
 def run_of(truth=(0.3, 0.6, 1.8, 2500.0), n=40, end=16_000.0, sd=0.007, seed=0, zero=True):
@@ -58,7 +63,7 @@ def test_sigmoid_by_hand():
 
 
 def test_the_example_of_the_docstring_prints_what_it_says():
-    assert doctest.testmod(module) == (0, 5)
+    assert doctest.testmod(module) == (0, 7)
 
 
 def test_plain_fit_finds_what_fit_finds():
@@ -92,6 +97,7 @@ def test_every_check_can_be_the_reason():
         "few ceilings fit": fit(X[:20], early[:20]),
         "curve bends in C": fit(X, 0.05 + 0.14 * X / 24 + NOISE / 4, A_max=0.2),
         "curve bends in log C": fit(X, 0.2 + 0.06 * np.log(X)),
+        "data reach 2 C_mid": fit(C, 0.1 + 0.8 / (1 + (250 / np.maximum(C, 1e-9)) ** 3)),
         "A lies inside the grid": fit(X, rise, method="paper_grid", A_range=(0.3, 0.5)),
     }
     rows = {name: sentence for stage in CHECKS.values() for name, _, sentence in stage}
@@ -460,6 +466,40 @@ def test_a_late_start_by_choice_is_no_clock():
     assert "subtract its start" in fit(C[21:], R[21:]).reason and math.isnan(fit(C[21:], R[21:]).A)
     late = [0, *range(21, 41)]
     assert math.isfinite(fit(C, R, skip_below=C[21]).A) and math.isfinite(fit(C[late], R[late], R0=0.3).A)
+
+
+# ------------------------------------------------------------------------------------------------------------ backtests
+
+
+def two_steps(C):
+    """The law twice: problems learned by C = 10, and a harder kind that is learned by C = 70."""
+    return sigmoid(C, 0.05, 0.5, 4, 10) + sigmoid(C, 0, 0.4, 4, 70)
+
+
+def test_a_run_that_breaks_the_law_widens_its_own_intervals():
+    """At C = 50 the first step is over and the second begins. One sigmoid through all of it claims a ceiling near .55,
+    where .9 is to come. Fits to its first parts have predicted too little, so it may not claim to know."""
+    C = np.arange(0, 51, 2.0)
+    R = np.random.default_rng(0).binomial(2048, two_steps(C)) / 2048
+    plain, tested = fit(C, R, n_samples=2048), fit(C, R, n_samples=2048, cuts=module.CUTS)
+    assert plain.identifiable and plain.A_interval[1] < 0.6 and plain.widened == (1, 1)
+    misses = [backtest(plain, cut) for cut in module.CUTS]
+    assert tested.widened == (1, max(misses)) and max(misses) > 2 and "ceilings from" in tested.reason
+    low, high = plain.interval([30.0, 200.0])
+    wide_low, wide_high = tested.interval([30.0, 200.0])
+    assert wide_low == pytest.approx(low) and wide_high[0] == high[0]  # C = 30 is measured, not predicted
+    p = plain.predict(200.0)
+    assert wide_high[1] - p == pytest.approx(max(misses) * (high[1] - p))
+    assert tested.A_interval[1] - tested.A == pytest.approx(max(misses) * (plain.A_interval[1] - plain.A))
+    assert tested.A_interval[0] == plain.A_interval[0]
+
+
+def test_a_run_that_keeps_the_law_is_seldom_widened():
+    """Of 8 runs with Gaussian noise few miss any of their four later parts by more than a 95 % interval, and then by
+    little. A backtest with nothing after the cut says nothing."""
+    widened = [max(fit(*run_of(seed=seed), cuts=module.CUTS).widened) for seed in range(8)]
+    assert sum(w > 1 for w in widened) <= 3 and max(widened) < 1.6
+    assert backtest(fit(*run_of()), 1.0) == 0 and backtest(fit(*run_of()), 0.01) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------- rounding
