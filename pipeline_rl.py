@@ -629,6 +629,7 @@ class VLLMEngine:
             temperature=self.temperature,
             max_tokens=max_tokens,
             logprobs=0,  # the sampled token's own
+            flat_logprobs=True,  # in one list, not in a dict for each token
             stop_token_ids=list(self.stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -646,8 +647,8 @@ class VLLMEngine:
     def read(self, output: Any) -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. vLLM reports spans of tokens for each version of the weights."""
         done = output.outputs[0]
-        logprobs = [entry[token].logprob for token, entry in zip(done.token_ids, done.logprobs, strict=True)]
-        return logprobs, [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
+        versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
+        return done.logprobs.logprobs, versions
 
     async def update(self) -> None:
         """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache."""

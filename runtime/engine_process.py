@@ -3,6 +3,7 @@
     WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): pipeline_rl's, for mixtures of experts too
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
+    AsyncWholeCompletions    the same for a GPU, where the next step is scheduled while one runs
     skip_inner_tokens    a request's cache blocks are looked at when it enters or fills one, not at every token
     end_with             the engine's process ends with its trainer
 
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import vllm
 from tqdm import tqdm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -90,8 +92,8 @@ class WholeCompletions(Scheduler):
         self._pauses = 0
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        """Counts the pauses."""
-        self._pauses += self.pause_state == PauseState.UNPAUSED and pause_state != PauseState.UNPAUSED
+        """Counts the pauses, when they end: a step under way when one begins samples by the weights before it."""
+        self._pauses += self.pause_state != PauseState.UNPAUSED and pause_state == PauseState.UNPAUSED
         super().set_pause_state(pause_state)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
@@ -125,6 +127,11 @@ class WholeCompletions(Scheduler):
                 output.prefill_stats = partial.prefill_stats
                 output.kv_transfer_params = {"logprobs": partial.logprobs, "pauses": partial.pauses}
                 yield output
+
+
+class AsyncWholeCompletions(WholeCompletions, AsyncScheduler):
+    """WholeCompletions over the scheduler that vLLM has for a GPU. Until `make gpu-check` has passed on one, an option:
+    `--engine_args scheduler_cls=runtime.engine_process.AsyncWholeCompletions`."""
 
 
 def skip_inner_tokens(allocate_slots: Callable[..., Any], nothing: Any, block_size: int) -> Callable[..., Any]:

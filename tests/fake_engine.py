@@ -122,6 +122,7 @@ class FakeVLLM:
         FakeVLLM.made.append(self)
 
     async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+        assert params.flat_logprobs
         for _ in range(params.max_tokens):
             await asyncio.sleep(self.seconds)
             if self.errored:
@@ -129,7 +130,7 @@ class FakeVLLM:
         span = SimpleNamespace(version=self.version, start=0, end=params.max_tokens)
         done = SimpleNamespace(
             token_ids=[5] * params.max_tokens,
-            logprobs=[{5: SimpleNamespace(logprob=-1.0)}] * params.max_tokens,
+            logprobs=SimpleNamespace(logprobs=[-1.0] * params.max_tokens),
             weight_versions=[span],
             finish_reason="length",
         )

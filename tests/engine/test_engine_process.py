@@ -51,29 +51,30 @@ def scheduler(monkeypatch):
     return made
 
 
-def pause(scheduler):
-    scheduler.set_pause_state(PauseState.PAUSED_ALL)
-    scheduler.set_pause_state(PauseState.PAUSED_ALL)  # said twice, it is one pause
-    scheduler.set_pause_state(PauseState.UNPAUSED)
-
-
 def test_a_completion_over_two_pauses(scheduler):
+    """A step that was under way when the second pause began ends in it, and is by the weights before it. Said twice, a
+    pause is one, and so is its end."""
     sent = []
     for step, runner in (
         ([output("a", [5], prefill="stats"), output("b", [6])], sampled([-1.0], [-2.0])),
-        ("pause", None),
-        ([output("a", [7, 8]), output("b", [9], done=True)], sampled([-0.25, -4.0], [-8.0])),
-        ("pause", None),
-        ([output("a", [3], done=True)], sampled([-0.125])),
+        (PauseState.PAUSED_ALL, None),
+        (PauseState.PAUSED_ALL, None),
+        (PauseState.UNPAUSED, None),
+        ([output("a", [7]), output("b", [9], done=True)], sampled([-0.25], [-8.0])),
+        (PauseState.PAUSED_ALL, None),
+        ([output("a", [8])], sampled([-4.0])),
+        (PauseState.UNPAUSED, None),
+        (PauseState.UNPAUSED, None),
+        ([output("a", [3, 2], done=True)], sampled([-0.125, -0.0625])),
     ):
-        if step == "pause":
-            pause(scheduler)
+        if runner is None:
+            scheduler.set_pause_state(step)
         else:
             sent.append(scheduler.update_from_output(step, runner)[0].outputs)
-    assert [[one.request_id for one in step] for step in sent] == [[], ["b"], ["a"]]
-    (b,), (a,) = sent[1:]
-    assert a.new_token_ids == [5, 7, 8, 3] and b.new_token_ids == [6, 9]
-    assert a.kv_transfer_params == {"logprobs": [-1.0, -0.25, -4.0, -0.125], "pauses": [0, 1, 1, 2]}
+    assert [[one.request_id for one in step] for step in sent] == [[], ["b"], [], ["a"]]
+    (b,), _, (a,) = sent[1:]
+    assert a.new_token_ids == [5, 7, 8, 3, 2] and b.new_token_ids == [6, 9]
+    assert a.kv_transfer_params == {"logprobs": [-1.0, -0.25, -4.0, -0.125, -0.0625], "pauses": [0, 1, 1, 2, 2]}
     assert b.kv_transfer_params == {"logprobs": [-2.0, -8.0], "pauses": [0, 1]}
     assert a.prefill_stats == "stats" and a.new_logprobs is None and scheduler._partial == {}
 

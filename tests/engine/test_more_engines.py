@@ -1,4 +1,4 @@
-"""Real engines in bfloat16 and two behind one client: minutes."""
+"""Real engines in bfloat16, two behind one client, and with the schedulers of a GPU: minutes."""
 
 from pathlib import Path
 
@@ -6,10 +6,11 @@ import pytest
 import torch
 from fake_engine import problems
 from real_engine import new_engine, new_generator
-from test_weights_in_flight import CLOSE, evaluated
+from test_weights_in_flight import CLOSE, LongTraining, check_weights_move, evaluated
 from tiny_model import TinyModel
 
 from fp32_head import GENERATOR_ARGS
+from pipeline_rl import Pacer
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +78,18 @@ def test_a_bfloat16_engine_samples(tmp_path: Path) -> None:
     finally:
         generator.close()
     assert [len(rollout.completion_ids) > 0 for rollout in rollouts] == [True, True]
+
+
+@pytest.mark.parametrize("scheduler", [None, "runtime.engine_process.AsyncWholeCompletions"])
+def test_weights_move_in_flight_under_the_schedulers_of_a_gpu(tmp_path: Path, scheduler: str | None) -> None:
+    """vLLM's own, which sends each token, and whole completions over it. A pause finds a step under way (async_on_cpu.py),
+    whose tokens are still by the weights before it: versions are exact to a token under both."""
+    tiny, long = TinyModel(tmp_path, tied=True), problems(2)
+    args = {"scheduler_cls": scheduler, "worker_extension_cls": "async_on_cpu.Receiver"}
+    engine = new_engine(tiny, stop_ids=[], engine_args=args)
+    generator = new_generator(engine, long, pacer=Pacer(2, 0), length_control=LongTraining(700))
+    try:
+        generator.start(tiny.weights(0))
+        check_weights_move(generator, tiny, long)
+    finally:
+        generator.close()
