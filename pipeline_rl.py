@@ -44,8 +44,8 @@ The trainer counts v and names it in `push`; it is live when the engine has load
 
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-SIMPLIFIED. One reward function; this engine never restarts. Restarts, several engines, Ray, other ways for the
-weights and a faster scheduler are in runtime/engine.py and extend this file. `python pipeline_rl.py` simulates it.
+SIMPLIFIED. One reward function; this engine never restarts. Restarts, Ray, other ways for the weights and a faster
+scheduler are in runtime/engine.py and extend this file. `python pipeline_rl.py` simulates it.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
     >>> numbers = [pacer.admit() for _ in range(4)]
@@ -250,12 +250,13 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
 class Stream:
     """Prompts in, finished groups out: keeps an engine full, in an event loop, by the rules of a pacer. An engine has
 
-        slots, version, ready, counters    requests inside at most; the version that is live; False while it restarts
-                                           and nothing may enter; a `Counters`
+        replicas, slots                    data-parallel copies of it, usually 1; requests inside each of them at most
+        version, ready, counters           the version that is live; False while it restarts and nothing may enter; a
+                                           `Counters`
         trainer_waits                      True: it reads the trainer's own tensors, which must not change meanwhile
         prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads
         await start(), await update()      starts with these weights; or pauses, loads them, and goes on
-        await sample(prompt_ids, max_tokens, salt) -> Rollout      one request, with a version per token
+        await sample(prompt_ids, max_tokens, salt, replica) -> Rollout     one request, with a version per token
         await together(begin) -> list      results of the coroutines that `begin()` makes, in order; an engine that can
                                            restart begins them all anew if it died meanwhile
         shutdown()                         ends it; may be called twice
@@ -279,7 +280,7 @@ class Stream:
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
         self.counters = self.engine.counters
         self.running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
-        self.inside = 0  # requests in the engine; a rollout keeps its slot from its first leg to its second
+        self.inside = [0] * self.engine.replicas  # requests in each; a rollout keeps its slot from first leg to second
         self.exhausted = False  # `problems` came to its end
         self._idle_since = time.monotonic()
         self._waiting_evaluations: deque[asyncio.Future] = deque()  # requests that wait for a slot
@@ -291,15 +292,17 @@ class Stream:
         self._no_evaluation.set()
 
     def _dispatch(self) -> None:
-        """Fills the engine: evaluation first, then new groups. Nothing ever queues inside vLLM, so the version at
-        admission is the version of the prefill. Called whenever a slot or the pacer may have opened."""
+        """Fills the engine, its emptiest replica first: evaluation, then new groups. Nothing ever queues inside vLLM:
+        the version at admission is the version of the prefill. A group stays in one replica, which finds its prompt and
+        first legs in its cache. Called whenever a slot or the pacer may have opened."""
         if self._closing or not self.engine.ready:
             return
-        while self._waiting_evaluations and self.inside < self.engine.slots:
-            self._count_requests(1)
-            self._waiting_evaluations.popleft().set_result(None)
+        while self._waiting_evaluations and min(self.inside) < self.engine.slots:
+            emptiest = self.inside.index(min(self.inside))
+            self._count_requests(1, emptiest)
+            self._waiting_evaluations.popleft().set_result(emptiest)
         room = self.engine.slots - self.rollouts
-        while not (self._waiting_evaluations or self.exhausted) and self.inside <= room and self.pacer.may_admit():
+        while not (self._waiting_evaluations or self.exhausted) and min(self.inside) <= room and self.pacer.may_admit():
             problem = next(self.problems, None)
             if problem is None:
                 self.exhausted = True
@@ -308,20 +311,21 @@ class Stream:
                 return
             number = self.pacer.admit()
             self.running[number] = problem
-            self._count_requests(self.rollouts)
-            task = asyncio.create_task(self._run_group(number, problem))
+            emptiest = self.inside.index(min(self.inside))
+            self._count_requests(self.rollouts, emptiest)
+            task = asyncio.create_task(self._run_group(number, problem, emptiest))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
-    def _count_requests(self, change: int) -> None:
+    def _count_requests(self, change: int, replica: int) -> None:
         now = time.monotonic()
-        if self.inside == 0:
+        if not any(self.inside):
             self.counters.idle_seconds += now - self._idle_since
-        self.inside += change
-        if self.inside == 0:
+        self.inside[replica] += change
+        if not any(self.inside):
             self._idle_since = now
 
-    async def _run_group(self, number: int, problem: Any) -> None:
+    async def _run_group(self, number: int, problem: Any, replica: int) -> None:
         """Samples and scores the G rollouts of one group. If the engine dies, all G are redone under the same number:
         redoing only the unfinished ones would favor short completions."""
         begun: list[int] = []  # the version at the beginning of each attempt
@@ -330,10 +334,10 @@ class Stream:
             begun.append(self.engine.version)
             if len(begun) > 1:
                 self.counters.redone_groups += 1
-                self._count_requests(self.rollouts)
+                self._count_requests(self.rollouts, replica)
                 self._dispatch()  # the engine is ready again
             draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
-            return [self._rollout(problem, draw(self._rng), begun[-1]) for _ in range(self.rollouts)]
+            return [self._rollout(problem, draw(self._rng), begun[-1], replica) for _ in range(self.rollouts)]
 
         rollouts = await self.engine.together(begin)
         await self._score(problem, rollouts)
@@ -343,19 +347,19 @@ class Stream:
         self._wake.set()
         self._dispatch()
 
-    async def _rollout(self, problem: Any, budget: int, version: int) -> Rollout:
+    async def _rollout(self, problem: Any, budget: int, version: int, replica: int) -> Rollout:
         """One completion, in one request or, when its thinking is cut at `budget`, in two; its slot is counted."""
         # The salt keeps a prompt from hitting keys and values that another version left in vLLM's cache. Both legs have
         # the same one, so that the second finds those of the first.
         prompt, salt, control = list(problem.prompt_ids), str(version), self.length_control
         try:
-            first = await self.engine.sample(prompt, budget, salt)
+            first = await self.engine.sample(prompt, budget, salt, replica)
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
             if leg is None:
                 return first
-            second = await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt)
+            second = await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt, replica)
         finally:
-            self._count_requests(-1)
+            self._count_requests(-1, replica)
             self._dispatch()
         return joined(first, list(leg.forced_ids), second, control.mask)
 
@@ -423,9 +427,9 @@ class Stream:
         slot = asyncio.get_running_loop().create_future()
         self._waiting_evaluations.append(slot)
         self._dispatch()
-        await slot
+        replica = await slot
         longest = self.length_control.max_budget if self.length_control else self.max_completion  # T4
-        return await self._rollout(problem, longest, self.engine.version)
+        return await self._rollout(problem, longest, self.engine.version, replica)
 
     def _ended(self, task: asyncio.Task) -> None:
         self._tasks.discard(task)
@@ -580,7 +584,8 @@ class VLLMEngine:
         self.args |= self.channel.engine_args | self.engine_args
         self.environment = vllm_environment(gpu, self.args["enforce_eager"], self.args["dtype"])
         self.environment |= self.channel.environment
-        self.slots, self.longest = self.args["max_num_seqs"], self.args["max_model_len"]
+        self.replicas, self.slots = self.args.get("data_parallel_size", 1), self.args["max_num_seqs"]
+        self.longest = self.args["max_model_len"]
         self.counters = Counters()
         self.version = self.prepared = 0  # the version that is live; that of the weights prepared last
         self.vllm: Any = None
@@ -602,7 +607,8 @@ class VLLMEngine:
         # Only now: a request that goes on after a restart must not meet the model folder's weights. And no name is left
         # here: errors that vLLM's import caught and kept hold this frame, so that vLLM would never be freed.
         self.vllm, vllm = vllm, None
-        await self.sample([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
+        # A fresh engine's first step takes seconds.
+        await asyncio.gather(*[self.sample([0, 0], 2, "warm-up", replica) for replica in range(self.replicas)])
 
     def new_vllm(self) -> Any:
         """vLLM's AsyncLLM with the model folder's weights."""
@@ -617,8 +623,9 @@ class VLLMEngine:
         """The results of the coroutines that `begin()` makes, in order."""
         return await asyncio.gather(*begin())
 
-    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Rollout:
-        """One request. `salt`: it hits no keys and values that requests of another salt left in the cache."""
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0) -> Rollout:
+        """One request. `salt`: it hits no keys and values that requests of another salt left in the cache. `replica`:
+        which one takes it under data parallelism; each has a cache of its own."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -636,7 +643,8 @@ class VLLMEngine:
             skip_clone=True,  # no other request has these
         )
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
-        async for output in self.vllm.generate(prompt, params, request_id=str(next(self._request_numbers))):
+        request = str(next(self._request_numbers))
+        async for output in self.vllm.generate(prompt, params, request_id=request, data_parallel_rank=replica):
             done = output.outputs[0]
         ids = list(done.token_ids)
         logprobs, versions = self.read(output)

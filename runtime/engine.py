@@ -1,7 +1,6 @@
 """The engine of a run: pipeline_rl's, replaced when it dies, and what else only a long run needs of vLLM.
 
 RestartingEngine    a new vLLM, with the weights prepared last, when one has died; groups are then redone
-several engines     `data_parallel_size` of them behind one client; each has `max_num_seqs` slots
 faster messages     engines on a CPU send a completion once (engine_process.WholeCompletions)
 Ray                 workers on other hosts, which have none of our files
 """
@@ -32,7 +31,6 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.slots *= self.args.get("data_parallel_size", 1)
         if self.args.get("distributed_executor_backend") == "ray":
             # Ray's workers run on other hosts, which have none of our files, folders and processes.
             self.args.pop("worker_extension_cls", None)
@@ -77,13 +75,13 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
         if vllm is not self.vllm:
             self._versions = [self.version]  # a new engine has not paused yet
 
-    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Rollout:
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0) -> Rollout:
         """One request. Raises EngineDied."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         vllm = self.vllm
         try:
-            return await super().sample(prompt_ids, max_tokens, salt)
+            return await super().sample(prompt_ids, max_tokens, salt, replica)
         except EngineDeadError as error:
             raise death_of(vllm) from error
 

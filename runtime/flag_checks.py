@@ -90,8 +90,8 @@ def schedule(flags: Flags) -> Iterator[str]:
             f"--max_ready {flags.max_ready} would never let a batch be ready; give at least --batch_prompts + "
             f"--min_ready = {size + flags.min_ready}, or 0."
         )
-    if flags.rollouts > flags.max_num_seqs * flags.data_parallel:
-        yield f"--rollouts {flags.rollouts} do not fit the engine; raise --max_num_seqs (now {flags.max_num_seqs})."
+    if flags.rollouts > flags.max_num_seqs:
+        yield f"--rollouts {flags.rollouts} do not fit one engine; raise --max_num_seqs (now {flags.max_num_seqs})."
 
 
 def length(flags: Flags) -> Iterator[str]:

@@ -42,13 +42,14 @@ class FakeEngine:
     """Every request samples `length(prompt_ids, max_tokens)` tokens, one after each pause of `seconds`, of the version
     that is live then. While `held`, no token is sampled; `failure` is what the next `update` raises."""
 
-    ready, trainer_waits = True, False
+    ready, trainer_waits, replicas = True, False, 1
 
     def __init__(self, slots: int = 16, length: Callable[[list[int], int], int] = lambda ids, most: most, seconds=0.0):
         self.slots, self.length, self.seconds = slots, length, seconds
         self.counters, self.version, self.prepared = Counters(), 0, 0
         self.held, self.failure = False, None
         self.requests: list[tuple[list[int], int, str]] = []
+        self.placed: list[int] = []  # the replica of each
         self.inside = self.most_inside = 0
         self.events: list[str] = []
 
@@ -58,8 +59,9 @@ class FakeEngine:
     async def start(self) -> None:
         self.version = self.prepared
 
-    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Rollout:
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0) -> Rollout:
         self.requests.append((list(prompt_ids), max_tokens, salt))
+        self.placed.append(replica)
         self.inside += 1
         self.most_inside = max(self.most_inside, self.inside)
         versions: list[int] = []
@@ -118,11 +120,13 @@ class FakeVLLM:
 
     def __init__(self, args: Any):
         self.args, self.errored, self.calls, self.version = args, False, [], "default"
+        self.placed: list[int] = []  # the replica of each request
         self.engine_core = self
         FakeVLLM.made.append(self)
 
-    async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+    async def generate(self, prompt: Any, params: Any, request_id: str, data_parallel_rank: int) -> Any:
         assert params.flat_logprobs
+        self.placed.append(data_parallel_rank)
         for _ in range(params.max_tokens):
             await asyncio.sleep(self.seconds)
             if self.errored:

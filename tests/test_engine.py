@@ -92,10 +92,21 @@ def test_versions_of_the_faster_scheduler(made):
 
 
 def test_max_num_seqs_is_of_each_engine():
-    """Four engines of 8 slots: 32 requests are let in, and each engine gets 8. So also by vLLM's own names."""
+    """Four replicas of 8 slots each. So also by vLLM's own names."""
     four = {"data_parallel_size": 4}
     for engine in (new_engine(max_num_seqs=8, engine_args=four), new_engine(engine_args=four | {"max_num_seqs": 8})):
-        assert engine.slots == 32 and engine.args["max_num_seqs"] == 8
+        assert (engine.replicas, engine.slots, engine.args["max_num_seqs"]) == (4, 8, 8)
+
+
+def test_each_replica_is_warmed_up_and_a_request_goes_to_the_one_it_names(made):
+    engine = new_engine(engine_args={"data_parallel_size": 3})
+
+    async def run():
+        await engine.start()
+        await engine.sample([7, 8], 2, "0", 2)
+
+    asyncio.run(run())
+    assert made[0].placed == [0, 1, 2, 2]
 
 
 def test_ray_workers_get_nothing_of_this_host():
@@ -146,7 +157,7 @@ def test_all_rollouts_of_a_group_are_redone(made, monkeypatch):
     lengths = iter([1, 9, 3, 4])  # tokens of the first attempt, then of the second
     control = SimpleNamespace(draw_budget=lambda rng: next(lengths), second_leg=lambda *_: None)
     with generating(problems(1), engine, length_control=control) as generator:
-        wait_until(lambda: generator.in_loop(lambda g: g.inside) == 1)
+        wait_until(lambda: generator.in_loop(lambda g: g.inside) == [1])
         engine.prepare({}, 5)
         made[0].errored = True
         [group] = generator.take(1)

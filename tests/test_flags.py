@@ -201,6 +201,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--kl_estimator k1", "--penalty_window 9", "--penalty_on all", "--penalty_on all --length_control none",
         "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",
         "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
+        "--rollouts 16 --max_num_seqs 15 --data_parallel 2",
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, line):
@@ -214,7 +215,7 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, line):
     [
         "--max_ready 32", "--max_ready 64 --min_ready 32", "--min_ready 256", "--min_ready 0 --k 0",
         "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--max_budget 20 --length_control none",
-        "--rollouts 16 --max_num_seqs 8 --data_parallel 2", "--min_budget 30", "--max_budget 26",
+        "--rollouts 16 --max_num_seqs 16 --data_parallel 2", "--min_budget 30", "--max_budget 26",
         "--penalty_window 34 --length_control penalty", "--penalty_window 1 --length_control penalty",
         "--kl_estimator k2 --kl_coef 0.1", "--save_every 0", "--eps_high 0.28 --loss dapo", "--eps_low 0.1 --loss grpo",
         "--eps_high 0.01 --loss gspo", "--tis_cap 3 --loss tis", "--penalty_on all --length_control penalty",

@@ -359,12 +359,32 @@ def test_slots_and_idle_time():
     engine = FakeEngine(slots=5, length=lambda ids, most: next(lengths), seconds=0.001)
     with generating(problems(8), engine, Pacer(8, 0)) as generator:
         generator.take(8)
-        assert engine.most_inside == 5 and generator.in_loop(lambda g: g.inside) == 0
+        assert engine.most_inside == 5 and generator.in_loop(lambda g: g.inside) == [0]
         engine.most_inside, before = 0, generator.counters.idle_seconds
         time.sleep(0.3)
         assert len(generator.result_of(generator.evaluate(problems(4), 3))) == 4
         assert engine.most_inside == 5 and 0.25 < generator.counters.idle_seconds - before
     assert all(len(ids) == 10 for ids, _, _ in engine.requests) and len(engine.requests) == 16 + 12
+
+
+def test_a_group_stays_in_one_replica_and_none_takes_more_than_its_slots():
+    """Two replicas of three slots, groups of two rollouts of two legs. Group 2 waits until group 1 has left replica 1,
+    although each replica has a free slot, and goes there, as does group 3, since group 0 still runs. Evaluation fills
+    both in turn."""
+    engine = FakeEngine(slots=3, length=lambda ids, most: 60 if ids[1] == 0 else most, seconds=0.001)
+    engine.replicas, prompts = 2, [Problem(str(i), [8, i]) for i in range(4)]
+    with generating(prompts, engine, Pacer(4, 0), length_control=Cut()) as generator:
+        generator.take(4)
+        found = [(ids[1], replica) for (ids, *_), replica in zip(engine.requests, engine.placed, strict=True)]
+        assert sorted(found) == [(0, 0)] * 4 + [(1, 1)] * 4 + [(2, 1)] * 4 + [(3, 1)] * 4
+        assert [number for number, _ in found if number] == [1] * 4 + [2] * 4 + [3] * 4
+        engine.held = True
+        future = generator.evaluate(prompts, 2)
+        wait_until(lambda: engine.inside == 6)
+        assert engine.placed[16:] == [0, 1, 0, 1, 0, 1] and generator.in_loop(lambda g: g.inside) == [3, 3]
+        engine.held = False
+        generator.result_of(future)
+        assert engine.most_inside == 6 and generator.in_loop(lambda g: g.inside) == [0, 0]
 
 
 def test_evaluation_gets_slots_before_new_groups():

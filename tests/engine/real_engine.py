@@ -31,7 +31,7 @@ def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: Any) 
 class Shared:
     """The interface of an engine, over one that runs in another generator's event loop and goes on after `shutdown`."""
 
-    ready, trainer_waits = True, False
+    ready, trainer_waits, replicas = True, False, 1
     runs = itertools.count()
 
     def __init__(self, host: Generator, slots: int, **changes: Any):
@@ -51,7 +51,7 @@ class Shared:
         self.asked.add(future)
         return await asyncio.wrap_future(future)
 
-    async def sample(self, prompt_ids: Any, max_tokens: int, salt: str) -> Any:
+    async def sample(self, prompt_ids: Any, max_tokens: int, salt: str, replica: int) -> Any:
         return await self._there(self.engine.sample(prompt_ids, max_tokens, f"{self.salt} {salt}"))
 
     async def update(self) -> None:

@@ -7,9 +7,10 @@ import torch
 from fake_engine import problems
 from real_engine import new_engine, new_generator
 from test_weights_in_flight import CLOSE, LongTraining, check_weights_move, evaluated
-from tiny_model import TinyModel
+from tiny_model import END_OF_THINKING, PHRASE, TinyModel
 
 from fp32_head import GENERATOR_ARGS
+from length_control import Interruption
 from pipeline_rl import Pacer
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
     tiny = TinyModel(tmp_path, tied=True)
     engine = new_engine(tiny, max_num_seqs=24, engine_args={"data_parallel_size": 2})
     generator = new_generator(engine, max_completion=16)
-    prompts, served, inside = problems(12), {}, 0
+    prompts, served, inside = problems(12), {}, [0, 0]
     try:
         generator.start(tiny.weights(0))
         for version in range(1, 6):
@@ -54,7 +55,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
             future = generator.evaluate(prompts, 4)
             while not future.done():
                 served |= generator.in_loop(lambda made: dict(made.engine.vllm.engine_core.reqs_in_flight))
-                inside = max(inside, generator.in_loop(lambda made: made.inside))
+                inside = [*map(max, inside, generator.in_loop(lambda made: made.inside))]
             rollouts = [r for group in generator.result_of(future) for r in group]
             asked = [problem for problem in prompts for _ in range(4)]
             assert {v for r in rollouts for v in r.versions} == {version}
@@ -62,7 +63,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
             assert tiny.gap(tiny.weights(version - 1), asked, rollouts).mean() > 0.1
     finally:
         generator.close()
-    assert inside == 48  # 24 in each
+    assert inside == [24, 24]
     engines = list(served.values())
     assert len({bytes(engine) for engine in engines}) == 2
     assert min(engines.count(engine) for engine in set(engines)) >= 20
@@ -78,6 +79,27 @@ def test_a_bfloat16_engine_samples(tmp_path: Path) -> None:
     finally:
         generator.close()
     assert [len(rollout.completion_ids) > 0 for rollout in rollouts] == [True, True]
+
+
+def test_second_legs_find_their_prefix_in_one_of_two_engines(tmp_path: Path) -> None:
+    """Six groups of four, prompts of 200 tokens, and cuts after 20 more, in blocks of 32. In each group one rollout
+    computes its prompt, and three all but its 6 blocks, 8 tokens; the second legs find these 6 blocks, too, and compute
+    223 - 192 = 31. Sent to the emptier engine one by one, requests found them in half of the cases."""
+    control = Interruption(20, 20, answer_budget=4, phrase_ids=PHRASE, end_of_thinking_ids=[END_OF_THINKING])
+    tiny = TinyModel(tmp_path, tied=True)
+    engine = new_engine(tiny, stop_ids=[], engine_args={"data_parallel_size": 2})
+    prompts = problems(6, length=200)
+    generator = new_generator(engine, prompts, rollouts=4, pacer=Pacer(6, 0), length_control=control)
+    try:
+        generator.start(tiny.weights(0))
+        groups = generator.take(6)
+    finally:
+        generator.close()
+    print(sum(r.prefilled for g in groups for r in g.rollouts) / 24, "tokens prefilled a rollout")
+    for group in groups:
+        found = sorted(r.prefilled - 31 * r.interrupted for r in group.rollouts)
+        assert found == [8, 8, 8, 200]
+    assert sum(r.interrupted for group in groups for r in group.rollouts) > 12
 
 
 @pytest.mark.parametrize("scheduler", [None, "runtime.engine_process.AsyncWholeCompletions"])

@@ -182,7 +182,7 @@ def test_a_prompt_does_not_hit_keys_and_values_of_another_version(vllm_engine: S
 
     def unsalted(engine) -> None:
         sample = engine.sample
-        engine.sample = lambda prompt_ids, max_tokens, salt: sample(prompt_ids, max_tokens, "same")
+        engine.sample = lambda prompt_ids, max_tokens, salt, replica: sample(prompt_ids, max_tokens, "same", replica)
 
     with vllm_engine.generator(max_completion=12, wrap=None if salted else unsalted) as generator:
         prefilled, gaps = [], []
