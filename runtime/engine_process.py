@@ -130,8 +130,8 @@ class WholeCompletions(Scheduler):
 
 
 class AsyncWholeCompletions(WholeCompletions, AsyncScheduler):
-    """WholeCompletions over the scheduler that vLLM has for a GPU. Until `make gpu-check` has passed on one, an option:
-    `--engine_args scheduler_cls=runtime.engine_process.AsyncWholeCompletions`."""
+    """WholeCompletions over the scheduler that vLLM has for a GPU. Until check 4 of `make gpu-check` has passed on one,
+    an option: `scheduler_cls=runtime.engine_process.AsyncWholeCompletions` in vLLM's arguments."""
 
 
 def skip_inner_tokens(allocate_slots: Callable[..., Any], nothing: Any, block_size: int) -> Callable[..., Any]:
