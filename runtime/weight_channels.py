@@ -30,6 +30,7 @@ import socket
 import stat
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +57,9 @@ def metadata(weights: Any) -> list[Meta]:
 
 
 PREFIX = "scalerl-weights-"
+# Bytes of tensors that travel together. Under `nccl` three such parts are alive at once on either side, and a part ends
+# with the tensor that exceeds this size. Of an 8B model three are 1.8 GB at most; at vLLM's 1 GiB they would be 3.6 GB.
+BUFFER = 256 * 2**20
 
 
 def private_folder() -> Path:
@@ -214,20 +218,22 @@ class TransferWeights:
         return WeightTransferTrainerFactory.trainer_init(self._init_info(), client=self._client, source=self)
 
     def _init_info(self) -> Any:
-        largest = max(torch.Size(meta.shape).numel() * meta.dtype.itemsize for meta in self.metadata())
         if self.backend == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            buffer = max(largest, 256 * 2**20)  # bytes that the trainer holds in addition to its weights
-            return IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=buffer)
+            largest = max(torch.Size(meta.shape).numel() * meta.dtype.itemsize for meta in self.metadata())
+            return IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=max(largest, BUFFER))
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+        warnings.filterwarnings("ignore", ".*exceeds buffer_size_bytes")  # the embedding, in a part of its own
         port = 0
         if self.rank == 0:  # the others never meet the workers
             with socket.socket() as probe:
                 probe.bind((self.address, 0))
                 port = probe.getsockname()[1]
-        return NCCLTrainerInitInfo(self.address, port, 1 + self.workers, rank=self.rank, packed=True)
+        return NCCLTrainerInitInfo(
+            self.address, port, 1 + self.workers, rank=self.rank, packed=True, packed_buffer_size_bytes=BUFFER
+        )
 
     def close(self) -> None:
         """Leaves the process group and removes the folder."""
