@@ -8,8 +8,9 @@ Ray                 workers on other hosts, which have none of our files
 import asyncio
 import importlib.util
 import os
+import re
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -18,6 +19,8 @@ from typing import Any
 import pipeline_rl
 from pipeline_rl import EngineDied, EngineFailed, Rollout
 
+# What torch.distributed.run tells its processes. The engine's are not among them: they would look for its store.
+LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
 
 
@@ -59,7 +62,7 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
             named = self.args.get(name)
             if isinstance(named, str) and importlib.util.find_spec(named.rpartition(".")[0]) is None:
                 raise ModuleNotFoundError(f"{name}={named}: its module is not on sys.path")
-        with environment(self.environment, self.devices):
+        with environment(self.environment, self.devices | dict.fromkeys(filter(LAUNCHER.fullmatch, os.environ))):
             return super().new_vllm()
 
     def read(self, output: Any) -> tuple[list[float], list[int]]:
@@ -159,17 +162,22 @@ async def watched(vllm: Any, calls: Coroutine) -> None:
 
 
 @contextmanager
-def environment(defaults: dict[str, str], forced: dict[str, str] | None = None) -> Iterator[None]:
-    """Sets `forced`, and those of `defaults` that have no value, within the `with` block: processes started there
-    inherit them."""
-    wanted = {name: value for name, value in defaults.items() if name not in os.environ} | (forced or {})
+def environment(defaults: dict[str, str], forced: Mapping[str, str | None]) -> Iterator[None]:
+    """Sets `forced` (None: unset), and those of `defaults` that have no value, within the `with` block: processes
+    started there inherit them."""
+    wanted = {name: value for name, value in defaults.items() if name not in os.environ} | dict(forced)
     before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    put(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        put(before)
+
+
+def put(variables: Mapping[str, str | None]) -> None:
+    """Sets environment variables, or unsets those that are None."""
+    for name, value in variables.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def reason_of(error: BaseException) -> str:

@@ -326,13 +326,44 @@ def test_the_engine_inherits_a_blocked_ctrl_c_and_its_devices(made, monkeypatch)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0" and "VLLM_HOST_IP" not in os.environ
 
 
+def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(made, monkeypatch):
+    """What torch.distributed.run sets (torch 2.13, local_elastic_agent.py) is not there when the engine starts, nor when
+    another one does after a death; afterwards it is."""
+    ranks = {f"{kind}RANK": "3" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
+    sizes = {f"{kind}WORLD_SIZE": "4" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
+    launcher = ranks | sizes | {"ROLE_NAME": "default", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    launcher |= {f"TORCHELASTIC_{x}": "1" for x in ("RUN_ID", "USE_AGENT_STORE", "RESTART_COUNT", "ERROR_FILE")}
+    other = {"MY_RANK": "1", "RANKING": "2", "OMP_NUM_THREADS": "1"}
+    for name, value in (launcher | other).items():
+        monkeypatch.setenv(name, value)
+    seen = []
+
+    def new(args):
+        seen.append(dict(os.environ))
+        return FakeVLLM(args)
+
+    monkeypatch.setattr(sys.modules["vllm.v1.engine.async_llm"], "AsyncLLM", SimpleNamespace(from_engine_args=new))
+    with generating(engine=new_engine()) as generator:
+        made[0].errored = True
+        generator.push({}, 1, 0)
+        generator.settle()
+    assert len(seen) == 2
+    for environ in seen:
+        assert not set(launcher) & set(environ) and other.items() <= environ.items()
+    assert launcher.items() <= os.environ.items()
+
+
 def test_environment_is_set_inside_only_and_respects_the_users(monkeypatch):
     monkeypatch.setenv("A_TEST_SET", "user")
+    monkeypatch.setenv("A_TEST_GONE", "user")
     monkeypatch.delenv("A_TEST_UNSET", raising=False)
-    with pytest.raises(KeyError), environment({"A_TEST_SET": "ours", "A_TEST_UNSET": "ours"}):
+    ours = {"A_TEST_SET": "ours", "A_TEST_UNSET": "ours"}
+    with pytest.raises(KeyError), environment(ours, {"A_TEST_GONE": None, "A_TEST_NONE": None}):
         assert (os.environ["A_TEST_SET"], os.environ["A_TEST_UNSET"]) == ("user", "ours")
+        assert "A_TEST_GONE" not in os.environ
         raise KeyError
-    assert os.environ["A_TEST_SET"] == "user" and "A_TEST_UNSET" not in os.environ
+    assert os.environ["A_TEST_SET"] == os.environ["A_TEST_GONE"] == "user"
+    assert not {"A_TEST_UNSET", "A_TEST_NONE"} & set(os.environ)
 
 
 def cut(x: torch.Tensor) -> torch.Tensor:
