@@ -512,6 +512,12 @@ class Generator(Stream):
         """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
         return self._wait(future, may_stop=True)
 
+    def ask(self, call: Callable[[Any], Coroutine]) -> Any:
+        """The result of the coroutine `call(engine)`, after the last push; raises the generator's error instead of
+        waiting forever."""
+        self.settle()
+        return self._wait(self._run(call(self.engine)), may_stop=True)
+
     def in_loop(self, function: Callable[["Generator"], Any]) -> Any:
         """`function(generator)`, run between two events of the generator's thread: nothing is admitted meanwhile."""
 

@@ -108,6 +108,10 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
         except EngineDied:
             await self._replace(vllm)  # by an engine with these weights
 
+    async def weight_digests(self) -> list[dict[str, str]]:
+        """For each of vLLM's workers: its parameters' names and a hash of their bytes, of one version."""
+        return (await self.together(lambda: [watched(self.vllm, self.vllm.compute_weight_checksums())]))[0]
+
     async def _replace(self, dead: Any) -> None:
         """Replaces the engine `dead` by a new one; of many callers the first one does it."""
         async with self._restarting:
@@ -145,8 +149,8 @@ def death_of(vllm: Any) -> EngineDied:
     return death
 
 
-async def watched(vllm: Any, calls: Coroutine) -> None:
-    """Waits for calls to `vllm`, which are never answered if its process dies meanwhile. Raises EngineDied."""
+async def watched(vllm: Any, calls: Coroutine) -> Any:
+    """The result of calls to `vllm`, which are never answered if its process dies meanwhile. Raises EngineDied."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     task = asyncio.ensure_future(calls)
@@ -154,7 +158,7 @@ async def watched(vllm: Any, calls: Coroutine) -> None:
         while not (await asyncio.wait([task], timeout=0.5))[0]:
             if vllm.errored:
                 raise EngineDeadError
-        task.result()
+        return task.result()
     except EngineDeadError as error:
         raise death_of(vllm) from error
     finally:

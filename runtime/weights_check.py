@@ -9,12 +9,16 @@ only shows in the logged ratios.)
 The completions are those of an evaluation of the held-out prompts, or, between evaluations, of a probe: one completion
 for each of a few held-out prompts. Both run while the trainer computes the next gradient, and are awaited just before
 that gradient is applied: then the trainer still has the weights that sampled them.
+
+In bfloat16 rounding hides an update, or a hundred of them, from log-probs, but not from the bytes of the weights. So
+after the first update and at every `save_every` both sides hash their parameters. If the trainer's have changed and
+those of one of the engine's workers have not, no update reached that worker.
 """
 
 import random
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,6 +54,15 @@ class Check:
     record: dict[str, Any] | None  # of an evaluation: step and compute when it began; None for a probe
 
 
+class Hashes(NamedTuple):
+    """Of the weights of `version`, taken at `step`."""
+
+    step: int
+    version: int
+    trainer: list[int]  # one for each tensor
+    engine: list[dict[str, str]]  # one for each parameter of each worker
+
+
 class Evaluator:
     """Begins evaluations and probes when they are due, and finishes them with the weights check. Call it on every
     rank."""
@@ -65,10 +78,12 @@ class Evaluator:
             for problem in [p for p in self.held_out if p.source == source][: flags.eval_problems]
         ]
         self.under_way: Check | None = None
+        self.hashes: list[Hashes] = []  # the first and the last ones
 
     def begin_if_due(self, progress: Progress) -> None:
         """Starts an evaluation (at the first step and every `eval_every`) or a probe (every `probe_every`) at the live
         version, if one is due. It waits for the last push, and the next push waits for it."""
+        self.check_arrival(progress)
         if self.under_way is not None:  # as after a skipped step: the version is still the same
             return
         flags, step = self.flags, progress.step
@@ -78,6 +93,23 @@ class Evaluator:
             draw = random.Random(f"{flags.seed} probe {step}")
             problems = draw.sample(self.held_out, min(PROBES, len(self.held_out)))
             self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version, None)
+
+    def check_arrival(self, progress: Progress) -> None:
+        """Compares what the last update changed on both sides: before and after the first one, then at the first one
+        after each multiple of `save_every`. Call it on every rank after a push. Raises RunFailed."""
+        every, last = self.flags.save_every, self.hashes[-1] if self.hashes else None
+        saved = every and last and progress.step // every > last.step // every
+        if last and (progress.version == last.version or (len(self.hashes) > 1 and not saved)):
+            return
+        sent = [torch.hash_tensor(tensor).item() for _, tensor in self.trainer.weights.items()]
+        held = self.ranks.from_main(lambda: self.generator.on_main.ask(lambda engine: engine.weight_digests()))
+        self.hashes = [*self.hashes[:1], Hashes(progress.step, progress.version, sent, held)]
+        stale = [i for i, (old, new) in enumerate(zip(last.engine, held, strict=True)) if old == new] if last else []
+        if stale and sent != last.trainer:
+            raise RunFailed(
+                f"weights check: workers {stale} of the engine hold the same bytes at version {progress.version} as at "
+                f"{last.version}, but the trainer's weights have changed: no update reached them"
+            )
 
     def begin_evaluation(self, progress: Progress) -> None:
         """Starts an evaluation of the held-out prompts at the live version."""

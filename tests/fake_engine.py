@@ -155,6 +155,10 @@ class FakeVLLM:
     async def collective_rpc(self, name: str, args: tuple = ()) -> None:
         await self._answer(name)
 
+    async def compute_weight_checksums(self) -> list[dict[str, str]]:
+        await self._answer("digests")
+        return [{"w": self.version}]
+
     async def update_weight_version(self, version: str) -> None:
         await self._answer(f"version {version}")
         self.version = version

@@ -83,6 +83,9 @@ class Replay:
     def release(self, count):
         pass
 
+    def ask(self, call):
+        return [{"w": f"of version {self.version}"}]
+
     def in_loop(self, function):
         return function(self)
 

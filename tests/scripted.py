@@ -111,6 +111,13 @@ class ScriptedGenerator:
         self.evaluating = False
         return future
 
+    def ask(self, call):
+        self.settle()
+        return call(self)
+
+    def weight_digests(self):
+        return [{"w": f"of version {self.version}"}]
+
     def in_loop(self, function):
         return function(self)
 
@@ -146,6 +153,7 @@ class ScriptedTrainer:
 
     def update(self, version):
         self.steps += 1
+        self.weights = {"w": torch.tensor([float(self.steps)])}
         self.versions.append(version)
         return {"grad_norm": 1.0, "lr": 1.0, "updated": int(self.steps - 1 not in self.bad)}
 
@@ -186,6 +194,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
         return scripted(prompts, setup.new_pacer(flags))
 
     monkeypatch.setattr(setup, "new_generator", new_generator)
+    monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
     monkeypatch.setattr(setup, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(train.fit_sigmoid, "curve", lambda *a, **k: None)  # half a second per picture
     monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda curve: "")

@@ -353,6 +353,17 @@ def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(made
     assert launcher.items() <= os.environ.items()
 
 
+def test_the_engine_is_asked_after_the_last_push_and_after_a_death(made):
+    """`ask` waits until the weights are live. An engine that is dead never answers: the new one is asked."""
+    with generating(engine=new_engine()) as generator:
+        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "0"}]
+        generator.push({}, 3, 0)
+        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
+        made[0].errored = True
+        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
+        assert generator.counters.restarts == 1 and made[1].calls[-1] == "digests"
+
+
 def test_environment_is_set_inside_only_and_respects_the_users(monkeypatch):
     monkeypatch.setenv("A_TEST_SET", "user")
     monkeypatch.setenv("A_TEST_GONE", "user")

@@ -40,6 +40,53 @@ def test_weights_that_did_not_move_end_the_run(run):
         run({"logprob": -0.12}, dtype="bfloat16")
 
 
+def digests(changes: list[list[int]]):
+    """A script for engines with one worker for each list: the versions at which its weights change."""
+
+    def weight_digests(self):
+        return [{"w": max([0, *(v for v in versions if v <= self.version)])} for versions in changes]
+
+    return {"weight_digests": weight_digests}
+
+
+def test_an_engine_that_no_update_reaches_ends_the_run(run):
+    """In bfloat16 the log-probs may agree all the same; the bytes of one worker's weights do not change. Seen after the
+    first update, or with save_every = 2 at the second save after the last update that arrived."""
+    every = list(range(1, 9))
+    with pytest.raises(
+        RunFailed, match=r"weights check: workers \[0\] of the engine hold .* at version 1 as at 0, but the tr"
+    ):
+        run(digests([[]]), dtype="bfloat16")
+    with pytest.raises(RunFailed, match=r"workers \[1\] .* at version 1 as at 0"):
+        run(digests([every, [], every]))
+    with pytest.raises(RunFailed, match=r"workers \[0, 1\] .* at version 6 as at 4"):
+        run(digests([[1, 2, 3], [1, 2, 3]]), save_every=2)
+    assert run(digests([[1], [1]])).progress.version == 8  # only the first update is looked at
+    assert run(digests([[1, 2, 4, 6, 8]]), save_every=2).progress.version == 8
+    frozen = {"weights": property(lambda self: {}, lambda self, value: None)}  # as at a learning rate of 1e-12
+    assert run(digests([[]]), frozen).progress.version == 8
+
+
+def test_bytes_are_compared_where_they_must_differ(run):
+    """Before and after the first update, then once at each multiple of save_every. Under PPO-off-policy the engine gets
+    nothing before version 4; a gradient that is not finite makes no version."""
+    asked = []
+
+    def weight_digests(self):
+        asked.append(self.version)
+        return [{"w": self.version}]
+
+    for changes, trainer, versions in (
+        ({}, {}, [0, 1]),
+        ({"save_every": 3}, {}, [0, 1, 3, 6]),
+        ({"schedule": "ppo_off_policy", "k": 4}, {}, [0, 4]),
+        ({}, {"bad": frozenset({0, 1})}, [0, 1]),
+    ):
+        asked.clear()
+        run({"weight_digests": weight_digests}, trainer, **changes)
+        assert asked == versions
+
+
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
