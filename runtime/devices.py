@@ -1,45 +1,106 @@
-"""Which devices the engines use, and the channel by which weights reach them."""
+"""Which devices the engines use, by which channel weights reach them, and whether the machine can hold the run.
+
+All of it is asked before the model is loaded. What P parameters need at least; the rest comes on top (activations, the
+engine's cache, CUDA's own memory):
+
+    a trainer's GPU    16 P bytes: FP32 weights, gradient, two moments of AdamW; under FSDP2 divided by the ranks
+    an engine's GPU    2 P bytes, in float32 4 P, divided by tensor x pipeline parallel, within its share of the GPU
+    the host           4 P bytes for each trainer process: every rank loads the FP32 weights before FSDP2 shards them
+    a checkpoint       12 P bytes: weights and moments
+"""
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
+from psutil import virtual_memory
 
 from runtime import weight_channels
-from runtime.flags import Flags, UsageError, engine_options, engine_workers
+from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers
 
-SHARED_MEMORY = 0.35  # the engine's share of a GPU on which a trainer runs, too: vLLM's 0.92 would starve it
+VLLM_SHARE = 0.92  # of a GPU's memory that an engine takes by vLLM's default
+SHARED = 0.35  # on a GPU on which a trainer runs, too: vLLM's would starve it
+RECEIVING = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer come on top
+LONGEST_MASK = 4096  # positions: a dense attention mask of longer rows slows a GPU down
 
 
-def new_channel(flags: Flags, accelerator: Any) -> tuple[Any, dict[str, str]]:
-    """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
-    if not torch.cuda.is_available():
+class Placement(NamedTuple):
+    """Where the engines are, and how weights reach them."""
+
+    channel: str  # file, ipc or nccl
+    devices: list[int]  # this host's GPUs that engines use; none without a GPU, or if Ray places the engines
+    share: float  # of a GPU's memory that an engine takes
+
+
+def place(flags: Flags) -> Placement:
+    """Raises UsageError for devices and channels that cannot work."""
+    trainers, count = trainers_here(), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        check_driver()
         if flags.generator_devices or flags.weight_channel in ("ipc", "nccl"):
             raise UsageError("--generator_devices and --weight_channel ipc, nccl need GPUs, and this host has none.")
-        return weight_channels.FileWeights(accelerator.process_index), {}
-    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # trainer processes on this host, on its first devices
-    devices = generator_devices(flags, torch.cuda.device_count(), trainers)
+    elif trainers > count:
+        raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
+    devices = generator_devices(flags, count, trainers) if count else []
     shared = any(device < trainers for device in devices)
-    kind = flags.weight_channel if flags.weight_channel != "auto" else "ipc" if shared else "nccl"
+    automatic = "file" if not count else "ipc" if shared else "nccl"
+    kind = automatic if flags.weight_channel == "auto" else flags.weight_channel
     if kind == "nccl" and shared:
         raise UsageError("--weight_channel nccl needs --generator_devices that no trainer process uses; or use `ipc`.")
-    if kind == "ipc" and not (devices and all(device < trainers for device in devices)):
+    if kind == "ipc" and not all(device < trainers for device in devices):
         raise UsageError(
             f"--weight_channel ipc needs engines on the trainers' own GPUs, 0 to {trainers - 1}, but "
             f"--generator_devices are {devices}; use `nccl` and other GPUs, or `file`."
         )
+    if count and not devices and kind != "nccl":
+        raise UsageError(f"--weight_channel {kind} reaches no engine that Ray places; use `nccl`.")
+    if kind != "nccl" and flags.weight_address != DEFAULTS["weight_address"]:
+        raise UsageError(f"--weight_address is for --weight_channel nccl, and this run has `{kind}`; leave it out.")
+    length, masked = flags.tokens_per_microbatch, flags.attn_implementation in ("", "sdpa", "eager")
+    if count and flags.packed and masked and length > LONGEST_MASK:
+        raise UsageError(
+            f"--packed true without --attn_implementation flash_attention_2 needs masks of {length} x {length}, which "
+            "a GPU's fast kernels do not take; add that, or leave --packed out."
+        )
+    usual = SHARED if shared else RECEIVING if kind == "nccl" else VLLM_SHARE
+    return Placement(kind, devices, engine_options(flags).get("gpu_memory_utilization", usual))
+
+
+def trainers_here() -> int:
+    """Trainer processes on this host; they use its first devices."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def check_driver() -> None:
+    """With a driver that is too old torch finds no GPU, and the run would go on without. Raises UsageError."""
+    if torch.version.cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return  # no GPU is wanted
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        if "too old" in str(error):
+            raise UsageError(
+                f"the NVIDIA driver is too old for torch {torch.__version__}, which is built for CUDA "
+                f"{torch.version.cuda}; install 580 or newer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+            ) from error
+
+
+def new_channel(flags: Flags, accelerator: Any) -> tuple[Any, dict[str, str]]:
+    """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
+    placement, rank = place(flags), accelerator.process_index
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in devices]
+    names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in placement.devices]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
-    options, rank = engine_options(flags), accelerator.process_index
-    if kind == "file":
+    if placement.channel == "file":
         channel = weight_channels.FileWeights(rank)
     else:
-        channel = weight_channels.TransferWeights(kind, rank, engine_workers(flags), flags.weight_address)
-    if shared and "gpu_memory_utilization" not in options:
-        channel.engine_args["gpu_memory_utilization"] = SHARED_MEMORY
+        workers = engine_workers(flags)
+        channel = weight_channels.TransferWeights(placement.channel, rank, workers, flags.weight_address)
+    if placement.share in (SHARED, RECEIVING) and "gpu_memory_utilization" not in engine_options(flags):
+        channel.engine_args["gpu_memory_utilization"] = placement.share
         if rank == 0:
-            print(f"the engine takes {SHARED_MEMORY} of a trainer's GPU; --gpu_memory_utilization says otherwise")
+            print(f"an engine takes {placement.share} of its GPU's memory; --gpu_memory_utilization says otherwise")
     return channel, environment
 
 
@@ -59,3 +120,64 @@ def generator_devices(flags: Flags, count: int, trainers: int) -> list[int]:
             f"{needed} different devices, and this host has {count}, 0 to {count - 1}."
         )
     return found
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def check_memory(flags: Flags, accelerator: Any, parameters: int) -> Iterator[str]:
+    """A sentence if the host's memory is too small, and if a save may be cut short. Raises UsageError for a GPU that is
+    too small whatever the batch."""
+    if torch.cuda.is_available():
+        check_gpu_memory(flags, accelerator, parameters)
+    trainers, each, available = trainers_here(), 4 if torch.cuda.is_available() else 16, virtual_memory().available
+    if (needed := trainers * each * parameters) > available:
+        yield (
+            f"{trainers} trainer processes load {gigabytes(needed)} into this host's memory, which has "
+            f"{gigabytes(available)}; start fewer, or Linux may kill them"
+        )
+    patience = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    if "TORCHELASTIC_RUN_ID" in os.environ and (seconds := 12 * parameters / 1e9) > patience:
+        yield (
+            f"a checkpoint has {seconds:.0f} GB, {seconds:.0f} s at 1 GB/s, but the launcher kills what still saves "
+            f"{patience:.0f} s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={3 * seconds:.0f}"
+        )
+
+
+def check_gpu_memory(flags: Flags, accelerator: Any, parameters: int) -> None:
+    """Raises UsageError if this rank's GPU cannot hold the trainer's states, or an engine's GPU its weights."""
+    (_, devices, share), here = place(flags), accelerator.local_process_index
+    free, total = torch.cuda.mem_get_info(accelerator.device)
+    copy = getattr(torch, flags.dtype).itemsize * parameters
+    sharded = accelerator.is_fsdp2 or flags.dtype == "bfloat16"  # whose mixed precision is that of FSDP2
+    states = (4 if flags.eval_only else 16) * parameters / (accelerator.num_processes if sharded else 1)
+    states += copy if flags.kl_coef else 0  # the initial model
+    weights = copy * flags.data_parallel / engine_workers(flags)
+    needs = [("a trainer", here, states, free - share * total * (here in devices))]
+    for device in devices if "quantization" not in engine_options(flags) else ():
+        needs.append(("an engine", device, weights, share * torch.cuda.get_device_properties(device).total_memory))
+    for who, device, needed, room in needs:
+        if needed > room:
+            raise UsageError(
+                f"--model: {who} needs at least {gigabytes(needed)} of GPU {device} and finds {gigabytes(room)}, where "
+                f"engines take {share} (--gpu_memory_utilization); take a smaller model, larger GPUs or more of them "
+                "(configs/fsdp2.yaml, --tensor_parallel)."
+            )
+
+
+def count_parameters(model: str, trust_remote_code: bool) -> int:
+    """Of a folder or hub id, by its configuration alone; 0 if it does not load, which the trainer will say."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):  # shapes without data
+            net = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, RuntimeError):
+        return 0
+    return sum(parameter.numel() for parameter in net.parameters())  # a tied head is one with the embedding
+
+
+def gigabytes(count: float) -> str:
+    """As 9.54 GB."""
+    return f"{count / 1e9:.3g} GB"

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 from runtime.flags import DEFAULTS, Flags, UsageError, engine_options
@@ -33,6 +34,10 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "reward_errors thinking apply_chat_template end_of_thinking stop_tokens": (
         "a --dataset",
         lambda flags: flags.dataset != "chain",
+    ),
+    "generator_devices": (
+        "engines on this host (Ray places its own)",
+        lambda flags: engine_options(flags).get("distributed_executor_backend") != "ray",
     ),
     "interruption_phrase": (
         "--length_control interruption and a --dataset",
@@ -135,6 +140,11 @@ def data(flags: Flags) -> Iterator[str]:
         yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
     if flags.dataset != "chain" and not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
+    if flags.attn_implementation == "flash_attention_2":
+        if flags.dtype == "float32":
+            yield "--attn_implementation flash_attention_2 has no float32; add --dtype bfloat16."
+        if not (find_spec("flash_attn") or find_spec("kernels")):
+            yield "--attn_implementation flash_attention_2: pip install flash-attn, or leave it out for sdpa."
     if Path(flags.model).is_absolute() and not Path(flags.model, "config.json").is_file():
         yield f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json."
 

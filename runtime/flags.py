@@ -117,7 +117,7 @@ class ScheduleFlags:
     )
     weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
     gpu_memory_utilization: float = flag(
-        0.0, "Generator: share of a GPU's memory; 0: .35 on a trainer's, else vLLM's.", at_least=0, below=1
+        0.0, "Engine's share of a GPU's memory; 0: .35 on a trainer's, .85 with nccl, else vLLM's.", at_least=0, below=1
     )
     engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON or words).")
     max_restarts: int = flag(1, "Deaths of the engine that a run survives within --restart_window.", at_least=0)

@@ -19,7 +19,7 @@ from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.checkpoints import Progress
-from runtime.devices import generator_devices, new_channel
+from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place
 from runtime.engine import RestartingEngine
 from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
 from runtime.metrics import accelerators_in_use
@@ -57,6 +57,7 @@ class Parts:
 def new_parts(flags: Flags, progress: Progress) -> Parts:
     """Everything but a running engine; with --resume, model and `progress` are those of the newest checkpoint. Raises
     UsageError."""
+    place(flags)
     ranks = Ranks(new_accelerator(flags))
     folder = Folder(flags.output_dir)
     if ranks.main and not flags.eval_only:
@@ -66,6 +67,8 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     finished = finished_model(flags, folder)
     model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
     task = load_task(flags, judge=ranks.main)
+    for sentence in check_memory(flags, ranks.accelerator, count_parameters(model, flags.trust_remote_code)):
+        ranks.say(sentence)
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
     prompts = PromptStream(task.train, flags.seed, history.retired, task.weights)

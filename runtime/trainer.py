@@ -164,7 +164,7 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
         options["attn_implementation"] = flags.attn_implementation
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--model {folder} does not load as a causal LM ({reason}).") from error
     if not has_plain_head(model):

@@ -1,11 +1,13 @@
-"""runtime/devices.py: which channel, and which devices the engines use."""
+"""runtime/devices.py: which channel, which devices the engines use, and whether the machine can hold the run."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
-from runtime.devices import new_channel
+from runtime import devices
+from runtime.devices import check_memory, count_parameters, new_channel
 from runtime.flags import UsageError, parse_flags
 
 
@@ -15,7 +17,7 @@ def made_on(monkeypatch, gpus, trainers=1, visible=None, **changes):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
+    if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     options = [x for name, value in changes.items() for x in (f"--{name}", str(value))]
     flags = parse_flags(["--output_dir", "none", *options], "")
@@ -41,6 +43,16 @@ def choose(monkeypatch, *host, **changes):
         (8, 8, {"data_parallel": 8}, ("ipc", "0,1,2,3,4,5,6,7", 8)),  # every trainer shares its own
         (8, 4, {"generator_devices": "4", "weight_channel": "file"}, ("file", "4", 0)),
         (8, 8, {"tensor_parallel": 8, "engine_args": "distributed_executor_backend=ray"}, ("nccl", None, 8)),
+        (4, 2, {"generator_devices": "1", "weight_channel": "file"}, ("file", "1", 0)),  # shared, and that is fine
+        (2, 1, {"weight_address": "10.0.0.1"}, ("nccl", "1", 1)),
+        (1, 1, {"packed": True, "tokens_per_microbatch": 4096}, ("ipc", "0", 1)),
+        (
+            1,
+            1,
+            {"packed": True, "tokens_per_microbatch": 9999, "attn_implementation": "flash_attention_2"},
+            ("ipc", "0", 1),
+        ),
+        (0, 1, {"packed": True, "tokens_per_microbatch": 9999}, ("file", None, 0)),  # a CPU computes no other way
     ],
 )
 def test_devices_and_channel(monkeypatch, gpus, trainers, changes, found):
@@ -63,6 +75,15 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
         (2, 2, {"weight_channel": "nccl"}, "--weight_channel nccl needs"),
         (4, 2, {"weight_channel": "ipc", "generator_devices": "3"}, "--weight_channel ipc needs"),
         (4, 2, {"data_parallel": 3, "generator_devices": "0,1,2"}, "trainers' own GPUs, 0 to 1"),
+        (4, 2, {"generator_devices": "1,2", "data_parallel": 2}, "trainers' own GPUs, 0 to 1"),  # neither nor
+        (2, 4, {}, "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
+        (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "file"}, "channel file .* Ray"),
+        (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "ipc"}, "channel ipc .* Ray"),
+        (1, 1, {"weight_address": "10.0.0.1"}, "--weight_address is for --weight_channel nccl, .* `ipc`; leave it out"),
+        (2, 1, {"weight_address": "10.0.0.1", "weight_channel": "file"}, "--weight_address .* this run has `file`"),
+        (0, 1, {"weight_address": "10.0.0.1"}, "--weight_address .* this run has `file`"),
+        (1, 1, {"packed": True, "tokens_per_microbatch": 4097}, "--packed true .* masks of 4097 x 4097"),
+        (1, 1, {"packed": True, "tokens_per_microbatch": 4097, "attn_implementation": "sdpa"}, "--packed true"),
     ],
 )
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, changes, words):
@@ -76,7 +97,9 @@ def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, chang
         (0, {}, None),
         (1, {}, 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
         (1, {"weight_channel": "file"}, 0.35),
-        (2, {}, None),  # a GPU of its own
+        (2, {}, 0.85),  # its own, but the parts of a transfer by `nccl` come on top of what it takes
+        (2, {"weight_channel": "file"}, None),
+        (2, {"gpu_memory_utilization": "0.9"}, None),
         (1, {"gpu_memory_utilization": "0.5"}, None),
         (1, {"engine_args": "gpu_memory_utilization=0.2"}, None),
     ],
@@ -93,3 +116,126 @@ def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch,
     channel, _ = made_on(monkeypatch, int(gpu))
     assert channel.engine_args.get("scheduler_cls") == (None if gpu else "runtime.engine_process.WholeCompletions")
     assert channel.engine_args["worker_extension_cls"] == "runtime.engine_process.WeightReceiver"
+
+
+# ------------------------------------------------------------------------------------------------- the machine itself
+
+
+OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
+
+
+@pytest.mark.parametrize(
+    ("build", "visible", "says", "refused"),
+    [
+        ("13.0", None, OLD, True),
+        ("13.0", "0", OLD, True),
+        ("13.0", "", OLD, False),  # hidden on purpose: the run is for the CPU
+        ("13.0", None, "Found no NVIDIA driver on your system.", False),  # a CPU with torch's build for GPUs
+        (None, None, "Torch not compiled with CUDA enabled", False),
+    ],
+)
+def test_a_driver_that_is_too_old_is_not_taken_for_a_machine_without_a_gpu(monkeypatch, build, visible, says, refused):
+    """torch says so in `torch.cuda.init` only; `is_available` is False in every case."""
+
+    def init():
+        raise RuntimeError(says)
+
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    if not refused:
+        assert choose(monkeypatch, 0, 1, visible) == ("file", None, 0)
+        return
+    with pytest.raises(
+        UsageError, match=r"driver is too old for torch .* CUDA 13\.0; install 580 or newer, or set CUDA"
+    ):
+        choose(monkeypatch, 0, 1, visible)
+
+
+def told(monkeypatch, parameters, *, gb=0, gpus=1, trainers=1, host=1000, fsdp2=True, **changes):
+    """The sentences on a host with `host` GB of memory and `gpus` GPUs of `gb` GB, 1 of them in use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gb > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((gb - 1) * 10**9, gb * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=gb * 10**9))
+    monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=host * 10**9))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
+    options = [x for name, value in changes.items() for x in (f"--{name}", str(value))]
+    flags = parse_flags(["--output_dir", "none", *options], "")
+    accelerator = SimpleNamespace(device="cuda:0", num_processes=trainers, is_fsdp2=fsdp2, local_process_index=0)
+    return list(check_memory(flags, accelerator, int(parameters * 1e9)))
+
+
+@pytest.mark.parametrize(
+    ("billions", "host", "said"),
+    [
+        # one GPU, shared: 16 bytes a parameter + 0.35 of it, of what is free
+        (0.9, {"gb": 24}, ""),  # 14.4 + 8.4 = 22.8 of 23
+        (1.0, {"gb": 24}, "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB, where engines take 0.35"),
+        (1.0, {"gb": 24, "gpu_memory_utilization": 0.25}, ""),
+        (3.0, {"gb": 24, "eval_only": True, "dtype": "bfloat16"}, ""),  # weights only: 12 GB
+        (0.9, {"gb": 24, "kl_coef": 0.1}, "at least 18 GB"),  # 3.6 for the initial model
+        (0.9, {"gb": 24, "kl_coef": 0.1, "dtype": "bfloat16"}, "at least 16.2 GB"),
+        # four trainers and four engines of their own
+        (8.0, {"gb": 80, "gpus": 8, "trainers": 4, "data_parallel": 4}, ""),  # 32 GB; the engines' 32 of 68
+        (8.0, {"gb": 80, "gpus": 8, "trainers": 4, "data_parallel": 4, "fsdp2": False}, "a trainer .* 128 GB"),
+        (8.0, {"gb": 80, "gpus": 8, "trainers": 4, "data_parallel": 4, "fsdp2": False, "dtype": "bfloat16"}, ""),
+        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "data_parallel": 4}, "an engine .* 32 GB of GPU 4 and finds 30.6 GB"),
+        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "data_parallel": 4, "dtype": "bfloat16"}, ""),
+        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "data_parallel": 2, "tensor_parallel": 2}, ""),
+        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "engine_args": "quantization=fp8"}, ""),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_is_too_small_is_refused_before_the_model_loads(monkeypatch, billions, host, said):
+    if not said:
+        assert told(monkeypatch, billions, **host) == []
+        return
+    with pytest.raises(UsageError, match=f"^--model: .*{said}") as refused:
+        told(monkeypatch, billions, **host)
+    assert str(refused.value).endswith("(configs/fsdp2.yaml, --tensor_parallel).")
+
+
+def test_host_memory_that_does_not_hold_the_weights_of_all_ranks_is_said(monkeypatch):
+    """8 billion parameters: 32 GB for each process with GPUs, and 128 on a CPU, where gradient and moments are, too."""
+    eight = {"gb": 80, "gpus": 9, "trainers": 8}
+    [said] = told(monkeypatch, 8, **eight, host=255)
+    assert said.startswith("8 trainer processes load 256 GB into this host's memory, which has 255 GB; ")
+    assert told(monkeypatch, 8, **eight, host=257) == [] == told(monkeypatch, 8, host=129)
+    assert "load 128 GB" in told(monkeypatch, 8, host=127)[0]
+    assert told(monkeypatch, 0, host=1) == []  # a model that is not known
+
+
+@pytest.mark.parametrize(
+    ("billions", "elastic", "patience", "words"),
+    [
+        (8, True, None, "a checkpoint has 96 GB, 96 s at 1 GB/s, but the launcher kills what still saves 30 s after"),
+        (8, True, "60", "60 s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=288"),
+        (8, True, "300", ""),
+        (2, True, None, ""),  # 24 s
+        (8, False, None, ""),  # plain python: nobody kills it
+    ],
+)
+def test_a_save_that_takes_longer_than_the_launcher_waits_is_said(monkeypatch, billions, elastic, patience, words):
+    for name, value in (
+        ("TORCHELASTIC_RUN_ID", "x" if elastic else None),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience),
+    ):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    said = told(monkeypatch, billions)
+    assert [words in sentence for sentence in said] == ([True] if words else [])
+
+
+def test_parameters_are_counted_without_loading_any(tmp_path):
+    """By hand, a Qwen3 of one layer: embedding 64 x 8, q and o 8 x 8, k and v 8 x 4, two norms of 4 in attention, three
+    8 x 16 in the MLP, two norms of 8 and the last one: 512 + 192 + 8 + 384 + 16 + 8; untied the head has 512 more. A
+    folder without a model counts as 0."""
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+        intermediate_size=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert count_parameters(str(tmp_path), False) == 1120
+    config.tie_word_embeddings = False
+    config.save_pretrained(tmp_path)
+    assert count_parameters(str(tmp_path), False) == 1632
+    (tmp_path / "config.json").unlink()
+    assert count_parameters(str(tmp_path), False) == 0

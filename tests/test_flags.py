@@ -9,6 +9,7 @@ import pytest
 
 import train
 from fp32_head import GENERATOR_ARGS
+from runtime import flag_checks
 from runtime.flag_checks import HOLDS, check_flags
 from runtime.flags import (
     DEFAULTS,
@@ -200,6 +201,8 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--eps_high 0.28 --loss grpo", "--eps_high 0.28", "--eps_low 0.2", "--eps_max 8 --loss dapo", "--tis_cap 3",
         "--kl_estimator k1", "--penalty_window 9", "--penalty_on all", "--penalty_on all --length_control none",
         "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",
+        "--generator_devices 1 --engine_args distributed_executor_backend=ray",
+        "--attn_implementation flash_attention_2", "--attn_implementation flash_attention_2 --dtype bfloat16",
         "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
         "--rollouts 16 --max_num_seqs 15 --data_parallel 2",
     ],
@@ -222,11 +225,23 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, line):
         "--eps_high 0.3 --loss tis", "--pass_rate_window latest --pass_rate_threshold 1", "--eps_max 5 --loss dapo",
         "--max_ready 0", "--warmup_steps 0", "--pass_rate_threshold 1.1", "--reward shuffled", "--beta1 0",
         "--dynamic_sampling true", "--max_sampled_tokens 0", "--batch_prompts 1 --rollouts 2", "--rollouts 1 --eval_only true",
-        "--rollouts 1 --kl_coef 0.1 --zero_variance_filter false",
+        "--rollouts 1 --kl_coef 0.1 --zero_variance_filter false", "--generator_devices 1 --weight_channel nccl",
+        "--engine_args distributed_executor_backend=ray", "--attn_implementation sdpa",
     ],
 )  # fmt: skip
 def test_good_input_at_the_same_boundaries_starts(command, line):
     assert command(line)[0] is not None
+
+
+@pytest.mark.parametrize("package", ["flash_attn", "kernels"])  # transformers takes either
+def test_flash_attention_needs_its_package_and_bfloat16(monkeypatch, package):
+    flags = {"attn_implementation": "flash_attention_2", "dtype": "bfloat16"}
+    with pytest.raises(UsageError, match="flash_attention_2: pip install flash-attn, or leave it out"):
+        check_flags(flags_with(**flags))
+    monkeypatch.setattr(flag_checks, "find_spec", lambda name: name == package)
+    check_flags(flags_with(**flags))  # is accepted
+    with pytest.raises(UsageError, match="flash_attention_2 has no float32; add --dtype bfloat16"):
+        check_flags(flags_with(**flags | {"dtype": "float32"}))
 
 
 def test_a_refusal_reaches_the_shell_as_exit_code_2(monkeypatch, capsys, tmp_path):

@@ -8,10 +8,11 @@ import accelerate
 import pytest
 import torch
 from replay import go, small_model
-from scripted import default_flags
+from scripted import Alone, default_flags
 from test_faults import alive, family, wait_for_end
 
-from runtime import setup
+import train
+from runtime import devices, setup
 from runtime.checkpoints import Progress
 from runtime.flags import Flags, UsageError
 from runtime.setup import check_model, load_task, new_interruption, new_parts
@@ -139,6 +140,50 @@ def test_rambling_chooses_the_warm_start(monkeypatch, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ processes and devices
+
+
+@pytest.mark.parametrize(
+    ("argv", "gpus", "said"),
+    [
+        (["--weight_address", "10.0.0.1"], 0, "--weight_address is for --weight_channel nccl"),
+        (["--generator_devices", "3"], 2, "--generator_devices 3: "),
+        (["--weight_channel", "nccl"], 1, "--weight_channel nccl needs"),
+        (["--packed", "true", "--tokens_per_microbatch", "8192"], 1, "--packed true"),
+    ],
+)
+def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path, argv, gpus, said):
+    """One sentence, exit code 2, and not even the process group or the run's folder is made."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(setup, "new_accelerator", lambda flags: 1 / 0)
+    assert train.main(["--output_dir", str(tmp_path / "run"), *argv]) == 2
+    _, err = capsys.readouterr()
+    assert err.startswith(f"train.py: {said}") and err.count("\n") == 1 and not any(tmp_path.iterdir())
+
+
+def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_path):
+    """8 billion parameters on this host, whose 100 GB do not hold their 128; on a GPU of 24 GB they are refused."""
+
+    def load(*_):
+        raise KeyboardInterrupt  # which comes next
+
+    model = small_model(tmp_path / "model")
+    monkeypatch.setattr(setup, "count_parameters", lambda folder, trusted: 8 * 10**9 if folder == model else 0)
+    monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=1e11))
+    monkeypatch.setattr(setup, "Trainer", load)
+    flags = default_flags(model=model, output_dir=str(tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt):
+        new_parts(flags, Progress(None))
+    assert capsys.readouterr().out.count("load 128 GB into this host's memory, which has 100 GB") == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * 10**9,) * 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=24 * 10**9))
+    alone = Alone()
+    alone.is_fsdp2, alone.local_process_index = False, 0
+    monkeypatch.setattr(setup, "new_accelerator", lambda flags: alone)
+    with pytest.raises(UsageError, match="--model: a trainer needs at least 128 GB of GPU 0 and finds 15.6 GB"):
+        new_parts(flags, Progress(None))
 
 
 @pytest.mark.parametrize("rank", [None, "0"])
