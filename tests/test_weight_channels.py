@@ -202,6 +202,8 @@ def test_other_ranks_send_with_rank_0(monkeypatch):
 def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(monkeypatch):
     """As in a broadcast whose receiver has died: the sending thread waits for ever, yet the error is raised."""
     channel, forever = TransferWeights("nccl"), threading.Event()
+    base = SimpleNamespace(WeightTransferUpdateRequest=dict)  # vLLM's own takes seconds to import, in that thread
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
 
     async def dies(*_):
         raise RuntimeError("the engine died")
