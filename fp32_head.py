@@ -23,9 +23,7 @@ temperature, and which position predicts which token. This file sees to two: FP3
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
 SIMPLIFIED. Each device holds all of the head and casts a bfloat16 one to FP32 in every pass; no soft cap or scale on
-the logits (Gemma 2, Granite). CUDA may run FP32 products in TF32 if it is allowed to: TF32 keeps 11 significant bits
-and bfloat16 has 8, so rounded factors lose nothing by it, FP32 ones do. H1: with `fp32=False` only the forward product
-is computed in the model's dtype.
+the logits (Gemma 2, Granite). H1: with `fp32=False` only the forward product is computed in the model's dtype.
 
 How far a trainer is from its engine, in nats per token:
 
@@ -42,6 +40,7 @@ rounded head, FP32 product False  0.015
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -53,9 +52,16 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "float32"}}
 
 # Size of one (C, V) buffer when the caller names no chunk. Every chunk reads the (V, H) head and updates its gradient,
-# so small chunks are slow: at V = 152k, C = 110 took 20 % longer than C = 220 and C = 512 was no faster. Two buffers of
-# this budget (C = 193) stay below a tenth of the logits of 4,096 tokens.
-CHUNK_BYTES = 112 * 2**20
+# so small chunks are slow. On a CPU at V = 152k, C = 110 took 20 % longer than C = 220 and C = 512 was no faster; two
+# buffers of C = 193 stay below a tenth of the logits of 4,096 tokens. A GPU multiplies so much faster than it reads
+# that it gets C = 1,104.
+CHUNK_BYTES = {"cpu": 112 * 2**20, "cuda": 640 * 2**20}
+
+# Lets CUDA multiply in TF32, on tensor cores, while hidden states and head are bfloat16. TF32 keeps 11 significant bits
+# of a factor, of which bfloat16 fills 8, and sums in FP32: log-probs lose nothing. (FP32 factors would, and are left
+# alone.) The gradients' factor dz is cut to 11 bits; the gradients themselves are rounded to bfloat16 in the end.
+# Off until check 1 of tools/gpu_check.py has passed on a GPU.
+TF32 = False
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,7 +90,7 @@ def token_logprobs(
             from 0 to V - 1 (not -100): mask its log-prob afterwards.
         temperature: the generator's, or rho is not 1 between equal weights.
         bias: (V,) or None.
-        chunk_tokens: C; None fills `CHUNK_BYTES`.
+        chunk_tokens: C; None fills the device's `CHUNK_BYTES`.
         entropy_grad: let the entropy carry a gradient; otherwise it is a monitor.
         fp32: False computes the product in the dtype of `hidden`, for the ablation (H1).
     Returns:
@@ -103,7 +109,8 @@ def token_logprobs(
         raise ValueError(f"temperature must be above 0, got {temperature}.")
     dtype = torch.float64 if torch.float64 in (hidden.dtype, weight.dtype) else torch.float32
     if chunk_tokens is None:
-        chunk_tokens = max(1, CHUNK_BYTES // (weight.shape[0] * dtype.itemsize))
+        budget = CHUNK_BYTES.get(weight.device.type, CHUNK_BYTES["cpu"])
+        chunk_tokens = max(1, budget // (weight.shape[0] * dtype.itemsize))
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
     options = _Options(temperature, chunk_tokens, entropy_grad, dtype, dtype if fp32 else hidden.dtype)
@@ -254,9 +261,30 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Optio
         yield rows, z
 
 
+@contextmanager
+def _tensor_cores(hidden: Tensor, weight: Tensor) -> Iterator[None]:
+    """The products in the block are in TF32 where `TF32` allows it, and no others of the process."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    if TF32 and hidden.dtype == weight.dtype == torch.bfloat16:
+        matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
 class _TokenLogprobs(torch.autograd.Function):
-    forward = staticmethod(_forward)
-    backward = staticmethod(once_differentiable(_backward))
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+        with _tensor_cores(hidden, weight):
+            return _forward(ctx, hidden, weight, *more)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with _tensor_cores(*ctx.saved_tensors[:2]):
+            return _backward(ctx, *grads)
 
 
 if __name__ == "__main__":  # show the worked example, and check it

@@ -9,7 +9,7 @@ It joins a Hugging Face causal LM to the concept files. What it must get right:
   the sequences of a microbatch end to end; position ids that restart at 0 keep attention inside each sequence.
 - Every rank gets the same number of microbatches. A rank with no rows left runs an empty one forward and backward, or
   FSDP would wait for it forever.
-- The head is multiplied as the generator multiplies it (`fp32_head`): rounded to the generator's dtype, FP32 product.
+- The head is multiplied as the generator multiplies it (`fp32_head`): in the dtype of both sides, an FP32 product.
 
 Symbols: N rows (rollouts), T completion positions, R x L input positions, M tokens that train, H hidden size, V
 vocabulary.
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fp32_head import head_of, rounded, token_logprobs
+from fp32_head import head_of, token_logprobs
 from runtime.weight_channels import Meta
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # its import takes seconds
 class Microbatch:
     """The input of one forward pass."""
 
-    rows: Tensor  # (N,) which rows of the batch the (N, T) outputs belong to
+    rows: list[int]  # N, which rows of the batch the (N, T) outputs belong to; no tensor, so that no device is asked
     input_ids: Tensor  # (R, L): R = N if padded, R = 1 if packed
     position_ids: Tensor  # (R, L)
     read: Tensor  # (M,) index into the R * L positions: the one before each token that trains
@@ -107,9 +107,7 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packe
     input_ids.view(-1)[place], position_ids.view(-1)[place] = ids, t
     read = (place - 1)[trained]  # position t - 1 predicts token t
     write = (n * width + t - prompt_lengths[n])[trained]
-    return Microbatch(
-        torch.tensor(list(rows), dtype=torch.long), input_ids, position_ids, read, write, ids[trained], width
-    )
+    return Microbatch(list(rows), input_ids, position_ids, read, write, ids[trained], width)
 
 
 def microbatches(
@@ -125,12 +123,12 @@ def microbatches(
 
 
 class Policy(nn.Module):
-    """A causal LM that returns the log-probs of the tokens that train.
+    """A causal LM that returns the log-probs of the tokens that train, computed in the dtype of its parameters: that of
+    the generator, if the two are to agree.
 
     Args:
         model: any Hugging Face causal LM with a body that returns hidden states and an output embedding.
-        dtype: the generator's. The body runs in it, and the head is rounded to it. Parameters stay as they are.
-        fp32_head: False multiplies the head in `dtype`, for the ablation.
+        fp32_head: False multiplies the head in the parameters' dtype, for the ablation.
         temperature, entropy_grad: of `fp32_head.token_logprobs`.
     """
 
@@ -138,33 +136,26 @@ class Policy(nn.Module):
         self,
         model: PreTrainedModel,
         *,
-        dtype: torch.dtype = torch.float32,
         fp32_head: bool = True,
         temperature: float = 1.0,
         entropy_grad: bool = False,
     ):
         super().__init__()
-        self.model, self.dtype = model, dtype
-        self._no_split_modules = getattr(model, "_no_split_modules", None)  # FSDP shards layer by layer
+        self.model = model
+        # FSDP shards layer by layer. A model may also name layers that it does not have.
+        names = getattr(model, "_no_split_modules", None) or ()
+        self._no_split_modules = sorted({type(module).__name__ for module in model.modules()} & set(names))
         self._head_options: dict[str, Any] = {
             "temperature": temperature, "fp32": fp32_head, "entropy_grad": entropy_grad,
         }  # fmt: skip
 
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
-        low_precision = self.dtype != torch.float32 and self.model.dtype == torch.float32  # under FP32 master weights
-        # No cache: it would keep a low-precision copy of every weight until the body's end, on every rank and even of
-        # layers that FSDP has resharded; and no weight is used twice.
-        device = microbatch.input_ids.device.type
-        with torch.autocast(device, dtype=self.dtype, enabled=low_precision, cache_enabled=False):
-            hidden = self.model.base_model(
-                input_ids=microbatch.input_ids, position_ids=microbatch.position_ids, use_cache=False
-            ).last_hidden_state  # (R, L, H)
+        hidden = self.model.base_model(
+            input_ids=microbatch.input_ids, position_ids=microbatch.position_ids, use_cache=False
+        ).last_hidden_state  # (R, L, H)
         hidden = hidden.flatten(0, 1)[microbatch.read]  # (M, H)
         weight, bias = head_of(self.model)  # (V, H), (V,)
-        if low_precision:
-            hidden, weight = hidden.to(self.dtype), rounded(weight, self.dtype)
-            bias = None if bias is None else rounded(bias, self.dtype)
         n = len(microbatch.rows)
         logprobs, entropy = (
             # The sum * 0 ties an empty microbatch to the parameters, so that its backward pass runs.
@@ -210,9 +201,8 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
     """(name, tensor in `dtype`) of each parameter, one at a time. Gathering a shard is a collective, so every rank
     must iterate. A tied head appears once, under the embedding's name."""
     for name, parameter in model.named_parameters():
-        tensor: Any = parameter.detach()
-        gather = getattr(tensor, "full_tensor", None)
-        yield name, (gather() if gather else tensor).to(dtype)
+        tensor: Any = parameter.detach().to(dtype)  # before shards travel
+        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class CheckpointTensors:

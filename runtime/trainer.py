@@ -6,6 +6,8 @@ It joins the policy (model.py), the losses (losses.py) and accelerate. What it m
   up. Data parallelism averages gradients, hence the factor `ranks` on the loss.
 - A gradient that is not finite changes nothing and is counted.
 - The learning rate depends on the policy version only, so that a resumed run has the same schedule.
+- In bfloat16 the forward and backward pass have weights in bfloat16, as the generator does; the weights that the
+  optimizer steps, the sums of gradients and its moments stay FP32.
 """
 
 from __future__ import annotations
@@ -58,11 +60,15 @@ class Trainer:
         self.reference = None  # the initial model, for the KL penalty
         if flags.kl_coef:
             reference = load_model(flags, model_folder).requires_grad_(False)
+            for parameter in reference.parameters():  # not model.to(): rotary frequencies stay FP32, as under FSDP
+                parameter.data = parameter.data.to(self.dtype)
             self.reference = self._policy(reference).to(accelerator.device)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=flags.lr, betas=(flags.beta1, flags.beta2), eps=flags.adam_eps,
             weight_decay=flags.weight_decay, fused=True,
         )  # fmt: skip
+        if self.dtype == torch.bfloat16:
+            hold_in_bfloat16(accelerator)
         self.policy, self.optimizer = accelerator.prepare(self._policy(model), optimizer)
         self.model = accelerator.unwrap_model(self.policy).model
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
@@ -70,7 +76,7 @@ class Trainer:
 
     def _policy(self, model: PreTrainedModel) -> Policy:
         return Policy(
-            model, dtype=self.dtype, fp32_head=self.flags.fp32_head, temperature=self.flags.temperature,
+            model, fp32_head=self.flags.fp32_head, temperature=self.flags.temperature,
             entropy_grad=self.flags.entropy_coef != 0,
         )  # fmt: skip
 
@@ -110,10 +116,10 @@ class Trainer:
 
     def _loss(self, microbatch: Microbatch, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The microbatch's share of the batch's loss, and metrics that add up."""
-        flags, rows = self.flags, microbatch.rows.cpu()
+        flags = self.flags
 
-        def part(tensor: Tensor) -> Tensor:
-            return tensor[rows].to(self.accelerator.device)
+        def part(tensor: Tensor) -> Tensor:  # without waiting for the device
+            return tensor[microbatch.rows].to(self.accelerator.device, non_blocking=True)
 
         mask, options = part(batch.mask), clip_options(flags)  # (n, T)
         if flags.loss == "tis" and batch.old_logprobs is not None:
@@ -153,6 +159,27 @@ class Trainer:
             self.optimizer.step()
         self.optimizer.zero_grad()
         return {"grad_norm": norm, "lr": lr, "updated": int(finite)}
+
+
+def hold_in_bfloat16(accelerator: Accelerator) -> None:
+    """Parameters in bfloat16 for the forward and backward pass, over FP32 weights, gradients and moments: the mixed
+    precision of FSDP2, on one process as on many, whatever launched them.
+
+    accelerate offers FSDP2 to several GPUs only, but nothing in it needs them: its state is told here.
+    """
+    from accelerate import FullyShardedDataParallelPlugin, PartialState
+    from accelerate.utils import DistributedType
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if not torch.distributed.is_initialized():  # one process is a group of its own, in which nothing travels
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", mixed_precision_policy=policy
+    )
+    # In both places: accelerate copies it from the second into the first whenever it asks for the state.
+    accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
 
 
 def load_model(flags: Flags, folder: str) -> PreTrainedModel:

@@ -110,7 +110,7 @@ def main(model, out, mode, rows):
     argv += ["--kl_coef", "0.1"] if mode != "memory" else ["--dtype", "bfloat16"]
     argv += ["--gradient_checkpointing", "true"] if mode != "plain" else []
     flags = parse_flags(argv, "")
-    if mode != "plain":
+    if mode == "fsdp2":
         import accelerate.utils
 
         accelerator = Sharding()

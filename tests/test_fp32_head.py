@@ -248,7 +248,7 @@ def test_no_tokens_by_vocabulary_tensor_is_ever_alive(dtype, entropy_grad):
 
 def test_chunk_fills_the_byte_budget(monkeypatch):
     """3 tokens of 11 FP32 logits are 132 bytes; with 175 bytes a fourth (44 more) does not fit. In FP64 one fits."""
-    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 175)
+    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", {"cpu": 175})
 
     def sizes(dtype):
         hidden, weight, targets, _ = inputs(dtype)
@@ -258,8 +258,20 @@ def test_chunk_fills_the_byte_budget(monkeypatch):
 
     assert sizes(torch.float32) == [3, 3, 1]
     assert sizes(torch.float64) == [1] * 7
-    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", {"cpu": 1})
     assert sizes(torch.float32) == [1] * 7  # at least one token, whatever the vocabulary
+
+
+def test_a_gpu_gets_chunks_of_a_thousand_rows(monkeypatch):
+    """Qwen3's 151,936 FP32 logits are 607,744 bytes: 193 of them fit into 112 MiB, 1,104 into 640 MiB."""
+    seen = []
+    monkeypatch.setattr(fp32_head._TokenLogprobs, "apply", lambda *inputs: seen.append(inputs[-1].chunk_tokens))
+    hidden, targets = torch.zeros(2, 1, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
+    weight = torch.zeros(151_936, 1, device="meta")
+    token_logprobs(hidden, weight, targets)
+    monkeypatch.setitem(fp32_head.CHUNK_BYTES, "meta", fp32_head.CHUNK_BYTES["cuda"])
+    token_logprobs(hidden, weight, targets)
+    assert seen == [193, 1104]
 
 
 # ------------------------------------------------------------------------------------------ precision of the product
@@ -286,6 +298,52 @@ def test_product_of_a_bfloat16_model_is_fp32():
         token_logprobs(hidden, weight, targets)[0].sum().backward()
     assert {dtype for product in recorder.products() for dtype in product} == {torch.float32}
     assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+
+
+def cut_to_tf32(x):
+    """What a tensor core reads of an FP32 factor: sign, exponent and the 10 highest of its 23 bits of mantissa."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def test_tf32_loses_nothing_of_bfloat16_factors():
+    """8 significant bits fit into 11: log-probs of factors that are cut are the same to the last bit. FP32 factors lose
+    12 of 24 bits and move by up to 2^-11."""
+    hidden, weight, targets, bias = (x.detach() for x in inputs(torch.float32, m=64, h=64, v=50))
+    for half, same in ((True, True), (False, False)):
+        h, w = (x.bfloat16().float() if half else x for x in (hidden, weight))
+        found = [token_logprobs(a, b, targets, bias=bias) for a, b in ((h, w), (cut_to_tf32(h), cut_to_tf32(w)))]
+        assert torch.equal(found[0][0], found[1][0]) == torch.equal(found[0][1], found[1][1]) == same
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed):
+    """In all four of them, forward and backward, also where the caller's backward pass fails; nowhere before or after."""
+    seen, matmul = [], torch.backends.cuda.matmul
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+                seen.append(matmul.fp32_precision)
+            return func(*args, **(kwargs or {}))
+
+    assert fp32_head.TF32 is False  # what was not yet checked on a GPU
+    monkeypatch.setattr(fp32_head, "TF32", allowed)
+    before = matmul.fp32_precision
+    assert before != "tf32"
+    for dtypes in ((torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
+        hidden, weight, targets, _ = inputs(torch.float32)
+        hidden, weight = (
+            x.detach().to(dtype).requires_grad_() for x, dtype in zip((hidden, weight), dtypes, strict=True)
+        )
+        with Watch():
+            token_logprobs(hidden, weight, targets)[0].sum().backward()
+        lossless = allowed and dtypes == (torch.bfloat16, torch.bfloat16)
+        assert seen == ["tf32" if lossless else before] * 4 and matmul.fp32_precision == before
+        seen.clear()
+    with pytest.raises(RuntimeError):
+        token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets + V)  # no such ids
+    assert matmul.fp32_precision == before
 
 
 def test_weight_gradient_is_summed_in_fp32():

@@ -16,8 +16,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import losses
+from runtime import checkpoints
 from runtime.flags import Flags, UsageError
-from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.model import Policy, Row, full_tensors, make_microbatch, recompute_layers
 from runtime.trainer import Trainer, TrainingBatch, clip_options, learning_rate
 
 torch.set_num_threads(1)
@@ -54,8 +55,26 @@ def rank_of(rank: int, ranks: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def trainer_of(folder: str, rank: int = 0, ranks: int = 1, **flags) -> Trainer:
-    return Trainer(Flags(**flags), rank_of(rank, ranks), folder)
+def trainer_of(folder: str, rank: int = 0, ranks: int = 1, accelerator=None, **flags) -> Trainer:
+    return Trainer(Flags(**flags), accelerator or rank_of(rank, ranks), folder)
+
+
+@pytest.fixture
+def new_accelerator():
+    """Makes accelerate's own, of one process. What a bfloat16 trainer told it is forgotten with the next, and at the
+    end."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    def new() -> Accelerator:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        AcceleratorState._reset_state(True)
+        return Accelerator(cpu=True)
+
+    yield new
+    new()
+    AcceleratorState._reset_state(True)
 
 
 def hand_batch() -> TrainingBatch:
@@ -225,16 +244,127 @@ def test_score_is_the_policys_own_logprobs_on_the_whole_batch(model_folder):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_and_parameters_that_cost_flops(tmp_path, tied):
+def test_weights_and_parameters_that_cost_flops(tmp_path, new_accelerator, tied):
     """The lookup of an embedding costs nothing and the head's product vocabulary x hidden: P is all parameters if one
     table serves as both. The generator gets its own dtype; the trainer's weights stay FP32."""
-    trainer = trainer_of(saved_model("Qwen3", tmp_path, tie_word_embeddings=tied), dtype="bfloat16")
+    accelerator = new_accelerator()
+    trainer = trainer_of(saved_model("Qwen3", tmp_path, tie_word_embeddings=tied), 0, 1, accelerator, dtype="bfloat16")
     sizes = {name: p.numel() for name, p in trainer.model.named_parameters()}
     assert ("lm_head.weight" in sizes) == (not tied)
     assert trainer.parameters_in_flops == sum(sizes.values()) - (0 if tied else sizes["model.embed_tokens.weight"])
     weights = dict(trainer.weights.items())
     assert set(weights) == set(sizes) and {w.dtype for w in weights.values()} == {torch.bfloat16}
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
+# ----------------------------------------------------------------------------------------------------------- bfloat16
+
+
+def in_bfloat16(model):
+    """A copy with parameters, but no buffers, in bfloat16."""
+    model = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+
+
+BF16 = [
+    ("Qwen3", {"tie_word_embeddings": True}),
+    ("Qwen3", {"tie_word_embeddings": False}),
+    ("Phi", {"partial_rotary_factor": 0.5}),  # its head has a bias
+    ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("kind", "more"), BF16, ids=["tied", "untied", "bias", "mixture"])
+def test_bfloat16_is_that_of_a_bfloat16_model_over_fp32_weights(kind, more, recompute, tmp_path, new_accelerator):
+    """The oracle is the same model loaded in bfloat16. Log-probs, and the gradient of one microbatch, are its own to the
+    last bit; those of several microbatches are summed in FP32. Weights, gradients and moments are FP32."""
+    folder, batch = saved_model(kind, tmp_path, **more), hand_batch()
+    options = {"dtype": "bfloat16", "gradient_checkpointing": recompute, "tokens_per_microbatch": 9}
+    trainer = trainer_of(folder, 0, 1, new_accelerator(), **options)
+    oracle = trainer_of(folder)
+    model = in_bfloat16(oracle.model)
+    oracle.policy = Policy(model)
+    parts, wanted = trainer._microbatches(batch.rows), {}
+    assert len(parts) > 2
+    with torch.no_grad():
+        for part in parts:
+            assert torch.equal(trainer.policy(part)[0], oracle.policy(part)[0])
+    trainer.policy.reshard()
+    trainer.gradients(batch)
+    assert trainer.accelerator.is_fsdp2
+    for part in parts:
+        model.zero_grad()
+        oracle._loss(part, batch)[0].backward()
+        for name, parameter in model.named_parameters():
+            wanted[name] = wanted.get(name, 0) + parameter.grad.float()
+    for name, parameter in trainer.model.named_parameters():
+        assert parameter.dtype == parameter.grad.dtype == torch.float32
+        assert torch.equal(whole(parameter.grad), wanted[name]), name
+        assert not torch.equal(wanted[name], wanted[name].bfloat16().float())  # a sum in bfloat16 would be
+    assert trainer.update(0)["updated"] == 1
+    assert {x.dtype for state in trainer.optimizer.state.values() for x in state.values()} == {torch.float32}
+
+
+def test_bfloat16_products_but_for_the_head(tmp_path, new_accelerator):
+    """Experts, too, which no autocast reaches; and at the end of the body no layer holds its bfloat16 weights any more."""
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if any(word in func.overloadpacket.__name__ for word in ("mm", "linear", "attention")):
+                seen.append({x.dtype for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()})
+            return func(*args, **(kwargs or {}))
+
+    seen, sharded = [], []
+    kind, more = BF16[-1]
+    trainer = trainer_of(saved_model(kind, tmp_path, **more), 0, 1, new_accelerator(), dtype="bfloat16")
+    layers = trainer.model.model.layers
+    trainer.model.model.norm.register_forward_hook(
+        lambda *_: sharded.extend(isinstance(p, DTensor) for p in layers.parameters())
+    )
+    [part] = trainer._microbatches(hand_batch().rows)
+    with Products():
+        trainer.policy(part)
+    assert len(seen) >= 2 * (4 + 1 + 2) and seen[-1] == {torch.float32}  # projections, router, experts
+    assert seen[:-1] == [{torch.bfloat16}] * (len(seen) - 1)
+    assert sharded and all(sharded)
+
+
+def test_the_reference_of_a_bfloat16_run_is_its_first_policy(tmp_path, new_accelerator):
+    """To the last bit, so that the KL penalty begins at 0."""
+    folder = saved_model("Qwen3", tmp_path)
+    trainer = trainer_of(folder, 0, 1, new_accelerator(), dtype="bfloat16", kl_coef=0.1)
+    assert {p.dtype for p in trainer.reference.parameters()} == {torch.bfloat16}
+    assert trainer.gradients(hand_batch())["kl"] == 0.0
+    trainer.update(0)
+    assert trainer.gradients(hand_batch())["kl"] > 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator):
+    """Two steps, or one, a checkpoint, a new trainer and the other."""
+    folder, found = saved_model("Qwen3", tmp_path / "model"), []
+    for resumed in (False, True):
+        accelerator = new_accelerator()
+        trainer = trainer_of(folder, 0, 1, accelerator, dtype=dtype, lr=1e-2, warmup_steps=0, tokens_per_microbatch=9)
+        if resumed:
+            checkpoints.load(accelerator, tmp_path / "checkpoint")
+        for version in (1,) if resumed else (0, 1):
+            trainer.gradients(hand_batch())
+            trainer.update(version)
+            if version == 0:
+                accelerator.save_state(str(tmp_path / "checkpoint"))
+        found.append(dict(full_tensors(trainer.model, torch.float32)))
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in found[0].values())
 
 
 # ------------------------------------------------------------------------------------------------------ refused models
@@ -281,14 +411,14 @@ def saved_bytes(model, run) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path):
+def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path, new_accelerator):
     """Four layers, 2,048 positions: at most a quarter of the bytes for backward, and the same gradient."""
     folder = saved_model("Qwen3", tmp_path, num_hidden_layers=4, max_position_embeddings=512, initializer_range=0.1)
     rng = random.Random(0)
     rows = [Row([1], [rng.randrange(23) for _ in range(255)], [1] * 255) for _ in range(8)]
     sizes, gradients = [], []
     for switch in (False, True):
-        trainer = trainer_of(folder, gradient_checkpointing=switch, dtype=dtype)
+        trainer = trainer_of(folder, 0, 1, new_accelerator(), gradient_checkpointing=switch, dtype=dtype)
         [part] = trainer._microbatches(rows)
         outputs = []
         sizes.append(saved_bytes(trainer.model, lambda t=trainer, p=part, o=outputs: o.append(t.policy(p)[0])))
@@ -340,8 +470,8 @@ def test_the_gpu_page_says_what_real_models_keep_for_backward(size, monkeypatch)
         config = Qwen3Config(
             vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, **QWEN3[size]
         )
-        model = AutoModelForCausalLM.from_config(config).eval()
-        policy = Policy(model, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        policy = Policy(model)
         kept.append(saved_bytes(model, lambda: policy(part)))
         assert recompute_layers(model) == QWEN3[size]["num_hidden_layers"]
         kept.append(saved_bytes(model, lambda: policy(part)))

@@ -1,5 +1,6 @@
 """A Qwen3 of two layers with random weights, and the trainer's log-probs under any weights of it."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,12 @@ class TinyModel:
         return self.model
 
     def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
-        """|log-prob of the trainer - the generator's| of each token that trains, one flat tensor."""
-        trainer = policies.Policy(self.load(weights), **options)
+        """|log-prob of the trainer - the generator's| of each token that trains, one flat tensor; `dtype` is that of the
+        trainer's parameters."""
+        model, dtype = copy.deepcopy(self.load(weights)), options.pop("dtype", torch.float32)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        trainer = policies.Policy(model, **options)
         rows = [policies.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
         longest = max(len(r.mask) for r in rollouts)
         with torch.no_grad():
