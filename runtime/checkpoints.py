@@ -100,6 +100,12 @@ def state_of(
 
 def load(accelerator: Any, checkpoint: Path) -> None:
     """Model, optimizer and random states of a checkpoint, on every rank. Raises CheckpointError."""
+    shards, whole = (checkpoint / name for name in ("pytorch_model_fsdp_0", "model.safetensors"))
+    wanted, other = (shards, whole) if getattr(accelerator, "is_fsdp2", False) else (whole, shards)
+    if other.exists() and not wanted.exists():
+        raise CheckpointError(
+            f"{other} is not what this trainer saves, {wanted.name}: give dtype and launcher as before"
+        )
     try:
         check_pickles(checkpoint)
         with weights_only():

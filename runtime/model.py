@@ -133,12 +133,7 @@ class Policy(nn.Module):
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        fp32_head: bool = True,
-        temperature: float = 1.0,
-        entropy_grad: bool = False,
+        self, model: PreTrainedModel, *, fp32_head: bool = True, temperature: float = 1.0, entropy_grad: bool = False
     ):
         super().__init__()
         self.model = model

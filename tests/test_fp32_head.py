@@ -318,7 +318,7 @@ def test_tf32_loses_nothing_of_bfloat16_factors():
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed):
-    """In all four of them, forward and backward, also where the caller's backward pass fails; nowhere before or after."""
+    """In all four of them, forward and backward, and nowhere before or after, also if one of them fails."""
     seen, matmul = [], torch.backends.cuda.matmul
 
     class Watch(TorchDispatchMode):

@@ -350,7 +350,7 @@ def test_the_reference_of_a_bfloat16_run_is_its_first_policy(tmp_path, new_accel
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator):
-    """Two steps, or one, a checkpoint, a new trainer and the other."""
+    """Two steps, or one, a checkpoint, a new trainer and the other. A trainer of another dtype refuses the checkpoint."""
     folder, found = saved_model("Qwen3", tmp_path / "model"), []
     for resumed in (False, True):
         accelerator = new_accelerator()
@@ -365,6 +365,13 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
         found.append(dict(full_tensors(trainer.model, torch.float32)))
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in found[0].values())
+    accelerator = new_accelerator()
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    trainer_of(folder, 0, 1, accelerator, dtype=other)
+    with pytest.raises(
+        checkpoints.CheckpointError, match="is not what this trainer saves, .*: give dtype and launcher"
+    ):
+        checkpoints.load(accelerator, tmp_path / "checkpoint")
 
 
 # ------------------------------------------------------------------------------------------------------ refused models
