@@ -4,6 +4,7 @@ that are refused, and gradient checkpointing."""
 import copy
 import math
 import random
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import pytest
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, Qwen3Config
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+from memory import saved_bytes
 
 import losses
 from runtime import checkpoints
@@ -401,20 +404,6 @@ def test_a_model_that_does_not_load_is_refused(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------- gradient checkpointing
-
-
-def saved_bytes(model, run) -> int:
-    """Bytes that `run()` keeps for its backward pass, parameters left out, each storage once."""
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept = {}  # the tensors too, or a freed storage's address would come again
-
-    def keep(tensor):
-        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        run()
-    return sum(x.untyped_storage().nbytes() for address, x in kept.items() if address not in own)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,0 +1,232 @@
+"""How much of each GPU a run will need, before one is at hand: give it the arguments of train.py, and a card.
+
+    python tools/memory.py --card_gb 24 --model Qwen/Qwen3-0.6B --dtype bfloat16 --tokens_per_microbatch 8192
+    python tools/memory.py --card_gb 80 --gpus 8 --trainers 4 --model Qwen/Qwen3-8B --dtype bfloat16 ...
+
+The trainer's side is counted, not guessed: the real policy runs forward and backward under FSDP2 on tensors that have a
+shape and no data, and torch counts the bytes that live at the peak. (On one process in float32 the trainer does without
+FSDP2 and needs less.) The engine's side is arithmetic:
+
+    budget of an engine = its share of the card = weights + keys and values + work + CUDA
+
+A GB is 1e9 bytes here, and cards are sold in GiB: the 7 % between them are left to the allocator's gaps.
+
+SOURCES. torch/distributed/_tools/fsdp2_mem_tracker.py; the shares of runtime/devices.py; CUDA's contexts and the
+engine's work are estimates.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
+from measuring import above_zero, positive, table
+from torch.autograd.graph import saved_tensors_hooks
+
+from runtime.devices import RECEIVING, SHARED, generator_devices
+from runtime.flag_checks import check_flags
+from runtime.flags import Flags, UsageError, engine_options, parse_flags
+from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.weight_channels import BUFFER
+
+SHAPES: dict[str, dict[str, Any]] = {  # what the config.json of each has on huggingface.co (April 2025)
+    "Qwen/Qwen3-0.6B": {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen3-8B": {
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
+PHRASE = 32  # tokens of the interruption's phrase, at most
+CUDA = 0.5e9  # bytes of a process's CUDA context, estimated
+
+
+def config_of(model: str) -> Any:
+    """The configuration of a model: a folder or hub id, or one of SHAPES, which needs no network. Raises OSError or
+    ValueError if there is none."""
+    from transformers import AutoConfig, Qwen3Config
+
+    return Qwen3Config(**QWEN3, **SHAPES[model]) if model in SHAPES else AutoConfig.from_pretrained(model)
+
+
+def saved_bytes(model: torch.nn.Module, run: Callable[[], Any]) -> int:
+    """Bytes that `run()` keeps for its backward pass, parameters left out, each storage once."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, Any] = {}  # the tensors too, or a freed storage's address would come again
+
+    def keep(tensor: Any) -> Any:
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return sum(x.untyped_storage().nbytes() for address, x in kept.items() if address not in own)
+
+
+@contextmanager
+def without_data(ranks: int) -> Iterator[Any]:
+    """Tensors have no data, and `ranks` processes are pretended, of which this is the first; gives their mesh."""
+    import torch.distributed as dist
+    import transformers
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    packed = transformers.masking_utils.find_packed_sequence_indices
+    transformers.masking_utils.find_packed_sequence_indices = lambda *_: None  # it would read data
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (ranks,))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield mesh
+    finally:
+        dist.destroy_process_group()
+        transformers.masking_utils.find_packed_sequence_indices = packed
+
+
+def sharded(policy: Policy, dtype: torch.dtype, mesh: Any) -> Policy:
+    """The policy as accelerate hands it to the trainer: layer by layer under FSDP2, in `dtype` over FP32 weights."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mixed = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in list(policy.modules()):
+        if type(module).__name__ in (policy._no_split_modules or ()):
+            fully_shard(module, mesh=mesh, mp_policy=mixed)
+    return fully_shard(policy, mesh=mesh, mp_policy=mixed)
+
+
+def in_transit(largest: int, shared: bool) -> int:
+    """Bytes of an update's parts on either side: one by `ipc`; three by `nccl`, of which one has the largest tensor."""
+    return max(largest, BUFFER) + (0 if shared else 2 * BUFFER)
+
+
+def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
+    """What lives on a trainer's GPU at the peak of a microbatch that is not the step's first, by kind."""
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from transformers import AutoModelForCausalLM
+
+    n = max(flags.tokens_per_microbatch, longest_row(flags))
+    microbatch = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
+    with without_data(ranks) as mesh:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        if flags.gradient_checkpointing:
+            recompute_layers(model)
+        policy = sharded(Policy(model, fp32_head=flags.fp32_head), getattr(torch, flags.dtype), mesh)
+        tracker = FSDPMemTracker(policy)
+        with tracker:
+            for parameter in policy.parameters():  # as after the step's first microbatch
+                parameter.grad = torch.zeros_like(parameter)
+            gradients = by_kind(tracker)["Activation"]  # torch does not know better what these are
+            logprobs, _ = policy(microbatch)
+            kept = by_kind(tracker)["Activation"] - gradients
+            logprobs.sum().backward()
+        peak = by_kind(tracker, "peak")
+    states = 4 * peak.pop("Sharded Param")  # the weights, as much again of gradients, and two moments
+    gathered = sum(peak.pop(kind, 0) for kind in ("Unsharded Param", "All Gather", "Unsharded Grad", "Reduce Scatter"))
+    largest = max(parameter.numel() for parameter in model.parameters()) * 2
+    return {
+        "FP32 weights, gradients, moments": states,
+        "layers and head, gathered": gathered,
+        "kept for the backward pass": kept,
+        "head, recomputation of a layer": sum(peak.values()) - gradients - kept,
+        "reference model of --kl_coef": parameters * (2 if flags.dtype == "bfloat16" else 4) * (flags.kl_coef > 0),
+        "an update: a whole tensor and what travels": largest + in_transit(largest, shared),
+        "CUDA": CUDA,
+    }
+
+
+def by_kind(tracker: Any, moment: str = "current") -> dict[str, int]:
+    """Bytes of each kind of tensor, now or at the peak, the sum left out."""
+    (kinds,) = tracker.get_tracker_snapshot(moment).values()
+    return {kind.value: size for kind, size in kinds.items() if kind != "Total"}
+
+
+def longest_row(flags: Flags) -> int:
+    """Tokens of the longest prompt and completion."""
+    prompt = 64 if flags.dataset == "chain" else flags.max_prompt_tokens
+    return prompt + flags.max_budget + PHRASE * (flags.length_control == "interruption") + flags.answer_budget
+
+
+def engine_bytes(config: Any, flags: Flags, card: float, shared: bool) -> dict[str, float]:
+    """What an engine does with its share of a GPU, by kind. An update's tensors are outside of that share."""
+    share = engine_options(flags).get("gpu_memory_utilization", SHARED if shared else RECEIVING)
+    held, vocabulary = 2 if flags.dtype == "bfloat16" else 4, config.vocab_size
+    with torch.device("meta"):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    largest = max(parameter.numel() for parameter in model.parameters()) * held
+    # Work, estimated: logits, log-probs and probabilities in FP32; a prefill of 8,192 tokens through one layer.
+    work = 3 * 4 * flags.max_num_seqs * vocabulary + 8192 * held * (
+        4 * config.hidden_size + 2 * config.intermediate_size
+    )
+    weights = held * parameters / flags.tensor_parallel
+    return {
+        "weights": weights,
+        "logits, prefill": work / flags.tensor_parallel,
+        "CUDA": CUDA,
+        "keys and values": share * card - weights - work / flags.tensor_parallel - CUDA,
+        "beyond its share: what of an update travels": in_transit(largest, shared),
+    }
+
+
+def cache_bytes(config: Any, flags: Flags) -> float:
+    """Keys and values of one token on one GPU."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    held = 2 if flags.dtype == "bfloat16" else 4
+    return 2 * config.num_hidden_layers * heads * size * held / min(flags.tensor_parallel, heads)
+
+
+def report(args: argparse.Namespace, flags: Flags) -> tuple[str, bool]:
+    """(What is printed, whether it fits)."""
+    config, card = config_of(flags.model), args.card_gb * 1e9
+    devices = generator_devices(flags, args.gpus, args.trainers)
+    shared = any(device < args.trainers for device in devices)
+    trainer = trainer_bytes(config, flags, args.trainers, shared)
+    engine = engine_bytes(config, flags, card, shared)
+    room = engine["keys and values"] / cache_bytes(config, flags) / longest_row(flags)
+    used = {"a trainer's GPU": sum(trainer.values()), "an engine's GPU": sum(engine.values())}
+    if shared:
+        used = {"a GPU of both": sum(used.values())}
+    rows = [[f"trainer: {kind}", size / 1e9] for kind, size in trainer.items() if size]
+    rows += [[f"engine: {kind}", size / 1e9] for kind, size in engine.items()]
+    rows += [[f"**{where}**", size / 1e9] for where, size in used.items()]
+    text = table([f"of {args.card_gb:g} GB", "GB"], rows)
+    text += f"\n\nkeys and values: room for {max(0.0, room):.1f} completions of {longest_row(flags):,} tokens at once"
+    fits = room >= 1 and max(used.values()) <= card
+    return f"{text}\nit {'fits' if fits else 'does NOT fit'}, by this arithmetic; a run decides", fits
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 it fits, 1 it does not, 2 usage."""
+    made = argparse.ArgumentParser(
+        prog="memory.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    made.add_argument("--card_gb", type=above_zero, required=True, help="memory of each GPU")
+    made.add_argument("--gpus", type=positive, default=1, help="of the trainers' host (1)")
+    made.add_argument("--trainers", type=positive, default=1, help="trainer processes, a GPU each (1)")
+    args, others = made.parse_known_args(argv)
+    try:
+        flags = parse_flags(others, "")
+        check_flags(flags)
+        if not flags.model:
+            raise UsageError(f"--model must be a folder, a hub id, or one of {', '.join(SHAPES)}.")
+        text, fits = report(args, flags)
+    except (UsageError, OSError, ValueError) as error:
+        made.error(str(error).splitlines()[0])
+    print(text)
+    return 0 if fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
