@@ -150,12 +150,15 @@ class Recorder:
                 record |= {"interrupted": rollout.interrupted, "prompt": prompt, "completion": completion}
                 self.folder.append("samples.jsonl", record)
 
-    def evaluation(self, record: dict[str, Any]) -> None:
-        """Writes and prints an evaluation; under --eval_only it is printed only."""
+    def evaluation(self, record: dict[str, Any], correct: Sequence[int]) -> None:
+        """Writes and prints an evaluation, with the `correct` samples of each problem; under --eval_only it is printed
+        only."""
         record = record | {"device": self.device}
         if self.flags.eval_only:
             self.ranks.say(json.dumps(record))
         else:
             self.folder.append("eval.jsonl", record)
+            counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": list(correct)}
+            self.folder.append("eval_counts.jsonl", counts)
             self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"]}, step=record["step"])
         self.ranks.say(evaluation_line(record))

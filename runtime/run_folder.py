@@ -3,6 +3,7 @@
     config.json      every flag                     metrics.jsonl   the flags, then one record per step
     eval.jsonl       one record per evaluation      samples.jsonl   a few rollouts to read
     groups.jsonl     what each step consumed: [prompt key, correct, rollouts], counted from step 0
+    eval_counts.jsonl  of each evaluation: how many of `n_samples` are correct, for each held-out problem in turn
     checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed, so that one that exists is complete. Its
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl", "samples.jsonl")
+LOGS = ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl", "samples.jsonl")
 
 
 class Folder:

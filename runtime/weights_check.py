@@ -153,7 +153,7 @@ class Evaluator:
                     source: evaluation_record([g for problem, g in pairs if problem.source == source])["pass_rate"]
                     for source in self.sources
                 }
-            self.recorder.evaluation(record)
+            self.recorder.evaluation(record, [sum(r.correct for r in group) for group in groups])
         chosen = rng.sample(flat, min(CHECK_ROWS, len(flat)))
         rows = [Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
         return rows, [r.logprobs for _, r in chosen]

@@ -195,5 +195,5 @@ def without_times(folder, name):
 
 def assert_same_logs(one, other):
     """Two runs wrote the same, but for what a clock measured."""
-    for name in ("metrics.jsonl", "eval.jsonl", "groups.jsonl"):
+    for name in ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl"):
         assert without_times(one, name) == without_times(other, name), name

@@ -79,7 +79,8 @@ def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
     run("run")
     assert_same_state(whole, run("run", "--resume", "--max_steps", "9"))
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 10))
-    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 6, 7, 9]
+    for log in ("eval.jsonl", "eval_counts.jsonl"):
+        assert [r["step"] for r in Folder(tmp_path / "run").read(log)] == [0, 3, 6, 7, 9]
     assert Folder(tmp_path / "run").model()["step"] == 9
     assert not [f.name for f in (tmp_path / "run").iterdir() if f.name.startswith("model.")]
 

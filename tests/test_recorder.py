@@ -57,6 +57,22 @@ def test_flags_and_groups_are_written(run):
     assert consumed == [(i // 3, p.key, 1, 2) for i, p in enumerate(played.generator.taken)]
 
 
+def test_correct_samples_of_each_held_out_problem(run):
+    """Five problems, of which 0, 1, 2, 0 and 1 of two samples are correct: one line for each evaluation, in the order
+    of the problems. 4 of 10 are correct, and 3 of 5 problems have one that is."""
+
+    def evaluate(self, problems, n_samples):
+        self.settle()
+        self.evaluating = True
+        return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
+
+    played = run({"evaluate": evaluate}, max_steps=4)
+    assert played.parts.folder.read("eval_counts.jsonl") == [
+        {"step": step, "n_samples": 2, "correct": [0, 1, 2, 0, 1]} for step in (0, 4)
+    ]
+    assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
+
+
 @pytest.mark.parametrize(("every", "said"), [(11, "Warning: "), (4, "WARNING")])
 def test_the_truncation_warning_is_printed(program, every, said):
     """One rollout in 11 is cut at its cap (9 %), then one in 4 (25 %)."""

@@ -15,9 +15,11 @@ def test_records_are_lines_that_can_be_cut_back(tmp_path):
     lengths = folder.lengths()
     folder.append("metrics.jsonl", {"step": 2})
     folder.append("eval.jsonl", {"step": 2})
+    folder.append("eval_counts.jsonl", {"step": 2})
     assert [r["step"] for r in folder.read("metrics.jsonl")] == [1, 2]
     folder.cut_back(lengths)
     assert folder.read("metrics.jsonl") == [{"step": 1}] and folder.read("eval.jsonl") == []
+    assert folder.read("eval_counts.jsonl") == []
 
 
 def test_a_line_cut_short_is_left_out(tmp_path):
