@@ -14,39 +14,49 @@ against C. At each C some n lies on the upper envelope of all curves; this best 
 from 2^b rollouts for a small budget to 2^(b + L) for a large one, half way (in log2) at C0. Hard prompts saturate
 earlier than easy ones. For B_p there is no such law: any value that is stable will do.
 
-How a run becomes a curve. Rewards rise with noise, so only record-breaking points count: the reward is cut into bins,
-and the first point in each new highest bin is kept. A monotone sigmoid is fitted to these:
+How a run becomes a curve. A monotone sigmoid, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), is fitted to the points of
+the run. The paper keeps its record-breaking points: the reward is cut into bins, and the first point in each new
+highest bin stays (`points="records"`). Records are lucky points, so they lift a curve the more, the more often it was
+evaluated: with evaluations of 500 problems the best n then came out several times too small (tools/law_benchmark.py).
+The default is therefore every point but those of a collapse, which lie FALL below an earlier one.
 
-    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
+How sure n* is. `fit_grid` draws the curves again within their errors and reads n* again (a parametric bootstrap); to
+that it adds the rounding to a grid: n was tried at a few values only.
 
 The recipe, as one function (`recommend`): 1 cheap runs with small M; 2 fit them; 3 n* for the budget; 4 the smallest
 stable B_p; 5 all that is left into M.
 
 What more rollouts buy. On easy prompts they *sharpen*: the average and the worst of k rise. On hard ones they *cover*:
-the best of k rises, as rare solutions are found. `of_k` gives the three from counts of correct answers.
+the best of k (pass@k) rises, as rare solutions are found. `of_k` gives the three from counts of correct answers.
+
+    python isocompute.py runs/grid/* --budget 1e6 --plot grid.png   # or a CSV with columns B_p, n, step and pass_rate
 
     >>> [round(float(n_star(C, L=6.09, s=4.75, log10_C0=5.84, b=2.73))) for C in (10**4.5, 10**5.84, 10**6.5)]
     [7, 55, 379]
 
-Symbols: B_p prompts per batch, n rollouts per prompt, M updates, C completions, R reward (a pass rate).
+Symbols: B_p prompts per batch, n rollouts per prompt, M updates, C completions, R reward (a pass rate), G runs.
 """
 
 import argparse
+import csv
 import json
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import comb, expit
 from scipy.stats import t as student
 
-CONFIDENCE = 0.95
 FALL = 0.1  # a run is unstable if its reward falls this far below the highest before
 ENVELOPE_POINTS = 40  # values of C, evenly in log C, at which the best n is read
+REACH = 1.1  # a curve counts this far beyond its first and last C: runs of equal budgets end at C that differ a little
+DRAWS = 50  # of the bootstrap: enough to know a standard deviation to 10 %
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -64,13 +74,34 @@ class Run:
         return self.B_p * self.n * np.asarray(self.updates, float)
 
     @property
-    def stable(self) -> bool:
-        """Whether no reward lies FALL below an earlier one."""
+    def standing(self) -> np.ndarray:
+        """True for rewards that do not lie FALL below an earlier one."""
         rewards = np.asarray(self.rewards, float)
-        return bool(np.all(rewards > np.maximum.accumulate(rewards) - FALL))
+        return rewards > np.maximum.accumulate(rewards) - FALL
 
 
 # ------------------------------------------------------------------------------------------------------ one run's curve
+
+
+class Curve(NamedTuple):
+    """A fitted sigmoid and the (4, 4) covariance of R0, A, log B and log C_mid."""
+
+    R0: float
+    A: float
+    B: float
+    C_mid: float
+    covariance: np.ndarray
+
+    def __call__(self, C: np.ndarray) -> np.ndarray:
+        """R0 + (A - R0) / (1 + (C_mid / C)^B)."""
+        return self.R0 + (self.A - self.R0) * expit(self.B * np.log(C / self.C_mid))
+
+    def gradient(self, C: np.ndarray) -> np.ndarray:
+        """(len(C), 4), by R0, A, log B and log C_mid."""
+        z = self.B * np.log(C / self.C_mid)
+        share = expit(z)
+        slope = (self.A - self.R0) * share * (1 - share)
+        return np.stack([1 - share, share, slope * z, -slope * self.B], 1)
 
 
 def record_points(C: Sequence[float], R: Sequence[float], bin_width: float = 0.02) -> np.ndarray:
@@ -83,85 +114,93 @@ def record_points(C: Sequence[float], R: Sequence[float], bin_width: float = 0.0
     return mask
 
 
-def sigmoid(C: np.ndarray, R0: float, A: float, B: float, C_mid: float) -> np.ndarray:
-    """R0 + (A - R0) / (1 + (C_mid / C)^B)."""
-    return R0 + (A - R0) * expit(B * (np.log(C) - math.log(C_mid)))
-
-
-def fit_run(run: Run, bin_width: float = 0.02) -> tuple[float, float, float, float]:
-    """(R0, A, B, C_mid) of the monotone sigmoid through the run's record points. Raises ValueError if there are fewer
-    than 4 of them."""
+def fit_run(run: Run, points: str = "all") -> Curve:
+    """The monotone sigmoid through the `points` of a run: "all" but those of a collapse, or "records". Raises
+    ValueError if there are fewer than 4 at C > 0."""
+    if points not in ("all", "records"):
+        raise ValueError(f"points must be all or records, not {points!r}")
     C, R = run.C, np.asarray(run.rewards, float)
-    seen = C > 0
-    keep = record_points(C[seen], R[seen], bin_width)
-    C, R = C[seen][keep], R[seen][keep]
+    keep = (C > 0) & (run.standing if points == "all" else record_points(C, R))
+    C, R = C[keep], R[keep]
     if len(C) < 4:
-        raise ValueError(f"the run with B_p {run.B_p} and n {run.n} has {len(C)} record points, and a curve needs 4")
+        raise ValueError(f"B_p {run.B_p}, n {run.n} has {len(C)} points to fit ({points}), and a curve needs 4")
+
+    def curve(p: np.ndarray) -> Curve:
+        return Curve(p[0], p[1], math.exp(p[2]), math.exp(p[3]), np.zeros((4, 4)))
+
     x = np.log(C)
-
-    def residuals(p: np.ndarray) -> np.ndarray:
-        return p[0] + (p[1] - p[0]) * expit(math.exp(p[2]) * (x - p[3])) - R
-
     low, high = [0, 0, math.log(0.2), x.min() - 3], [1, 1, math.log(10), x.max() + 3]
-    starts = ([R.min(), R.max(), 0.4, middle] for middle in np.linspace(x.min(), x.max(), 5))
-    found = [least_squares(residuals, np.clip(start, low, high), bounds=(low, high)) for start in starts]
-    R0, A, log_B, log_C_mid = min(found, key=lambda result: result.cost).x
-    return float(R0), float(A), math.exp(log_B), math.exp(log_C_mid)
+    starts = [np.clip([R.min(), R.max(), 0.4, middle], low, high) for middle in np.linspace(x.min(), x.max(), 5)]
+    found = [
+        least_squares(lambda p: curve(p)(C) - R, start, lambda p: curve(p).gradient(C), bounds=(low, high))
+        for start in starts
+    ]
+    best = min(found, key=lambda result: result.cost)
+    variance = 2 * best.cost / max(1, len(C) - 4)
+    return curve(best.x)._replace(covariance=variance * np.linalg.pinv(best.jac.T @ best.jac))
 
 
 # ------------------------------------------------------------------------------------------------ the best n for each C
 
 
-def envelope(runs: Sequence[Run], bin_width: float = 0.02) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(C, best n, its reward), at values of C that at least two n have reached; a curve counts within its own run."""
-    curves = [(run, fit_run(run, bin_width)) for run in runs]
-    least = sorted(min(run.C[run.C > 0].min() for run in runs if run.n == n) for n in {run.n for run in runs})
-    most = sorted((max(run.C.max() for run in runs if run.n == n) for n in {run.n for run in runs}), reverse=True)
-    if len(least) < 2 or least[1] >= most[1]:
-        raise ValueError("the runs need at least two values of n that reach the same C")
-    grid = np.geomspace(least[1], most[1], ENVELOPE_POINTS)
-    best = [
-        max((float(sigmoid(C, *curve)), run.n) for run, curve in curves if run.C[run.C > 0].min() <= C <= run.C.max())
-        for C in grid
-    ]
-    return grid, np.array([n for _, n in best]), np.array([reward for reward, _ in best])
-
-
-def n_star(C: float | np.ndarray, L: float, s: float, log10_C0: float, b: float) -> np.ndarray:
+def n_star(C: float | np.ndarray, L: Any, s: Any, log10_C0: Any, b: Any) -> np.ndarray:
     """The best number of rollouts for C completions: 2^(L / (1 + exp(-s (log10 C - log10 C0))) + b)."""
     return 2 ** (L * expit(s * (np.log10(C) - log10_C0)) + b)
 
 
 @dataclass(frozen=True)
 class BestRollouts:
-    """A fitted n*(C). An interval with an infinite end: these data do not tell."""
+    """A fitted n*(C)."""
 
     L: float
     s: float
     log10_C0: float
     b: float
-    L_interval: tuple[float, float]
-    s_interval: tuple[float, float]
-    log10_C0_interval: tuple[float, float]
-    b_interval: tuple[float, float]
-    covariance: np.ndarray  # (4, 4), of L, log s, log10 C0, b; times the squared quantile
-    range: tuple[float, float]  # of the C that were fitted
+    draws: np.ndarray  # (D, 4) L, s, log10 C0, b as they may also be
+    step: float = 0.0  # of the grid of n, in log2: the best n is known to the nearest one that was tried
 
     def __call__(self, C: float) -> float:
         """n*(C)."""
         return float(n_star(C, self.L, self.s, self.log10_C0, self.b))
 
-    def interval(self, C: float) -> tuple[float, float]:
-        """95 % interval of n*(C)."""
-        z = float(expit(self.s * (math.log10(C) - self.log10_C0)))
-        slope = self.L * z * (1 - z)
-        gradient = np.array([z, slope * self.s * (math.log10(C) - self.log10_C0), -slope * self.s, 1])
-        error = math.sqrt(max(0.0, gradient @ self.covariance @ gradient))
-        return self(C) * 2**-error, self(C) * 2**error
+    def interval(self, C: float) -> Interval:
+        """95 % interval of n*(C): 1.96 standard deviations of the draws, and in quadrature .475 steps of the grid, as
+        the best n that was tried may lie up to half a step from the best one."""
+        spread = np.log2(n_star(C, *self.draws.T)).std(ddof=1)
+        half = math.hypot(1.96 * spread, 0.475 * self.step)
+        return self(C) * 2**-half, self(C) * 2**half
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """95 % intervals of the four parameters. Those of a law that saturates at neither end are as wide as the
+        search: only `interval` then says something."""
+        low, high = np.quantile(self.draws, [0.025, 0.975], axis=0).tolist()
+        return dict(zip(("L", "s", "log10_C0", "b"), zip(low, high, strict=True), strict=True))
 
 
-def fit_n_star(C: Sequence[float], n: Sequence[float]) -> BestRollouts:
-    """The law through best rollouts n at C, by least squares on log2 n; it never falls (L >= 0, s > 0).
+def search_law(x: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
+    """Least squares for p = (L, log s, log10 C0, b) of y = log2 n at x = log10 C, from `start` or from many places:
+    scipy's result, and the bounds (2, 4). The law never falls: L >= 0 and s > 0."""
+    bounds = np.array([[0, math.log(0.2), x.min() - 1, -2], [20, math.log(50), x.max() + 1, 20]])
+    starts = [start] if start is not None else [
+        [np.ptp(y), math.log(s), middle, y.min()] for s in (2, 5, 10) for middle in np.quantile(x, [0.25, 0.5, 0.75])
+    ]  # fmt: skip
+    exact = 1e-15 if start is None else 1e-6
+
+    def residuals(p: np.ndarray) -> np.ndarray:
+        return p[0] * expit(math.exp(p[1]) * (x - p[2])) + p[3] - y
+
+    found = [
+        least_squares(residuals, np.clip(p, *bounds), bounds=bounds, xtol=exact, ftol=exact, gtol=exact) for p in starts
+    ]
+    return min(found, key=lambda result: result.cost), bounds
+
+
+def fit_n_star(
+    C: Sequence[float], n: Sequence[float], again: Sequence[np.ndarray] = (), step: float = 0
+) -> BestRollouts:
+    """The law through best rollouts n at C, by least squares on log2 n. Its intervals come from fits to `again`, other
+    n at these C; without them from the residuals, as if the points were independent.
 
     Raises:
         ValueError: fewer than 5 points, a value that is not positive, or the same n everywhere.
@@ -169,30 +208,60 @@ def fit_n_star(C: Sequence[float], n: Sequence[float]) -> BestRollouts:
     x, y = np.asarray(C, float), np.asarray(n, float)
     if len(x) < 5 or x.shape != y.shape or not np.all((x > 0) & (y > 0)):
         raise ValueError("the law needs at least 5 positive values of C, and a positive n for each")
-    x, y = np.log10(x), np.log2(y)
     if np.ptp(y) == 0:
-        raise ValueError(f"n* is {2 ** y[0]:g} at every C, so nothing shows how it grows; widen C or the grid of n")
+        raise ValueError(f"n* is {y[0]:g} at every C, so nothing shows how it grows; widen C or the grid of n")
+    x = np.log10(x)
+    best, bounds = search_law(x, np.log2(y))
+    if len(again):
+        draws = np.array([search_law(x, np.log2(other), best.x)[0].x for other in again])
+    else:
+        wider = (student.ppf(0.975, max(1, len(x) - 4)) / 1.96) ** 2  # for the residuals of a few points
+        covariance = wider * 2 * best.cost / max(1, len(x) - 4) * np.linalg.pinv(best.jac.T @ best.jac)
+        draws = np.random.default_rng(0).multivariate_normal(best.x, covariance, 20 * DRAWS, method="eigh")
+    draws = np.clip(draws, *bounds)
+    draws[:, 1] = np.exp(draws[:, 1])
+    L, log_s, log10_C0, b = map(float, best.x)
+    return BestRollouts(L, math.exp(log_s), log10_C0, b, draws, step)
 
-    def residuals(p: np.ndarray) -> np.ndarray:
-        return p[0] * expit(math.exp(p[1]) * (x - p[2])) + p[3] - y
 
-    low, high = [0, math.log(0.2), x.min() - 1, -2], [20, math.log(50), x.max() + 1, 20]
-    middles = [np.quantile(x, share) for share in (0.25, 0.5, 0.75)]
-    starts = [[np.ptp(y), math.log(s), middle, max(y.min(), -2)] for s in (2, 5, 10) for middle in middles]
-    options = {"bounds": (low, high), "xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
-    best = min((least_squares(residuals, start, **options) for start in starts), key=lambda found: found.cost)
-    L, log_s, log10_C0, b = best.x
-    width = student.ppf((1 + CONFIDENCE) / 2, max(1, len(x) - 4))
-    covariance = width**2 * 2 * best.cost / max(1, len(x) - 4) * np.linalg.pinv(best.jac.T @ best.jac)
-    error = np.sqrt(np.maximum(0, np.diag(covariance)))
-    error = np.where(np.isclose(best.x, low) | np.isclose(best.x, high), np.inf, error)  # held by a bound, not the data
-    (L_low, *_), (L_high, *_) = best.x - error, best.x + error
-    return BestRollouts(
-        float(L), math.exp(log_s), float(log10_C0), float(b),
-        (max(0.0, L_low), L_high), (math.exp(log_s - error[1]), float(np.exp(log_s + error[1]))),
-        (log10_C0 - error[2], log10_C0 + error[2]), (b - error[3], b + error[3]),
-        covariance, (float(np.min(C)), float(np.max(C))),
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Grid:
+    """All runs of a grid, analyzed together."""
+
+    curves: list[tuple[Run, Curve]]
+    C: np.ndarray  # (ENVELOPE_POINTS,) that at least two n have reached
+    best_n: np.ndarray  # (ENVELOPE_POINTS,) of the highest curve there
+    reward: np.ndarray  # (ENVELOPE_POINTS,) the upper envelope
+    law: BestRollouts
+    dropped: list[str]  # why a run was left out, one sentence each
+
+
+def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
+    """Curves, envelope and n*(C) with its intervals. ValueError: no two n have reached the same C, or n* is the same
+    everywhere."""
+    curves, dropped = [], []
+    for run in runs:
+        try:
+            curves.append((run, fit_run(run, points)))
+        except ValueError as error:
+            dropped.append(str(error))
+    rollouts, of = np.unique([run.n for run, _ in curves], return_inverse=True)
+    spans = np.array([(run.C[run.C > 0].min(), run.C.max()) for run, _ in curves]).reshape(-1, 2)  # (G, 2)
+    least = sorted(spans[of == i, 0].min() for i in range(len(rollouts)))
+    most = sorted(spans[of == i, 1].max() for i in range(len(rollouts)))
+    if len(rollouts) < 2 or least[1] >= most[-2]:
+        raise ValueError("; ".join(["the runs need at least two values of n that reach the same C", *dropped]))
+    C = np.geomspace(least[1], most[-2], ENVELOPE_POINTS)
+    rewards = np.array([curve(C) for _, curve in curves])  # (G, ENVELOPE_POINTS)
+    rewards[(spans[:, :1] > C * REACH) | (spans[:, 1:] < C / REACH)] = -np.inf
+
+    rng = np.random.default_rng(0)
+    gradients = np.stack([curve.gradient(C) for _, curve in curves])  # (G, ENVELOPE_POINTS, 4)
+    errors = [rng.multivariate_normal(np.zeros(4), curve.covariance, DRAWS, method="eigh") for _, curve in curves]
+    others = rewards[:, None] + np.einsum("gcp,gdp->gdc", gradients, errors)  # (G, DRAWS, ENVELOPE_POINTS)
+    step = float(np.median(np.diff(np.log2(rollouts))))
+    law = fit_n_star(C, rollouts[of[rewards.argmax(0)]], rollouts[of[others.argmax(0)]], step)
+    return Grid(curves, C, rollouts[of[rewards.argmax(0)]], rewards.max(0), law, dropped)
 
 
 # ----------------------------------------------------------------------------------------------------------- the recipe
@@ -206,18 +275,21 @@ class Plan:
     B_p: int
     M: int
     rests_on: tuple[str, ...]
+    grid: Grid
 
 
-def recommend(runs: Sequence[Run], budget: float) -> Plan:
+def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
     """n, B_p and M for `budget` completions from cheap runs over a grid of (B_p, n). n is a power of two.
 
     Raises:
-        ValueError: too few runs for an envelope, no stable B_p, or a budget below one update.
+        ValueError: too few runs for an envelope, no stable B_p, a budget below all runs or below one update.
     """
-    C, best, _ = envelope(runs)
-    law = fit_n_star(C.tolist(), best.tolist())
+    grid = fit_grid(runs, points)
+    C, law, tried = grid.C, grid.law, sorted({run.n for run, _ in grid.curves})
+    if budget < C[0]:
+        raise ValueError(f"a budget of {budget:g} completions lies below what the runs compare, {C[0]:g} to {C[-1]:g}")
     n = 2 ** max(0, round(math.log2(law(budget))))
-    stable = [B_p for B_p in sorted({run.B_p for run in runs}) if all(run.stable for run in runs if run.B_p == B_p)]
+    stable = [B_p for B_p in sorted({run.B_p for run in runs}) if all(r.standing.all() for r in runs if r.B_p == B_p)]
     if not stable:
         raise ValueError(f"no B_p is stable: every one has a run that falls by {FALL}; raise B_p or lower --lr")
     M = int(budget // (stable[0] * n))
@@ -225,16 +297,18 @@ def recommend(runs: Sequence[Run], budget: float) -> Plan:
         raise ValueError(f"a budget of {budget:g} completions is less than one update of {stable[0]} x {n}")
     low, high = law.interval(budget)
     said = [
-        f"{len(runs)} runs, n from {min(run.n for run in runs)} to {max(run.n for run in runs)}; the envelope covers "
-        f"C from {C[0]:.3g} to {C[-1]:.3g}",
+        f"{len(grid.curves)} runs, n from {tried[0]} to {tried[-1]}, compared from C = {C[0]:.3g} to {C[-1]:.3g}",
         f"n* at {budget:.3g} is {law(budget):.1f}, 95 % interval {low:.1f} to {high:.1f}",
         f"B_p {stable[0]} is the smallest of which no run falls by {FALL}",
+        *(f"left out: {reason}" for reason in grid.dropped),
     ]
     if budget > C[-1]:
-        said.append(f"the budget is {budget / C[-1]:.1f} times the largest C that was tried: n* is an extrapolation")
-    if best[-1] == max(run.n for run in runs):
-        said.append(f"the best n at the largest C is the largest that was tried, {best[-1]}: try larger ones")
-    return Plan(n, stable[0], M, tuple(said))
+        said.append(f"the budget is {budget / C[-1]:.1f} times the largest C that was compared: n* is an extrapolation")
+    if grid.best_n[-1] == tried[-1]:
+        said.append(f"the best n at the largest C is the largest that was tried, {tried[-1]}: try larger ones")
+    if odd := [n for n in tried if n & (n - 1)]:
+        said.append(f"n = {', '.join(map(str, odd))} is no power of two; the n proposed is rounded to one all the same")
+    return Plan(n, stable[0], M, tuple(said), grid)
 
 
 def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
@@ -248,29 +322,80 @@ def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
     return {"average": float(np.mean(c / total)), "best": float(np.mean(best)), "worst": float(np.mean(worst))}
 
 
-def read(folder: str, y: str) -> Run:
-    """A run's folder: config.json and eval.jsonl."""
-    flags = json.loads((Path(folder) / "config.json").read_text())
-    records = [json.loads(line) for line in (Path(folder) / "eval.jsonl").read_text().splitlines()]
-    return Run(flags["batch_prompts"], flags["rollouts"], [r["step"] for r in records], [r[y] for r in records])
+# --------------------------------------------------------------------------------------------------------- command line
+
+
+def read(name: str, y: str, k: int) -> list[Run]:
+    """The run of a folder of train.py, or the runs of a CSV with columns B_p, n, step and `y`. With y = average, best
+    or worst the rewards are those `of_k`, from the folder's eval_counts.jsonl. ValueError names what is missing."""
+    path = Path(name)
+    if path.is_dir():
+        flags = json.loads((path / "config.json").read_text())
+        counted = y in ("average", "best", "worst")
+        log = path / ("eval_counts.jsonl" if counted else "eval.jsonl")
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        if counted:
+            rows = [{"step": r["step"], y: of_k(r["correct"], r["n_samples"], k or r["n_samples"])[y]} for r in rows]
+        rows = [row | {"B_p": flags["batch_prompts"], "n": flags["rollouts"]} for row in rows]
+    else:
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+    if missing := [c for c in ("B_p", "n", "step", y) for row in rows[:1] if c not in row]:
+        raise ValueError(f"{name} has no column {missing[0]}, but {', '.join(rows[0])}; --y names the reward")
+    runs: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for row in rows:
+        runs.setdefault((int(row["B_p"]), int(row["n"])), []).append((float(row["step"]), float(row[y])))
+    return [Run(*shape, *zip(*sorted(points), strict=True)) for shape, points in runs.items()]
+
+
+def plot(grid: Grid, path: str) -> None:
+    """Writes a PNG. Left: rewards, record points filled, fitted curves, envelope. Right: the best n, and its law."""
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rollouts = sorted({run.n for run, _ in grid.curves})
+    for run, curve in grid.curves:
+        C, R, color = run.C, np.asarray(run.rewards), f"C{rollouts.index(run.n) % 10}"
+        records = record_points(C, R)
+        left.plot(C[~records], R[~records], "o", color=color, mfc="none", ms=3, alpha=0.4)
+        left.plot(C[records], R[records], "o", color=color, ms=3)
+        left.plot(C[C > 0], curve(C[C > 0]), color=color, lw=1, label=f"n = {run.n}, B_p = {run.B_p}")
+    left.plot(grid.C, grid.reward, "k--", lw=2, label="envelope")
+    C = np.geomspace(grid.C[0], grid.C[-1] * 3, 100)
+    right.plot(grid.C, grid.best_n, "ko", ms=4, label="best n that was tried")
+    right.plot(C, [grid.law(c) for c in C], "C0", label="n*(C)")
+    right.fill_between(C, *np.transpose([grid.law.interval(c) for c in C]), color="C0", alpha=0.2, label="95 %")
+    left.set(xscale="log", xlabel="completions C", ylabel="reward (filled: record points)")
+    right.set(xscale="log", yscale="log", xlabel="completions C", ylabel="rollouts per prompt")
+    for axes in (left, right):
+        axes.legend(fontsize=6)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="*", help="folders of runs over a grid of --batch_prompts and --rollouts")
+    parser.add_argument("runs", nargs="*", help="folders of runs over a grid of (batch_prompts, rollouts), or a CSV")
     parser.add_argument("--budget", type=float, default=0.0, help="completions to spend")
-    parser.add_argument("--y", default="pass_rate", help="name of the reward in eval.jsonl")
+    parser.add_argument("--y", default="pass_rate", help="the reward: a column, or average, best or worst (of k)")
+    parser.add_argument("--k", type=int, default=0, help="of best and worst (default: all samples of a prompt)")
+    parser.add_argument("--points", default="all", choices=("all", "records"), help="what a curve is fitted to")
+    parser.add_argument("--plot", metavar="PNG", help="draw the runs, their envelope and n*(C)")
     args = parser.parse_args(argv)
-    if not args.folders:
+    if not args.runs:
         parser.print_help()
         return 0
     try:
-        plan = recommend([read(folder, args.y) for folder in args.folders], args.budget)
+        plan = recommend([run for name in args.runs for run in read(name, args.y, args.k)], args.budget, args.points)
+        if args.plot:
+            plot(plan.grid, args.plot)
     except (OSError, KeyError, ValueError) as error:
         print(f"isocompute.py: {error}", file=sys.stderr)
         return 2
     print(f"n = {plan.n} rollouts, B_p = {plan.B_p} prompts, M = {plan.M} updates")
+    for name, (low, high) in plan.grid.law.intervals.items():
+        print(f"{name:<9}{getattr(plan.grid.law, name):8.2f}  [{low:.2f}, {high:.2f}]")
     print(*(f"- {line}" for line in plan.rests_on), sep="\n")
     return 0
 
