@@ -60,7 +60,7 @@ def test_the_loop_calls_what_the_concept_files_have():
 def test_every_flag_named_exists():
     """`--name` in a page is a flag of train.py or of the other programs that it shows."""
     known = set(flags.DEFAULTS)
-    for program in (ROOT / "fit_sigmoid.py", *ROOT.glob("tools/*.py")):
+    for program in (*ROOT.glob("*.py"), *ROOT.glob("tools/*.py")):
         known |= set(re.findall(r"--([\w-]+)", program.read_text()))
     known |= {"config_file", "num_processes", "standalone", "nproc_per_node"}  # launchers of accelerate and torch
     known |= {"head", "node-ip-address", "num-gpus", "address"}  # ray

@@ -21,8 +21,8 @@ DECLARED = {
     "length_control": ({"torch"}, set()),
     "fp32_head": ({"torch"}, set()),
     "fit_sigmoid": ({"numpy", "scipy"}, {"matplotlib"}),
-    "fit_power_law": ({"numpy", "scipy"}, set()),
-    "isocompute": ({"numpy", "scipy"}, set()),
+    "fit_power_law": ({"numpy", "scipy"}, {"matplotlib"}),
+    "isocompute": ({"numpy", "scipy"}, {"matplotlib"}),
 }
 CONCEPTS = [name for name in DECLARED if (ROOT / f"{name}.py").exists()]
 # What each file prints as a script, among other things; the fits are asked for --help.
@@ -97,6 +97,31 @@ runpy.run_path(module.__file__, run_name="__main__")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("imported\n") and PRINTED[name] in done.stdout
     assert [p.name for p in tmp_path.iterdir()] == [f"{name}.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "table", "printed"),
+    [
+        (  # L = X^-K / 2, K = .1 and .15: K_max .3 and N0 twice the smaller size
+            "fit_power_law", ["--x", "samples"],
+            ["N,samples,pass_rate", *(f"{n}B,{x},{1 - x**-k / 2}" for n, k in ((1, 0.1), (2, 0.15)) for x in (1, 2, 4, 8))],
+            "K_max  0.3000",
+        ),
+        (  # n = 4 is better below C = 205, n = 16 above
+            "isocompute", ["--budget", "700"],
+            ["B_p,n,step,pass_rate",
+             *(f"1,{n},{m},{top * m * n / (m * n + mid)}" for n, top, mid in ((4, 0.5, 20), (16, 0.9, 200)) for m in range(1, 200))],
+            "n = 16 rollouts, B_p = 1 prompts, M = 43 updates",
+        ),
+    ],
+)  # fmt: skip
+def test_the_laws_read_a_csv_in_an_empty_folder(name, arguments, table, printed, tmp_path):
+    shutil.copy(ROOT / f"{name}.py", tmp_path)
+    (tmp_path / "runs.csv").write_text("\n".join(table))
+    command = [sys.executable, "-I", "-B", f"{name}.py", "runs.csv", *arguments, "--plot", "out.png"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"{name}.py", "out.png", "runs.csv"])
 
 
 def test_helpers_of_the_same_name_agree():
