@@ -20,8 +20,8 @@ highest bin stays (`points="records"`). Records are lucky points, so they lift a
 evaluated: with evaluations of 500 problems the best n then came out several times too small (tools/law_benchmark.py).
 The default is therefore every point but those of a collapse, which lie FALL below an earlier one.
 
-How sure n* is. `fit_grid` draws the curves again within their errors and reads n* again (a parametric bootstrap); to
-that it adds the rounding to a grid: n was tried at a few values only.
+How sure n* is. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to half a step
+of the grid, as the best n was looked for among these only, and fits the law again (a parametric bootstrap).
 
 The recipe, as one function (`recommend`): 1 cheap runs with small M; 2 fit them; 3 n* for the budget; 4 the smallest
 stable B_p; 5 all that is left into M.
@@ -55,7 +55,7 @@ from scipy.stats import t as student
 FALL = 0.1  # a run is unstable if its reward falls this far below the highest before
 ENVELOPE_POINTS = 40  # values of C, evenly in log C, at which the best n is read
 REACH = 1.1  # a curve counts this far beyond its first and last C: runs of equal budgets end at C that differ a little
-DRAWS = 50  # of the bootstrap: enough to know a standard deviation to 10 %
+DRAWS = 100  # of the bootstrap
 Interval = tuple[float, float]
 
 
@@ -157,18 +157,15 @@ class BestRollouts:
     log10_C0: float
     b: float
     draws: np.ndarray  # (D, 4) L, s, log10 C0, b as they may also be
-    step: float = 0.0  # of the grid of n, in log2: the best n is known to the nearest one that was tried
 
     def __call__(self, C: float) -> float:
         """n*(C)."""
         return float(n_star(C, self.L, self.s, self.log10_C0, self.b))
 
     def interval(self, C: float) -> Interval:
-        """95 % interval of n*(C): 1.96 standard deviations of the draws, and in quadrature .475 steps of the grid, as
-        the best n that was tried may lie up to half a step from the best one."""
-        spread = np.log2(n_star(C, *self.draws.T)).std(ddof=1)
-        half = math.hypot(1.96 * spread, 0.475 * self.step)
-        return self(C) * 2**-half, self(C) * 2**half
+        """95 % interval of n*(C)."""
+        low, high = np.quantile(n_star(C, *self.draws.T), [0.025, 0.975]).tolist()
+        return low, high
 
     @property
     def intervals(self) -> dict[str, Interval]:
@@ -196,9 +193,7 @@ def search_law(x: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) ->
     return min(found, key=lambda result: result.cost), bounds
 
 
-def fit_n_star(
-    C: Sequence[float], n: Sequence[float], again: Sequence[np.ndarray] = (), step: float = 0
-) -> BestRollouts:
+def fit_n_star(C: Sequence[float], n: Sequence[float], again: Sequence[np.ndarray] = ()) -> BestRollouts:
     """The law through best rollouts n at C, by least squares on log2 n. Its intervals come from fits to `again`, other
     n at these C; without them from the residuals, as if the points were independent.
 
@@ -217,11 +212,11 @@ def fit_n_star(
     else:
         wider = (student.ppf(0.975, max(1, len(x) - 4)) / 1.96) ** 2  # for the residuals of a few points
         covariance = wider * 2 * best.cost / max(1, len(x) - 4) * np.linalg.pinv(best.jac.T @ best.jac)
-        draws = np.random.default_rng(0).multivariate_normal(best.x, covariance, 20 * DRAWS, method="eigh")
+        draws = np.random.default_rng(0).multivariate_normal(best.x, covariance, 10 * DRAWS, method="eigh")
     draws = np.clip(draws, *bounds)
     draws[:, 1] = np.exp(draws[:, 1])
     L, log_s, log10_C0, b = map(float, best.x)
-    return BestRollouts(L, math.exp(log_s), log10_C0, b, draws, step)
+    return BestRollouts(L, math.exp(log_s), log10_C0, b, draws)
 
 
 @dataclass(frozen=True)
@@ -259,9 +254,11 @@ def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
     gradients = np.stack([curve.gradient(C) for _, curve in curves])  # (G, ENVELOPE_POINTS, 4)
     errors = [rng.multivariate_normal(np.zeros(4), curve.covariance, DRAWS, method="eigh") for _, curve in curves]
     others = rewards[:, None] + np.einsum("gcp,gdp->gdc", gradients, errors)  # (G, DRAWS, ENVELOPE_POINTS)
-    step = float(np.median(np.diff(np.log2(rollouts))))
-    law = fit_n_star(C, rollouts[of[rewards.argmax(0)]], rollouts[of[others.argmax(0)]], step)
-    return Grid(curves, C, rollouts[of[rewards.argmax(0)]], rewards.max(0), law, dropped)
+    step = np.median(np.diff(np.log2(rollouts)))  # the best n was tried to the nearest step only
+    rounded = np.log2(rollouts) + rng.uniform(-step / 2, step / 2, (DRAWS, len(rollouts)))
+    again = 2 ** np.take_along_axis(rounded, of[others.argmax(0)], axis=1)  # (DRAWS, ENVELOPE_POINTS)
+    best = rollouts[of[rewards.argmax(0)]]
+    return Grid(curves, C, best, rewards.max(0), fit_n_star(C, best, again), dropped)
 
 
 # ----------------------------------------------------------------------------------------------------------- the recipe

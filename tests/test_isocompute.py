@@ -9,7 +9,17 @@ import pytest
 
 import isocompute
 from isocompute import (
-    BestRollouts, Curve, Run, fit_grid, fit_n_star, fit_run, main, n_star, of_k, read, recommend, record_points,
+    Curve,
+    Run,
+    fit_grid,
+    fit_n_star,
+    fit_run,
+    main,
+    n_star,
+    of_k,
+    read,
+    recommend,
+    record_points,
 )  # fmt: skip
 from tools.law_benchmark import recover_rollouts
 
@@ -134,20 +144,12 @@ def test_the_envelope_takes_the_best_n_that_reached_each_c():
     # .5 C / (C + 20) = .9 C / (C + 200) at C = 205
     assert {int(x) for x in n[C < 180]} == {4} and {int(x) for x in n[C > 235]} == {16}
     assert grid.dropped == ["B_p 1, n 64 has 3 points to fit (all), and a curve needs 4"]
-    assert grid.law.step == 2  # 4 to 16
+    low, high = grid.law.interval(1e6)  # exact curves, but 16 may stand for any n from 8 to 32
+    assert 8 < low < 10 and 26 < high < 32
     with pytest.raises(ValueError, match="two values of n"):
         fit_grid([early])
     with pytest.raises(ValueError, match="n\\* is 4 at every C"):
         fit_grid([early, Run(1, 16, M.tolist(), (0.1 * M / (M + 20)).tolist())])
-
-
-def test_the_interval_has_the_rounding_to_the_grid():
-    """Draws that all agree, and an n tried at every fourth power of two only: half of the interval, in powers of two, is
-    .475 times 2, the central 95 % of an even spread from -1 to 1."""
-    law = BestRollouts(*EASY, np.tile(EASY, (50, 1)), step=2)
-    low, high = law.interval(10**5.84)
-    assert np.log2([low / law(10**5.84), high / law(10**5.84)]) == pytest.approx([-0.95, 0.95])
-    assert law.intervals["L"] == pytest.approx((6.09, 6.09))
 
 
 @pytest.mark.slow

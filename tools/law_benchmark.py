@@ -73,9 +73,10 @@ def family(law: tuple[float, ...], B: float, share: float, rollouts: np.ndarray)
 
 
 def grid_draw(rng: np.random.Generator) -> tuple[tuple[float, ...], list[Run]]:
-    """A law between those published for easy and hard prompts, and eight runs, n from 8 to 1024, of 60 evaluations."""
+    """A law between those published for easy and hard prompts, and eight runs of 60 evaluations, each with twice the n
+    of the one before."""
     law = (rng.uniform(4.4, 6.2), rng.uniform(4.7, 7.3), rng.uniform(5.7, 6.0), rng.uniform(2.7, 2.8))
-    rollouts, runs = 2 ** np.arange(3, 11), []
+    rollouts, runs = np.round(2 ** (np.arange(3, 11) - rng.uniform(0, 1))), []  # n* lies anywhere between two of them
     for n, curve in zip(rollouts, family(law, rng.uniform(1.5, 2.5), rng.uniform(0.8, 0.9), rollouts), strict=True):
         updates = np.unique(np.round(np.geomspace(max(1, 10**4.5 / (32 * n)), 10**6.8 / (32 * n), 60)))
         rewards = rng.binomial(PROBLEMS, curve(32 * n * updates)) / PROBLEMS
