@@ -19,6 +19,9 @@ HUNGRY = (
     "--rambling 1 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 --max_sampled_tokens 900000 "
     "--eval_every 4 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 20"
 )
+# The demo's setting, for the two laws of other papers.
+DEMO = "--max_num_seqs 512 --eval_problems 256 --eval_samples 4 --save_every 30"
+SAMPLES = 32_768  # completions of each run of the grid; the learning rate goes with the square root of the batch
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,28 @@ COMPARISONS = {
             "rollouts-8": "--rollouts 8 --batch_prompts 64 --max_ready 256",
             "rollouts-32": "--rollouts 32 --batch_prompts 16 --max_ready 64",
         },
+    ),
+    "reuse": Comparison(  # 130 steps of 32 prompts are 4,160, of which 1/tau are distinct; none is retired
+        "how often a prompt may be seen (arXiv 2509.25300: 25 times do no harm, 100 do)",
+        {
+            "tau-1": "--prompts 4160",
+            "tau-5": "--prompts 832",
+            "tau-25": "--prompts 166",
+            "tau-100": "--prompts 42",
+        },
+        setting=f"{DEMO} --max_steps 130 --pass_rate_threshold 1.1",
+    ),
+    "grid": Comparison(  # for `python isocompute.py OUTPUT/grid/*/seed-*`
+        "cheap runs over prompts per batch and rollouts per prompt (arXiv 2603.12151)",
+        {
+            f"{B_p}x{n}": f"--batch_prompts {B_p} --rollouts {n} --lr {5e-4 * (B_p * n / 512) ** 0.5:.2g} "
+            f"--max_steps {SAMPLES // (B_p * n)} --eval_every {max(1, SAMPLES // (B_p * n) // 12)}"
+            for B_p in (16, 64)
+            for n in (4, 8, 16, 32, 64)
+        },
+        setting=DEMO,
+        pass_rate=0.2,
+        minutes=1.2,
     ),
     "length": Comparison(
         "interruption, penalty or neither, from a start that rambles",
