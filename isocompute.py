@@ -20,8 +20,8 @@ highest bin stays (`points="records"`). Records are lucky points, so they lift a
 evaluated: with evaluations of 500 problems the best n then came out several times too small (tools/law_benchmark.py).
 The default is therefore every point but those of a collapse, which lie FALL below an earlier one.
 
-How sure n* is. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to half a step
-of the grid, as the best n was looked for among these only, and fits the law again (a parametric bootstrap).
+How sure n* is. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to ROUNDING
+steps of the grid, as the best n was looked for among these only, and fits the law again (a parametric bootstrap).
 
 The recipe, as one function (`recommend`): 1 cheap runs with small M; 2 fit them; 3 n* for the budget; 4 the smallest
 stable B_p; 5 all that is left into M.
@@ -56,6 +56,8 @@ FALL = 0.1  # a run is unstable if its reward falls this far below the highest b
 ENVELOPE_POINTS = 40  # values of C, evenly in log C, at which the best n is read
 REACH = 1.1  # a curve counts this far beyond its first and last C: runs of equal budgets end at C that differ a little
 DRAWS = 100  # of the bootstrap
+ROUNDING = 0.43  # n* may be this many steps of the grid off: less than half of one, since many steps make one law, and
+# such that 95 % of the intervals hold in tools/law_benchmark.py
 Interval = tuple[float, float]
 
 
@@ -254,8 +256,8 @@ def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
     gradients = np.stack([curve.gradient(C) for _, curve in curves])  # (G, ENVELOPE_POINTS, 4)
     errors = [rng.multivariate_normal(np.zeros(4), curve.covariance, DRAWS, method="eigh") for _, curve in curves]
     others = rewards[:, None] + np.einsum("gcp,gdp->gdc", gradients, errors)  # (G, DRAWS, ENVELOPE_POINTS)
-    step = np.median(np.diff(np.log2(rollouts)))  # the best n was tried to the nearest step only
-    rounded = np.log2(rollouts) + rng.uniform(-step / 2, step / 2, (DRAWS, len(rollouts)))
+    off = ROUNDING * np.median(np.diff(np.log2(rollouts)))  # the best n was looked for among these only
+    rounded = np.log2(rollouts) + rng.uniform(-off, off, (DRAWS, len(rollouts)))
     again = 2 ** np.take_along_axis(rounded, of[others.argmax(0)], axis=1)  # (DRAWS, ENVELOPE_POINTS)
     best = rollouts[of[rewards.argmax(0)]]
     return Grid(curves, C, best, rewards.max(0), fit_n_star(C, best, again), dropped)
