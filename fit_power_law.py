@@ -277,8 +277,9 @@ def report(law: PowerLaw, rest: Sequence[Point], budgets: Sequence[float], dropp
     sizes = sorted(law.E)
     for N in sizes:
         own = f"own line {law.own_K[N]:.4f}" if N in law.own_K else "not fitted, but for E"
-        lines.append("N {:.3g}: K {:.4f} [{:.4f}, {:.4f}], E {:.3f} [{:.3f}, {:.3f}], {}".format(
-            N, law.K(N), *law.K_interval(N), law.E[N], *law.E_interval(N), own))  # fmt: skip
+        (K_low, K_high), (E_low, E_high) = law.K_interval(N), law.E_interval(N)
+        lines.append(f"N {N:.3g}: K {law.K(N):.4f} [{K_low:.4f}, {K_high:.4f}], "
+                     f"E {law.E[N]:.3f} [{E_low:.3f}, {E_high:.3f}], {own}")  # fmt: skip
     if rest:
         errors = [math.log(L / law.predict(N, X)) for N, X, L in rest]
         lines.append(f"{len(rest)} points not fitted: RMSE of log L {np.sqrt(np.mean(np.square(errors))):.4f}, "
@@ -301,7 +302,8 @@ def plot(law: PowerLaw, points: Sequence[Point], rest: Sequence[Point], path: st
     """Writes a PNG of L against X, log-log. Hollow points were not fitted."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
-    axes = Figure(figsize=(7, 4.6), layout="constrained").subplots()
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.subplots()
     for i, N in enumerate(sorted(law.E)):
         for which, fill in (([p for p in points if p not in rest], f"C{i}"), (rest, "none")):
             axes.plot([p[1] for p in which if p[0] == N], [p[2] for p in which if p[0] == N], f"C{i}o", ms=4, mfc=fill)
@@ -310,7 +312,7 @@ def plot(law: PowerLaw, points: Sequence[Point], rest: Sequence[Point], path: st
     axes.set(xscale="log", yscale="log", xlabel="X", ylabel="L = 1 - pass rate")
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
-    axes.figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
