@@ -191,9 +191,13 @@ def search_law(x: np.ndarray, y: np.ndarray, start: np.ndarray | None = None) ->
     def residuals(p: np.ndarray) -> np.ndarray:
         return p[0] * expit(math.exp(p[1]) * (x - p[2])) + p[3] - y
 
-    found = [
-        least_squares(residuals, np.clip(p, *bounds), bounds=bounds, xtol=exact, ftol=exact, gtol=exact) for p in starts
-    ]
+    def gradient(p: np.ndarray) -> np.ndarray:  # (len(x), 4)
+        share = expit(math.exp(p[1]) * (x - p[2]))
+        slope = p[0] * share * (1 - share) * math.exp(p[1])
+        return np.stack([share, slope * (x - p[2]), -slope, np.ones_like(x)], 1)
+
+    options = {"bounds": bounds, "xtol": exact, "ftol": exact, "gtol": exact}
+    found = [least_squares(residuals, np.clip(p, *bounds), gradient, **options) for p in starts]
     return min(found, key=lambda result: result.cost), bounds
 
 

@@ -87,7 +87,7 @@ def test_intervals_cover_the_truth():
 
 def curve(B_p: int, n: int, updates: int, law=EASY) -> Run:
     """A run whose reward at C is the higher the nearer (in log2) n is to n*(C)."""
-    M = np.arange(1, updates + 1) * max(1, updates // 60)
+    M = np.unique(np.round(np.geomspace(1, updates * max(1, updates // 60), 80)))
     C = B_p * n * M
     near = np.exp(-((np.log2(n) - np.log2(n_star(C, *law))) ** 2) / 18)
     return Run(B_p, n, M.tolist(), np.maximum.accumulate(0.9 * near * C / (C + 3e5)).tolist())
