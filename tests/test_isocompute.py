@@ -120,6 +120,7 @@ def test_the_gradient_of_a_curve():
         assert gradient == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-8)
 
 
+@pytest.mark.long
 def test_a_curve_knows_its_error():
     """Of 200 runs of 40 rewards with a noise of .02, the curve at the end of the run lies 1.96 standard errors from the
     truth in 95 %: 190, its standard error 3.1."""
@@ -163,6 +164,7 @@ def test_the_best_n_is_recovered_from_noisy_runs():
     assert 0.93 <= np.mean(covered) <= 0.97
 
 
+@pytest.mark.long
 def test_the_recipe_finds_the_best_n():
     """Ten values of n on runs whose best n follows the published law; the plan spends the budget."""
     runs = [curve(32, 2**i, 4000) for i in range(1, 10)]
@@ -175,6 +177,7 @@ def test_the_recipe_finds_the_best_n():
     assert any("n = 24 is no power of two" in line for line in plan.rests_on) and plan.n & (plan.n - 1) == 0
 
 
+@pytest.mark.long
 def test_an_unstable_batch_is_not_recommended():
     runs = [curve(32, 2**i, 4000) for i in range(1, 10)]
     fallen = curve(8, 16, 4000)
@@ -202,6 +205,7 @@ def test_bad_input():
             call()
 
 
+@pytest.mark.long
 def test_command_line(tmp_path, capsys):
     folders = []
     for i in range(1, 10):
