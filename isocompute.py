@@ -17,7 +17,7 @@ earlier than easy ones. For B_p there is no such law: any value that is stable w
 How a run becomes a curve. A monotone sigmoid, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), is fitted to the points of
 the run. The paper keeps its record-breaking points: the reward is cut into bins, and the first point in each new
 highest bin stays (`points="records"`). Records are lucky points, so they lift a curve the more, the more often it was
-evaluated: in simulations with evaluations of 500 problems, n* then came out 1.3 to 1.8 times too small from C0 on
+evaluated: in simulations with evaluations of 500 problems, n* then came out 1.3 to 1.7 times too small from C0 on
 (tools/law_benchmark.py). The default is therefore every point but those of a collapse, FALL below an earlier one.
 
 How sure n* is. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to ROUNDING
