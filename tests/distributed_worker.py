@@ -1,10 +1,10 @@
-"""Program of test_distributed.py: trains on recorded rollouts, alone, under DDP (accelerate) or FSDP2 (torch's own
-fully_shard on a CPU mesh, since accelerate offers FSDP on accelerators only), and saves the full weights.
+"""Program of test_distributed.py, in one or several trainer processes.
 
-    python tests/distributed_worker.py MODEL OUT MODE ROWS
+    python tests/distributed_worker.py steps OUT ROWS FLAGS    five steps on recorded rollouts, a checkpoint, one more
+    python tests/distributed_worker.py memory OUT FLAGS        bytes that a forward pass adds by the end of the body
 
-MODE is `plain`, `fsdp2` (with gradient checkpointing) or `memory`: then OUT gets the bytes that a forward pass in
-bfloat16 under FSDP2 adds to the process by the end of the body.
+`accelerate launch --config_file configs/fsdp2.yaml` makes it run accelerate's own FSDP2, for which accelerate wants
+accelerators: it takes this CPU for one, and gloo is in the place of nccl.
 """
 
 import gc
@@ -12,7 +12,6 @@ import os
 import random
 import re
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -20,57 +19,36 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import save_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from scripted import batch_of
-
-import pipeline_rl
-from runtime.flags import parse_flags
-from runtime.model import Row
-from runtime.trainer import Trainer
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 STEPS = 5
 
 
-class Sharding:
-    """What Trainer asks of accelerate, with torch's FSDP2 behind it."""
+def take_this_cpu_for_an_accelerator():
+    """What accelerate asks of its surroundings before it shards a model."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
 
-    def __init__(self):
-        torch.distributed.init_process_group("gloo")
-        self.process_index, self.num_processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self.device, self.is_main_process = torch.device("cpu"), self.process_index == 0
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    torch.distributed.init_process_group("gloo")
 
-    def prepare(self, policy, optimizer):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh("cpu", (self.num_processes,))
-        for layer in policy.model.base_model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(policy, mesh=mesh)
-        optimizer.param_groups[0]["params"] = list(policy.parameters())  # the sharded ones
-        return policy, optimizer
+def new_trainer(argv):
+    from runtime.flags import parse_flags
+    from runtime.setup import new_accelerator
+    from runtime.trainer import Trainer
 
-    def unwrap_model(self, model):
-        return model
-
-    def no_sync(self, model):
-        return nullcontext()
-
-    def backward(self, loss):
-        loss.backward()
-
-    def clip_grad_norm_(self, parameters, most):
-        return torch.nn.utils.clip_grad_norm_(parameters, most)
-
-    def reduce(self, tensor):
-        torch.distributed.all_reduce(tensor)
-        return tensor
+    flags = parse_flags(argv, "")
+    accelerator = new_accelerator(flags)
+    return Trainer(flags, accelerator, flags.model), accelerator
 
 
 def recorded(step, rows):
     """Groups of very different lengths; the same in every process."""
+    from pipeline_rl import Group, Rollout
+
     draw = random.Random(f"step {step}")
     groups = []
     for number in range(rows // 2):
@@ -80,9 +58,49 @@ def recorded(step, rows):
             n = draw.choice([2, 3, 40])
             ids, logprobs = [draw.randrange(40) for _ in range(n)], [draw.uniform(-4.5, -3.0) for _ in range(n)]
             reward = 1.0 if correct else -1.0
-            rollouts.append(pipeline_rl.Rollout(ids, logprobs, [0] * n, [1] * n, "stop", False, 0, reward, correct))
-        groups.append(pipeline_rl.Group(number, problem, 0, rollouts))
+            rollouts.append(Rollout(ids, logprobs, [0] * n, [1] * n, "stop", False, 0, reward, correct))
+        groups.append(Group(number, problem, 0, rollouts))
     return groups
+
+
+def steps(out, rows, *argv):
+    """Writes the weights after STEPS steps, and scores, loss and norm of the last one. Then a checkpoint is loaded:
+    it has these weights, and the next step from it is the same, bit for bit."""
+    from scripted import batch_of
+
+    from runtime import checkpoints
+
+    trainer, accelerator = new_trainer(argv)
+
+    def weights():
+        return {name: tensor.clone() for name, tensor in trainer.weights.items()}
+
+    def equal(some, others):
+        return all(torch.equal(some[name], others[name]) for name in some)
+
+    def step(number):
+        with TemporaryDirectory() as folder:
+            batch, _ = batch_of(recorded(number, int(rows)), folder)
+        metrics = trainer.gradients(batch)
+        before = trainer.score(batch.rows)  # as the log-prob check does, between gradient and update
+        metrics |= trainer.update(number)
+        scores = trainer.score(batch.rows)
+        assert number == 0 or not torch.equal(before, scores)
+        return {"scores": scores, "loss": torch.tensor([metrics["loss"], metrics["grad_norm"]])}
+
+    for number in range(STEPS):
+        found = step(number)
+    trained = weights()
+    accelerator.save_state(f"{out}-checkpoint")
+    accelerator.wait_for_everyone()
+    step(STEPS)
+    further = weights()
+    checkpoints.load(accelerator, Path(f"{out}-checkpoint"))
+    assert equal(weights(), trained) and not equal(trained, further)
+    step(STEPS)
+    assert equal(weights(), further)
+    if accelerator.is_main_process:
+        save_file(trained | found, out)
 
 
 def anonymous_bytes():
@@ -90,8 +108,11 @@ def anonymous_bytes():
     return 1024 * int(re.search(r"Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[1])
 
 
-def body_memory(trainer):
-    """Bytes that a forward pass adds by the end of the body: the second one's, as the first one fills FSDP's buffers."""
+def memory(out, *argv):
+    """Writes the bytes that a forward pass adds: the second one's, as the first one fills FSDP's buffers."""
+    from runtime.model import Row
+
+    trainer, accelerator = new_trainer(argv)
     marks = []
     trainer.model.base_model.norm.register_forward_hook(lambda *_: marks.append(anonymous_bytes()))
     [microbatch] = trainer._microbatches([Row([1, 2], [3, 4], [1, 1])])
@@ -100,54 +121,17 @@ def body_memory(trainer):
         before = anonymous_bytes()
         trainer.policy(microbatch)[0].sum().backward()
         trainer.optimizer.zero_grad()
-    return marks[-1] - before
-
-
-def main(model, out, mode, rows):
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    argv = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64"]
-    argv += ["--kl_coef", "0.1"] if mode != "memory" else ["--dtype", "bfloat16"]
-    argv += ["--gradient_checkpointing", "true"] if mode != "plain" else []
-    flags = parse_flags(argv, "")
-    if mode == "fsdp2":
-        import accelerate.utils
-
-        accelerator = Sharding()
-        gather = [None] * accelerator.num_processes
-
-        def gather_object(value):
-            torch.distributed.all_gather_object(gather, value)
-            return [item for part in gather for item in part]
-
-        accelerate.utils.gather_object = gather_object
-    else:
-        from accelerate import Accelerator
-
-        accelerator = Accelerator(cpu=True)
-    trainer = Trainer(flags, accelerator, model)
-    if mode == "memory":
-        grown = torch.tensor(body_memory(trainer))
-        if accelerator.is_main_process:
-            save_file({"grown": grown}, out)
-        torch.distributed.barrier()
-        os._exit(0)
-    for step in range(STEPS):
-        with TemporaryDirectory() as folder:
-            batch, _ = batch_of(recorded(step, int(rows)), folder)
-        metrics = trainer.gradients(batch)
-        before = trainer.score(batch.rows)  # as the log-prob check does, between gradient and update
-        metrics |= trainer.update(step)
-        scores = trainer.score(batch.rows)
-        assert step == 0 or not torch.equal(before, scores)
-    weights = dict(trainer.weights.items())
     if accelerator.is_main_process:
-        save_file(weights | {"scores": scores, "loss": torch.tensor([metrics["loss"], metrics["grad_norm"]])}, out)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        sys.stdout.flush()
-        os._exit(0)  # gloo's threads sometimes abort the process when the interpreter takes them down
+        save_file({"grown": torch.tensor(marks[-1] - before)}, out)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    torch.set_num_threads(1)
+    if os.environ.get("ACCELERATE_USE_FSDP"):
+        take_this_cpu_for_an_accelerator()
+    mode, *rest = sys.argv[1:]
+    {"steps": steps, "memory": memory}[mode](*rest)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads sometimes abort the process when the interpreter takes them down

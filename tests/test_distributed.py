@@ -1,4 +1,4 @@
-"""Two trainer processes on a CPU (gloo) train as one does: DDP through accelerate, FSDP2 through torch's fully_shard.
+"""Several trainer processes on a CPU (gloo) train as one does: DDP and FSDP2, both accelerate's own.
 
 Rows of 2 to 40 tokens and several microbatches a rank, or two rows over three ranks, so that one has nothing; the
 reference model of a KL term runs beside the policy.
@@ -20,15 +20,26 @@ from runtime.model import Row, microbatches
 from tasks import warm_start
 
 ROOT = Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def run(model, out, mode, rows, processes):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command = command if processes > 1 else [sys.executable]
-    command += [str(ROOT / "tests" / "distributed_worker.py"), str(model), str(out), mode, str(rows)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment |= {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed tensors leave the process
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+def command(kind, processes, *arguments):
+    """distributed_worker.py in this many processes, started as docs/gpu.md says."""
+    config = ROOT / "configs" / "fsdp2.yaml"
+    launcher = {
+        "alone": [],
+        "ddp": ["torch.distributed.run", "--standalone", "--nproc_per_node", processes],
+        "fsdp2": ["accelerate.commands.launch", "--config_file", config, "--main_process_port", 0, "--num_processes", processes],
+    }[kind]  # fmt: skip
+    arguments = [*launcher, ROOT / "tests" / "distributed_worker.py", *arguments]
+    return [sys.executable, *(["-m"] if launcher else []), *map(str, arguments)]
+
+
+def run(kind, processes, mode, out, *arguments):
+    """What distributed_worker.py writes to `out`."""
+    environment = ENVIRONMENT | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed tensors leave the process
+    program = command(kind, processes, mode, out, *arguments)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return load_file(out)
 
@@ -51,14 +62,15 @@ def model(request, tmp_path_factory):
 @pytest.mark.parametrize(("rows", "processes"), [(14, 2), (2, 3)], ids=["uneven", "a rank with nothing"])
 def test_two_processes_train_as_one(model, tmp_path, rows, processes):
     """After 5 steps weights, scores, loss and gradient norm agree to 1e-6 (float32), whatever the ranks hold; FSDP2 with
-    gradient checkpointing."""
-    alone = run(model, tmp_path / "one", "plain", rows, 1)
-    for mode in ("plain", "fsdp2"):
-        two = run(model, tmp_path / mode, mode, rows, processes)
-        assert two.keys() == alone.keys()
+    gradient checkpointing. The program also goes on from a checkpoint, bit for bit."""
+    flags = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--kl_coef", "0.1"]
+    alone = run("alone", 1, "steps", tmp_path / "one", rows, *flags)
+    for kind, more in (("ddp", []), ("fsdp2", ["--gradient_checkpointing", "true"])):
+        several = run(kind, processes, "steps", tmp_path / kind, rows, *flags, *more)
+        assert several.keys() == alone.keys()
         for name, tensor in alone.items():
             torch.testing.assert_close(
-                two[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name, w=mode: f"{w} {n}: {m}"
+                several[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name, k=kind: f"{k} {n}: {m}"
             )
 
 
@@ -69,7 +81,8 @@ def test_fsdp2_keeps_no_low_precision_copy_of_the_whole_body(tmp_path):
     model = warm_start.new_model(shape, seed=0)
     model.save_pretrained(tmp_path / "model")
     whole = 2 * sum(parameter.numel() for parameter in model.model.layers.parameters())
-    assert run(tmp_path / "model", tmp_path / "out", "memory", 0, 2)["grown"] < whole / 4
+    flags = ["--model", tmp_path / "model", "--dtype", "bfloat16", "--gradient_checkpointing", "true"]
+    assert run("fsdp2", 2, "memory", tmp_path / "out", *flags)["grown"] < whole / 4
 
 
 def test_a_rank_with_nothing(tmp_path):
