@@ -1,28 +1,40 @@
 """vLLM's own weight channels as far as a machine without a GPU can drive them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import rendezvous
 import torch
+import transfers_on_cpu  # noqa: F401  # puts its stand-ins in place
 from fake_engine import problems
 from real_engine import new_engine, new_generator
 from tiny_model import TinyModel
 
 from runtime.weight_channels import Meta, TransferWeights
 
+BUFFER = 40_000  # bytes; the model has 340,000, so that it travels in many pieces
 
-@pytest.mark.medium
-def test_a_transfer_in_flight(tmp_path, monkeypatch):
-    """Through vLLM's start, update and finish, with a worker that blocks until the trainer sends: ten updates while
-    completions run; those wholly by one version agree with it, and `push` returns only when its weights are live."""
+
+@pytest.mark.parametrize(
+    ("kind", "engines"),
+    [
+        pytest.param("nccl", 1, marks=pytest.mark.medium),
+        pytest.param("nccl", 2, marks=pytest.mark.slow),
+        pytest.param("ipc", 1, marks=pytest.mark.medium),
+    ],
+)
+def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
+    """vLLM's own classes, on both sides: ten updates while completions run; those wholly by one version agree with it,
+    and `push` returns only when its weights are live. The receiver of a broadcast waits for the sender, so a trainer
+    that waited for the update's answer before it sends would never get there."""
     tiny = TinyModel(tmp_path / "model", tied=False)  # vLLM's CPU reload leaves a tied head behind
-    meeting = tmp_path / "meeting.safetensors"
-    channel = TransferWeights("rendezvous")
-    channel.engine_args["worker_extension_cls"] = "rendezvous.Receiver"
-    monkeypatch.setattr(channel, "_init_info", lambda: rendezvous.TrainerInfo(str(meeting), rank=0))
+    channel = TransferWeights(kind, workers=engines)
+    channel.engine_args["worker_extension_cls"] = "transfers_on_cpu.Receiver"
+    info = channel._init_info
+    monkeypatch.setattr(channel, "_init_info", lambda: replace(info(), packed_buffer_size_bytes=BUFFER))
+    engine = new_engine(tiny, channel=channel, engine_args={"data_parallel_size": engines})
+    generator = new_generator(engine, max_completion=24)
     prompts = problems(6)
-    generator = new_generator(new_engine(tiny, channel=channel), max_completion=24)
     try:
         generator.start(tiny.weights(0))
         for version in range(1, 11):
@@ -36,6 +48,7 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch):
         assert {v for r in rollouts for v in r.versions} == {10}
         assert tiny.gap(tiny.weights(10), asked, rollouts).mean() < 1e-5
         assert tiny.gap(tiny.weights(9), asked, rollouts).mean() > 0.1
+        assert channel._sender.packed_buffer_size_bytes == BUFFER
     finally:
         generator.close()
     assert not channel.folder.exists()
