@@ -1,10 +1,12 @@
 """Program of test_distributed.py, in one or several trainer processes.
 
+    python tests/distributed_worker.py job FLAGS               train.py with these flags
     python tests/distributed_worker.py steps OUT ROWS FLAGS    five steps on recorded rollouts, a checkpoint, one more
     python tests/distributed_worker.py memory OUT FLAGS        bytes that a forward pass adds by the end of the body
 
 `accelerate launch --config_file configs/fsdp2.yaml` makes it run accelerate's own FSDP2, for which accelerate wants
-accelerators: it takes this CPU for one, and gloo is in the place of nccl.
+accelerators: it takes this CPU for one, and gloo is in the place of nccl. With --weight_channel, a job finds the GPUs of
+engine/transfers_on_cpu.py.
 """
 
 import gc
@@ -20,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "engine")]
 
 STEPS = 5
 
@@ -33,6 +35,19 @@ def take_this_cpu_for_an_accelerator():
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
     torch.distributed.init_process_group("gloo")
+
+
+def job(*argv):
+    """Exit code of train.py."""
+    import train
+
+    if "--weight_channel" in argv:
+        import transfers_on_cpu  # puts its stand-ins in place
+
+        from runtime import devices
+
+        devices.torch = transfers_on_cpu.Torch()
+    return train.main(argv)
 
 
 def new_trainer(argv):
@@ -130,7 +145,9 @@ if __name__ == "__main__":
     if os.environ.get("ACCELERATE_USE_FSDP"):
         take_this_cpu_for_an_accelerator()
     mode, *rest = sys.argv[1:]
-    {"steps": steps, "memory": memory}[mode](*rest)
+    code = {"job": job, "steps": steps, "memory": memory}[mode](*rest)
+    if mode == "job":
+        sys.exit(code)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     sys.stdout.flush()

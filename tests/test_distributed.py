@@ -92,25 +92,43 @@ def test_a_rank_with_nothing(tmp_path):
     assert [len(m.rows) for m in first] == [1] and [len(m.rows) for m in second] == [0]
 
 
+def untied(cache_dir, folder):
+    """The built-in model with a head of its own: in vLLM's CPU build a transfer leaves a tied one behind."""
+    from transformers import Qwen3ForCausalLM
+
+    tied = Qwen3ForCausalLM.from_pretrained(warm_start.warm_start(cache_dir))
+    tied.config.tie_word_embeddings = False
+    made = Qwen3ForCausalLM(tied.config)
+    made.load_state_dict(tied.state_dict())
+    made.save_pretrained(folder)
+    return folder
+
+
+TRANSFER = ["--data_parallel", "2", "--engine_args", "worker_extension_cls=transfers_on_cpu.Receiver"]
+
+
 @pytest.mark.slow
-def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path):
-    """Rank 0 has the engine and the files; SIGTERM to the group ends both ranks with one checkpoint, and two processes
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("ddp", []),
+        ("fsdp2", []),
+        ("fsdp2", [*TRANSFER, "--weight_channel", "nccl", "--generator_devices", "2,3"]),
+        ("fsdp2", [*TRANSFER, "--weight_channel", "ipc", "--generator_devices", "0,1"]),
+    ],
+    ids=["ddp", "fsdp2", "fsdp2, two engines by nccl", "fsdp2, two engines by ipc"],
+)
+def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags):
+    """Rank 0 has the engines and the files; SIGTERM to the group ends both ranks with one checkpoint, and two processes
     go on from it: every step once, and the generator has the trainer's weights at every probe."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [
-        str(ROOT / "train.py"),
-        "--output_dir",
-        str(tmp_path / "run"),
-        "--probe_every",
-        "1",
-        "--eval_every",
-        "50",
-    ]
-    command += ["--cache_dir", str(ROOT / "runs" / "cache"), "--eval_problems", "64", "--eval_samples", "1"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    cache = ROOT / "runs" / "cache"
+    flags = [*flags, "--cache_dir", cache, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
+    flags += ["--output_dir", tmp_path / "run", "--probe_every", "1"]
+    if "--weight_channel" in flags:
+        flags += ["--model", untied(cache, tmp_path / "model")]
     metrics = tmp_path / "run" / "metrics.jsonl"
     log = (tmp_path / "log").open("w")
-    job = subprocess.Popen([*command, "--max_steps", "500"], env=environment, stdout=log, stderr=log)
+    job = subprocess.Popen(command(kind, 2, "job", *flags, "--max_steps", 500), env=ENVIRONMENT, stdout=log, stderr=log)
     try:
         until = time.monotonic() + 180
         while not (metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3):
@@ -123,13 +141,13 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path):
             job.kill()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     stopped = int(checkpoint.name.removeprefix("step-"))
-    again = [*command, "--resume", str(tmp_path / "run"), "--max_steps", str(stopped + 2)]
-    done = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=240)
+    again = command(kind, 2, "job", *flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
+    done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [record for record in records if "step" in record]
     assert [record["step"] for record in steps] == list(range(1, stopped + 3))
-    assert all(record["logprob_gap"] < 1e-4 for record in steps if "logprob_gap" in record)
+    assert max(record["logprob_gap"] for record in steps) < 1e-6
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
