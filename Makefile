@@ -10,7 +10,7 @@ FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit_curves.py tests/test_ablat
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
-.PHONY: setup demo test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean
+.PHONY: setup demo test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check
 
 setup: .venv/installed
 
@@ -29,6 +29,9 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 
 demo: setup  ## the built-in task with the complete recipe
 	.venv/bin/python train.py --output_dir runs/demo --overwrite true
+
+gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
+	.venv/bin/python tools/gpu_check.py
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium"

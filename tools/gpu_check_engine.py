@@ -1,0 +1,231 @@
+"""Checks 4 and 5 of gpu_check.py: new weights in a real engine, by the fastest channel that the machine has.
+
+4 weights in flight    every token has the log-prob that its version's weights give it
+5 checksums            the engine's own digests of its weights are the same by this channel and by file
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
+from gpu_check_job import Job
+from gpu_check_parts import TINY, new_trainer, random_batch, random_qwen3
+from torch import Tensor
+
+from pipeline_rl import Generator, Rollout
+from runtime.checkpoints import Progress
+from runtime.devices import new_channel
+from runtime.model import Row
+from runtime.setup import new_generator
+from runtime.trainer import Trainer
+from runtime.weight_channels import FileWeights
+from runtime.weights_check import logprob_gap
+from tasks.prompts import Problem
+
+
+class Lengths:
+    """As length control: training completions of `max_completion` tokens, evaluation completions of 16."""
+
+    max_budget = 16
+
+    def __init__(self, longest: int):
+        self.max_completion = longest
+
+    def draw_budget(self, rng: random.Random) -> int:
+        """Tokens of a training completion."""
+        return self.max_completion
+
+    def second_leg(self, *_: Any) -> None:
+        """A completion has one leg."""
+
+
+@dataclass
+class Sides:
+    """Trainer and generator with the same tiny bfloat16 Qwen3. The completions of two long prompts are under way."""
+
+    trainer: Trainer
+    generator: Generator
+    channel: str  # file, ipc or nccl
+    long: list[Problem]
+    short: list[Problem]
+
+    def push(self, version: int) -> float:
+        """Sends the trainer's weights; returns the seconds that the engine was paused."""
+        paused = self.generator.counters.sync_seconds
+        self.generator.push(self.trainer.weights, version, release=0)
+        self.generator.settle()
+        return self.generator.counters.sync_seconds - paused
+
+    def sample(self) -> tuple[list[Row], list[Rollout]]:
+        """Two completions of each short prompt at the live version, as rows and as rollouts."""
+        groups = self.generator.result_of(self.generator.evaluate(self.short, 2))
+        pairs = [(problem, rollout) for problem, group in zip(self.short, groups, strict=True) for rollout in group]
+        return [Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in pairs], [r for _, r in pairs]
+
+    def gap(self, rows: list[Row], rollouts: list[Rollout]) -> float:
+        """Mean difference of log-probs to the trainer as it is now, in nats per token."""
+        return logprob_gap(self.trainer.score(rows), [r.logprobs for r in rollouts], rows, mixture_of_experts=False)
+
+    def call(self, coroutine: Coroutine) -> Any:
+        """The result of a call to vLLM."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.generator._loop).result()
+
+
+@contextmanager
+def both_sides(job: Job, tied: bool, longest: int, *flags: str) -> Iterator[Sides]:
+    """They are made as train.py makes them."""
+    model = random_qwen3(job.folder / f"tied-{tied}", TINY, tied=tied)
+    share = job.size(["--gpu_memory_utilization", "0.15"], [])
+    given = ["--dtype", "bfloat16", "--batch_prompts", "2", "--rollouts", "1", "--k", "0", "--max_num_seqs", "32"]
+    trainer, draw = new_trainer(model, *given, *share, *flags), random.Random(0)
+    problems = [Problem(str(i), tuple(draw.randrange(2, 512) for _ in range(10)), "") for i in range(8)]
+    long, short = problems[:2], problems[2:]
+    task = SimpleNamespace(train=long, held_out=short, stop_ids=[], score=lambda _, texts: [(0.0, False)] * len(texts))
+    channel, devices = new_channel(trainer.flags, trainer.accelerator)
+    parts = model, task, iter(long), channel, devices, Lengths(longest), Progress(draw)
+    generator = new_generator(trainer.flags, *parts)
+    trainer.score(random_batch(2, 20, 30).rows)  # a GPU's first forward pass takes seconds
+    try:
+        generator.start(trainer.weights)
+        yield Sides(trainer, generator, getattr(channel, "backend", "file"), long, short)
+    finally:
+        generator.close()
+
+
+@torch.no_grad()
+def new_weights(trainer: Trainer, version: int) -> dict[str, Tensor]:
+    """Gives the trainer random weights, the same for a version, whole nats from the last. Returns them."""
+    rng = torch.Generator().manual_seed(version)
+    for parameter in trainer.model.parameters():
+        values = torch.randn(parameter.shape, generator=rng) * 0.1 + (parameter.ndim == 1)  # norms around 1
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # FSDP2 on one process: all of it
+        local.copy_(values.bfloat16())
+    return weights_of(trainer)
+
+
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    """A copy of the trainer's weights as the engine gets them, in FP32 and not on the GPU."""
+    return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in trainer.weights.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ 4 updates
+
+
+def weights_in_flight(job: Job) -> str:
+    """4. Ten updates each, with a tied head and an untied one, and with the scheduler that is not the default."""
+    ours = job.size("runtime.engine_process.AsyncWholeCompletions", "null")
+    other = ("--engine_args", f"scheduler_cls={ours}")
+    lines = [updates_in_flight(job, name, tied, 10, *more)
+             for name, tied, more in (("tied", True, ()), ("untied", False, ()), (ours, True, other))]  # fmt: skip
+    if job.cpu:
+        job.not_run("ipc, asynchronous scheduling, memory of the GPU")
+    return " · ".join(lines)
+
+
+def updates_in_flight(job: Job, name: str, tied: bool, count: int, *flags: str) -> str:
+    """`count` updates while two long completions run. What is sampled after each update has the log-probs of the new
+    weights and not those of other ones; what was sampled across them, see `border_gaps`."""
+    gaps, others, seconds, used = [], [], [], []
+    with both_sides(job, tied, job.size(8000, 700), *flags) as sides:
+        weights, before = {0: weights_of(sides.trainer)}, None
+        for version in range(1, count + 1):
+            weights[version] = new_weights(sides.trainer, version)
+            others += [sides.gap(*before)] if before else []  # of completions that these weights did not sample
+            seconds.append(sides.push(version))
+            before = sides.sample()
+            gaps.append(sides.gap(*before))
+            job.require(f"{name}: only version {version}", all({*r.versions} == {version} for r in before[1]))
+            if not job.cpu:
+                free, total = torch.cuda.mem_get_info()
+                used.append((torch.cuda.memory_reserved(), total - free))
+        long = [group.rollouts[0] for group in sides.generator.take(len(sides.long))]
+        for rollout in long:
+            rising = rollout.versions == sorted(rollout.versions)
+            job.require(f"{name}: versions rise", rising and len({*rollout.versions}) > count // 2)
+        exact, moved = border_gaps(sides, weights, long)
+    gap = job.figure(f"{name}: largest gap under the new weights, nats", max(gaps), below=2e-2)
+    job.figure(f"{name}: smallest gap under other weights, nats", min(others), above=0.1)
+    job.figure(f"{name}: gap beside the borders of versions, nats", exact, below=0.1)
+    job.figure(f"{name}: the same if borders were a token off, nats", moved, above=0.1)
+    update = job.figure(f"{name}: longest update after the first, s", max(seconds[1:]), below=job.size(1.0, 60.0))
+    for place, sizes in zip(("trainer", "GPU"), zip(*used[-5:], strict=True), strict=False):
+        grown = (max(sizes) - min(sizes)) / 2**20
+        job.figure(f"{name}: memory of the {place} over the last five updates, MiB", grown, below=64)
+    return f"{sides.channel} {name} {update:.2f} s/update gap {gap:.0e}"
+
+
+def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: Sequence[Rollout]) -> tuple[float, float]:
+    """Mean |log-prob of transformers - the engine's| of the tokens beside an update: as their versions say, and, the
+    smaller of two, with all versions one token later or earlier."""
+    from transformers import AutoModelForCausalLM
+
+    oracle = AutoModelForCausalLM.from_pretrained(sides.generator.engine.model, dtype=torch.float32)
+    oracle.to(sides.trainer.accelerator.device)
+    found: list[list[Tensor]] = [[], [], []]
+    for problem, rollout in zip(sides.long, long, strict=True):
+        v = rollout.versions
+        borders = [t for t in range(1, len(v)) if v[t] != v[t - 1]]  # the first token of a version
+        beside = sorted({t for border in borders for t in (border - 1, border)})
+        for gaps, versions in zip(found, (v, v[:1] + v[:-1], v[1:] + v[-1:]), strict=True):
+            logprobs = stale_cache_logprobs(oracle, weights, problem.prompt_ids, rollout.completion_ids, versions)
+            gaps.append((logprobs - torch.tensor(rollout.logprobs)).abs()[beside])
+    exact, later, earlier = (torch.cat(gaps).mean().item() for gaps in found)
+    return exact, min(later, earlier)
+
+
+@torch.no_grad()
+def stale_cache_logprobs(
+    model: Any, weights: dict[int, dict[str, Tensor]], prompt: Sequence[int], ids: list[int], versions: list[int]
+) -> Tensor:
+    """(T,) log-probs of a completion that several versions sampled, in FP32: each version's piece is fed, under its own
+    weights, onto the keys and values that the earlier versions left."""
+    from transformers import DynamicCache
+
+    cache, found, start = DynamicCache(), [], 0
+    for version, piece in groupby(versions):
+        end = start + len(list(piece))
+        fed = ([*prompt] if start == 0 else [ids[start - 1]]) + ids[start : end - 1]
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[version][name])
+        logits = model(torch.tensor([fed], device=model.device), past_key_values=cache, use_cache=True).logits[0]
+        logprobs = logits[start - end :].log_softmax(-1).cpu()  # (piece, V)
+        found.append(logprobs.gather(1, torch.tensor(ids[start:end])[:, None])[:, 0])
+        start = end
+    return torch.cat(found)
+
+
+# ---------------------------------------------------------------------------------------------------------- 5 checksums
+
+
+def checksums(job: Job) -> str:
+    """5. Five versions by the channel, then the same five by file."""
+    with closing(FileWeights()) as by_file, both_sides(job, True, 16) as sides:
+        vllm, first, second = sides.generator.engine.vllm, [], []
+        for version in range(1, 6):
+            new_weights(sides.trainer, version)
+            sides.push(version)
+            [digests] = sides.call(vllm.compute_weight_checksums())  # of the one engine: name -> digest
+            first.append(digests)
+        for version in range(1, 6):
+            new_weights(sides.trainer, version)
+            by_file.prepare(sides.trainer.weights)
+            sides.call(vllm.collective_rpc("load_weight_file", args=(str(by_file.path),)))
+            second.extend(sides.call(vllm.compute_weight_checksums()))
+    weights = [name for name in first[0] if name.endswith("weight")]
+    job.figure("weights with a digest", len(weights), above=0)
+    for version, (a, b) in enumerate(zip(first, second, strict=True), start=1):
+        job.require(f"version {version}: equal, name by name", a == b)
+    for version, (a, b) in enumerate(pairwise(first), start=2):
+        job.require(f"version {version}: every weight is new", all(a[name] != b[name] for name in weights))
+    if job.cpu:
+        job.not_run("ipc (both are by file)")
+    return f"{len(weights)} weights of five versions, equal by {sides.channel} and by file"
