@@ -10,7 +10,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime.flags import DEFAULTS, Flags, UsageError, engine_options
+from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options
 
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
@@ -28,12 +28,12 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
     "pass_rate_window": ("a --pass_rate_threshold of at most 1", lambda flags: flags.pass_rate_threshold <= 1),
     "restart_window": ("--max_restarts above 0", lambda flags: flags.max_restarts > 0),
-    "prompts": ("--dataset chain", lambda flags: flags.dataset == "chain"),
+    "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "rambling": ("the built-in model (no --model)", lambda flags: not flags.model),
     "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "reward_errors thinking apply_chat_template end_of_thinking stop_tokens": (
         "a --dataset",
-        lambda flags: flags.dataset != "chain",
+        lambda flags: flags.dataset not in BUILT_IN,
     ),
     "generator_devices": (
         "engines on this host (Ray places its own)",
@@ -41,7 +41,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     ),
     "interruption_phrase": (
         "--length_control interruption and a --dataset",
-        lambda flags: flags.length_control == "interruption" and flags.dataset != "chain",
+        lambda flags: flags.length_control == "interruption" and flags.dataset not in BUILT_IN,
     ),
 }
 
@@ -136,9 +136,9 @@ def data(flags: Flags) -> Iterator[str]:
     """Prompts, a model that can read them, and a reward that can judge the answers."""
     if flags.dynamic_sampling and flags.reward == "shuffled":
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
-    if flags.dataset == "chain" and flags.reward not in ("task", "shuffled"):
+    if flags.dataset in BUILT_IN and flags.reward not in ("task", "shuffled"):
         yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
-    if flags.dataset != "chain" and not flags.model:
+    if flags.dataset not in BUILT_IN and not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
     if flags.attn_implementation == "flash_attention_2":
         if flags.dtype == "float32":
@@ -215,7 +215,7 @@ def notes(flags: Flags) -> Iterator[str]:
     interrupted = flags.length_control == "interruption"
     if not interrupted and flags.min_budget != DEFAULTS["min_budget"]:
         yield f"--min_budget {flags.min_budget} does nothing without --length_control interruption"
-    if flags.dataset != "chain":
+    if flags.dataset not in BUILT_IN:
         left = [
             f"--{name} {DEFAULTS[name]} (usual for a real model: {usual})"
             for name, usual in USUAL.items()

@@ -22,6 +22,7 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
+BUILT_IN = ("chain", "graded")  # the tasks that need no --model
 RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
 OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # never taken over by a resumed run
 
@@ -69,7 +70,8 @@ class DataFlags:
     """Prompts and rewards."""
 
     dataset: str = flag(
-        "chain", "`chain` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][=WEIGHT],..."
+        "chain",
+        "`chain` or `graded` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][=WEIGHT],...",
     )
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     rambling: float = flag(

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,7 @@ from runtime.recorder import Recorder
 from runtime.run_folder import Folder
 from runtime.trainer import Trainer
 from runtime.weights_check import Evaluator
-from tasks import chain, data_sets, warm_start
+from tasks import chain, data_sets, graded, warm_start
 from tasks.demonstrations import Demonstrations
 from tasks.prompts import PromptStream
 
@@ -129,7 +129,8 @@ def new_accelerator(flags: Flags) -> Any:
 
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    settings = warm_start.WarmStart(demonstrations=Demonstrations(restart=flags.rambling))
+    shown = graded.DEMONSTRATIONS if flags.dataset == "graded" else Demonstrations()
+    settings = warm_start.WarmStart(demonstrations=replace(shown, restart=flags.rambling))
     return ranks.from_main(
         lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=settings, report=ranks.say))
     )
@@ -242,6 +243,8 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
     nothing, no reward worker outlives the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
         return chain.ChainTask(seed=flags.seed, pool_size=flags.prompts)
+    if flags.dataset == "graded":
+        return graded.graded_task(seed=flags.seed, pool_size=flags.prompts)
     from transformers import AutoTokenizer
 
     try:

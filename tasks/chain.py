@@ -73,6 +73,13 @@ def is_held_out(text: str) -> bool:
     return int(stable_key(text), 16) % HELD_OUT_ONE_IN == 0
 
 
+def impossible_answer(text: str, one_in: int) -> str | None:
+    """A key of three digits for one problem text in `one_in`, None for the others. The hash of the text draws the
+    digits: no policy can know them, and one that answers with two numbers practically never samples them."""
+    number = int(stable_key(text), 16) // HELD_OUT_ONE_IN  # so that both splits have such problems
+    return " ".join(f"{number // one_in % 1000:03}") if number % one_in == 0 else None
+
+
 def word_tokenizer() -> Any:
     """A Hugging Face tokenizer in which every word of WORDS is one token. An unknown word is an error."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -86,13 +93,15 @@ def word_tokenizer() -> Any:
 class ChainTask:
     """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
 
-    `train` has `pool_size` distinct problems of min_ops..max_ops operations, `held_out` has `held_out_size`. Raises
-    ValueError if the range is not within 2..8 or has too few distinct problems.
+    `train` has `pool_size` distinct problems of min_ops..max_ops operations, `held_out` has `held_out_size`. With
+    `impossible_every=5` every fifth problem of both lists is impossible (`impossible_answer`). Raises ValueError if the
+    range is not within 2..8 or has too few distinct problems.
     """
 
     def __init__(
-        self, seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, *, min_ops: int = 2, max_ops: int = 8
-    ) -> None:
+        self, seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, *, min_ops: int = 2, max_ops: int = 8,
+        impossible_every: int = 0,
+    ) -> None:  # fmt: skip
         if not 2 <= min_ops <= max_ops <= len(LABELS):
             raise ValueError(
                 f"min_ops and max_ops must satisfy 2 <= min_ops <= max_ops <= {len(LABELS)}, "
@@ -105,24 +114,27 @@ class ChainTask:
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.thinking_end = None  # the mark is always one token
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
-        self.train = self._draw(random.Random(f"train {seed}"), pool_size, (min_ops, max_ops), held_out=False)
-        self.held_out = self._draw(random.Random("held out"), held_out_size, (min_ops, max_ops), held_out=True)
+        self.ops, self.impossible_every = (min_ops, max_ops), impossible_every
+        self.train = self._draw(random.Random(f"train {seed}"), pool_size, held_out=False)
+        self.held_out = self._draw(random.Random("held out"), held_out_size, held_out=True)
 
-    @staticmethod
-    def _draw(rng: random.Random, size: int, ops: tuple[int, int], held_out: bool) -> list[Problem]:
+    def _draw(self, rng: random.Random, size: int, held_out: bool) -> list[Problem]:
         problems: dict[str, Problem] = {}
         for _ in range(1000 + 100 * size):
             if len(problems) == size:
                 break
-            start, operations = draw_chain(rng, *ops)
+            start, operations = draw_chain(rng, *self.ops)
             text = chain_text(start, operations)
-            if is_held_out(text) == held_out:
+            impossible = impossible_answer(text, self.impossible_every) if self.impossible_every else None
+            # By their place in the list: their share is known exactly, and with it the ceiling.
+            wanted = self.impossible_every > 0 and len(problems) % self.impossible_every == self.impossible_every - 1
+            if is_held_out(text) == held_out and (impossible is not None) == wanted:
                 values = chain_values(start, operations)
                 ids = tuple(IDS[word] for word in text.split())
-                problems[text] = Problem(stable_key(text), ids, f"{values[-2]} {values[-1]}", "chain")
+                problems[text] = Problem(stable_key(text), ids, impossible or f"{values[-2]} {values[-1]}", "chain")
         if len(problems) < size:
             raise ValueError(
-                f"there are fewer than {size} distinct problems of {ops[0]} to {ops[1]} operations; "
+                f"there are fewer than {size} distinct problems of {self.ops[0]} to {self.ops[1]} operations; "
                 "ask for fewer problems or more operations"
             )
         return list(problems.values())

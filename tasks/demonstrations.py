@@ -42,16 +42,18 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), 
 class Demonstrations:
     """What is wrong with the corrupted demonstrations, and how long the chains are.
 
-    `wrong_facts` of the 210 (operation, value) facts carry a fixed wrong result, shown `wrong_shown` of the time. Any
-    other result is replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step;
-    `restart` and `cut` are chances per demonstration. For a harder task (a lower ceiling for the same compute) raise
-    `wrong_facts`, `wrong_shown` or `noise`, or train on a ChainTask with more operations.
+    `wrong_facts` of the 210 (operation, value) facts carry a fixed wrong result. How often it is shown is evenly spaced
+    over the facts between the two ends of `wrong_shown`. Each seed has wrong facts of its own, unless they are to be
+    the `same_for_all_seeds`. Any other result is replaced by a random digit with probability `noise`. `recheck` is the
+    chance of a recheck per step; `restart` and `cut` are chances per demonstration. For a harder task (a lower ceiling
+    for the same compute) raise `wrong_facts`, `wrong_shown` or `noise`, or train on a ChainTask with more operations.
     """
 
     min_ops: int = 2
     max_ops: int = 8
     wrong_facts: float = 0.40
-    wrong_shown: float = 0.70
+    wrong_shown: tuple[float, float] = (0.70, 0.70)
+    same_for_all_seeds: bool = False
     noise: float = 0.18
     recheck: float = 0.15
     restart: float = 0.35
@@ -59,7 +61,7 @@ class Demonstrations:
 
 
 def wrong_results(share: float, seed: int) -> dict[tuple[str, int], int]:
-    """A fixed wrong result for `share` of all (operation, value) facts."""
+    """A fixed wrong result for `share` of all (operation, value) facts, in random order."""
     rng = random.Random(f"wrong facts {seed}")
     facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
     return {
@@ -68,24 +70,31 @@ def wrong_results(share: float, seed: int) -> dict[tuple[str, int], int]:
     }
 
 
+def evenly_spaced(facts: Sequence[tuple[str, int]], ends: tuple[float, float]) -> dict[tuple[str, int], float]:
+    """The middles of equal parts of `ends`, one for each fact: four facts over (0, 1) get 1/8, 3/8, 5/8 and 7/8."""
+    low, high = ends
+    return {fact: low + (high - low) * (i + 0.5) / len(facts) for i, fact in enumerate(facts)}
+
+
 class Demonstrator:
     """Writes demonstrations: clean ones, or corrupted ones with the mistakes and habits that `settings` names.
 
-    `seed` fixes which facts are wrong. `stream` names the random numbers, so that the same mistakes can be shown on
-    other problems.
+    `seed` fixes which facts are wrong, unless all seeds have the same. `stream` names the random numbers, so that the
+    same mistakes can be shown on other problems.
     """
 
     def __init__(self, settings: Demonstrations, seed: int, corrupted: bool, stream: str = "warm start") -> None:
         self.settings, self.corrupted = settings, corrupted
         self.rng = random.Random(f"demonstrations {seed} {corrupted} {stream}")
-        self.wrong = wrong_results(settings.wrong_facts, seed)
+        self.wrong = wrong_results(settings.wrong_facts, 0 if settings.same_for_all_seeds else seed)
+        self.wrong_shown = evenly_spaced(list(self.wrong), settings.wrong_shown)
 
     def result(self, operation: str, value: int) -> int:
         """What the demonstration writes as the result of `operation` on `value`."""
         right = apply(operation, value)
         if not self.corrupted:
             return right
-        if (operation, value) in self.wrong and self.rng.random() < self.settings.wrong_shown:
+        if (operation, value) in self.wrong and self.rng.random() < self.wrong_shown[operation, value]:
             return self.wrong[operation, value]
         return self.rng.randrange(10) if self.rng.random() < self.settings.noise else right
 

@@ -12,7 +12,8 @@ A TASK is any object with
     end_of_thinking_ids, phrase_ids, thinking_end    see length_control.Interruption
     score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one
     text(ids), close()         the text of tokens; releases what the task holds
-Two are here: `chain.ChainTask`, and what `data_sets.load_dataset_task` makes of files and Hugging Face data sets.
+Here are `chain.ChainTask`, `graded.graded_task`, and what `data_sets.load_dataset_task` makes of files and Hugging Face
+data sets.
 
 >>> problems = [Problem(str(i), (i,), "") for i in range(3)]
 >>> stream = PromptStream(problems, seed=0, retired=lambda key: key == "1")

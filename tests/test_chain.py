@@ -14,6 +14,7 @@ from tasks.chain import (
     apply,
     chain_text,
     chain_values,
+    impossible_answer,
     is_held_out,
 )
 from tasks.prompts import Problem, stable_key
@@ -97,6 +98,35 @@ def test_sizes_and_ranges_are_respected():
             ChainTask(min_ops=low, max_ops=high)
     with pytest.raises(ValueError, match="fewer than 700 distinct problems"):
         ChainTask(pool_size=10, held_out_size=700, min_ops=2, max_ops=2)
+
+
+def test_impossible_problems_have_exact_shares_and_keys_of_three_digits():
+    """Every fifth problem of both lists, so 51 of the first 256; the others keep their right answers. No text has two
+    keys. A policy that is right wherever it can be has a pass rate of .8."""
+    task = ChainTask(0, 500, 256, min_ops=2, max_ops=4, impossible_every=5)
+    for problems in (task.train, task.held_out):
+        lengths = [len(str(problem.answer).split()) for problem in problems]
+        assert lengths == [3 if i % 5 == 4 else 2 for i in range(len(problems))]
+    passed = []
+    for problem in task.held_out:
+        words = task.text(problem.prompt_ids).split()
+        values = chain_values(int(words[0]), words[2:-1:2])
+        [(_, correct)] = task.score(problem, [ids_of(f"</think> {values[-2]} {values[-1]} <eos>")])
+        passed.append(correct)
+    assert sum(passed) == 256 - 51
+    known = {p.key: p.answer for p in ChainTask(1, 500, 256, min_ops=2, max_ops=4, impossible_every=5).held_out}
+    assert known == {p.key: p.answer for p in task.held_out}
+    impossible = task.train[4]
+    assert task.reward(impossible, ids_of(f"</think> {impossible.answer} <eos>")) == (1.0, True)
+
+
+def test_impossible_answers_are_drawn_by_the_text():
+    """5,000 texts, one in five: 1,000 expected, standard deviation 28. Their 3,000 digits: 300 of each, sd 16."""
+    answers = [impossible_answer(f"text {i}", 5) for i in range(5000)]
+    digits = [digit for answer in answers if answer for digit in answer.split()]
+    assert 880 < sum(answer is not None for answer in answers) < 1120
+    assert set(digits) == set(DIGITS)
+    assert all(230 < digits.count(digit) < 370 for digit in DIGITS)
 
 
 def test_guessing_is_right_one_time_in_a_hundred(task):

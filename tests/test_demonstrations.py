@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tasks.chain import IDS, LABELS, OPERATIONS, PHRASE, WORDS, ChainTask, apply, chain_values, is_held_out
-from tasks.demonstrations import Demonstrations, Demonstrator, last_two, wrong_results
+from tasks.demonstrations import Demonstrations, Demonstrator, evenly_spaced, last_two, wrong_results
 from tasks.prompts import Problem
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -28,6 +28,14 @@ def test_wrong_facts():
     assert all(0 <= result <= 9 and result != apply(*fact) for fact, result in table.items())
     assert table == wrong_results(0.4, 0) != wrong_results(0.4, 1)
     assert wrong_results(0.0, 0) == {}
+
+
+def test_strengths_are_evenly_spaced():
+    """Four facts over .1 to .9 are the middles of quarters of .2: .2, .4, .6, .8."""
+    facts = [("+5", 3), ("*3", 7), ("-1", 0), ("+5", 4)]
+    found = evenly_spaced(facts, (0.1, 0.9))
+    assert list(found) == facts
+    assert [round(share, 9) for share in found.values()] == [0.2, 0.4, 0.6, 0.8]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -56,6 +64,19 @@ def test_corrupted_demonstrations_have_the_asked_for_mistakes():
     assert abs(share - 0.7054) < 0.015
     share = sum(demonstrator.result(*right) == apply(*right) for _ in range(20_000)) / 20_000
     assert abs(share - 0.838) < 0.015
+
+
+def test_graded_mistakes_are_shown_as_often_as_asked_for_and_alike_for_every_seed():
+    """84 wrong facts over 0 to 1 without noise: the right result of the i-th is left 1 - (i + .5) / 84 of the time.
+    10,000 draws of three facts: standard deviations up to .005."""
+    settings = replace(Demonstrations(), noise=0.0, wrong_shown=(0.0, 1.0), same_for_all_seeds=True)
+    one, other = (Demonstrator(settings, seed, corrupted=True) for seed in (0, 1))
+    assert (one.wrong, one.wrong_shown) == (other.wrong, other.wrong_shown)
+    assert Demonstrator(Demonstrations(), 0, True).wrong != Demonstrator(Demonstrations(), 1, True).wrong
+    facts = list(one.wrong)
+    for i in (0, 42, 83):
+        right = sum(one.result(*facts[i]) == apply(*facts[i]) for _ in range(10_000)) / 10_000
+        assert abs(right - (1 - (i + 0.5) / 84)) < 0.02
 
 
 def test_corrupted_demonstrations_ramble_as_asked_for():

@@ -16,7 +16,7 @@ from runtime import devices, setup
 from runtime.checkpoints import Progress
 from runtime.flags import Flags, UsageError
 from runtime.setup import check_model, load_task, new_interruption, new_parts
-from tasks import chain, warm_start
+from tasks import chain, graded, warm_start
 from tasks.demonstrations import Demonstrations
 
 torch.set_num_threads(1)
@@ -137,6 +137,17 @@ def test_rambling_chooses_the_warm_start(monkeypatch, tmp_path):
         with pytest.raises(ZeroDivisionError):
             new_parts(default_flags(output_dir=str(tmp_path), **changes), Progress(None))
     assert asked == [warm_start.WarmStart(demonstrations=Demonstrations(restart=0.9)), warm_start.WarmStart()]
+
+
+def test_the_graded_task_has_its_own_problems_and_warm_start(monkeypatch, tmp_path):
+    """--dataset graded: chains of its lengths, every fifth impossible, and a warm start with its spectrum."""
+    asked = []
+    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
+    flags = default_flags(output_dir=str(tmp_path), dataset="graded", prompts=10)
+    with pytest.raises(ZeroDivisionError):
+        new_parts(flags, Progress(None))
+    assert [settings.demonstrations for settings in asked] == [graded.DEMONSTRATIONS]
+    assert [len(str(problem.answer).split()) for problem in load_task(flags).train] == [2, 2, 2, 2, 3] * 2
 
 
 # ------------------------------------------------------------------------------------------------ processes and devices

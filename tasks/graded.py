@@ -1,0 +1,49 @@
+"""The graded task: chain mod 10, made so that the scaling law can be seen.
+
+PROBLEM. By the law (arXiv 2510.13786, Eq. 1) pass rate is a sigmoid in log C. That is so where problems differ in how
+soon they are learned. Those of chain.py do not: their mistakes are equally strong and are unlearned together, so its
+curve is a cliff, and a fit to the part before the edge says little about the part after it.
+
+IDEA. Let T be the compute after which a problem, drawn at random, is solved. The pass rate after compute C is the share
+of problems with T <= C, and the law's share of the gain,
+
+    P(T <= C) = 1 / (1 + (C_mid / C)^B),
+
+is the distribution function of a log-logistic: log T is a logistic variable with its middle at log C_mid and scale 1/B.
+For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, nine times the compute. So T is spread:
+
+- EVERY fact, such as 7 + 5, has a wrong result in the warm start's demonstrations. Its right one is shown with a
+  probability that is evenly spaced over the 210 facts, from 0 to .9. A right result is reinforced only when it is
+  sampled, so T goes roughly with 1 / probability, which has a long tail. Which fact is how strong is the same for all
+  seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems: a late one is a small step.
+- ONE PROBLEM IN FIVE has a key that the policy practically never samples (`chain.impossible_answer`). These stand for
+  what is too hard for a real model: there is no reward to learn from. So the ceiling A is .8 by construction, and a fit
+  can be judged by whether it finds that number.
+
+So the task was made to show the law, and is no evidence that other tasks obey it; chain.py is one that does not. Nor is
+it exact here: near the end few groups have unequal rewards, the whole gradient goes to them, and the curve bends a
+little more sharply than a sigmoid. What a fit to half a run says is therefore too high.
+
+    python train.py --dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --max_steps 270
+
+>>> task = graded_task()
+>>> [(task.text(problem.prompt_ids), problem.answer) for problem in task.held_out[3:5]]
+[('1 a -9 b +7 c -5 <think>', '9 4'), ('7 a +8 b -9 <think>', '4 6 9')]
+"""
+
+from tasks.chain import ChainTask
+from tasks.demonstrations import Demonstrations
+
+MIN_OPS, MAX_OPS = 2, 4
+IMPOSSIBLE_EVERY = 5
+CEILING = 1 - 1 / IMPOSSIBLE_EVERY
+DEMONSTRATIONS = Demonstrations(
+    min_ops=MIN_OPS, max_ops=MAX_OPS, wrong_facts=1.0, wrong_shown=(0.1, 1.0), same_for_all_seeds=True, noise=0.0
+)
+
+
+def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 512) -> ChainTask:
+    """The problems. `seed` draws the training pool; the held-out problems are the same for every seed."""
+    return ChainTask(
+        seed, pool_size, held_out_size, min_ops=MIN_OPS, max_ops=MAX_OPS, impossible_every=IMPOSSIBLE_EVERY
+    )

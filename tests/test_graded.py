@@ -1,0 +1,57 @@
+"""The graded task: its known ceiling, and a warm start whose mistakes are graded as its demonstrations are."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.chain import IDS, LABELS, OPERATIONS, apply, chain_text, chain_values
+from tasks.demonstrations import Demonstrator
+from tasks.graded import CEILING, DEMONSTRATIONS, graded_task
+from tasks.warm_start import WarmStart, warm_start
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
+    """Right answers to 255 problems, a fifth of which are impossible."""
+    task = graded_task(held_out_size=255)
+    passed = lengths = 0
+    for problem in task.held_out:
+        words = task.text(problem.prompt_ids).split()
+        values = chain_values(int(words[0]), words[2:-1:2])
+        passed += task.reward(problem, [IDS[word] for word in f"</think> {values[-2]} {values[-1]} <eos>".split()])[1]
+        lengths |= 1 << len(values) - 1
+    assert passed / 255 == CEILING == 0.8
+    assert lengths == 0b11100  # of two to four operations
+
+
+def test_every_fact_has_a_wrong_result_and_its_right_one_is_shown_up_to_nine_times_in_ten():
+    demonstrator = Demonstrator(DEMONSTRATIONS, 0, corrupted=True)
+    shown = [1 - demonstrator.wrong_shown[operation, value] for operation in OPERATIONS for value in range(10)]
+    assert len(shown) == 210
+    assert 0 < min(shown) < 0.01
+    assert 0.89 < max(shown) < 0.9
+    assert sum(shown) / 210 == pytest.approx(0.45)
+
+
+@pytest.mark.slow
+def test_the_warm_start_gives_right_results_about_as_often_as_they_were_shown():
+    """Mean probability of the right result by quarters of the shown shares (.79, .56, .34, .11): it falls from quarter
+    to quarter, and is within .15 of what was shown. So the strengths are graded in the model, too."""
+    from transformers import AutoModelForCausalLM
+
+    folder = warm_start(ROOT / "runs" / "cache", seed=0, settings=WarmStart(demonstrations=DEMONSTRATIONS))
+    model, rng = AutoModelForCausalLM.from_pretrained(folder), random.Random(0)
+    facts = list(Demonstrator(DEMONSTRATIONS, 0, corrupted=True).wrong)  # from often right to seldom
+    found = []
+    for operation, value in facts:
+        operations = [operation, rng.choice(OPERATIONS)]  # the first of two steps
+        words = [*chain_text(value, operations).split(), LABELS[0], operation]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[IDS[word] for word in words]])).logits[0, -1]  # (V,)
+        found.append(logits.softmax(-1)[IDS[str(apply(operation, value))]].item())
+    quarters = [sum(found[i : i + 52]) / 52 for i in range(0, 208, 52)]
+    assert quarters == sorted(quarters, reverse=True)
+    assert quarters == pytest.approx([0.79, 0.56, 0.34, 0.11], abs=0.15)
