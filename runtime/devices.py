@@ -165,14 +165,14 @@ def check_gpu_memory(flags: Flags, accelerator: Any, parameters: int) -> None:
             )
 
 
-def count_parameters(model: str, trust_remote_code: bool) -> int:
+def count_parameters(flags: Flags, model: str) -> int:
     """Of a folder or hub id, by its configuration alone; 0 if it does not load, which the trainer will say."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=flags.trust_remote_code)
         with torch.device("meta"):  # shapes without data
-            net = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            net = AutoModelForCausalLM.from_config(config, trust_remote_code=flags.trust_remote_code)
     except (OSError, ValueError, RuntimeError):
         return 0
     return sum(parameter.numel() for parameter in net.parameters())  # a tied head is one with the embedding

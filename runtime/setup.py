@@ -67,7 +67,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     finished = finished_model(flags, folder)
     model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
     task = load_task(flags, judge=ranks.main)
-    for sentence in check_memory(flags, ranks.accelerator, count_parameters(model, flags.trust_remote_code)):
+    for sentence in check_memory(flags, ranks.accelerator, count_parameters(flags, model)):
         ranks.say(sentence)
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)

@@ -233,9 +233,9 @@ def test_parameters_are_counted_without_loading_any(tmp_path):
         intermediate_size=16, tie_word_embeddings=True,
     )  # fmt: skip
     config.save_pretrained(tmp_path)
-    assert count_parameters(str(tmp_path), False) == 1120
+    assert count_parameters(parse_flags([], ""), str(tmp_path)) == 1120
     config.tie_word_embeddings = False
     config.save_pretrained(tmp_path)
-    assert count_parameters(str(tmp_path), False) == 1632
+    assert count_parameters(parse_flags([], ""), str(tmp_path)) == 1632
     (tmp_path / "config.json").unlink()
-    assert count_parameters(str(tmp_path), False) == 0
+    assert count_parameters(parse_flags([], ""), str(tmp_path)) == 0

@@ -179,7 +179,7 @@ def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_pat
         raise KeyboardInterrupt  # which comes next
 
     model = small_model(tmp_path / "model")
-    monkeypatch.setattr(setup, "count_parameters", lambda folder, trusted: 8 * 10**9 if folder == model else 0)
+    monkeypatch.setattr(setup, "count_parameters", lambda flags, folder: 8 * 10**9 if folder == model else 0)
     monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=1e11))
     monkeypatch.setattr(setup, "Trainer", load)
     flags = default_flags(model=model, output_dir=str(tmp_path / "run"))
