@@ -45,13 +45,15 @@ def test_the_warm_start_gives_right_results_about_as_often_as_they_were_shown():
     folder = warm_start(ROOT / "runs" / "cache", seed=0, settings=WarmStart(demonstrations=DEMONSTRATIONS))
     model, rng = AutoModelForCausalLM.from_pretrained(folder), random.Random(0)
     facts = list(Demonstrator(DEMONSTRATIONS, 0, corrupted=True).wrong)  # from often right to seldom
-    found = []
+    rows, right = [], []
     for operation, value in facts:
-        operations = [operation, rng.choice(OPERATIONS)]  # the first of two steps
-        words = [*chain_text(value, operations).split(), LABELS[0], operation]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[IDS[word] for word in words]])).logits[0, -1]  # (V,)
-        found.append(logits.softmax(-1)[IDS[str(apply(operation, value))]].item())
+        prompt = chain_text(value, [operation, rng.choice(OPERATIONS)])
+        words = [*prompt.split(), LABELS[0], operation]  # what comes next is the result of the first step
+        rows.append([IDS[word] for word in words])
+        right.append(IDS[str(apply(operation, value))])
+    with torch.no_grad():
+        shares = model(input_ids=torch.tensor(rows)).logits[:, -1].softmax(-1)  # (210, V)
+    found = shares[torch.arange(len(right)), right].tolist()
     quarters = [sum(found[i : i + 52]) / 52 for i in range(0, 208, 52)]
     assert quarters == sorted(quarters, reverse=True)
     assert quarters == pytest.approx([0.79, 0.56, 0.34, 0.11], abs=0.15)
