@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -92,6 +94,15 @@ def test_a_rank_with_nothing(tmp_path):
     assert [len(m.rows) for m in first] == [1] and [len(m.rows) for m in second] == [0]
 
 
+def end(job):
+    """Kills a launcher that still runs, and its ranks: they are in sessions of their own."""
+    if job.poll() is None:
+        family = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 def untied(cache_dir, folder):
     """The built-in model with a head of its own: in vLLM's CPU build a transfer leaves a tied one behind."""
     from transformers import Qwen3ForCausalLM
@@ -137,8 +148,7 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags)
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=60) != 0
     finally:
-        if job.poll() is None:
-            job.kill()
+        end(job)
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     stopped = int(checkpoint.name.removeprefix("step-"))
     again = command(kind, 2, "job", *flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
