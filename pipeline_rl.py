@@ -533,6 +533,8 @@ class Generator(Stream):
                 wait([self._pushing], timeout=5)  # the engine reads a file that goes next
             try:
                 self._run(self._stop()).result(timeout=30)
+            except TimeoutError:  # on a machine that is too busy; the engine is ended below all the same
+                pass
             finally:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join(timeout=10)

@@ -530,6 +530,24 @@ def test_closing_admits_nothing():
     generator.close()  # twice does no harm
 
 
+def test_an_engine_that_is_slow_to_end_is_no_error(monkeypatch):
+    """The stop, which should take 30 s at most, does not return in time: the engine is ended by `close` itself."""
+    engine = FakeEngine(slots=4)
+    with generating(problems(0), engine, Pacer(2, 1)) as generator:
+
+        class Late:
+            def result(self, timeout):
+                raise TimeoutError
+
+        def run(coroutine):
+            coroutine.close()
+            return Late()
+
+        monkeypatch.setattr(generator, "_run", run)
+        generator.close()
+        assert engine.events[-1] == "shutdown" and not generator._thread.is_alive()
+
+
 # ------------------------------------------------------------------------------------------------- the simulated schedule
 
 
