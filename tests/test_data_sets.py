@@ -237,10 +237,10 @@ def test_a_process_that_does_not_judge_keeps_no_worker(tmp_path, load):
     before = children()
     task = load(path, reward="math", judge=False)
     assert task.skipped == {"unreadable_answer": 1}
-    assert children() == before
+    assert not children() - before  # a child of an earlier test may end meanwhile
     with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
         task.reward(task.train[0], [1])
     task = load(path, reward="math")
     assert len(children() - before) == 1
     task.close()
-    assert children() == before
+    assert not children() - before  # a child of an earlier test may end meanwhile
