@@ -30,10 +30,13 @@ done when it is taken, and not when its step's weights are live, k = 0 would tra
 whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4, 5, 6, and so
 on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
-The bound is not a target. The second condition: admission also stops while B finished groups wait that the trainer
-could take now, since more would only grow old. Groups that finished behind a running one do not count there: the
-trainer cannot take them, and if they counted, one long completion would empty the engine. To study a larger lag,
-`min_ready` = m raises it by about m / B: the trainer takes B groups only while m more are ready.
+The bound is not a target, since groups that wait only grow old. The second condition: a group enters if fewer than B
+finished ones wait that the trainer could take now, or in the place of one that it took. So the work under way grows
+until the trainer need not wait, and then it neither grows nor shrinks. Groups that finished behind a running one do not
+count as ready: the trainer cannot take them, and if they counted, one long completion would empty the engine. Two dials
+are for studies of the lag. `max_ready` = m: nothing enters while m groups are ready, not even in another's place (the
+engine may then run dry while long completions all end together). `min_ready` = m raises the lag by about m / B: the
+trainer takes B groups only while m more are ready.
 
 PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer keeps at
 most k·B groups outstanding. The caller does the freezing: it pushes once, after the k-th step, and releases all k·B
@@ -150,9 +153,10 @@ class Pacer:
     Args:
         batch_prompts: B.
         k: `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
-        max_ready: admission also stops while this many groups are ready; None means as many as one take needs.
+        max_ready: nothing enters while this many groups are ready. None: what a take needs, but those that the trainer
+            takes are replaced in any case.
         min_ready: groups that stay ready behind each take; `pipeline` only, at most k·B. Set the attribute to 0 when no
-            prompt is left to admit.
+            prompt is left to admit. Given, it sets `max_ready` to what a take then needs.
 
     Raises ValueError for an unknown schedule or impossible numbers.
     """
@@ -174,6 +178,8 @@ class Pacer:
         if max_ready is not None and max_ready < needed:
             raise ValueError(f"max_ready must be at least {needed}, for which the trainer waits, not {max_ready}")
         self.min_ready, self.max_ready = min_ready, needed if max_ready is None else max_ready
+        self.replaces = max_ready is None and not min_ready  # what was taken, however many are ready
+        self.most_under_way = 0  # admitted and not taken, so far
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
         self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
@@ -190,7 +196,8 @@ class Pacer:
 
     def may_admit(self) -> bool:
         """Whether one more group may enter the engine."""
-        return self.outstanding < self.capacity and self.ready < self.max_ready
+        replacement = self.replaces and len(self._groups) < self.most_under_way
+        return self.outstanding < self.capacity and (self.ready < self.max_ready or replacement)
 
     def admit(self) -> int:
         """The number of the group that enters now. Raises RuntimeError if none may enter."""
@@ -198,6 +205,7 @@ class Pacer:
             counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} of {self.max_ready} ready"
             raise RuntimeError(f"no group may enter now ({counts}); ask may_admit() first")
         self._groups[self.admitted] = None
+        self.most_under_way = max(self.most_under_way, len(self._groups))
         self.admitted += 1
         return self.admitted - 1
 

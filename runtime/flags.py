@@ -108,7 +108,7 @@ class ScheduleFlags:
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
     batch_prompts: int = flag(32, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
-    max_ready: int = flag(0, "Ready groups that stop admission; 0 means B, and --min_ready more.", at_least=0)
+    max_ready: int = flag(0, "Ready groups that stop admission; 0: B, but what was trained is replaced.", at_least=0)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
     max_num_seqs: int = flag(512, "Requests inside each engine at once (so --data_parallel times as many in all).")
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)

@@ -47,6 +47,10 @@ class Setting:
         return self.max_ready or self.take_size + self.min_ready
 
     @property
+    def replaces(self) -> bool:
+        return not self.max_ready and not self.min_ready
+
+    @property
     def most_lag(self) -> int:
         return self.k if self.schedule == "pipeline" else self.k - 1
 
@@ -59,7 +63,8 @@ class Record:
     consumed: list[int] = field(default_factory=list)  # numbers, in the order in which the trainer took them
     phases: list[set[int]] = field(default_factory=list)  # token versions of all groups taken together
     outstanding: int = 0  # most of them just before an admission
-    ready: int = 0
+    ready: int = 0  # but for groups that replace one that was taken
+    under_way: int = 0  # most groups admitted and not taken
     kept: float = math.inf  # fewest ready groups that a take left behind
     refused: int = 0  # times that the pacer held back a group that the rules admit
     deadlock: bool = False
@@ -118,15 +123,19 @@ class World:
     def dispatch(self) -> None:
         while self.inside + self.s.rollouts <= self.s.room:
             outstanding, ready = self.admitted - self.released, self.ready()
+            replacement = self.s.replaces and len(self.waiting) < self.record.under_way
             if not self.pacer.may_admit():
-                self.record.refused += outstanding < self.s.most_outstanding and ready < self.s.most_ready
+                self.record.refused += outstanding < self.s.most_outstanding and (
+                    replacement or ready < self.s.most_ready
+                )
                 return
             self.record.outstanding = max(self.record.outstanding, outstanding)
-            self.record.ready = max(self.record.ready, ready)
+            self.record.ready = max(self.record.ready, 0 if replacement else ready)
             number, ends = self.pacer.admit(), []
             self.admitted += 1
             self.inside += self.s.rollouts
             self.waiting[number] = False
+            self.record.under_way = max(self.record.under_way, len(self.waiting))
             for _ in range(self.s.rollouts):
                 gap = self.rng.uniform(10, 200) if self.rng.random() < self.s.stragglers else 1.0
                 gaps = [self.delay(gap) for _ in range(self.rng.randint(1, 8))]

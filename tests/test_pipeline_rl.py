@@ -127,10 +127,36 @@ def test_max_ready_by_hand():
             Pacer(2, 3, schedule=schedule, **given)
 
 
+@pytest.mark.parametrize(("options", "entered"), [({}, 2), ({"max_ready": 2}, 0), ({"min_ready": 1}, 1)])
+def test_what_the_trainer_took_is_replaced(options, entered):
+    """B = 2, k = 8. Four groups enter before one is finished. Two of the four are taken and the other two are ready, so no
+    more need enter, but two replace those taken: four are under way again. With max_ready = 2 none enters while two are
+    ready, with min_ready = 1 one enters, since three may be ready."""
+    pacer = Pacer(2, 8, **options)
+    for number in [pacer.admit() for _ in range(4)]:
+        pacer.finish(finished(number))
+    assert not pacer.may_admit()
+    pacer.take(2), pacer.release(2)
+    for _ in range(entered):
+        pacer.finish(finished(pacer.admit()))
+    assert not pacer.may_admit() and pacer.outstanding == pacer.ready == 2 + entered
+
+
+def test_replacements_keep_to_the_bound():
+    """B = 2, k = 1: two of four are taken, but nothing replaces them until their step is live."""
+    pacer = Pacer(2, 1)
+    for number in [pacer.admit() for _ in range(4)]:
+        pacer.finish(finished(number))
+    pacer.take(2)
+    assert pacer.ready == 2 and not pacer.may_admit()
+    pacer.release(2)
+    assert [pacer.admit(), pacer.admit()] == [4, 5] and not pacer.may_admit()
+
+
 def test_groups_behind_a_running_one_are_not_ready():
     """B = 2, k = 3: 0 runs, 1, 2 and 3 are finished behind it. The trainer can take none of them, so admission goes on,
-    up to the eight that the bound allows. When 0 finishes, four are ready and admission stops."""
-    pacer = Pacer(2, 3)
+    up to the eight that the bound allows. When 0 finishes, four are ready; with max_ready = 2 admission stops."""
+    pacer = Pacer(2, 3, max_ready=2)
     assert [pacer.admit() for _ in range(4)] == [0, 1, 2, 3]
     for number in (1, 2, 3):
         pacer.finish(finished(number))
@@ -607,10 +633,12 @@ def test_the_bound_is_reached_by_a_fast_generator(k, batch):
     """Sampling takes no time compared with training: all (k + 1) B groups are in at version 0, and the last B of them train in
     the step that makes version k + 1. The engine then stays k steps ahead. With max_ready = B, and room for one group
     in the engine, so that none finishes behind a running one, it does not: fewer than B are ready, B train and B wait
-    to be live when a group enters, so the lag is 2 at most."""
+    to be live when a group enters, so the lag is 2 at most. By default one more than B may be under way when B = 1, as one
+    entered while one was being judged: 3 at most."""
     fast = Setting(seed=0, k=k, batch=batch, step_time=1e6, same=0.0, bad_steps=0.0, stragglers=0.0)
     assert max(simulate(replace(fast, max_ready=10**6)).lags) == k
-    assert max(simulate(replace(fast, room=2)).lags) <= min(k, 2)  # k is a bound, not a target
+    assert max(simulate(replace(fast, room=2, max_ready=batch)).lags) <= min(k, 2)  # k is a bound, not a target
+    assert max(simulate(replace(fast, room=2)).lags) <= min(k, 3)
     if k:
         off_policy = simulate(replace(fast, schedule="ppo_off_policy"))
         assert set(off_policy.lags) == set(range(k))
