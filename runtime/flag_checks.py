@@ -28,6 +28,10 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
     "pass_rate_window": ("a --pass_rate_threshold of at most 1", lambda flags: flags.pass_rate_threshold <= 1),
     "restart_window": ("--max_restarts above 0", lambda flags: flags.max_restarts > 0),
+    "tensor_parallel data_parallel engine_args weight_channel max_restarts": (
+        "--engine vllm",
+        lambda flags: flags.engine == "vllm",
+    ),
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "rambling": ("the built-in model (no --model)", lambda flags: not flags.model),
     "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
@@ -56,7 +60,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
     changed in place, and a note says so."""
-    for refusals in (single_flags, schedule, length, loss, data, idle_flags, folders):
+    for refusals in (single_flags, schedule, length, loss, data, engine, idle_flags, folders):
         for sentence in refusals(flags):
             raise UsageError(sentence)
     engine_options(flags)  # raises UsageError itself
@@ -147,6 +151,12 @@ def data(flags: Flags) -> Iterator[str]:
             yield "--attn_implementation flash_attention_2: pip install flash-attn, or leave it out for sdpa."
     if Path(flags.model).is_absolute() and not Path(flags.model, "config.json").is_file():
         yield f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json."
+
+
+def engine(flags: Flags) -> Iterator[str]:
+    """The engine in torch is for the built-in model."""
+    if flags.engine == "torch" and (flags.model or flags.dtype != "float32"):
+        yield "--engine torch samples from the built-in model, in float32; leave out --model and --dtype, or --engine."
 
 
 def idle_flags(flags: Flags) -> Iterator[str]:

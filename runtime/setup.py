@@ -26,6 +26,7 @@ from runtime.metrics import accelerators_in_use
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder
+from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from runtime.weights_check import Evaluator
 from tasks import chain, data_sets, graded, warm_start
@@ -191,11 +192,15 @@ def new_generator(
     """Rank 0's generator, whose engine is not yet started. `devices`: the environment that shows the engine its own."""
     longest_prompt = max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
     max_completion = control.max_completion if control else flags.max_budget + flags.answer_budget
-    engine = RestartingEngine(
-        model, task.stop_ids, longest_prompt + max_completion, channel, flags.temperature, flags.max_num_seqs,
-        flags.dtype, flags.seed, merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
-        max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=devices,
-    )  # fmt: skip
+    length = longest_prompt + max_completion
+    if flags.engine == "torch":
+        engine: Any = TorchEngine(model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed)
+    else:
+        engine = RestartingEngine(
+            model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
+            merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
+            max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=devices,
+        )  # fmt: skip
     return Generator(
         engine, iter(()) if flags.eval_only else prompts, task.score, new_pacer(flags), flags.rollouts,
         length_control=control, max_completion=max_completion, seed=flags.seed,

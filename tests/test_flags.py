@@ -190,6 +190,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--max_ready 31", "--max_ready 63 --min_ready 32", "--min_ready 257", "--min_ready 1 --k 0", "--min_ready -1",
         "--min_ready 1 --schedule ppo_off_policy",
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
+        "--engine torch --dtype bfloat16", "--engine torch --data_parallel 2", "--engine torch --engine_args seed=1",
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
         "--tis_level sequence", "--tis_level row", "--eps_low nan --loss dapo", "--engine_args max_num_seqs=8", "--engine_args max_model_len=64",
         "--engine_args dtype=float16", "--max_budget 20",

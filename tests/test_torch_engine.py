@@ -1,0 +1,100 @@
+"""The engine in torch: every log-prob against a plain forward pass, also of tokens that came after new weights."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+import torch
+
+from runtime.torch_engine import TorchEngine
+from tasks.warm_start import ModelShape, new_model
+
+STOP = 3
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [5, 6, 7], [11], [12, 13, 14, 15], [5, 6, 7], [20, 21]]
+
+
+@pytest.fixture
+def model():
+    return new_model(ModelShape(hidden_size=32, intermediate_size=64, init_std=0.3), seed=0)
+
+
+def new_engine(model, folder, slots=3, temperature=0.7) -> TorchEngine:
+    model.save_pretrained(folder)
+    engine = TorchEngine(str(folder), [STOP], 32, temperature, slots, seed=1)
+    engine.prepare(dict(model.named_parameters()), 4)
+    return engine
+
+
+def plain(model, ids: list[int], temperature: float = 0.7) -> torch.Tensor:
+    """Log-probs of each token after the first, by one forward pass over all of them."""
+    logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0].detach() / temperature, -1)
+    return logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def test_seven_requests_through_three_slots(model, tmp_path):
+    """Each has the log-probs of a forward pass over it alone, and ends with a stop token or at its limit."""
+    engine = new_engine(model, tmp_path)
+
+    async def run():
+        await engine.start()
+        return await asyncio.gather(*[engine.sample(p, 4 + 3 * i, "") for i, p in enumerate(PROMPTS)])
+
+    for i, (prompt, rollout) in enumerate(zip(PROMPTS, asyncio.run(run()), strict=True)):
+        ids = rollout.completion_ids
+        assert rollout.finish_reason == ("stop" if ids[-1] == STOP else "length")
+        assert STOP not in ids[:-1] and (ids[-1] == STOP or len(ids) == 4 + 3 * i)
+        assert rollout.versions == [4] * len(ids) and rollout.mask == [1] * len(ids)
+        expected = plain(model, prompt + ids)[len(prompt) - 1 :]
+        torch.testing.assert_close(torch.tensor(rollout.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_path):
+    """Five tokens of version 4, then twelve of version 5: those are what the new model says over the old one's cache."""
+    engine = new_engine(model, tmp_path)
+    engine.stop = torch.tensor([-1])
+    other = new_model(ModelShape(hidden_size=32, intermediate_size=64, init_std=0.3), seed=1)
+
+    async def run():
+        await engine.start()
+        request = asyncio.create_task(engine.sample([5, 6, 7], 17, ""))
+        while not engine.inside or engine.lengths.max() < 3 + 5:
+            await asyncio.sleep(0)
+        engine.prepare(dict(other.named_parameters()), 5)
+        await engine.update()
+        return await request
+
+    rollout = asyncio.run(run())
+    old = rollout.versions.count(4)
+    assert rollout.versions == [4] * old + [5] * (17 - old) and 5 <= old <= 6
+    ids = torch.tensor([[5, 6, 7, *rollout.completion_ids]])
+    cache = model(ids[:, : 3 + old - 1], use_cache=True).past_key_values  # the last old token is fed to the new model
+    logits = other(ids[:, 3 + old - 1 : -1], past_key_values=cache).logits[0].detach()
+    expected = torch.log_softmax(logits / 0.7, -1).gather(1, ids[0, 3 + old :, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(rollout.logprobs[old:]), expected, atol=1e-5, rtol=0)
+    assert (torch.tensor(rollout.logprobs) - plain(other, ids[0].tolist())[2:]).abs().max() > 0.1  # not vacuous
+
+
+def test_tokens_are_drawn_by_their_probability(model, tmp_path):
+    """4,000 first tokens after one prompt: each is drawn as often as its probability says, within 5 standard errors."""
+    engine = new_engine(model, tmp_path, slots=500)
+
+    async def run():
+        await engine.start()
+        return await asyncio.gather(*[engine.sample([5, 6], 1, "") for _ in range(4000)])
+
+    drawn = Counter(rollout.completion_ids[0] for rollout in asyncio.run(run()))
+    p = torch.softmax(model(torch.tensor([[5, 6]])).logits[0, -1].detach() / 0.7, -1)
+    found = torch.tensor([drawn[token] / 4000 for token in range(len(p))])
+    assert ((found - p).abs() <= 5 * (p * (1 - p) / 4000).sqrt() + 1e-3).all() and p.max() < 0.9
+
+
+def test_an_error_in_a_step_reaches_everyone_who_waits(model, tmp_path):
+    """Two requests inside and one that waits for a slot."""
+    engine = new_engine(model, tmp_path, slots=2)
+
+    async def run():
+        await engine.start()
+        engine._leave = lambda *_: 1 / 0
+        return await asyncio.gather(*[engine.sample([5], 4, "") for _ in range(3)], return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(run())] == [ZeroDivisionError] * 3
