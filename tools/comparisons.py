@@ -13,6 +13,13 @@ HARD = (
     "--min_budget 18 --max_budget 22 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 "
     "--max_sampled_tokens 1100000 --eval_every 6 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 24"
 )
+# The setting of the final sweeps: the graded task, whose ceiling of .80 is known by construction (tasks/graded.py), run
+# to about seven C_mid (.3M tokens each), with 31 evaluations of 512 problems twice each. It was chosen on seeds 101 to
+# 103, which are never used for results.
+GRADED = (
+    "--dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --k 8 --max_steps 4000 --max_sampled_tokens 2100000 "
+    "--eval_every 10 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 100"
+)
 # A length-hungry start: all demonstrations of the warm start think all over again, so that half of the first
 # completions are cut, and yet every problem fits if the policy learns to stop.
 HUNGRY = (
@@ -40,6 +47,17 @@ class Comparison:
 
 
 COMPARISONS = {
+    "law": Comparison(  # of the baseline more seeds: `ablate.py law --seeds 12 --only baseline`
+        "half a run predicts the other: the baseline, and variants that should not move the known ceiling",
+        {
+            "baseline": "",
+            "sample-average": "--aggregation sample",
+            "prompt-normalization": "--normalize_advantages prompt",
+            "dapo-0.26": "--loss dapo",
+        },
+        setting=GRADED,
+        minutes=5,
+    ),
     "leave-one-out": Comparison(
         "the recipe without one ingredient each (Figure 7)",
         {
