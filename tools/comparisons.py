@@ -4,15 +4,9 @@ A row is a name and the flags that differ from the comparison's setting; the fir
 with. Equal flags are one run, wherever they occur, in the folder of the first comparison that has them.
 """
 
+import math
 from dataclasses import dataclass, field
 
-# The harder setting. The thinking budget is too short for the longest chains, so the ceiling is below 1; the learning
-# rate, more requests in flight and a deeper queue move the ratios away from 1, so that clipping acts. (With 1024
-# requests and a queue of 256 the lag is 6.5, and CISPO itself falls back after 700k tokens: RESULTS.md.)
-HARD = (
-    "--min_budget 18 --max_budget 22 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 "
-    "--max_sampled_tokens 1100000 --eval_every 6 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 24"
-)
 # The setting of the final sweeps: the graded task, whose ceiling of .80 is known by construction (tasks/graded.py), run
 # to about seven C_mid (.3M tokens each), with 31 evaluations of 512 problems twice each. It was chosen on seeds 101 to
 # 103, which are never used for results.
@@ -31,20 +25,37 @@ DEMO = "--max_num_seqs 512 --eval_problems 256 --eval_samples 4 --save_every 30"
 SAMPLES = 32_768  # completions of each run of the grid; the learning rate goes with the square root of the batch
 
 
+MARGIN = 0.02  # in A, which the paper calls the noise between equal runs (arXiv 2510.13786, section 3)
+
+
+def near(A: float) -> tuple[str, float, float]:
+    """The paper's difference in the ceiling, variant minus baseline, give or take its margin."""
+    return "A", A - MARGIN, A + MARGIN
+
+
+EQUAL, LOWER, HIGHER = near(0.0), ("A", -math.inf, 0.0), ("A", 0.0, math.inf)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One question. `variants`: name -> flags in addition to those of `setting`; the first is the baseline of the
-    others, but for those that `against` gives another. `axes`: compute that runs are fitted against. `pass_rate`: the
-    compute to it is reported. `minutes`: of a run on two idle cores."""
+    others, but for those that `against` gives another. `paper`: variant -> (measure, low, high): between these lies the
+    paper's difference to that baseline. `axes`: compute that runs are fitted against. `pass_rate`: the compute to it is
+    reported. `minutes`: of a run on two idle cores."""
 
     about: str
     variants: dict[str, str]
-    setting: str = HARD
+    setting: str = GRADED
     against: dict[str, str] = field(default_factory=dict)
+    paper: dict[str, tuple[str, float, float]] = field(default_factory=dict)
     axes: tuple[str, ...] = ("tokens",)
     pass_rate: float = 0.5
-    minutes: float = 2.3
+    minutes: float = 5
 
+
+# A lag that is held: (k - 1) B groups wait behind each batch, so every token is about k versions old, and as many
+# groups are under way for every k. Without it the queue sets the lag, and k hardly matters.
+HELD = {k: f"--k {k} --min_ready {(k - 1) * 32}" for k in (2, 4, 8)}
 
 COMPARISONS = {
     "law": Comparison(  # of the baseline more seeds: `ablate.py law --seeds 12 --only baseline`
@@ -55,8 +66,6 @@ COMPARISONS = {
             "prompt-normalization": "--normalize_advantages prompt",
             "dapo-0.26": "--loss dapo",
         },
-        setting=GRADED,
-        minutes=5,
     ),
     "leave-one-out": Comparison(
         "the recipe without one ingredient each (Figure 7)",
@@ -64,30 +73,56 @@ COMPARISONS = {
             "scalerl": "",
             "prompt-normalization": "--normalize_advantages prompt",
             "length-penalty": "--length_control penalty",
-            "no-zero-variance-filter": "--zero_variance_filter false",
-            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8 --max_ready 0",
+            "lag-2": HELD[2],  # without the filter a step takes longer, so that more is sampled meanwhile: lag is held
+            "lag-2-no-zero-variance-filter": f"{HELD[2]} --zero_variance_filter false",
+            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8",
             "sample-average": "--aggregation sample",
             "dapo-loss": "--loss dapo",
             "uniform-sampling": "--pass_rate_threshold 1.1",
             "fp32-head-bfloat16": "--dtype bfloat16",
             "no-fp32-head-bfloat16": "--dtype bfloat16 --fp32_head false",
         },
-        against={"no-fp32-head-bfloat16": "fp32-head-bfloat16"},
+        against={"no-fp32-head-bfloat16": "fp32-head-bfloat16", "lag-2-no-zero-variance-filter": "lag-2"},
+        paper={
+            "prompt-normalization": EQUAL, "length-penalty": EQUAL, "lag-2-no-zero-variance-filter": LOWER,
+            "ppo-off-policy-8": EQUAL, "sample-average": EQUAL, "dapo-loss": EQUAL, "uniform-sampling": LOWER,
+            "no-fp32-head-bfloat16": near(-0.09),
+        },
     ),
-    "losses": Comparison(
-        "the loss (Figure 5)",
-        {"cispo": "", "gspo": "--loss gspo", "gspo-sample": "--loss gspo --aggregation sample", "dapo": "--loss dapo",
-         "grpo": "--loss grpo"},
+    "losses": Comparison(  # GSPO's lower clip is 3/4 of its upper one, as in its paper and in ScaleRL's run
+        "the loss, and how much its clip matters (Figure 5)",
+        {
+            "cispo-5": "",
+            "cispo-4": "--eps_max 4",
+            "cispo-8": "--eps_max 8",
+            "dapo-0.26": "--loss dapo",
+            "dapo-0.27": "--loss dapo --eps_high 0.27",
+            "gspo-4e-3": "--loss gspo",
+            "gspo-4e-3-sample": "--loss gspo --aggregation sample",
+            "gspo-4e-4": "--loss gspo --eps_low 3e-4 --eps_high 4e-4",
+            "gspo-1e-4": "--loss gspo --eps_low 7.5e-5 --eps_high 1e-4",
+        },
+        against={"dapo-0.27": "dapo-0.26"},
+        paper={
+            "cispo-4": EQUAL, "cispo-8": EQUAL, "dapo-0.26": near(-0.075), "dapo-0.27": near(-0.05),
+            "gspo-4e-3": near(-0.005),
+        },
     ),
     "schedules": Comparison(
-        "generator and trainer one after the other or side by side (Figure 4)",
+        "generator and trainer one after the other or side by side, and the lag (Figure 4)",
         {
             "pipeline-8": "",
-            "pipeline-8-held": "--max_ready 0 --min_ready 160",  # or the lag of k = 8 and of k = 4 is the generator's
-            "pipeline-4-held": "--k 4 --max_ready 0 --min_ready 64",
-            "pipeline-1": "--k 1",
-            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8 --max_ready 0",
-            "ppo-off-policy-1": "--schedule ppo_off_policy --k 1 --max_ready 0",
+            "lag-1": "--k 1",
+            "lag-2": HELD[2],
+            "lag-4": HELD[4],
+            "lag-8": HELD[8],
+            "ppo-off-policy-8": "--schedule ppo_off_policy --k 8",
+            "ppo-off-policy-1": "--schedule ppo_off_policy --k 1",
+        },
+        against={"lag-4": "lag-8"},
+        paper={
+            "lag-4": EQUAL, "ppo-off-policy-8": ("B", 2.68 - 4.55, 2.68 - 4.55),
+            "ppo-off-policy-1": ("B", 2.15 - 4.55, 2.15 - 4.55),
         },
         axes=("device_hours", "step"),
     ),
@@ -95,53 +130,46 @@ COMPARISONS = {
         "the average of the token losses",
         {"prompt": "", "sample": "--aggregation sample", "token": "--aggregation token",
          "constant": "--aggregation constant"},
+        paper={"sample": LOWER, "token": LOWER},
     ),
     "normalization": Comparison(
         "what divides the advantages",
         {"batch": "", "prompt": "--normalize_advantages prompt", "none": "--normalize_advantages none"},
+        paper={"prompt": EQUAL, "none": EQUAL},
     ),
     "recipes": Comparison(  # batches 5/3 as large where zero-variance groups leave them: there 1280 for 768
         "prevalent recipes as the paper ran them again (Figure 2); the head is FP32 in all, as in float32 it must be",
         {
             "scalerl": "",
             "deepseek-grpo": "--loss grpo --aggregation sample --normalize_advantages prompt --schedule ppo_off_policy "
-            "--k 8 --max_ready 0 --zero_variance_filter false --pass_rate_threshold 1.1",
+            "--k 8 --zero_variance_filter false --pass_rate_threshold 1.1",
             "qwen2.5-dapo": "--loss dapo --normalize_advantages prompt --schedule ppo_off_policy --k 8 "
-            "--batch_prompts 53 --max_ready 0 --pass_rate_threshold 1.1",
-            "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 212 "
-            "--pass_rate_threshold 1.1",
+            "--batch_prompts 53 --pass_rate_threshold 1.1",
+            "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --pass_rate_threshold 1.1",
             "minimax-m1": "--normalize_advantages prompt --schedule ppo_off_policy --k 8 --batch_prompts 53 "
-            "--max_ready 0 --pass_rate_threshold 1.1",
+            "--pass_rate_threshold 1.1",
+        },
+        paper={
+            "deepseek-grpo": near(-0.12), "qwen2.5-dapo": near(-0.095), "magistral": near(-0.075), "minimax-m1": EQUAL,
         },
     ),
-    "clip": Comparison(
-        "DAPO's upper clip and CISPO's cap",
-        {
-            "cispo-5": "",
-            "cispo-1.2": "--eps_max 1.2",
-            "cispo-2": "--eps_max 2",
-            "cispo-8": "--eps_max 8",
-            "dapo-0.20": "--loss dapo --eps_high 0.20",
-            "dapo-0.26": "--loss dapo",
-            "dapo-0.28": "--loss dapo --eps_high 0.28",
-            "dapo-0.50": "--loss dapo --eps_high 0.50",
-        },
-    ),
-    "batch": Comparison(
+    "batch": Comparison(  # there 512, 768 and 2048 completions
         "prompts per optimizer step, at equal tokens",
         {
             "batch-32": "",
-            "batch-16": "--batch_prompts 16 --max_ready 64 --eval_every 12 --save_every 48",
-            "batch-64": "--batch_prompts 64 --max_ready 256 --eval_every 3 --save_every 12",
+            "batch-16": "--batch_prompts 16 --eval_every 20",
+            "batch-64": "--batch_prompts 64 --eval_every 5",
         },
+        paper={"batch-16": near(-0.005), "batch-64": HIGHER},
     ),
     "rollouts": Comparison(
         "completions per prompt, at equal completions per step",
         {
             "rollouts-16": "",
-            "rollouts-8": "--rollouts 8 --batch_prompts 64 --max_ready 256",
-            "rollouts-32": "--rollouts 32 --batch_prompts 16 --max_ready 64",
+            "rollouts-8": "--rollouts 8 --batch_prompts 64",
+            "rollouts-32": "--rollouts 32 --batch_prompts 16",
         },
+        paper={"rollouts-8": near(-0.025), "rollouts-32": near(-0.015)},
     ),
     "reuse": Comparison(  # 130 steps of 32 prompts are 4,160, of which 1/tau are distinct; none is retired
         "how often a prompt may be seen (arXiv 2509.25300: 25 times do no harm, 100 do)",
@@ -152,6 +180,7 @@ COMPARISONS = {
             "tau-100": "--prompts 42",
         },
         setting=f"{DEMO} --max_steps 130 --pass_rate_threshold 1.1",
+        minutes=2.3,
     ),
     "grid": Comparison(  # for `python isocompute.py OUTPUT/grid/*/seed-*`
         "cheap runs over prompts per batch and rollouts per prompt (arXiv 2603.12151)",
