@@ -211,6 +211,27 @@ def test_ctrl_c_ends_the_run_with_a_checkpoint_and_the_next_call_resumes_it(prog
     assert ("--loss" in calls()[2][1]) == damaged
 
 
+def test_two_runs_at_a_time_both_get_ctrl_c(program, tmp_path):
+    """With --jobs 2 the first two of four run together; Ctrl-C reaches both, no other begins, and both are resumed."""
+    call, script, calls = program
+    script({"one/base/0": {"wait": 20}, "one/dapo/0": {"wait": 20}})
+
+    def interrupt():
+        for variant in ("base", "dapo"):
+            wait_for(tmp_path / f"runs/one/{variant}/seed-0/waiting")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert call("one", "--seeds", "2", "--jobs", "2") == 130
+    thread.join()
+    assert sorted(names(calls())) == ["one/base/0", "one/dapo/0"]
+    script({})
+    assert call("one", "--seeds", "2", "--jobs", "2") == 0
+    assert sorted(names(calls())[2:]) == ["one/base/0", "one/base/1", "one/dapo/0", "one/dapo/1"]
+    assert [words[0] for _, words in calls()[2:]].count("--resume") == 2
+
+
 def test_a_killed_sweep_leaves_no_orphan_and_is_taken_up(program, tmp_path):
     """SIGKILL of the sweep itself: its run gets SIGTERM, saves, and lets go of the lock; the next call resumes it."""
     call, script, calls = program

@@ -103,14 +103,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("comparison", choices=[*COMPARISONS, "all"], metavar="COMPARISON", help="one of those below, or all of them")
     add("--seeds", type=int, default=3, help="runs of each variant, seeds 0, 1, ... (default 3)")
     add("--only", nargs="+", default=[], metavar="VARIANT", help="only these variants")
+    add("--jobs", type=int, default=1, help="runs at a time (default 1; two of --engine torch take both of two cores)")
     add("--budget", default="", help="of each run: tokens as 800k or 1.5M, or device-hours as 0.05h")
     add("--output", default="runs/ablate", metavar="FOLDER", help="where the runs are (default runs/ablate)")
     add("--results", default="", metavar="FOLDER", help="where reports are written (default OUTPUT/results)")
     add("--dry-run", action="store_true", help="list the commands and end")
     add("--report", action="store_true", help="no runs, only the report of the finished ones")
     args = parser.parse_args(argv)
-    if args.seeds < 1:
-        parser.error("--seeds must be at least 1")
+    if min(args.seeds, args.jobs) < 1:
+        parser.error("--seeds and --jobs must be at least 1")
     return args
 
 
@@ -158,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 list_commands(of_one, COMPARISONS[name].minutes)
             return 0
         if not args.report:
-            code = sweep.make(runs, output)
+            code = sweep.make(runs, output, args.jobs)
         if args.comparison == "all":
             plans["all"] = {(str(run.folder.parent.relative_to(output)), run.seed): run for run in runs}  # each once
         if code not in (2, 130):

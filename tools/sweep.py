@@ -1,8 +1,8 @@
-"""Runs of `train.py`, one after the other, until all are finished: what `ablate.py` plans, this makes.
+"""Runs of `train.py`, one or several at a time, until all are finished: what `ablate.py` plans, this makes.
 
 FINISHED is a run whose folder holds `finished.json`, which is written after `train.py` ended with exit code 0; it is
 never run again. Any other folder goes on by --resume if it has a whole checkpoint, and begins again if not. Ctrl-C is
-passed on once to the run under way, which saves a checkpoint; a second one ends it at once.
+passed on once to the runs under way, which save checkpoints; a second one ends them at once.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,26 +83,32 @@ def locked(output: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def make(runs: Sequence[Run], output: Path) -> int:
-    """Makes all runs that are not finished. Exit code: 0 all are, 1 some failed, 2 flags that cannot work, 130 stopped
-    by a signal. Raises UsageError if another sweep uses `output`."""
+def make(runs: Sequence[Run], output: Path, jobs: int = 1) -> int:
+    """Makes all runs that are not finished, `jobs` at a time. Exit code: 0 all are, 1 some failed, 2 flags that cannot
+    work, 130 stopped by a signal. Raises UsageError if another sweep uses `output`."""
     with locked(output) as lock:
         waiting = list(dict.fromkeys(run for run in runs if not run.finished()))
         print(f"{len(set(runs)) - len(waiting)} runs are finished, {len(waiting)} are to be run", flush=True)
         signals: list[int] = []  # the handler only notes them: one may come while a child is being started
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {n: signal.signal(n, lambda number, frame: signals.append(number)) for n in numbers}
-        codes = []
+        codes: list[int] = []
+
+        def next_one(run: Run) -> int | None:
+            if signals or 2 in codes:
+                return None
+            codes.append(code := run_one(run, output, lock, signals))
+            return code
+
         try:
-            for run in waiting:
-                if not signals and 2 not in codes:
-                    codes.append(run_one(run, output, lock, signals))
+            with ThreadPoolExecutor(jobs) as pool:
+                ended = list(pool.map(next_one, waiting))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
     if signals:
         return 130
-    for run, code in zip(waiting, codes, strict=False):
+    for run, code in zip(waiting, ended, strict=True):
         if code:
             print(f"failed: {run.folder}; the next call tries it again")
     return 2 if 2 in codes else int(any(codes))
