@@ -27,8 +27,9 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 	$(@D)/bin/pip install -q -r requirements-dev.txt
 	touch $@
 
-demo: setup  ## the built-in task with the complete recipe
-	.venv/bin/python train.py --output_dir runs/demo --overwrite true
+demo: setup  ## the graded task with the complete recipe
+	.venv/bin/python train.py --dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --max_steps 110 --eval_every 4 \
+	--output_dir runs/demo --overwrite true
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	.venv/bin/python tools/gpu_check.py
