@@ -1,7 +1,7 @@
 """What the benchmarks measure: models of several sizes, a trainer, a generator, a program, a helper process.
 
 All in-process access to `train.py`, `pipeline_rl.py` and `runtime/` that a benchmark needs is in this file. To keep the
-work the same from turn to turn, the policy does not move: at a learning rate of 1e-12 the step is computed and changes
+work the same from turn to turn, the policy does not move: at a learning rate of 1e-30 the step is computed and changes
 nothing. No prompt is retired and no row is filtered, unless a benchmark says otherwise.
 """
 
@@ -38,7 +38,7 @@ from tasks.prompts import Problem, PromptStream
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
 SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
 QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
-STILL = ["--lr", "1e-12", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
+STILL = ["--lr", "1e-30", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
 
 SIZES = {  # name -> settings of warm_start.WarmStart; vLLM's CPU kernel takes heads of 32
     "0.2M": {},
