@@ -6,20 +6,23 @@ The trainer at work makes one step and one push for every batch that is sampled,
 `LLM.generate`, eager and compiled, on one core as our engine.
 """
 
+import itertools
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
-from measuring import Figure, Report, above_zero, benchmark_parser, parse, ratios, take_turns, timed
+from measuring import Figure, Report, benchmark_parser, parse, ratios, take_turns, timed
 from subjects import Helper, TrainerSide, built_in_generator, drain, free_running, warm_model
 
 BATCH = 32  # prompts
+SECONDS = 6.0  # of a turn of ours
 Request = tuple[list[int], int]  # prompt, completion tokens
 ONE_CORE = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}  # fmt: skip
@@ -42,58 +45,50 @@ def bare_vllm(model: str, eager: bool) -> Callable[[list[Request]], float]:
     return generate
 
 
-def sampled_per_second(generator: Any, seconds: float, work: Callable[[], Any]) -> float:
+def sampled_per_second(generator: Any, work: Callable[[], Any]) -> float:
     """Tokens a second of a generator that waits for nobody, while this thread repeats `work`."""
     free_running(generator, BATCH)
     while generator.in_loop(lambda g: g.pacer.ready) < 1:  # the engine fills up first
         time.sleep(0.05)
     work()
     started, before = time.perf_counter(), generator.counters.sampled
-    while time.perf_counter() < started + seconds:
+    while time.perf_counter() < started + SECONDS:
         work()
     rate = (generator.counters.sampled - before) / (time.perf_counter() - started)
     drain(generator)
     return rate
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
-    parser = benchmark_parser(__file__, __doc__)
-    parser.add_argument("--seconds", type=above_zero, default=6.0, help="length of a turn of ours (6)")
-    args = parse(parser, argv)
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(benchmark_parser(__file__, __doc__), argv)
     report, model = Report(args), warm_model(args.seed)
     torch.set_num_threads(1)
     side = TrainerSide(model, args.seed)
     weights = side.trainer.weights
-    with built_in_generator(model, weights, args.seed) as generator:
+    with ExitStack() as until_the_end:
+        generator = until_the_end.enter_context(built_in_generator(model, weights, args.seed))
         free_running(generator, BATCH)
         groups = generator.take(4 * BATCH)
         drain(generator)
-        batches = [groups[i : i + BATCH] for i in range(0, len(groups), BATCH)]
+        batches = itertools.cycle([groups[i : i + BATCH] for i in range(0, len(groups), BATCH)])
         requests = [(list(g.problem.prompt_ids), sum(r.mask)) for g in groups for r in g.rollouts]
         tokens = sum(length for _, length in requests)
-        steps = 0
+        versions = itertools.count(1)
 
         def train() -> None:
-            nonlocal steps
-            steps += 1
             generator.take(BATCH)  # a step for each batch sampled
-            side.step(side.batch(batches[steps % len(batches)]))
-            generator.push(weights, steps, release=0)
+            side.step(side.batch(next(batches)))
+            generator.push(weights, next(versions), release=0)
 
-        bare = {name: Helper(bare_vllm, model, name == "eager", **ONE_CORE) for name in ("eager", "compiled")}
-        try:
-            for helper in bare.values():
-                helper.ask(requests[:64])
-            cases = {
-                "ours, trainer stopped": lambda: sampled_per_second(generator, args.seconds, lambda: time.sleep(0.02)),
-                "ours, trainer at work": lambda: sampled_per_second(generator, args.seconds, train),
-            }
-            cases |= {f"bare vLLM, {name}": lambda h=h: tokens / h.ask(requests) for name, h in bare.items()}
-            found = take_turns(cases, args.repeats)
-        finally:
-            for helper in bare.values():
-                helper.close()
+        cases = {
+            "ours, trainer stopped": lambda: sampled_per_second(generator, lambda: time.sleep(0.02)),
+            "ours, trainer at work": lambda: sampled_per_second(generator, train),
+        }
+        for name in ("eager", "compiled"):
+            helper = until_the_end.enter_context(closing(Helper(bare_vllm, model, name == "eager", **ONE_CORE)))
+            helper.ask(requests[:64])
+            cases[f"bare vLLM, {name}"] = lambda helper=helper: tokens / helper.ask(requests)
+        found = take_turns(cases, args.repeats)
     report.add(found, "tokens/s")
     best = max((name for name in found if "bare" in name), key=lambda name: statistics.median(found[name]))
     busy, calm = found["ours, trainer at work"], found["ours, trainer stopped"]
@@ -102,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         Figure(f"ours, trainer at work / {best}", ratios(busy, found[best]), least=0.8),
         Figure(f"ours, trainer stopped / {best}", ratios(calm, found[best])),
     ]
-    return report.close()
+    report.close()
 
 
 if __name__ == "__main__":

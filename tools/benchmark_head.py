@@ -1,4 +1,4 @@
-"""The FP32 head against full logits and log_softmax: time, memory and error.
+"""The FP32 head against full logits and log_softmax on a CPU: time, memory and error.
 
     python tools/benchmark_head.py                         # vocabularies of 32,000 and 151,936
     python tools/benchmark_head.py --vocabularies 32000
@@ -10,8 +10,8 @@ Peak memory is what a forward and backward pass takes beyond inputs, weight and 
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
@@ -20,7 +20,7 @@ from subjects import Helper
 
 import fp32_head
 
-HIDDEN = 256
+TOKENS, HIDDEN = 4096, 256
 CHECKED = 512  # tokens compared with float64
 
 
@@ -37,25 +37,22 @@ def our_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tens
 CASES = {"ours": our_logprobs, "full logits": full_logprobs}
 
 
-def inputs(vocabulary: int, tokens: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(vocabulary: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Random hidden states, head and targets."""
     torch.manual_seed(0)
-    hidden = torch.randn(tokens, HIDDEN, device=device, requires_grad=True)
-    weight = (torch.randn(vocabulary, HIDDEN, device=device) / math.sqrt(HIDDEN)).requires_grad_()
-    return hidden, weight, torch.randint(vocabulary, (tokens,), device=device)
+    hidden = torch.randn(tokens, HIDDEN, requires_grad=True)
+    weight = (torch.randn(vocabulary, HIDDEN) / math.sqrt(HIDDEN)).requires_grad_()
+    return hidden, weight, torch.randint(vocabulary, (tokens,))
 
 
-def head_case(name: str, vocabulary: int, tokens: int) -> Callable[[str], float]:
+def head_case(name: str, vocabulary: int) -> Callable[[str], float]:
     """In a helper: the `seconds` of one forward and backward pass, or its peak of `bytes`."""
     torch.set_num_threads(1)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    hidden, weight, targets = inputs(vocabulary, tokens, device)
+    hidden, weight, targets = inputs(vocabulary, TOKENS)
 
-    def once(rows: int = tokens) -> None:
+    def once(rows: int = TOKENS) -> None:
         CASES[name](hidden[:rows], weight, targets[:rows]).sum().backward()
         hidden.grad = weight.grad = None
-        if device == "cuda":
-            torch.cuda.synchronize()
 
     def measure(what: str) -> float:
         if what == "seconds":
@@ -74,64 +71,56 @@ def head_case(name: str, vocabulary: int, tokens: int) -> Callable[[str], float]
 
 def forget_peak() -> None:
     """`peak` starts anew from what is allocated now."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """Most bytes allocated since `forget_peak`: of the GPU, or of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    """Most bytes that this process has had since `forget_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def errors(vocabulary: int, tokens: int) -> tuple[float, float]:
+def errors(vocabulary: int) -> tuple[float, float]:
     """(largest |log-prob - float64's|, largest relative error of the gradients)."""
-    hidden, weight, targets = inputs(vocabulary, tokens)
 
-    def gradients(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def computed(logprobs_of: Callable[..., torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        hidden, weight, targets = inputs(vocabulary, CHECKED)
         h, w = (x.to(dtype).detach().requires_grad_() for x in (hidden, weight))
-        logprobs = (full_logprobs if dtype == torch.float64 else our_logprobs)(h, w, targets)
+        logprobs = logprobs_of(h, w, targets)
         logprobs.mean().backward()
         return logprobs.detach(), h.grad, w.grad
 
-    (found, *grads), (true, *true_grads) = gradients(torch.float32), gradients(torch.float64)
+    (found, *grads), (true, *true_grads) = computed(our_logprobs, torch.float32), computed(full_logprobs, torch.float64)
     error = max(float((g - t).norm() / t.norm()) for g, t in zip(grads, true_grads, strict=True))
     return float((found - true).abs().max()), error
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("--vocabularies", type=positive, nargs="+", default=[32_000, 151_936], help="(32000 151936)")
-    parser.add_argument("--tokens", type=positive, default=4096, help="(4096)")
     args = parse(parser, argv)
     report = Report(args)
     for V in args.vocabularies:
-        helpers = {name: Helper(head_case, name, V, args.tokens, OMP_NUM_THREADS="1") for name in CASES}
-        try:
-            cases = {f"{name}, V = {V:,}": lambda h=h: h.ask("seconds") for name, h in helpers.items()}
+        with ExitStack() as until_the_end:
+            helpers = {name: until_the_end.enter_context(closing(Helper(head_case, name, V, OMP_NUM_THREADS="1")))
+                       for name in CASES}  # fmt: skip
             memory = {f"{name}, V = {V:,}, memory": [h.ask("bytes") / 2**20] for name, h in helpers.items()}
+            cases = {f"{name}, V = {V:,}": lambda h=h: h.ask("seconds") for name, h in helpers.items()}
             found = take_turns(cases, args.repeats)
-        finally:
-            for helper in helpers.values():
-                helper.close()
         report.add(found, "s")
         report.add(memory, "MiB")
         large = V > 100_000  # the targets are for this one
-        share = memory[f"ours, V = {V:,}, memory"][0] * 2**20 / (args.tokens * V * 4)
+        share = memory[f"ours, V = {V:,}, memory"][0] * 2**20 / (TOKENS * V * 4)
         report.figures += [
             Figure(f"time / full logits, V = {V:,}", ratios(*found.values()), most=1.5 if large else None),
             Figure(f"peak memory / one (M, V) tensor, V = {V:,}", [share], most=0.1 if large else None),
         ]
-    rows = min(args.tokens, CHECKED)
-    error, gradient = errors(max(args.vocabularies), rows)
-    report.figures += [Figure(f"largest log-prob error against float64, {rows} tokens", [error], most=1e-5),
-                       Figure(f"relative gradient error against float64, {rows} tokens", [gradient])]  # fmt: skip
-    return report.close()
+    error, gradient = errors(max(args.vocabularies))
+    report.figures += [
+        Figure(f"largest log-prob error against float64, {CHECKED} tokens", [error], most=1e-5),
+        Figure(f"relative gradient error against float64, {CHECKED} tokens", [gradient]),
+    ]
+    report.close()
 
 
 if __name__ == "__main__":

@@ -13,70 +13,62 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import subjects
 import torch
 from measuring import Figure, Report, benchmark_parser, parse, positive, ratios, take_turns, timed
 
-BATCH = 32  # prompts
+BATCH, STEPS = 32, 8  # prompts; steps of a turn
 FIRST, OTHERS = "pipeline-8", ("pipeline-1", "pipeline-0", "ppo_off_policy-1", "ppo_off_policy-8")
 WAITS = ("generator_idle", "trainer_idle", "sync_seconds")
 
 
-def segment(program: subjects.Program, schedule: str, count: int) -> dict[str, float]:
-    """Seconds a step: `wall`, `cpu` of all processes, and WAITS, over `count` steps, rounded up to rounds of k updates.
+def segment(program: subjects.Program, schedule: str) -> dict[str, float]:
+    """Seconds a step: `wall`, `cpu` of all processes, and WAITS, over STEPS steps, which are a round of k updates too.
     The round before them is not timed: its records contain the time in which the program was frozen."""
-    round_of = int(schedule[-1]) if schedule.startswith("ppo") else 1
-    count = -(-count // round_of) * round_of
-    program.advance(max(round_of, 3))
+    program.advance(int(schedule[-1]) if schedule.startswith("ppo") else 3)
     cpu = program.cpu_seconds()
-    wall = program.advance(count)
-    found = {"wall": wall, "cpu": program.cpu_seconds() - cpu}
-    records = program.records("metrics.jsonl")[-count:]
+    found = {"wall": program.advance(STEPS), "cpu": program.cpu_seconds() - cpu}
+    records = program.records("metrics.jsonl")[-STEPS:]
     found |= {name: sum(record[name] for record in records) for name in WAITS}
-    return {name: seconds / count for name, seconds in found.items()}
+    return {name: seconds / STEPS for name, seconds in found.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
-    parser.add_argument("--steps", type=positive, default=8, help="of a turn (8)")
     parser.add_argument("--threads", type=positive, default=1, help="CPU threads of each trainer (1)")
-    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="schedules (all of them)")
     args = parse(parser, argv)
     report, model = Report(args), subjects.warm_model(args.seed)
     torch.set_num_threads(args.threads)
     side = subjects.TrainerSide(model, args.seed)
     common = [*subjects.QUIET, *subjects.STILL, "--seed", str(args.seed), "--threads", str(args.threads)]
-
-    def started(schedule: str, folder: Path) -> subjects.Program:
-        name, _, k = schedule.rpartition("-")
-        words = subjects.ours(*common, "--max_steps", "80000", "--schedule", name, "--k", k)
-        return subjects.Program(words, folder / schedule, args.threads)
-
-    found: dict[str, list[dict[str, float]]] = {schedule: [] for schedule in (FIRST, *args.against)}
+    found: dict[str, list[dict[str, float]]] = {schedule: [] for schedule in (FIRST, *OTHERS)}
     with ExitStack() as until_the_end:
         folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))
         generator = until_the_end.enter_context(subjects.built_in_generator(model, side.trainer.weights, args.seed))
         subjects.free_running(generator, BATCH)
         groups = generator.take(BATCH)
         subjects.drain(generator)
-        first = until_the_end.enter_context(closing(started(FIRST, folder)))
-        first.advance(1)  # start-up; then it is frozen
+
+        def started(schedule: str) -> subjects.Program:
+            name, _, k = schedule.rpartition("-")
+            words = subjects.ours(*common, "--schedule", name, "--k", k)
+            return subjects.Program(words, folder / schedule, args.threads)
 
         def sides() -> float:
             """The longer of generation and training by themselves, seconds a step."""
-            training = timed(lambda: [side.step(side.batch(groups)) for _ in range(args.steps)]) / args.steps
-            return max(training, subjects.seconds_by_itself(generator, BATCH, args.steps))
+            training = timed(lambda: [side.step(side.batch(groups)) for _ in range(STEPS)]) / STEPS
+            return max(training, subjects.seconds_by_itself(generator, BATCH, STEPS))
 
         def step(program: subjects.Program, schedule: str) -> float:
-            found[schedule].append(segment(program, schedule, args.steps))
+            found[schedule].append(segment(program, schedule))
             return found[schedule][-1]["wall"]
 
-        for schedule in args.against:
-            with closing(started(schedule, folder)) as second:
+        first = until_the_end.enter_context(closing(started(FIRST)))
+        first.advance(1)  # start-up; then it is frozen
+        for schedule in OTHERS:
+            with closing(started(schedule)) as second:
                 second.advance(1)
                 cases = {"longer side": sides, FIRST: lambda: step(first, FIRST),
                          schedule: lambda p=second, s=schedule: step(p, s)}  # fmt: skip
@@ -95,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             Figure(f"{schedule}: trainer idle", [turn["trainer_idle"] / turn["wall"] for turn in turns]),
             Figure(f"{schedule}: generator idle or paused", idle),
         ]
-    return report.close()
+    report.close()
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ from subjects import drain, generator_of, random_model, seconds_by_itself, set_p
 import pipeline_rl
 from runtime.flags import parse_flags
 
-BATCH, ROLLOUTS, K = 32, 8, 8
+BATCH, ROLLOUTS, K, STEPS = 32, 8, 8, 30  # STEPS: of a case
 MEAN, SIGMA = 30, 0.6  # tokens of a completion, standard deviation of their logarithm
 RATIO = 0.8
+LAGS = (2, 4, 6)  # to hold
 
 
 class Lengths:
@@ -67,13 +68,11 @@ def nothing_solved(problem: Any, completions: Sequence[Any]) -> list[tuple[float
     return [(0.0, False)] * len(completions)
 
 
-def paced(
-    generator: pipeline_rl.Generator, weights: Any, training: float, steps: int, min_ready: int
-) -> dict[str, float]:
-    """Mean requests inside the engine, tokens/s and mean lag, of `steps` steps after the first k + 2."""
+def paced(generator: pipeline_rl.Generator, weights: Any, training: float, min_ready: int) -> dict[str, float]:
+    """Mean requests inside the engine, tokens/s and mean lag, of STEPS steps after the first k + 2."""
     set_pacer(generator, pipeline_rl.Pacer(BATCH, K, min_ready=min_ready))
     lengths, counters, version = generator.length_control, generator.counters, generator.version
-    for step in range(K + 2 + steps):
+    for step in range(K + 2 + STEPS):
         if step == K + 2:
             started, busy, tokens, lags = time.perf_counter(), lengths.slot_seconds, counters.sampled, []
         groups = generator.take(BATCH)
@@ -93,14 +92,12 @@ def queue_for(lag: float, without: float) -> int:
     return min(K * BATCH, max(0, round((lag - without) * BATCH)))
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("--slots", type=positive, default=128, help="of the engine (128)")
-    parser.add_argument("--steps", type=positive, default=30, help="of a case (30)")
-    parser.add_argument("--lags", type=positive, nargs="+", default=[2, 4, 6], help="to hold (2 4 6)")
     args = parse(parser, argv)
-    report, found = Report(args), {}
+    report = Report(args)
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in ("no queue", *(f"lag {lag}" for lag in LAGS))}
     task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[], score=nothing_solved)
     flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
     with tempfile.TemporaryDirectory() as folder:
@@ -109,22 +106,21 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         with generator_of(flags, model, weights, task, short_prompts(), Lengths()) as generator:
             for _ in range(args.repeats):
                 training = RATIO * seconds_by_itself(generator, BATCH, K)
-                without = paced(generator, weights, training, args.steps, 0)
-                found.setdefault("no queue asked", []).append(without)
-                for lag in args.lags:
-                    turn = paced(generator, weights, training, args.steps, queue_for(lag, without["lag"]))
-                    found.setdefault(f"lag {lag} asked", []).append(turn)
-    values = {label: {what: [turn[what] for turn in turns] for what in turns[0]} for label, turns in found.items()}
-    for label, measured in values.items():
-        report.add({f"{label}: {what}": turns for what, turns in measured.items()}, "")
-    base = values["no queue asked"]
+                turns["no queue"].append(paced(generator, weights, training, 0))
+                for lag in LAGS:
+                    queue = queue_for(lag, turns["no queue"][-1]["lag"])
+                    turns[f"lag {lag}"].append(paced(generator, weights, training, queue))
+    found = {name: {what: [turn[what] for turn in some] for what in some[0]} for name, some in turns.items()}
+    for name, measured in found.items():
+        report.add({f"{name}: {what}": values for what, values in measured.items()}, "")
+    base = found["no queue"]
     report.figures = [Figure("busy share of the slots", [x / args.slots for x in base["inside"]], least=0.9)]
-    for lag in args.lags:
-        held = values[f"lag {lag} asked"]
+    for lag in LAGS:
+        held = found[f"lag {lag}"]
         lost = [1 - x for x in ratios(held["tokens/s"], base["tokens/s"])]
-        report.figures += [Figure(f"lag {lag} asked: off by", [abs(x - lag) for x in held["lag"]], most=0.5),
-                           Figure(f"lag {lag} asked: speed lost", lost, most=0.05)]  # fmt: skip
-    return report.close()
+        report.figures += [Figure(f"lag {lag}: off by", [abs(x - lag) for x in held["lag"]], most=0.5),
+                           Figure(f"lag {lag}: speed lost", lost, most=0.05)]  # fmt: skip
+    report.close()
 
 
 if __name__ == "__main__":

@@ -10,52 +10,44 @@ on either side, TRL with two threads. `trl_side.py` says what differs.
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measuring import Figure, Report, benchmark_parser, parse, positive, ratios, take_turns
 from subjects import QUIET, SIZES, Program, ours, random_model, warm_model
-from trl_side import new_environment, own_folder, theirs
-
-ROLLOUTS = 16
+from trl_side import ROLLOUTS, theirs
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("--size", choices=list(SIZES), default="0.2M", help="of the model; others sample 256 tokens")
     parser.add_argument("--steps", type=positive, default=6, help="of a turn (6)")
     parser.add_argument("--batch_prompts", type=positive, default=32, help="prompts of a step (32)")
-    parser.add_argument("--environment", type=own_folder, default="/tmp/trl-venv", help="TRL's, made if missing")
     args = parse(parser, argv)
-    report, python, small = Report(args), new_environment(args.environment), args.size == "0.2M"
+    report, small = Report(args), args.size == "0.2M"
     longest = 37 if small else 256
-    with tempfile.TemporaryDirectory() as folder:
-        root, running = Path(folder), {}
+    with ExitStack() as until_the_end:
+        root = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))
         model = warm_model(args.seed) if small else random_model(root / "model", args.size)
-        both = ["--model", model, "--seed", str(args.seed), "--max_steps", "100000"]
-        both += ["--batch_prompts", str(args.batch_prompts)]
-        mine = [*both, *QUIET, "--length_control", "none", "--max_budget", str(longest - 4), "--threads", "1"]
+        both = ["--model", model, "--seed", str(args.seed), "--batch_prompts", str(args.batch_prompts)]
+        mine = [*both, *QUIET, "--length_control", "none", "--max_budget", str(longest - 4)]
         every_row = ["--zero_variance_filter", "false", "--pass_rate_threshold", "2"]
         commands = {"ours, every row trains": (ours(*mine, *every_row), 1)}
         if small:
             commands["ours, with its filters"] = (ours(*mine), 1)
-        commands["TRL"] = (theirs(python, *both, "--eval_every", "0", "--max_completion", str(longest)), 2)
-        try:
-            for name, (command, threads) in commands.items():
-                running[name] = Program(command, root / name.replace(" ", "-"), threads)
-                running[name].advance(3 if small else 1)  # start-up, not timed
-            completions = args.batch_prompts * ROLLOUTS * args.steps
-            cases = {name: lambda p=p: completions / p.advance(args.steps) for name, p in running.items()}
-            found = take_turns(cases, args.repeats)
-        finally:
-            for program in running.values():
-                program.close()
+        still = ["--max_steps", "80000", "--eval_every", "0", "--max_completion", str(longest)]
+        commands["TRL"] = (theirs(*both, *still), 2)
+        completions, cases = args.batch_prompts * ROLLOUTS * args.steps, {}
+        for name, (command, threads) in commands.items():
+            program = until_the_end.enter_context(closing(Program(command, root / name.replace(" ", "-"), threads)))
+            program.advance(3 if small else 1)  # start-up, not timed
+            cases[name] = lambda program=program: completions / program.advance(args.steps)
+        found = take_turns(cases, args.repeats)
     report.add(found, "completions/s")
     report.figures = [Figure(f"{name} / TRL", ratios(values, found["TRL"]), least=1.3 if small else 1.8)
                       for name, values in found.items() if name != "TRL"]  # fmt: skip
-    return report.close()
+    report.close()
 
 
 if __name__ == "__main__":

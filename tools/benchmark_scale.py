@@ -14,10 +14,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
-from measuring import Figure, Report, benchmark_parser, parse, positive, ratios, take_turns, timed
-from subjects import SIZES, TrainerSide, random_model, synthetic_groups
+from measuring import Figure, Report, benchmark_parser, parse, ratios, take_turns, timed
+from subjects import TrainerSide, random_model, synthetic_groups
 
 BATCH_TOKENS = 16_384
+LENGTHS = (32, 128, 512, 2048)  # mean tokens of a completion
+ROLLOUTS = (128, 512, 1024, 4096)  # of a batch
 
 
 def no_attention(
@@ -28,49 +30,38 @@ def no_attention(
     return value.repeat_interleave(heads, 1).transpose(1, 2).contiguous(), None
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def main(argv: Sequence[str] | None = None) -> None:
     from transformers import AttentionInterface
 
-    parser = benchmark_parser(__file__, __doc__)
-    parser.add_argument("--size", choices=list(SIZES), default="0.2M", help="of the model")
-    parser.add_argument("--lengths", type=positive, nargs="+", default=[32, 128, 512, 2048], help="mean tokens")
-    parser.add_argument("--rollouts", type=positive, nargs="+", default=[128, 512, 1024, 4096], help="of a batch")
-    args = parse(parser, argv)
+    args = parse(benchmark_parser(__file__, __doc__), argv)
     AttentionInterface.register("none", no_attention)
     torch.set_num_threads(1)
     report = Report(args)
     with tempfile.TemporaryDirectory() as folder:
-        side = TrainerSide(random_model(Path(folder), args.size, context=4096))
+        side = TrainerSide(random_model(Path(folder), "0.2M", context=4096))
 
         def cost(groups: list[Any], attention: str = "sdpa") -> float:
             side.trainer.model.set_attn_implementation(attention)
-            tokens = 0
+            tokens = sum(len(rollout.mask) for group in groups for rollout in group.rollouts)
+            return 1e6 * timed(lambda: side.step(side.batch(groups))) / tokens
 
-            def step() -> None:
-                nonlocal tokens
-                tokens = side.step(side.batch(groups))
-
-            return 1e6 * timed(step) / tokens
-
-        lengths = {n: synthetic_groups(max(16, BATCH_TOKENS // n // 16 * 16), n) for n in args.lengths}
-        sizes = {n: synthetic_groups(n, 32) for n in args.rollouts}
-        cost(next(iter(lengths.values())))
+        lengths = {n: synthetic_groups(max(16, BATCH_TOKENS // n // 16 * 16), n) for n in LENGTHS}
+        sizes = {n: synthetic_groups(n, 32) for n in ROLLOUTS}
+        cost(lengths[LENGTHS[0]])
         cases = {f"{n} tokens": lambda g=g: cost(g) for n, g in lengths.items()}
         cases |= {f"{n} tokens, without attention": lambda g=g: cost(g, "none") for n, g in lengths.items()}
         cases |= {f"{n} rollouts of 32 tokens": lambda g=g: cost(g) for n, g in sizes.items()}
         found = take_turns(cases, args.repeats)
     report.add(found, "µs a token")
-    shortest, fewest = min(args.lengths), min(args.rollouts)
-    for n in args.lengths:
+    for n in LENGTHS[1:]:
         for rest in ("", ", without attention"):
-            grown = ratios(found[f"{n} tokens{rest}"], found[f"{shortest} tokens{rest}"])
+            grown = ratios(found[f"{n} tokens{rest}"], found[f"{LENGTHS[0]} tokens{rest}"])
             target = 1.5 if n == 512 and not rest else None
-            report.figures.append(Figure(f"{n} / {shortest} tokens{rest}", grown, most=target))
-    for n in args.rollouts:
-        grown = ratios(found[f"{n} rollouts of 32 tokens"], found[f"{fewest} rollouts of 32 tokens"])
-        report.figures.append(Figure(f"{n} / {fewest} rollouts", grown))
-    return report.close()
+            report.figures.append(Figure(f"{n} / {LENGTHS[0]} tokens{rest}", grown, most=target))
+    for n in ROLLOUTS[1:]:
+        grown = ratios(found[f"{n} rollouts of 32 tokens"], found[f"{ROLLOUTS[0]} rollouts of 32 tokens"])
+        report.figures.append(Figure(f"{n} / {ROLLOUTS[0]} rollouts", grown))
+    report.close()
 
 
 if __name__ == "__main__":

@@ -11,57 +11,60 @@ nothing gets in the way; the ratio of the two is what working at the same time c
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from measuring import Figure, Report, benchmark_parser, parse, positive, ratios, take_turns
+from measuring import Figure, Measured, Report, benchmark_parser, parse, ratios, take_turns
 from subjects import QUIET, SIZES, STILL, Program, ours, random_model, warm_model
 
-SCHEDULES = {"pipeline 8": ("pipeline", "8"), "on-policy": ("ppo_off_policy", "1")}
+STEPS = 4  # updates of a turn
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def stall(program: Program, shares: list[float]) -> float:
+    """Mean seconds of an update, whose share of a step is added to `shares`. The first step after a thaw is left out:
+    it contains the time in which the program was frozen."""
+    program.advance(STEPS + 1)
+    records = program.records("metrics.jsonl")[-STEPS:]
+    stalled = sum(record["sync_seconds"] for record in records)
+    shares.append(stalled / sum(record["seconds"] for record in records))
+    return stalled / STEPS
+
+
+def stalls(size: str, seed: int, repeats: int) -> tuple[Measured, list[float], float]:
+    """(the stall by schedule, its share of a step of the pipeline, MB of weights) for one size of the model."""
+    with ExitStack() as until_the_end:
+        root, small = Path(until_the_end.enter_context(tempfile.TemporaryDirectory())), size == "0.2M"
+        model = warm_model(seed) if small else random_model(root / "model", size)
+        common = [*QUIET, *STILL, "--model", model, "--seed", str(seed), *([] if small else ["--batch_prompts", "2"])]
+
+        def started(schedule: str, k: int) -> Program:
+            program = Program(ours(*common, "--schedule", schedule, "--k", str(k)), root / schedule, 1)
+            until_the_end.enter_context(closing(program))
+            program.advance(2)  # start-up
+            return program
+
+        pipeline, on_policy = started("pipeline", 8), started("ppo_off_policy", 1)
+        shares: list[float] = []
+        found = take_turns({"pipeline 8": lambda: stall(pipeline, shares), "on-policy": lambda: stall(on_policy, [])},
+                           repeats)  # fmt: skip
+        return found, shares, (Path(model) / "model.safetensors").stat().st_size / 1e6
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("--sizes", choices=list(SIZES), nargs="+", default=list(SIZES), help="of the models")
-    parser.add_argument("--steps", type=positive, default=4, help="updates of a turn (4)")
     args = parse(parser, argv)
     report = Report(args)
     for size in args.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            root, running, shares = Path(folder), {}, []
-            small = size == "0.2M"
-            model = warm_model(args.seed) if small else random_model(root / "model", size)
-            common = [*QUIET, *STILL, "--model", model, "--seed", str(args.seed), "--max_steps", "80000"]
-            common += [] if small else ["--batch_prompts", "2"]
-
-            def stall(name: str, running: dict[str, Program] = running, shares: list[float] = shares) -> float:
-                """Mean seconds of an update; the first step after a thaw contains the time that it was frozen."""
-                running[name].advance(args.steps + 1)
-                records = running[name].records("metrics.jsonl")[-args.steps :]
-                stalled = sum(record["sync_seconds"] for record in records)
-                if name == "pipeline 8":
-                    shares.append(stalled / sum(record["seconds"] for record in records))
-                return stalled / args.steps
-
-            try:
-                for name, (schedule, k) in SCHEDULES.items():
-                    words = ours(*common, "--schedule", schedule, "--k", k)
-                    running[name] = Program(words, root / schedule, 1)
-                    running[name].advance(2)  # start-up
-                found = take_turns({name: lambda name=name: stall(name) for name in SCHEDULES}, args.repeats)
-            finally:
-                for program in running.values():
-                    program.close()
-            megabytes = (Path(model) / "model.safetensors").stat().st_size / 1e6
+        found, shares, megabytes = stalls(size, args.seed, args.repeats)
         report.add({f"{size}, {name}": values for name, values in found.items()}, "s")
         report.figures += [
             Figure(f"{size}: stall in the pipeline / on-policy", ratios(*found.values())),
             Figure(f"{size}: stall / step", shares),
             Figure(f"{size}: MB/s, of the stall", [megabytes / seconds for seconds in found["pipeline 8"]]),
         ]
-    return report.close()
+    report.close()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ threads and two processes are compared with one. Rows are synthetic, as long as 
 import random
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from measuring import Figure, Report, benchmark_parser, parse, ratios, take_turns, timed
 from subjects import Helper, TrainerSide, synthetic_groups, warm_model
 
-from runtime import model as policies
+from runtime.model import cut_rows, make_microbatch
 
 CUTS = ("unsorted 64", "sorted 32", "sorted 64", "sorted 128", "tokens 1024", "tokens 2048", "tokens 4096")
 ROWS, LENGTH = 512, 23  # of a batch of the built-in task
@@ -32,24 +33,17 @@ class BareLoop:
 
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-12, fused=True)
-        lengths = [len(row) for row in batch.rows]
-        order = list(range(len(lengths)))
-        kind, size = cut.split()
+        lengths, (kind, size) = [len(row) for row in batch.rows], cut.split()
         if kind == "tokens":
-            pieces = policies.cut_rows(lengths, order, int(size), packed=False)
+            pieces = cut_rows(lengths, range(len(lengths)), int(size), packed=False)
         else:
-            order = order if kind == "unsorted" else sorted(order, key=lambda i: -lengths[i])
+            order = sorted(range(len(lengths)), key=lambda i: -lengths[i] if kind == "sorted" else i)
             pieces = [order[i : i + int(size)] for i in range(0, len(order), int(size))]
-        width = batch.mask.shape[1]
-        self.pieces = [
-            (policies.make_microbatch(batch.rows, piece, width), *self._terms(batch, piece)) for piece in pieces
-        ]
-
-    @staticmethod
-    def _terms(batch: Any, piece: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the piece's trained tokens: the generator's log-probs, and weight times advantage."""
-        mask = batch.mask[piece]
-        return batch.behaviour_logprobs[piece][mask], (batch.weights[piece] * batch.advantages[piece, None])[mask]
+        factors = batch.weights * batch.advantages[:, None]  # (N, T)
+        self.pieces = []  # of each microbatch: its input; of its tokens the generator's log-prob, weight x advantage
+        for piece in pieces:
+            mask, microbatch = batch.mask[piece], make_microbatch(batch.rows, piece, batch.mask.shape[1])
+            self.pieces.append((microbatch, batch.behaviour_logprobs[piece][mask], factors[piece][mask]))
 
     def step(self) -> None:
         """One optimizer step with CISPO's loss."""
@@ -71,13 +65,13 @@ def rank(model: str) -> Callable[[int], float]:
     return lambda count: timed(lambda: [side.step(batch) for _ in range(count)])
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def main(argv: Sequence[str] | None = None) -> None:
     args = parse(benchmark_parser(__file__, __doc__), argv)
     report, model = Report(args), warm_model(args.seed)
     torch.set_num_threads(1)
     side, groups = TrainerSide(model), synthetic_groups(ROWS, LENGTH)
-    tokens = 2 * side.step(side.batch(groups))  # each case makes two steps
+    batch = side.batch(groups)
+    tokens = 2 * int(batch.mask.sum())  # each case makes two steps
 
     def ours(threads: int) -> float:
         torch.set_num_threads(threads)
@@ -85,26 +79,26 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         torch.set_num_threads(1)
         return tokens / seconds
 
-    loops = {cut: BareLoop(model, side.batch(groups), cut) for cut in CUTS}
-    bare = {f"bare, {cut}": lambda loop=loop: tokens / timed(lambda: [loop.step() for _ in range(2)])
-            for cut, loop in loops.items()}  # fmt: skip
-    tried = take_turns(bare, 2)
+    def bare(loop: BareLoop) -> float:
+        return tokens / timed(lambda: [loop.step() for _ in range(2)])
+
+    ours(1)  # libraries get their own memory
+    loops = {f"bare, {cut}": BareLoop(model, batch, cut) for cut in CUTS}
+    tried = take_turns({name: lambda loop=loop: bare(loop) for name, loop in loops.items()}, 2)
     best = max(tried, key=lambda name: max(tried[name]))
     both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 60000)), "WORLD_SIZE": "2",
             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    pair = [Helper(rank, model, RANK=str(i), LOCAL_RANK=str(i), **both) for i in (0, 1)]
+    with ExitStack() as until_the_end:
+        pair = [until_the_end.enter_context(closing(Helper(rank, model, RANK=str(i), LOCAL_RANK=str(i), **both)))
+                for i in (0, 1)]  # fmt: skip
 
-    def two_processes() -> float:
-        return tokens / max(call.result() for call in [helper.send(2) for helper in pair])
+        def two_processes() -> float:
+            return tokens / max(call.result() for call in [helper.send(2) for helper in pair])
 
-    try:
         two_processes()
-        cases = {"ours": lambda: ours(1), best: bare[best], "ours, 2 threads": lambda: ours(2),
+        cases = {"ours": lambda: ours(1), best: lambda: bare(loops[best]), "ours, 2 threads": lambda: ours(2),
                  "ours, 2 processes": two_processes}  # fmt: skip
         found = take_turns(cases, args.repeats)
-    finally:
-        for helper in pair:
-            helper.close()
     report.add(found, "tokens/s")
     report.add({f"{name} (2 turns)": values for name, values in tried.items() if name != best}, "tokens/s")
     report.figures = [
@@ -112,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         Figure("2 processes / 1", ratios(found["ours, 2 processes"], found["ours"])),
         Figure("2 threads / 1", ratios(found["ours, 2 threads"], found["ours"])),
     ]
-    return report.close()
+    report.close()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import re
 import signal
 import statistics
 import sys
@@ -64,10 +65,9 @@ class Figure:
     def record(self) -> dict[str, Any]:
         """For the JSON line; `met` is None without a target."""
         median, low, high = spread(self.values)
-        bounds = [median >= self.least] if self.least is not None else []
-        bounds += [median <= self.most] if self.most is not None else []
         target = f">= {self.least}" if self.least is not None else f"<= {self.most}" if self.most is not None else ""
-        met = all(bounds) and not any(map(math.isnan, self.values)) if bounds else None
+        reached = median >= self.least if self.least is not None else self.most is None or median <= self.most
+        met = reached and not any(map(math.isnan, self.values)) if target else None
         return {"name": self.name, "median": median, "low": low, "high": high, "target": target, "met": met}
 
 
@@ -80,12 +80,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def processor() -> str:
     """Name of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else platform.machine()  # ARM's Linux names none
 
 
 class Report:
@@ -102,8 +98,8 @@ class Report:
         self.measured |= measured
         self.rows += [[name, *spread(values), unit] for name, values in measured.items()]
 
-    def close(self) -> dict[str, Any]:
-        """Prints the tables and the JSON line, and returns the record."""
+    def close(self) -> None:
+        """Prints the tables and the JSON line."""
         import torch
 
         self.load.append(os.getloadavg()[0])
@@ -121,7 +117,6 @@ class Report:
         before, after = self.load
         print(f"\n{machine['cpu']}, {machine['cores']} cores, {machine['date']}, load average {before:.2f} before and "
               f"{after:.2f} after\n{json.dumps(record)}", flush=True)  # fmt: skip
-        return record
 
 
 # -------------------------------------------------------------------------------------------------------- command line

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ from tasks.prompts import Problem, PromptStream
 
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
 SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
-QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
+QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0",
+         "--max_steps", "80000"]  # fmt: skip
 STILL = ["--lr", "1e-30", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
 
 SIZES = {  # name -> settings of warm_start.WarmStart; vLLM's CPU kernel takes heads of 32
@@ -95,18 +96,16 @@ class TrainerSide:
 
 def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipeline_rl.Group]:
     """Groups of random completions of about `length` tokens (uniform in half to one and a half times of it)."""
-    rng, groups = random.Random(0), []
-    for number in range(rollouts // size):
-        made = []
-        for _ in range(size):
-            n = rng.randint(length // 2, length + length // 2)
-            ids = [rng.randrange(4, len(chain.WORDS)) for _ in range(n)]
-            right = rng.random() < 0.5
-            reward = 1.0 if right else -1.0
-            made.append(pipeline_rl.Rollout(ids, [-2.0] * n, [0] * n, [1] * n, "stop", reward=reward, correct=right))
-        problem = Problem(str(number), tuple(rng.randrange(4, 30) for _ in range(12)), "")
-        groups.append(pipeline_rl.Group(number, problem, 0, made))
-    return groups
+    rng = random.Random(0)
+
+    def rollout() -> pipeline_rl.Rollout:
+        n, right = rng.randint(length // 2, length + length // 2), rng.random() < 0.5
+        ids = [rng.randrange(4, len(chain.WORDS)) for _ in range(n)]
+        reward = 1.0 if right else -1.0
+        return pipeline_rl.Rollout(ids, [-2.0] * n, [0] * n, [1] * n, "stop", reward=reward, correct=right)
+
+    problem = Problem("", tuple(rng.randrange(4, 30) for _ in range(12)), "")
+    return [pipeline_rl.Group(i, problem, 0, [rollout() for _ in range(size)]) for i in range(rollouts // size)]
 
 
 # -------------------------------------------------------------------------------------------------------- the generator
@@ -135,14 +134,14 @@ def built_in_generator(model: str, weights: Any, seed: int = 0) -> AbstractConte
 
 
 def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> None:
-    """Goes on under another pacer; the engine must be empty (`drain`)."""
+    """Empties the engine and goes on under another pacer."""
+    drain(generator)
     generator.in_loop(lambda g: setattr(g, "pacer", pacer))
     generator.release(0)  # admission looks again
 
 
 def free_running(generator: pipeline_rl.Generator, batch_prompts: int) -> None:
     """From here on the generator waits for nobody."""
-    drain(generator)
     set_pacer(generator, pipeline_rl.Pacer(batch_prompts, 10**6, max_ready=10**9))
 
 
@@ -214,12 +213,10 @@ class Program:
     def close(self) -> None:
         """Ends it."""
         for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
-            try:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 self._signal(signal.SIGCONT)
                 self._signal(number)
                 self.process.wait(timeout=patience)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
         self.log.close()
 
     def _signal(self, number: int) -> None:

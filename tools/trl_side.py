@@ -3,10 +3,10 @@
 
     /tmp/trl-venv/bin/python tools/trl_side.py --model FOLDER --output_dir FOLDER
 
-It runs in an environment of its own (`new_environment` makes it) and imports of ours only the task: problems, tokenizer
-and reward are the same. It writes what `train.py` writes, so that one reader serves both:
+It runs in an environment of its own (`theirs` makes it) and has of ours only the task: problems, tokenizer and
+reward are the same. It writes the files of `train.py`, so that one reader serves both:
 
-    metrics.jsonl    one record a step: step, seconds (without evaluations), tokens (sampled so far), pass_rate
+    metrics.jsonl    one record a step: step, seconds (without evaluations), tokens (sampled so far)
     eval.jsonl       one record an evaluation: the same, and the held-out pass rate
 
 What differs, and stays as TRL has it: no interruption (`--max_completion` caps a completion), no filter, a warm-up of
@@ -27,31 +27,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 ROLLOUTS, EVAL_SAMPLES = 16, 2
+ENVIRONMENT = Path("/tmp/trl-venv")
 PACKAGES = ["transformers==5.19.0", "accelerate==1.15.0", "safetensors==0.8.0", "trl==1.16.0"]
 
 
-def own_folder(text: str) -> Path:
-    """A folder for TRL and not our environment, whose packages it would replace; for argparse."""
-    folder = Path(text).resolve()
-    if folder == Path(sys.prefix).resolve() or (ROOT / ".venv") in (folder, *folder.parents):
-        raise argparse.ArgumentTypeError(f"must be an environment of its own, not {text}")
-    return folder
-
-
-def new_environment(folder: Path) -> str:
-    """Python of TRL's environment in `folder`, which is made first if it is missing."""
-    python = folder / "bin" / "python"
+def theirs(*arguments: str) -> list[str]:
+    """The command line of a run of this program in TRL's environment, which is made first if it is missing."""
+    python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
-        print(f"installing TRL into {folder}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        print(f"installing TRL into {ENVIRONMENT}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
         for packages in (["torch==2.13.0"], PACKAGES):
             subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
-    return str(python)
-
-
-def theirs(python: str, *arguments: str) -> list[str]:
-    """The command line of a run of this program in TRL's environment."""
-    return [python, "tools/trl_side.py", *arguments]
+    return [str(python), "tools/trl_side.py", *arguments]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -75,25 +63,19 @@ class Journal:
         self.args, self.task, self.folder = args, task, Path(args.output_dir)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.off_clock, self.started = 0.0, time.monotonic()
-        self.tokens, self.solved = 0, []
+        self.tokens = 0
         self.problems = {problem.key: problem for problem in task.train}
 
-    def write(self, name: str, record: dict[str, Any]) -> None:
+    def write(self, name: str, step: int, **more: float) -> None:
         """One more line of the file `name`."""
+        record = {"step": step, "seconds": time.monotonic() - self.started - self.off_clock, "tokens": self.tokens}
         with (self.folder / name).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record | more) + "\n")
 
     def reward(self, completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
         """TRL's reward function: the task's own verdict on the token ids."""
-        scores = [self.task.reward(self.problems[k], ids) for k, ids in zip(key, completion_ids, strict=True)]
         self.tokens += sum(map(len, completion_ids))
-        self.solved = [correct for _, correct in scores]
-        return [reward for reward, _ in scores]
-
-    def step(self, step: int) -> None:
-        """After each optimizer step."""
-        record = {"step": step, "seconds": time.monotonic() - self.started - self.off_clock, "tokens": self.tokens}
-        self.write("metrics.jsonl", record | {"pass_rate": sum(self.solved) / max(1, len(self.solved))})
+        return [self.task.reward(self.problems[k], ids)[0] for k, ids in zip(key, completion_ids, strict=True)]
 
     def evaluate(self, model: Any, step: int) -> None:
         """Held-out pass rate at temperature 1, off the clock."""
@@ -101,15 +83,10 @@ class Journal:
 
         began = time.monotonic()
         problems = [problem for problem in self.task.held_out for _ in range(EVAL_SAMPLES)]
-        prompts, stop = [problem.prompt_ids for problem in problems], self.task.stop_ids[0]
-        training = model.training
-        model.eval()
-        completions = sample(model, prompts, self.args.max_completion, stop, self.task.tokenizer.pad_token_id)
-        model.train(training)
+        completions = sample(model, self.task, [problem.prompt_ids for problem in problems], self.args.max_completion)
         correct = [self.task.reward(p, c)[1] for p, c in zip(problems, completions, strict=True)]
-        record = {"step": step, "seconds": began - self.started - self.off_clock, "tokens": self.tokens}
-        self.write("eval.jsonl", record | {"pass_rate": sum(correct) / len(correct)})
         self.off_clock += time.monotonic() - began
+        self.write("eval.jsonl", step, pass_rate=sum(correct) / len(correct))
 
 
 def config(args: argparse.Namespace) -> Any:
@@ -154,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 journal.evaluate(model, 0)
 
         def on_step_end(self, arguments: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            journal.step(state.global_step)
+            journal.write("metrics.jsonl", state.global_step)
             if args.eval_every and state.global_step % args.eval_every == 0:
                 journal.evaluate(model, state.global_step)
 
