@@ -7,30 +7,10 @@ from typing import Any
 import length_control
 from pipeline_rl import Generator, Rollout
 from runtime.run_folder import Folder
-from runtime.trainer import TrainingBatch
 
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3  # in a row
 UNFINISHED = 0.5  # share of completions whose thinking never ended
-
-
-def joined(*parts: dict[str, Any]) -> dict[str, Any]:
-    """Several records as one. Raises KeyError for a name that two of them have, as one value would be lost."""
-    record: dict[str, Any] = {}
-    for part in parts:
-        if twice := record.keys() & part.keys():
-            raise KeyError(f"two values for {sorted(twice)} in one record")
-        record |= part
-    return record
-
-
-def accelerators_in_use(trainers: int, here: int, engines: Sequence[int], elsewhere: int = 0) -> int:
-    """Devices that train or sample; idle ones do not count.
-
-    trainers: trainer processes, one device each, of which `here` use this host's first devices. engines: this host's
-    devices that engines use. elsewhere: engine workers that Ray places.
-    """
-    return trainers + len({device for device in engines if device >= here}) + elsewhere
 
 
 class Clock:
@@ -44,10 +24,6 @@ class Clock:
         self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
         self.started = time.monotonic()
         self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
-
-    def trained_flops(self, batch: TrainingBatch) -> int:
-        """FLOPs of one step, forward and backward, without the products inside attention."""
-        return 6 * self.parameters * sum(map(len, batch.rows))
 
     def hours(self) -> float:
         """Wall time with evaluation, also that of the run before a resume."""
@@ -67,17 +43,12 @@ class Clock:
         }
 
 
-def pass_at_k(correct: Sequence[Sequence[bool]]) -> float:
-    """Share of prompts with at least one correct sample among their k."""
-    return sum(any(samples) for samples in correct) / len(correct)
-
-
 def evaluation_record(groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
     """The figures of one evaluation, from its rollouts grouped by prompt."""
     rollouts = [rollout for group in groups for rollout in group]
     return {
         "pass_rate": sum(rollout.correct for rollout in rollouts) / len(rollouts),
-        "pass_at_k": pass_at_k([[rollout.correct for rollout in group] for group in groups]),
+        "pass_at_k": sum(any(rollout.correct for rollout in group) for group in groups) / len(groups),
         "n_prompts": len(groups),
         "n_samples": len(groups[0]),
         "interrupted": sum(rollout.interrupted for rollout in rollouts) / len(rollouts),

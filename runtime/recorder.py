@@ -14,7 +14,7 @@ import length_control
 from pipeline_rl import Group, lags
 from runtime.checkpoints import Progress
 from runtime.flags import Flags, changed_flags
-from runtime.metrics import Clock, evaluation_line, joined, step_line, warnings_of
+from runtime.metrics import Clock, evaluation_line, step_line, warnings_of
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder
 from runtime.trainer import TrainingBatch
@@ -110,25 +110,26 @@ class Recorder:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
         if not self.ranks.main:
             return
-        if batch is not None:
+        positions = sum(map(len, batch.rows)) if batch else 0
+        if batch:
             metrics = metrics | {"rows": len(batch.rows), "trained_tokens": int(batch.mask.sum())}
             self.clock.trained_tokens += metrics["trained_tokens"]
-            self.clock.forwarded += sum(map(len, batch.rows))
+            self.clock.forwarded += positions
         token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
         now, counters = time.monotonic(), vars(self.generator.counters).copy()
         compute = self.clock.now()
         compute["trained_tokens_total"] = compute.pop("trained_tokens")  # the step's own is in `metrics`
-        record = joined({"step": progress.step, "version": progress.version}, metrics, compute, self.seconds, {
-            "lag_mean": sum(token_lags) / len(token_lags), "lag_max": max(token_lags), "seconds": now - self.logged,
-            "generator_idle": counters["idle_seconds"] - self.counters["idle_seconds"],
-            "sync_seconds": counters["sync_seconds"] - self.counters["sync_seconds"],
-            "outstanding": self.generator.pacer.outstanding, "retired": self.history.n_retired,
-            "epoch": self.prompts.epoch, "restarts": counters["restarts"],
-            "redone_groups": counters["redone_groups"],
-        })  # fmt: skip
-        if self.flags.peak_tflops and batch is not None:
-            busy = record["seconds"] - record["trainer_idle"]
-            record["mfu"] = self.clock.trained_flops(batch) / (busy * self.ranks.count * self.flags.peak_tflops * 1e12)
+        record: dict[str, Any] = dict(  # of two values for one name one would be lost: a TypeError
+            step=progress.step, version=progress.version, **metrics, **compute, **self.seconds,
+            lag_mean=sum(token_lags) / len(token_lags), lag_max=max(token_lags), seconds=now - self.logged,
+            generator_idle=counters["idle_seconds"] - self.counters["idle_seconds"],
+            sync_seconds=counters["sync_seconds"] - self.counters["sync_seconds"],
+            outstanding=self.generator.pacer.outstanding, retired=self.history.n_retired, epoch=self.prompts.epoch,
+            restarts=counters["restarts"], redone_groups=counters["redone_groups"],
+        )  # fmt: skip
+        if self.flags.peak_tflops and batch:
+            possible = (record["seconds"] - record["trainer_idle"]) * self.ranks.count * self.flags.peak_tflops * 1e12
+            record["mfu"] = 6 * self.clock.parameters * positions / possible  # without the products inside attention
         if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
             record["verdicts"] = dict(self.task.counts)
         self.counters, self.logged, self.seconds = counters, now, dict.fromkeys(self.seconds, 0.0)

@@ -19,10 +19,9 @@ from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.checkpoints import Progress
-from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place
+from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place, trainers_here
 from runtime.engine import RestartingEngine
 from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
-from runtime.metrics import accelerators_in_use
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder
@@ -230,14 +229,12 @@ def new_interruption(flags: Flags, task: Any) -> length_control.Interruption | N
 
 
 def devices_in_use(flags: Flags, ranks: Ranks) -> int:
-    """Devices in use on both sides: accelerators, or CPU cores."""
-    trainers, gpus = ranks.count, torch.cuda.device_count()
+    """Devices that train or sample: accelerators, or CPU cores. Idle ones do not count."""
+    gpus = torch.cuda.device_count()
     if not gpus:
-        return min(os.cpu_count() or 1, trainers * flags.threads + engine_workers(flags))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    engines = generator_devices(flags, gpus, here)
-    placed = 0 if engines else engine_workers(flags)  # by Ray, on any host
-    return accelerators_in_use(trainers, here, engines, placed)
+        return min(os.cpu_count() or 1, ranks.count * flags.threads + engine_workers(flags))
+    engines = generator_devices(flags, gpus, trainers_here())  # none if Ray places them, on any host
+    return ranks.count + (sum(device >= trainers_here() for device in engines) if engines else engine_workers(flags))
 
 
 # ---------------------------------------------------------------------------------------------------------------- task

@@ -8,12 +8,9 @@ from pipeline_rl import Counters, Rollout
 from runtime import metrics
 from runtime.metrics import (
     Clock,
-    accelerators_in_use,
     closing_table,
     evaluation_line,
     evaluation_record,
-    joined,
-    pass_at_k,
     step_line,
     warnings_of,
 )
@@ -53,7 +50,6 @@ def test_compute_by_hand(new_clock):
     counters.eval_sampled = counters.eval_prefilled = 10**6
     clock.forwarded, clock.trained_tokens = 25, 15
     assert clock.now() == pytest.approx({"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04})
-    assert clock.trained_flops(SimpleNamespace(rows=[[1] * 4, [1] * 6])) == 60_000  # 6 P x 10 positions
 
 
 def test_compute_goes_on_after_a_resume(new_clock):
@@ -68,29 +64,7 @@ def test_compute_goes_on_after_a_resume(new_clock):
     assert clock.hours() == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize(
-    ("trainers", "here", "engines", "elsewhere", "devices"),
-    [
-        (1, 1, [0], 0, 1),  # one GPU, shared, whatever else is visible
-        (1, 1, [1], 0, 2),
-        (4, 4, [4, 5, 6, 7], 0, 8),
-        (4, 4, [0, 1, 2, 3], 0, 4),  # four, shared
-        (8, 8, [], 8, 16),  # two hosts, engines placed by Ray
-        (16, 8, [8], 0, 17),  # trainers on two hosts
-    ],
-)
-def test_devices_in_use_by_hand(trainers, here, engines, elsewhere, devices):
-    assert accelerators_in_use(trainers, here, engines, elsewhere) == devices
-
-
 # --------------------------------------------------------------------------------------------------- records and lines
-
-
-def test_a_record_refuses_two_values_for_one_name():
-    """Of two values for one name one would be lost: `trained_tokens` once was the step's and the run's."""
-    with pytest.raises(KeyError, match="two values for .*'b'"):
-        joined({"a": 1, "b": 2}, {"c": 3}, {"b": 2})
-    assert joined({"a": 1}, {}, {"c": 3}) == {"a": 1, "c": 3}
 
 
 def test_evaluation_by_hand():
@@ -105,7 +79,6 @@ def test_evaluation_by_hand():
         "pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2, "interrupted": 1 / 6, "truncated": 1 / 6,
         "mean_length": 3.5,
     })  # fmt: skip
-    assert pass_at_k([[False, False], [False, True]]) == 0.5
     line = evaluation_line(evaluation_record(groups) | {"step": 30, "tokens": 123_456})
     for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
         assert part in line

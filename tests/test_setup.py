@@ -220,14 +220,19 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
 
 
 @pytest.mark.parametrize(
-    ("changes", "devices"),
+    ("changes", "trainers", "here", "devices"),
     [
-        ({}, 2),  # one trains, one samples, six are idle
-        ({"tensor_parallel": 2, "data_parallel": 2}, 5),
-        ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 9),
+        ({}, 1, 1, 2),  # one trains, one samples, fourteen are idle
+        ({"generator_devices": "0"}, 1, 1, 1),  # shared
+        ({"tensor_parallel": 2, "data_parallel": 2}, 1, 1, 5),
+        ({"data_parallel": 4}, 4, 4, 8),
+        ({"data_parallel": 4, "generator_devices": "0,1,2,3"}, 4, 4, 4),
+        ({"generator_devices": "8"}, 16, 8, 17),  # trainers on two hosts
+        ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 8, 8, 16),
     ],
 )
-def test_device_hours_count_devices_in_use(monkeypatch, changes, devices):
-    """One trainer process on a host with eight GPUs."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert setup.devices_in_use(default_flags(**changes), SimpleNamespace(count=1)) == devices
+def test_device_hours_count_devices_in_use(monkeypatch, changes, trainers, here, devices):
+    """On a host with sixteen GPUs, whose first `here` train."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    assert setup.devices_in_use(default_flags(**changes), SimpleNamespace(count=trainers)) == devices
