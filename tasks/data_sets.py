@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,37 +48,6 @@ class PromptOptions:
     max_prompt_tokens: int | None = None
 
 
-def read_problems(
-    data: DataSet,
-    tokenizer: Any,
-    options: PromptOptions,
-    readable: Callable[[list[Any]], list[bool]],
-    raw_answers: bool,
-    skipped: Counter[str],
-) -> dict[str, tuple[str, Problem]]:
-    """{key: (prompt text, problem)} of one data set's rows, without those whose answer no verifier can read
-    (`readable`) and those whose prompt is too long, which are counted in `skipped`."""
-    kept = usable_rows(data, options.prompt_column, options.answer_column, raw_answers, skipped)
-    for key, good in zip(list(kept), readable([row.answer for row in kept.values()]), strict=True):
-        if not good:
-            skipped["unreadable_answer"] += 1
-            del kept[key]
-    encoded = encode_prompts(
-        tokenizer,
-        [row.messages for row in kept.values()],
-        options.prompt_template,
-        options.apply_chat_template,
-        options.thinking,
-    )
-    found: dict[str, tuple[str, Problem]] = {}
-    for (key, row), ids in zip(kept.items(), encoded, strict=True):
-        if options.max_prompt_tokens is not None and len(ids) > options.max_prompt_tokens:
-            skipped["prompt_too_long"] += 1
-        else:
-            found[key] = row.text, Problem(key, tuple(ids), row.answer, data.name)
-    return found
-
-
 class DatasetTask:
     """Problems of data sets, judged in worker processes. Made by `load_dataset_task`; `close` ends the workers.
 
@@ -97,25 +66,33 @@ class DatasetTask:
         self._pool, self._rewards, self._prompts = pool, rewards, dict[str, str]()
 
     def add(self, data: DataSet, options: PromptOptions) -> None:
-        """Reads and splits one data set. A prompt that an earlier one has belongs to that one. Raises ValueError."""
+        """Reads and splits one data set. Left out and counted in `skipped` are rows whose answer no verifier can read,
+        prompts that are too long, and those that an earlier data set has. Raises ValueError."""
         reward = self._rewards[data.name]
-
-        def readable(answers: list[Any]) -> list[bool]:
-            return self._pool.answers_readable(reward, answers)
-
-        found = read_problems(data, self.tokenizer, options, readable, reward not in BUILT_IN, self.skipped)
-        own = [key for key in sorted(found) if key not in self._prompts]
-        if len(own) < len(found):
-            self.skipped["duplicate_prompt"] += len(found) - len(own)
-        if len(own) <= options.held_out:
-            skipped = dict(self.skipped)
+        rows = usable_rows(data, options.prompt_column, options.answer_column, reward not in BUILT_IN, self.skipped)
+        readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
+        encoded = encode_prompts(
+            self.tokenizer, [row.messages for row in rows.values()], options.prompt_template,
+            options.apply_chat_template, options.thinking,
+        )  # fmt: skip
+        found: dict[str, Problem] = {}
+        for (key, row), good, ids in zip(rows.items(), readable, encoded, strict=True):
+            if not good:
+                self.skipped["unreadable_answer"] += 1
+            elif options.max_prompt_tokens is not None and len(ids) > options.max_prompt_tokens:
+                self.skipped["prompt_too_long"] += 1
+            elif key in self._prompts:
+                self.skipped["duplicate_prompt"] += 1
+            else:
+                found[key], self._prompts[key] = Problem(key, tuple(ids), row.answer, data.name), row.text
+        if len(found) <= options.held_out:
             raise ValueError(
-                f"`dataset` {data.name} has {len(own)} usable prompts (skipped: {skipped}), and "
+                f"`dataset` {data.name} has {len(found)} usable prompts (skipped: {dict(self.skipped)}), and "
                 f"`held_out` {options.held_out} leaves none to train on; lower it or add rows"
             )
-        self._prompts.update((key, found[key][0]) for key in own)
-        self.held_out += [found[key][1] for key in own[: options.held_out]]
-        self.train += [found[key][1] for key in own[options.held_out :]]
+        by_key = [found[key] for key in sorted(found)]
+        self.held_out += by_key[: options.held_out]
+        self.train += by_key[options.held_out :]
 
     @property
     def counts(self) -> Counter[str]:
@@ -150,7 +127,6 @@ def load_dataset_task(
     reward: str = "math",
     reward_workers: int = 2,
     reward_timeout: float = 8.0,
-    reward_memory_mb: int = 2048,
     reward_errors: str = "raise",
     end_of_thinking: str | None = None,
     interruption_phrase: str | None = None,
@@ -173,21 +149,14 @@ def load_dataset_task(
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
     endings = find_endings(
-        tokenizer,
-        thinking=options.thinking,
-        end_of_thinking=end_of_thinking,
-        interruption_phrase=interruption_phrase,
-        stop_tokens=stop_tokens,
-    )
+        tokenizer, thinking=options.thinking, end_of_thinking=end_of_thinking,
+        interruption_phrase=interruption_phrase, stop_tokens=stop_tokens,
+    )  # fmt: skip
     with contextlib.ExitStack() as undo:
         pool = RewardPool(
-            rewards,
-            workers=reward_workers,
-            timeout=reward_timeout,
-            memory_mb=reward_memory_mb,
-            errors=reward_errors,
+            rewards, workers=reward_workers, timeout=reward_timeout, errors=reward_errors,
             end_of_thinking=endings.end_of_thinking,
-        )
+        )  # fmt: skip
         undo.callback(pool.close)
         by_name = {data.name: name for data, name in zip(named, rewards, strict=True)}
         task = DatasetTask(tokenizer, endings, pool, by_name)
