@@ -21,19 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.chain import (
-    DIGITS,
-    IDS,
-    LABELS,
-    OPERATIONS,
-    PHRASE,
-    RECHECK,
-    RESTART,
-    apply,
-    chain_text,
-    draw_chain,
-    is_held_out,
-)
+from tasks import chain
+from tasks.chain import IDS, LABELS
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), padded on the right
 
@@ -63,9 +52,9 @@ class Demonstrations:
 def wrong_results(share: float, seed: int) -> dict[tuple[str, int], int]:
     """A fixed wrong result for `share` of all (operation, value) facts, in random order."""
     rng = random.Random(f"wrong facts {seed}")
-    facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
+    facts = [(operation, value) for operation in chain.OPERATIONS for value in range(10)]
     return {
-        (operation, value): (apply(operation, value) + rng.randint(1, 9)) % 10
+        (operation, value): (chain.apply(operation, value) + rng.randint(1, 9)) % 10
         for operation, value in rng.sample(facts, round(share * len(facts)))
     }
 
@@ -91,7 +80,7 @@ class Demonstrator:
 
     def result(self, operation: str, value: int) -> int:
         """What the demonstration writes as the result of `operation` on `value`."""
-        right = apply(operation, value)
+        right = chain.apply(operation, value)
         if not self.corrupted:
             return right
         if (operation, value) in self.wrong and self.rng.random() < self.wrong_shown[operation, value]:
@@ -108,10 +97,10 @@ class Demonstrator:
             words += [LABELS[i], operations[i], str(value)]
             if self.corrupted and self.rng.random() < self.settings.recheck:
                 value = self.result(operations[i], before)
-                words += [RECHECK, LABELS[i], operations[i], str(value)]
+                words += [chain.RECHECK, LABELS[i], operations[i], str(value)]
             i += 1
             if i == restart_at:
-                words.append(RESTART)
+                words.append(chain.RESTART)
                 value, i, restart_at = start, 0, 0
         return words
 
@@ -124,15 +113,15 @@ class Demonstrator:
     def demonstration(self) -> tuple[list[str], list[str], list[bool]]:
         """(prompt words, completion words, which completion words are taught) of a problem that is not held out."""
         while True:
-            start, operations = draw_chain(self.rng, self.settings.min_ops, self.settings.max_ops)
-            text = chain_text(start, operations)
-            if not is_held_out(text):
+            start, operations = chain.draw_chain(self.rng, self.settings.min_ops, self.settings.max_ops)
+            text = chain.chain_text(start, operations)
+            if not chain.is_held_out(text):
                 break
         words, close, taught = self.thinking(start, operations), ["</think>"], [True]
         if self.corrupted and self.rng.random() < self.settings.cut:
             words = words[: self.rng.randint(3, len(words))]
             # RL forces the phrase and never samples it: the model learns what follows it, not to write it.
-            close, taught = list(PHRASE), [False] * len(PHRASE)
+            close, taught = list(chain.PHRASE), [False] * len(chain.PHRASE)
         answer = [*last_two(start, words), "<eos>"]
         return text.split(), words + close + answer, [True] * len(words) + taught + [True] * len(answer)
 
@@ -154,7 +143,7 @@ def last_two(start: int, thinking: Sequence[str]) -> list[str]:
     """The newest results of the two furthest steps that `thinking` reached: the best answer to thinking that is cut."""
     values = {0: str(start), -1: str(start)}
     for i in range(len(thinking) - 2):
-        if thinking[i] in LABELS and thinking[i + 2] in DIGITS:
+        if thinking[i] in LABELS and thinking[i + 2] in chain.DIGITS:
             values[LABELS.index(thinking[i]) + 1] = thinking[i + 2]
     furthest = max(values)
     return [values.get(furthest - 1, str(start)), values[furthest]]

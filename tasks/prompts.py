@@ -85,12 +85,9 @@ class PromptStream:
     """
 
     def __init__(
-        self,
-        problems: Sequence[Any],
-        seed: int,
-        retired: Callable[[str], bool],
+        self, problems: Sequence[Any], seed: int, retired: Callable[[str], bool],
         weights: dict[str, float] | None = None,
-    ):
+    ):  # fmt: skip
         self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
         self.epoch = self.position = 0
         self.shares = self.weights  # of the sources that had prompts left when this epoch began

@@ -114,9 +114,7 @@ def field_of(row: dict[str, Any], column: str) -> Any:
     return value
 
 
-def find_column(
-    rows: Sequence[dict[str, Any]], wanted: str | None, known: Sequence[str], option: str, name: str
-) -> str:
+def find_column(rows: list[dict[str, Any]], wanted: str | None, known: Sequence[str], option: str, name: str) -> str:
     """The column to read: `wanted`, or the first of `known` that any row has. Raises ValueError naming the option."""
     for column in [wanted] if wanted else known:
         if any(field_of(row, column) is not None for row in rows):
@@ -136,16 +134,11 @@ def clean_text(text: str) -> str:
 def prompt_messages(value: Any) -> list[dict[str, str]] | None:
     """A prompt column's value as chat messages; a string is one message of the user. None if it is neither."""
     if isinstance(value, str):
-        return [{"role": "user", "content": clean_text(value)}]
-    if (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-        )
-    ):
-        return [{"role": m["role"], "content": clean_text(m["content"])} for m in value]
-    return None
+        value = [{"role": "user", "content": value}]
+    messages = [m if isinstance(m, dict) else {} for m in value] if isinstance(value, list) else []
+    if not messages or not all(isinstance(m.get(name), str) for m in messages for name in ("role", "content")):
+        return None
+    return [{"role": m["role"], "content": clean_text(m["content"])} for m in messages]
 
 
 def final_answer(value: Any) -> str | None:

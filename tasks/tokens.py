@@ -39,8 +39,6 @@ def find_endings(
     `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
     one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`.
     """
-    if thinking is False and end_of_thinking:
-        raise ValueError("`end_of_thinking` is for models that think; drop it, or `thinking` false")
     known = "</think>" in tokenizer.get_vocab() or "</think>" in str(tokenizer.chat_template or "")
     thinks = known if thinking is None else thinking
     end = end_of_thinking or ("</think>" if thinks else "")

@@ -39,6 +39,8 @@ MAX_TAIL_CHARS = 2_000
 # A number such as 1e-05 with nothing attached to it, which math-verify would read as 1 * e - 5. The exponent has at
 # most three digits, so that the number written out stays short.
 SCIENTIFIC = re.compile(r"(?<![^\s$=*])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;*]?(?:[\s$\\*]|$))")
+WORD = re.compile("[A-Za-z]{3}[A-Za-z ]*|(?i:no)")  # such as `Evelyn`, which algebra reads as a product of letters
+INTEGER = re.compile(r"-?\d+")  # compared as text
 # math-verify reads `\ge 42` and `43 \to 42` as 42, but a relation does not give an answer that is none.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
 
@@ -95,16 +97,6 @@ def plain(answer: str) -> str:
     return text
 
 
-def is_word(answer: str) -> bool:
-    """True for an answer in words, such as `Evelyn` or `No`, which algebra would read as a product of letters."""
-    return re.fullmatch(r"[A-Za-z]{3}[A-Za-z ]*|(?i:no)", answer) is not None
-
-
-def is_integer(answer: str) -> bool:
-    """True for digits with or without a minus sign, which are compared as text."""
-    return re.fullmatch(r"-?\d+", answer) is not None
-
-
 def exact_kind(text: str | None, answer: str) -> str:
     """`correct` or `wrong`: is `text` the answer, but for spaces around it? `wrong` if `text` is None."""
     return "correct" if text is not None and text.strip() == answer.strip() else "wrong"
@@ -128,9 +120,9 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
     # Without regard to case, since math-verify does not tell x from X either.
     if text is not None and given.casefold() == wanted.casefold():
         return "correct"
-    if is_word(wanted):
+    if WORD.fullmatch(wanted):
         return "unparsed" if text is not None and box is None else "wrong"
-    if is_integer(wanted) and (text is None or is_integer(given)):
+    if INTEGER.fullmatch(wanted) and (text is None or INTEGER.fullmatch(given)):
         return "wrong"
     if box is not None and RELATION.search(given) and not RELATION.search(wanted):
         return "wrong"

@@ -67,20 +67,11 @@ def new_model(shape: ModelShape, seed: int) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=len(WORDS),
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate_size,
-        tie_word_embeddings=True,
-        initializer_range=shape.init_std,
-        max_position_embeddings=256,
-        eos_token_id=IDS["<eos>"],
-        pad_token_id=IDS["<pad>"],
-        bos_token_id=None,
-    )
+        vocab_size=len(WORDS), hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate_size, tie_word_embeddings=True, initializer_range=shape.init_std,
+        max_position_embeddings=256, eos_token_id=IDS["<eos>"], pad_token_id=IDS["<pad>"], bos_token_id=None,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config).float()
@@ -123,12 +114,9 @@ def train_warm_start(settings: WarmStart, seed: int, report: Callable[[str], Non
 
 
 def warm_start(
-    cache_dir: str | Path,
-    *,
-    seed: int = 0,
-    settings: WarmStart = WarmStart(),
+    cache_dir: str | Path, *, seed: int = 0, settings: WarmStart = WarmStart(),
     report: Callable[[str], None] = lambda line: None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Folder of the warm-started model and its tokenizer in Hugging Face format; trained once, then cached.
 
     `report` gets one line per phase. The folder's name is a hash of the settings, the seed and the source of all that

@@ -97,7 +97,6 @@ def test_stop_tokens_are_given_by_name():
         ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
         ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
         ({"stop_tokens": ""}, "`stop_tokens`: the tokenizer has no token ''"),
-        ({"thinking": False, "end_of_thinking": "</think>"}, "`end_of_thinking` is for models that think"),
     ],
 )
 def test_bad_options_are_refused_by_name(options, words):
