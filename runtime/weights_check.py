@@ -87,9 +87,10 @@ class Evaluator:
         if self.under_way is not None:  # as after a skipped step: the version is still the same
             return
         flags, step = self.flags, progress.step
+        before = step - (flags.k if flags.schedule == "ppo_off_policy" else 1)  # steps come in rounds of k there
         if progress.evaluated < 0 or step // flags.eval_every > progress.evaluated // flags.eval_every:
             self.begin_evaluation(progress)
-        elif step % flags.probe_every == 0:
+        elif step // flags.probe_every > before // flags.probe_every:
             draw = random.Random(f"{flags.seed} probe {step}")
             problems = draw.sample(self.held_out, min(PROBES, len(self.held_out)))
             self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version, None)

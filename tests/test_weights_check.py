@@ -87,6 +87,15 @@ def test_bytes_are_compared_where_they_must_differ(run):
         assert asked == versions
 
 
+def test_probes_come_as_often_when_steps_come_in_rounds(run):
+    """Every 3 steps, or at the end of the round of 4 that passes one: 3 lies in the first, 6 in the second. What begins
+    after a step is compared in the next one; the evaluation of step 0 is compared in step 1."""
+    compared = {"pipeline": [1, 4, 7, 10], "ppo_off_policy": [1, 5, 9]}
+    for schedule, steps in compared.items():
+        played = run(schedule=schedule, k=4, max_steps=12, eval_every=100, probe_every=3)
+        assert [r["step"] for r in played.steps if "logprob_gap" in r] == steps
+
+
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
