@@ -274,15 +274,11 @@ def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def engine_options(flags: Flags) -> dict[str, Any]:
     """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
     contradict --fp32_head."""
-    options: dict[str, Any] = {}
-    if flags.tensor_parallel > 1:
-        options["tensor_parallel_size"] = flags.tensor_parallel
-    if flags.data_parallel > 1:
-        options["data_parallel_size"] = flags.data_parallel
-    if flags.gpu_memory_utilization:
-        options["gpu_memory_utilization"] = flags.gpu_memory_utilization
-    if flags.trust_remote_code:
-        options["trust_remote_code"] = True
+    options: dict[str, Any] = {
+        "tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel,
+        "gpu_memory_utilization": flags.gpu_memory_utilization, "trust_remote_code": flags.trust_remote_code,
+    }  # fmt: skip
+    options = {name: value for name, value in options.items() if value != DEFAULTS[name.removesuffix("_size")]}
     given = key_values(flags.engine_args)
     for name, flag_of_its_own in OWN_FLAG.items():
         if name in given:

@@ -27,11 +27,11 @@ import json
 import os
 import shutil
 import socket
-import stat
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,16 +108,11 @@ class FileWeights(pipeline_rl.WeightFile):
                 pass
             return
         new = self.folder / "new.safetensors"
-        with open(new, "wb", opener=private) as file:
+        with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(safetensors_header(metadata(weights)))
             for _, tensor in weights.items():
                 file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         new.replace(self.path)
-
-
-def private(path: str, flags: int) -> int:
-    """An `open` that makes files of mode 0600."""
-    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
 
 
 def safetensors_header(tensors: Iterable[Meta]) -> bytes:
@@ -127,11 +122,7 @@ def safetensors_header(tensors: Iterable[Meta]) -> bytes:
     header, end = {}, 0
     for tensor in tensors:
         start, end = end, end + torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
-        header[tensor.name] = {
-            "dtype": names[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        header[tensor.name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -182,30 +173,25 @@ class TransferWeights:
     async def deliver(self, vllm: Any) -> None:
         """Sends while the engine receives: both sides must run at once, so the sending is done in a thread of its own
         (one that does not keep a process alive whose engine died)."""
-        loop, device = asyncio.get_running_loop(), torch.cuda.current_device() if torch.cuda.is_available() else None
-        sent = loop.create_future()
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        sent: Future[None] = Future()
 
-        def settle(error: BaseException | None) -> None:
-            if not sent.done():
+        def settle(error: BaseException | None = None) -> None:
+            with suppress(InvalidStateError):  # the first failure has settled it, or nobody waits any more
                 sent.set_exception(error) if error else sent.set_result(None)
-
-        def report(error: BaseException | None) -> None:
-            with suppress(RuntimeError):  # the loop may be closed by then
-                loop.call_soon_threadsafe(settle, error)
 
         def send() -> None:
             try:
                 if device is not None:
                     torch.cuda.set_device(device)
                 self._send()
+                settle()
             except BaseException as error:  # the waiting coroutine raises it
-                report(error)
-            else:
-                report(None)
+                settle(error)
 
-        self._client.vllm, self._client.loop, self._client.failed = vllm, loop, report
+        self._client.vllm, self._client.loop, self._client.failed = vllm, asyncio.get_running_loop(), settle
         threading.Thread(target=send, name="weights", daemon=True).start()
-        await sent
+        await asyncio.wrap_future(sent)
 
     def _send(self) -> None:
         if self._sender is None:
