@@ -23,6 +23,7 @@ Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines an
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -63,15 +64,24 @@ BUFFER = 256 * 2**20
 
 
 def private_folder() -> Path:
-    """A new folder in shared memory that only this user can enter. Its name carries the pid, so that the folders of
-    processes that were killed can be known; they are removed here."""
+    """A new folder in shared memory that only this user can enter, locked for as long as this process lives. Folders of
+    processes that were killed are removed here: their name carries a pid that is gone, and nobody holds their lock (a
+    pid of another container means nothing here)."""
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
-        with suppress(FileNotFoundError):  # another process that starts now removes it, too
+        with suppress(FileNotFoundError, BlockingIOError):  # another process that starts now removes it; it is locked
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
+                lock(stale, fcntl.LOCK_NB)
                 shutil.rmtree(stale, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+    lock(folder)
+    return folder
+
+
+def lock(folder: Path, flags: int = 0) -> None:
+    """Locks `folder` until this process ends."""
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | flags)
 
 
 def process_environment(folder: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.judges import BUILT_IN, Job, RewardPool
+from tasks.judges import VERIFIERS, Job, RewardPool
 from tasks.prompts import Problem
 from tasks.rows import DataSet, parse_data_sets, usable_rows
 from tasks.tokens import Endings, encode_prompts, find_endings
@@ -69,7 +69,7 @@ class DatasetTask:
         """Reads and splits one data set. Left out and counted in `skipped` are rows whose answer no verifier can read,
         prompts that are too long, and those that an earlier data set has. Raises ValueError."""
         reward = self._rewards[data.name]
-        rows = usable_rows(data, options.prompt_column, options.answer_column, reward not in BUILT_IN, self.skipped)
+        rows = usable_rows(data, options.prompt_column, options.answer_column, reward not in VERIFIERS, self.skipped)
         readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
         encoded = encode_prompts(
             self.tokenizer, [row.messages for row in rows.values()], options.prompt_template,

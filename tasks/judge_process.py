@@ -23,7 +23,7 @@ if __name__ == "__main__":  # started by its path, with tasks/ on the module pat
 
 from tasks import verifiers
 
-BUILT_IN = ("math", "exact")
+VERIFIERS = ("math", "exact")
 MAX_FILE_BYTES = 64 * 2**20
 MAX_TRACEBACK_CHARS = 20_000
 
@@ -103,7 +103,7 @@ def prepare(rewards: list[str], memory_mb: int) -> dict[str, Callable[..., Any]]
     sys.path.insert(0, os.getcwd())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    functions = {name: load_function(name) for name in rewards if name not in BUILT_IN}
+    functions = {name: load_function(name) for name in rewards if name not in VERIFIERS}
     if "math" in rewards:
         verifiers.warm_up()
     if memory_mb:

@@ -45,7 +45,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tasks import judge_process
-from tasks.judge_process import BUILT_IN, Job, Verdict
+from tasks.judge_process import VERIFIERS, Job, Verdict
 
 MAX_REPLY_BYTES = 1_000_000
 START_TIMEOUT = 120.0
@@ -129,8 +129,8 @@ class RewardPool:
         if workers < 1 or timeout <= 0:
             raise ValueError(f"`reward_workers` and `reward_timeout` must be positive, got {workers} and {timeout}")
         for name in rewards:
-            if name not in BUILT_IN and not re.fullmatch(r"[\w.]+:\w+", name):
-                raise ValueError(f"`reward` must be one of {', '.join(BUILT_IN)} or module:function, got {name!r}")
+            if name not in VERIFIERS and not re.fullmatch(r"[\w.]+:\w+", name):
+                raise ValueError(f"`reward` must be one of {', '.join(VERIFIERS)} or module:function, got {name!r}")
         self.timeout, self.errors = timeout, errors
         self.counts: Counter[str] = Counter()  # verdicts by kind
         self._settings: dict[str, Any] = {

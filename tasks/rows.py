@@ -152,7 +152,7 @@ def final_answer(value: Any) -> str | None:
     return text.rpartition("####")[2].strip()
 
 
-class Row(NamedTuple):
+class UsableRow(NamedTuple):
     """What is kept of a data set's row. `text` is the prompt as it is in the row."""
 
     text: str
@@ -162,7 +162,7 @@ class Row(NamedTuple):
 
 def usable_rows(
     data: DataSet, prompt_column: str | None, answer_column: str | None, raw_answers: bool, skipped: Counter[str]
-) -> dict[str, Row]:
+) -> dict[str, UsableRow]:
     """{key: row} of a data set. Of equal prompts the first stays. What is left out is counted in `skipped`, by kind.
 
     A column None looks through PROMPT_COLUMNS or ANSWER_COLUMNS. `raw_answers` keeps the answer as it is in the row,
@@ -171,7 +171,7 @@ def usable_rows(
     rows = list(read_rows(data, skipped))
     prompt_column = find_column(rows, prompt_column, PROMPT_COLUMNS, "prompt_column", data.name)
     answer_column = find_column(rows, answer_column, ANSWER_COLUMNS, "answer_column", data.name)
-    kept: dict[str, Row] = {}
+    kept: dict[str, UsableRow] = {}
     for row in rows:
         messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)
         answer = given if raw_answers else final_answer(given)
@@ -188,5 +188,5 @@ def usable_rows(
         elif key in kept:
             skipped["duplicate_prompt"] += 1
         else:
-            kept[key] = Row(text, messages, answer)
+            kept[key] = UsableRow(text, messages, answer)
     return kept

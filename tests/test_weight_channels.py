@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -135,6 +136,24 @@ def test_files_of_dead_processes_are_removed(channel):
             if folder.exists():
                 (folder / "weights.safetensors").unlink()
                 folder.rmdir()
+
+
+def test_a_folder_in_use_in_another_container_stays(channel):
+    """It shares /dev/shm but no pids: that in the folder's name is of no process here. It stays while it is locked, as
+    every folder is whose process lives."""
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    other = channel.folder.with_name(f"{weight_channels.PREFIX}{dead.pid}-x")
+    other.mkdir()
+    holder = os.open(other, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    for exists in (True, False):
+        weight_channels.private_folder().rmdir()
+        assert other.exists() == exists
+        if exists:
+            os.close(holder)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(os.open(channel.folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("moment", ["looked at", "removed"])
