@@ -7,8 +7,8 @@ without a second copy of the model on the trainer's devices.
 Two ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only,
 while the engine is paused.
 
-    FileWeights       a safetensors file in shared memory, written tensor by tensor; engines on this host read it.
-                      Any device. The trainer goes on as soon as it is written; a restarted engine reads it again.
+    FileWeights       a safetensors file in shared memory, which engines on this host read. Any device. The trainer
+                      goes on as soon as it is written; a restarted engine reads it again.
     TransferWeights   vLLM's own channels between GPUs: `ipc` (trainer and engine on the same GPU: handles of its
                       memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
                       trainer waits until it is done.
@@ -16,22 +16,22 @@ while the engine is paused.
 `weights` is a dict of tensors that are no shards, or an object with `metadata()` and `items()` that gathers one tensor
 at a time (model.CheckpointTensors): gathering is a collective, so all ranks go through the items in lockstep.
 
-SIMPLIFIED. A file serves one host; an engine that dies under TransferWeights ends the run (one trainer process saves a
-checkpoint; several may not, and go on from the last one).
+SIMPLIFIED. A file serves one host, and while it is written, that host holds all tensors once more; an engine that
+dies under TransferWeights ends the run (one trainer process saves a checkpoint; several may not, and go on from the
+last one).
 
 Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
 """
 
 import asyncio
 import fcntl
-import json
 import os
 import shutil
 import socket
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from pathlib import Path
@@ -48,13 +48,6 @@ class Meta(NamedTuple):
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-
-def metadata(weights: Any) -> list[Meta]:
-    """What the tensors will be, in the order of `items()`, without gathering them."""
-    if hasattr(weights, "metadata"):
-        return weights.metadata()
-    return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()]
 
 
 PREFIX = "scalerl-weights-"
@@ -98,12 +91,8 @@ def engine_args() -> dict[str, Any]:
 
 
 class FileWeights(pipeline_rl.WeightFile):
-    """The same for several trainer processes and large models: written tensor by tensor, private to the user (0600, in
-    a folder 0700), and removed at the next start if this process is killed.
-
-    Args:
-        rank: of this trainer process; rank 0 writes, the others only help to gather.
-    """
+    """The same for several trainer processes (rank 0 writes, the others only help to gather), in a folder that is
+    removed at the next start if this process is killed."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -112,30 +101,12 @@ class FileWeights(pipeline_rl.WeightFile):
         self.environment = process_environment(self.folder)
 
     def prepare(self, weights: Any) -> None:
-        """Replaces the file by these tensors, holding one of them at a time."""
-        if self.rank != 0:
+        """Replaces the file by these tensors."""
+        if self.rank == 0:
+            super().prepare(weights)
+        else:
             for _ in weights.items():
                 pass
-            return
-        new = self.folder / "new.safetensors"
-        with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(safetensors_header(metadata(weights)))
-            for _, tensor in weights.items():
-                file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        new.replace(self.path)
-
-
-def safetensors_header(tensors: Iterable[Meta]) -> bytes:
-    """What a safetensors file begins with: length, then dtype, shape and place of each tensor. Written here, since the
-    library's own writer wants all tensors in memory at once."""
-    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
-    header, end = {}, 0
-    for tensor in tensors:
-        start, end = end, end + torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
-        header[tensor.name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 class TransferWeights:
@@ -167,7 +138,9 @@ class TransferWeights:
     # vLLM's trainer-side engine reads its source through these two.
     def metadata(self) -> list[Meta]:
         """Of the weights that are being sent."""
-        return metadata(self._weights)
+        if hasattr(self._weights, "metadata"):
+            return self._weights.metadata()
+        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._weights.items()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self._weights.items())
