@@ -9,11 +9,10 @@ Loading a checkpoint runs no code that it may contain. torch's weights-only load
 where torch unpickles without it (`.metadata` of FSDP2), `check_pickles` reads the file first.
 """
 
-import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError
@@ -26,6 +25,7 @@ from torch.distributed.checkpoint import CheckpointException
 from filters import PassRateHistory
 from pipeline_rl import Generator, Group
 from runtime.disk import disk
+from runtime.engine import environment
 from runtime.ranks import Ranks
 from runtime.run_folder import Folder
 from tasks.prompts import PromptStream
@@ -154,13 +154,6 @@ def check_pickles(checkpoint: Path) -> None:
         load(file)
 
 
-@contextmanager
-def weights_only() -> Iterator[None]:
+def weights_only() -> AbstractContextManager[None]:
     """Every `torch.load` in the block loads weights only, also where its caller asks for more, as FSDP2's does."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
+    return environment({}, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})

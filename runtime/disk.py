@@ -26,8 +26,8 @@ def disk_errno(error: BaseException) -> int | None:
 
 @contextmanager
 def disk(path: str | Path) -> Iterator[None]:
-    """Turns what a full or read-only disk becomes in torch and safetensors into an OSError that names `path`; every
-    other error stays what it is."""
+    """Turns what a full or read-only disk becomes in torch and safetensors into an OSError, and names `path` where it
+    names none: a full disk is found when a file is written, where Python knows no name. Other errors stay."""
     try:
         yield
     except OSError as error:

@@ -14,10 +14,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from runtime.disk import disk
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl", "samples.jsonl")
 
@@ -37,13 +37,13 @@ class Folder:
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """One more line of the JSON-lines file `name`."""
-        with _named(self.path / name), (self.path / name).open("a") as file:
+        with disk(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def replace(self, name: str, text: str) -> None:
         """Replaces the file `name`: a stop leaves either the old file or the new one."""
         new = self.path / f"{name}.new"
-        with _named(new):
+        with disk(new):
             new.write_text(text)
         new.replace(self.path / name)
 
@@ -76,7 +76,7 @@ class Folder:
     def finish_model(self, record: dict[str, Any]) -> None:
         """Adds `record` (of step and compute) as run.json; an earlier model stays until this one takes its place."""
         new, old, final = (self.path / name for name in ("model.new", "model.old", "model"))
-        with _named(new):
+        with disk(new):
             (new / "run.json").write_text(json.dumps(record))
         shutil.rmtree(old, ignore_errors=True)
         if final.exists():
@@ -135,16 +135,6 @@ class Folder:
                 return folder, state
             print(f"checkpoint {folder} is damaged and is passed over", flush=True)
         return None
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """An OSError in the block names `path`: a full disk is found when a file is written, where Python knows no name."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 
 def _flush(path: Path) -> None:
