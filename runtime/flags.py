@@ -226,9 +226,14 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
         if not config.is_file():
             raise UsageError(f"--resume {flags.resume}: there is no {config}; give the folder of an earlier run.")
         saved = with_new_names(json.loads(config.read_text()))
-        parser.set_defaults(**{n: value for n, value in saved.items() if n in DEFAULTS and n not in OF_ONE_CALL})
+        taken_over = {n: value for n, value in saved.items() if n in DEFAULTS and n not in OF_ONE_CALL}
+        parser.set_defaults(**taken_over, output_dir=flags.resume)
         flags = Flags(**vars(parser.parse_args(argv)))
-        flags.output_dir = flags.resume
+        if Path(flags.output_dir) != Path(flags.resume):
+            raise UsageError(
+                f"--output_dir {flags.output_dir}: --resume {flags.resume} goes on in its own folder; leave "
+                "--output_dir out, or resume a copy of the folder."
+            )
     return flags
 
 

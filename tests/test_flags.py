@@ -91,6 +91,15 @@ def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
         parse_flags(["--resume", str(tmp_path / "missing")], "about")
 
 
+@pytest.mark.parametrize("other", ["elsewhere", DEFAULTS["output_dir"]])
+def test_a_resumed_run_stays_in_its_folder(tmp_path, other):
+    """Another folder was passed over without a word, and the run's own logs went on."""
+    (tmp_path / "config.json").write_text('{"k": 3, "output_dir": "elsewhere"}')
+    with pytest.raises(UsageError, match=rf"--output_dir {other}: --resume {tmp_path} goes on in its own folder"):
+        parse_flags(["--resume", str(tmp_path), "--output_dir", other], "")
+    assert parse_flags(["--output_dir", f"{tmp_path}/", "--resume", str(tmp_path)], "").k == 3
+
+
 def test_a_renamed_flag_is_refused_with_its_new_name(command):
     for line in ("--max_tokens 5", "--max-tokens=5", "--k 3 --max_tokens 5"):
         assert command(line)[1].endswith("has a new name; give --max_sampled_tokens instead.")
