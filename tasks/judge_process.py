@@ -119,8 +119,8 @@ def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: s
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
-    def reply(verdict: Verdict, told: str = "") -> None:
-        print(json.dumps([verdict.kind, verdict.reward, verdict.correct, told]), file=replies, flush=True)
+    def reply(verdict: Verdict, trace: str = "") -> None:
+        print(json.dumps([verdict.kind, verdict.reward, verdict.correct, trace]), file=replies, flush=True)
 
     try:
         functions = prepare(rewards, memory_mb)

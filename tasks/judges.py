@@ -190,14 +190,14 @@ class RewardPool:
     def _wait_ready(self, worker: Worker) -> None:
         names = ",".join(self._settings["rewards"])
         try:
-            kind, _, _, told = worker.exchange(b"", START_TIMEOUT)
+            kind, _, _, trace = worker.exchange(b"", START_TIMEOUT)
         except (EOFError, TimeoutError) as error:
             raise ValueError(
                 f"`reward` {names}: a worker does not start; its own message is above. A limit of memory "
                 f"above {self._settings['memory_mb']} MiB may help"
             ) from error
         if kind != "ready":
-            raise ValueError(f"`reward` {names} cannot be loaded:\n{told}")
+            raise ValueError(f"`reward` {names} cannot be loaded:\n{trace}")
 
     def _ask(self, job: Job) -> Verdict:
         request = json.dumps(job, default=str).encode("ascii") + b"\n"
@@ -207,14 +207,14 @@ class RewardPool:
                 worker = self._launch()
                 self._wait_ready(worker)
             try:
-                kind, reward, correct, told = worker.exchange(request, self.timeout)
+                kind, reward, correct, trace = worker.exchange(request, self.timeout)
                 lost = kind == "memory"  # it may be short of memory for good
             except TimeoutError:
-                kind, reward, correct, told, lost = "timeout", -1.0, False, "", True
+                kind, reward, correct, trace, lost = "timeout", -1.0, False, "", True
             except EOFError as error:
                 if self._closed:
                     raise RuntimeError("the reward workers are closed") from error
-                kind, reward, correct, told, lost = "crash", -1.0, False, "", True
+                kind, reward, correct, trace, lost = "crash", -1.0, False, "", True
             if lost:
                 with self._lock:
                     self._workers.remove(worker)
@@ -223,19 +223,19 @@ class RewardPool:
         finally:
             self._idle.put(worker)
         if kind == "error":
-            self._show(job.name, told)
+            self._show(job.name, trace)
         return Verdict(reward, correct, kind)
 
-    def _show(self, name: str, told: str) -> None:
+    def _show(self, name: str, trace: str) -> None:
         """A user's function raised: stop with its traceback, or show the first one and go on. A traceback may quote
         what a model wrote, so nothing in it may steer a terminal."""
-        told = "".join(c if c.isprintable() or c == "\n" else "?" for c in told)
+        trace = "".join(c if c.isprintable() or c == "\n" else "?" for c in trace)
         if self.errors == "raise":
-            raise RewardError(f"`reward` {name} raised (`reward_errors` zero goes on without it):\n{told}")
+            raise RewardError(f"`reward` {name} raised (`reward_errors` zero goes on without it):\n{trace}")
         with self._lock:
             first, self._shown = not self._shown, True
         if first:
             print(
-                f"The reward {name} raised; such completions get reward 0 and are counted. The first:\n{told}",
+                f"The reward {name} raised; such completions get reward 0 and are counted. The first:\n{trace}",
                 file=sys.stderr,
             )

@@ -101,7 +101,9 @@ class PromptStream:
         if self.first:
             return self.first.popleft()
         while True:
-            order = self._order()
+            if self._shuffled[0] != self.epoch:
+                self._shuffled = (self.epoch, epoch_order(self.problems, self.shares, self.seed, self.epoch))
+            order = self._shuffled[1]
             while self.position < len(order):
                 problem = self.problems[order[self.position]]
                 self.position += 1
@@ -114,11 +116,6 @@ class PromptStream:
             sources = {problem.source for problem in left} if self.weights else ()
             self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
             self.epoch, self.position = self.epoch + 1, 0
-
-    def _order(self) -> list[int]:
-        if self._shuffled[0] != self.epoch:
-            self._shuffled = (self.epoch, epoch_order(self.problems, self.shares, self.seed, self.epoch))
-        return self._shuffled[1]
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the position, the epoch's sources, and the keys of `first`."""

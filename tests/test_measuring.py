@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,3 +116,12 @@ def test_a_program_that_fails_is_no_slow_program(tmp_path):
             benchmark_race.evaluations(program, 0.5)
     finally:
         program.close()
+
+
+def test_seconds_of_a_run_come_from_the_devices_that_it_counts(monkeypatch):
+    """Two trainer threads and an engine are three of four cores: 30 core-seconds are 10 s. Of two cores they use two."""
+    program = SimpleNamespace(threads=2, ended=lambda: True)
+    program.records = lambda name: [{"pass_rate": 0.1, "device_hours": 30 / 3600}]
+    for cores, seconds in ((4, 10), (2, 15)):
+        monkeypatch.setattr(benchmark_race.os, "cpu_count", lambda cores=cores: cores)
+        assert [r["seconds"] for r in benchmark_race.evaluations(program, 0.9)] == [pytest.approx(seconds)]

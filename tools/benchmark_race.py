@@ -44,8 +44,9 @@ def evaluations(program: Program, rate: float) -> list[dict[str, Any]]:
     while True:
         ended = program.ended()
         records = program.records("eval.jsonl")
-        for record in records:  # ours counts device-hours
-            record.setdefault("seconds", record.get("device_hours", 0.0) * 3600 / min(2, os.cpu_count()))
+        for record in records:  # ours counts device-hours, of the cores that its trainer and its engine use
+            devices = min(os.cpu_count(), program.threads + 1)
+            record.setdefault("seconds", record.get("device_hours", 0.0) * 3600 / devices)
         if ended or any(record["pass_rate"] >= rate for record in records):
             return records
         time.sleep(0.5)

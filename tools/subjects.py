@@ -173,7 +173,7 @@ class Program:
 
     def __init__(self, command: Sequence[str], folder: Path, threads: int):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder, self.log = folder, (folder.parent / f"{folder.name}.log").open("w")
+        self.threads, self.folder, self.log = threads, folder, (folder.parent / f"{folder.name}.log").open("w")
         self.process = subprocess.Popen([*command, "--output_dir", str(folder)], cwd=ROOT, stdout=self.log,
                                         stderr=self.log, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
                                         start_new_session=True)  # fmt: skip
