@@ -192,10 +192,8 @@ class RewardPool:
         try:
             kind, _, _, trace = worker.exchange(b"", START_TIMEOUT)
         except (EOFError, TimeoutError) as error:
-            raise ValueError(
-                f"`reward` {names}: a worker does not start; its own message is above. A limit of memory "
-                f"above {self._settings['memory_mb']} MiB may help"
-            ) from error
+            limit = f"{START_TIMEOUT:.0f} s and {self._settings['memory_mb']} MiB"
+            raise ValueError(f"`reward` {names}: a worker does not start in {limit}; it says why above") from error
         if kind != "ready":
             raise ValueError(f"`reward` {names} cannot be loaded:\n{trace}")
 
