@@ -61,7 +61,8 @@ class TorchEngine:
         self.counters, self.version, self.prepared = Counters(), 0, 0
         self.random = torch.Generator().manual_seed(seed)
         self.waiting: deque[tuple[list[int], int, asyncio.Future]] = deque()
-        self.inside: dict[int, tuple[int, asyncio.Future]] = {}  # slot -> (tokens of its prompt, who waits for it)
+        # slot -> (tokens of its prompt, those of them that were computed for it, who waits for it)
+        self.inside: dict[int, tuple[int, int, asyncio.Future]] = {}
         self.cache = SlotCache(self.model.config, slots, longest)
         self.tokens, self.versions = torch.zeros(2, slots, longest + 1, dtype=torch.long)
         self.logprobs = torch.zeros(slots, longest + 1)
@@ -112,7 +113,7 @@ class TorchEngine:
                     self._step()
                 await asyncio.sleep(0)  # who waited goes on, and new requests come
         except Exception as error:
-            for done in [request[2] for request in self.waiting] + [request[1] for request in self.inside.values()]:
+            for done in [request[-1] for request in self.waiting] + [request[-1] for request in self.inside.values()]:
                 if not done.done():
                     done.set_exception(error)
 
@@ -134,7 +135,9 @@ class TorchEngine:
         self.tokens[free, :longest] = ids[row]
         self.lengths[free] = torch.tensor([len(prompt) for prompt, *_ in taken])
         self.ends[free] = torch.tensor([len(prompt) + most for prompt, most, _ in taken])
-        self.inside |= {slot: (len(prompt), done) for slot, (prompt, _, done) in zip(free, taken, strict=True)}
+        for slot, (prompt, _, done) in zip(free, taken, strict=True):
+            computed = len(prompt) if different.pop(tuple(prompt), None) is not None else 0  # the first has them all
+            self.inside[slot] = len(prompt), computed, done
 
     def _step(self) -> None:
         """One token for each request that is inside. Empty slots compute one, too, which nobody reads."""
@@ -158,9 +161,9 @@ class TorchEngine:
             self._leave(slot, "stop" if stopped[slot] else "length")
 
     def _leave(self, slot: int, reason: str) -> None:
-        begin, done = self.inside.pop(slot)
+        begin, prefilled, done = self.inside.pop(slot)
         end = int(self.lengths[slot])
         ids, logprobs, versions = (x[slot, begin:end].tolist() for x in (self.tokens, self.logprobs, self.versions))
         self.lengths[slot] = self.ends[slot] = 1
         if not done.cancelled():
-            done.set_result(Rollout(ids, logprobs, versions, [1] * len(ids), reason, prefilled=begin))
+            done.set_result(Rollout(ids, logprobs, versions, [1] * len(ids), reason, prefilled=prefilled))

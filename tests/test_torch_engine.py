@@ -88,6 +88,17 @@ def test_tokens_are_drawn_by_their_probability(model, tmp_path):
     assert ((found - p).abs() <= 5 * (p * (1 - p) / 4000).sqrt() + 1e-3).all() and p.max() < 0.9
 
 
+def test_a_prompt_computed_for_several_requests_is_counted_once(model, tmp_path):
+    """As in vLLM, whose later requests find it in the cache: six requests for two tokens, two for one, all at once."""
+    engine = new_engine(model, tmp_path, slots=8)
+
+    async def run():
+        await engine.start()
+        return await asyncio.gather(*[engine.sample(p, 1, "") for p in [[5, 6]] * 6 + [[7]] * 2])
+
+    assert [rollout.prefilled for rollout in asyncio.run(run())] == [2, 0, 0, 0, 0, 0, 1, 0]
+
+
 def test_an_error_in_a_step_reaches_everyone_who_waits(model, tmp_path):
     """Two requests inside and one that waits for a slot."""
     engine = new_engine(model, tmp_path, slots=2)
