@@ -34,7 +34,7 @@ class RunFlags:
     output_dir: str = flag("runs/demo", "Folder of this run's files.")
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
-    seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.")
+    seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.", at_least=0, below=2**32)
     max_steps: int = flag(130, "Batches to train on.", at_least=1)
     max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
@@ -164,7 +164,7 @@ class LengthFlags:
     length_control: Literal["interruption", "penalty", "none"] = flag("interruption", "How thinking is kept short.")
     # T3: the paper's budgets are 10,000 to 12,000 tokens
     min_budget: int = flag(26, "Least thinking tokens before the interruption; drawn per rollout.", at_least=1)
-    max_budget: int = flag(30, "Most thinking tokens before the interruption.")
+    max_budget: int = flag(30, "Most thinking tokens before the interruption.", at_least=0)
     answer_budget: int = flag(4, "Tokens for the answer.", at_least=1)
     penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap over which it grows to -1.")
     penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")

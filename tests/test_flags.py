@@ -196,6 +196,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--held_out 0", "--max_prompt_tokens 0", "--reward_workers 0", "--reward_timeout 0", "--tensor_parallel 0",
         "--data_parallel 0", "--gpu_memory_utilization 1", "--gpu_memory_utilization -0.1", "--max_restarts -1",
         # pairs that do not fit
+        "--seed -1", "--seed 4294967296", "--max_budget -1 --length_control none",
         "--max_ready 31", "--max_ready 63 --min_ready 32", "--min_ready 257", "--min_ready 1 --k 0", "--min_ready -1",
         "--min_ready 1 --schedule ppo_off_policy",
         "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
@@ -237,6 +238,7 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, line):
         "--dynamic_sampling true", "--max_sampled_tokens 0", "--batch_prompts 1 --rollouts 2", "--rollouts 1 --eval_only true",
         "--rollouts 1 --kl_coef 0.1 --zero_variance_filter false", "--generator_devices 1 --weight_channel nccl",
         "--engine_args distributed_executor_backend=ray", "--attn_implementation sdpa",
+        "--seed 4294967295", "--max_budget 0 --length_control none",
     ],
 )  # fmt: skip
 def test_good_input_at_the_same_boundaries_starts(command, line):
