@@ -87,11 +87,10 @@ class TrainerSide:
         behaviour = train.padded([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
         return TrainingBatch(rows, behaviour, mask, advantages, losses.aggregation_weights(mask, group_ids))
 
-    def step(self, batch: Any) -> int:
-        """One optimizer step; returns the tokens trained."""
+    def step(self, batch: TrainingBatch) -> None:
+        """One optimizer step."""
         self.trainer.gradients(batch)
         self.trainer.update(0)
-        return int(batch.mask.sum())
 
 
 def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipeline_rl.Group]:
