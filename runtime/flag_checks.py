@@ -18,43 +18,30 @@ HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, 
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
     "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
-    "eps_high": (  # "clip-higher"
-        "--loss gspo, dapo or tis (grpo's clip is symmetric)",
-        lambda flags: flags.loss in ("gspo", "dapo", "tis"),
-    ),
+    "eps_high": ("--loss gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
+                 lambda flags: flags.loss in ("gspo", "dapo", "tis")),
     "tis_cap tis_level": ("--loss tis", lambda flags: flags.loss == "tis"),
     "kl_estimator": ("--kl_coef above 0", lambda flags: flags.kl_coef > 0),
     "penalty_window penalty_on": ("--length_control penalty", lambda flags: flags.length_control == "penalty"),
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
     "pass_rate_window": ("a --pass_rate_threshold of at most 1", lambda flags: flags.pass_rate_threshold <= 1),
     "restart_window": ("--max_restarts above 0", lambda flags: flags.max_restarts > 0),
-    "tensor_parallel data_parallel engine_args weight_channel max_restarts": (
-        "--engine vllm",
-        lambda flags: flags.engine == "vllm",
-    ),
+    "tensor_parallel data_parallel engine_args weight_channel max_restarts":
+        ("--engine vllm", lambda flags: flags.engine == "vllm"),
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "rambling": ("the built-in model (no --model)", lambda flags: not flags.model),
     "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
-    "reward_errors thinking apply_chat_template end_of_thinking stop_tokens": (
-        "a --dataset",
-        lambda flags: flags.dataset not in BUILT_IN,
-    ),
-    "generator_devices": (
-        "engines on this host (Ray places its own)",
-        lambda flags: engine_options(flags).get("distributed_executor_backend") != "ray",
-    ),
-    "interruption_phrase": (
-        "--length_control interruption and a --dataset",
-        lambda flags: flags.length_control == "interruption" and flags.dataset not in BUILT_IN,
-    ),
-}
+    "reward_errors thinking apply_chat_template end_of_thinking stop_tokens":
+        ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
+    "generator_devices": ("engines on this host (Ray places its own)",
+                          lambda flags: engine_options(flags).get("distributed_executor_backend") != "ray"),
+    "interruption_phrase": ("--length_control interruption and a --dataset",
+                            lambda flags: flags.length_control == "interruption" and flags.dataset not in BUILT_IN),
+}  # fmt: skip
 
 USUAL = {  # values for real models, where the default suits the built-in task
-    "lr": "5e-7 to 1e-6",
-    "min_budget": "768 to 10000",
-    "max_budget": "1024 to 12000",
-    "answer_budget": "128 to 2000",
-}
+    "lr": "5e-7 to 1e-6", "min_budget": "768 to 10000", "max_budget": "1024 to 12000", "answer_budget": "128 to 2000",
+}  # fmt: skip
 
 
 def check_flags(flags: Flags) -> list[str]:

@@ -202,23 +202,18 @@ class Flags(  # a dataclass puts the fields of its last base first
 DEFAULTS = asdict(Flags())
 
 OWN_FLAG = {  # vLLM's arguments that the trainer must know of
-    "tensor_parallel_size": "tensor_parallel",
-    "data_parallel_size": "data_parallel",
-    "max_num_seqs": "max_num_seqs",
-    "max_model_len": "max_budget",
-    "model": "model",
-    "dtype": "dtype",
-    "seed": "seed",
-}
+    "tensor_parallel_size": "tensor_parallel", "data_parallel_size": "data_parallel", "max_num_seqs": "max_num_seqs",
+    "max_model_len": "max_budget", "model": "model", "dtype": "dtype", "seed": "seed",
+}  # fmt: skip
 
 
 def parse_flags(argv: Sequence[str], description: str) -> Flags:
     """The flags of the command line; with --resume those of the earlier run, unless given again. argparse itself ends
     with exit code 2 on an unknown flag or choice. Raises UsageError."""
     for word in argv:
-        given, name = word.split("=")[0], word.split("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name in RENAMED:
-            raise UsageError(f"{given} has a new name; give --{RENAMED[name]} instead.")
+        given = word.split("=")[0]
+        if given.startswith("--") and (name := RENAMED.get(given[2:].replace("-", "_"))):
+            raise UsageError(f"{given} has a new name; give --{name} instead.")
     parser = _parser(description.split("\n")[0])
     flags = Flags(**vars(parser.parse_args(argv)))
     if flags.resume:

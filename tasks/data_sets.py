@@ -120,19 +120,11 @@ class DatasetTask:
 
 
 def load_dataset_task(
-    dataset: str,
-    tokenizer: Any,
-    options: PromptOptions = PromptOptions(),
-    *,
-    reward: str = "math",
-    reward_workers: int = 2,
-    reward_timeout: float = 8.0,
-    reward_errors: str = "raise",
-    end_of_thinking: str | None = None,
-    interruption_phrase: str | None = None,
-    stop_tokens: str | None = None,
+    dataset: str, tokenizer: Any, options: PromptOptions = PromptOptions(), *, reward: str = "math",
+    reward_workers: int = 2, reward_timeout: float = 8.0, reward_errors: str = "raise",
+    end_of_thinking: str | None = None, interruption_phrase: str | None = None, stop_tokens: str | None = None,
     judge: bool = True,
-) -> DatasetTask:
+) -> DatasetTask:  # fmt: skip
     """A task of one data set or several, named as `rows.parse_data_sets` reads them.
 
     `reward` is one name for all or one for each, separated by commas (see judges.py). `end_of_thinking`,

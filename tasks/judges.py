@@ -115,15 +115,9 @@ class RewardPool:
     """
 
     def __init__(
-        self,
-        rewards: Sequence[str] = ("math",),
-        *,
-        workers: int = 2,
-        timeout: float = 8.0,
-        memory_mb: int = 2048,
-        errors: str = "raise",
-        end_of_thinking: str = "",
-    ) -> None:
+        self, rewards: Sequence[str] = ("math",), *, workers: int = 2, timeout: float = 8.0, memory_mb: int = 2048,
+        errors: str = "raise", end_of_thinking: str = "",
+    ) -> None:  # fmt: skip
         if errors not in ("raise", "zero"):
             raise ValueError(f"`reward_errors` must be raise or zero, got {errors!r}")
         if workers < 1 or timeout <= 0:

@@ -27,13 +27,9 @@ class Endings:
 
 
 def find_endings(
-    tokenizer: Any,
-    *,
-    thinking: bool | None = None,
-    end_of_thinking: str | None = None,
-    interruption_phrase: str | None = None,
-    stop_tokens: str | None = None,
-) -> Endings:
+    tokenizer: Any, *, thinking: bool | None = None, end_of_thinking: str | None = None,
+    interruption_phrase: str | None = None, stop_tokens: str | None = None,
+) -> Endings:  # fmt: skip
     """The endings that a tokenizer has, where they are not given. Raises ValueError naming the option to change.
 
     `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
@@ -99,12 +95,9 @@ def end_in_text(tokenizer: Any, mark: str) -> Callable[[Sequence[int]], int | No
 
 
 def encode_prompts(
-    tokenizer: Any,
-    prompts: Sequence[list[dict[str, str]]],
-    template: str = "{prompt}",
-    apply_chat_template: bool = True,
-    thinking: bool | None = None,
-) -> list[list[int]]:
+    tokenizer: Any, prompts: Sequence[list[dict[str, str]]], template: str = "{prompt}",
+    apply_chat_template: bool = True, thinking: bool | None = None,
+) -> list[list[int]]:  # fmt: skip
     """Token ids of each prompt, given as chat messages: `template` around its last message, then the chat template if
     the tokenizer has one. Chat templates of models that can do both (Qwen3) read `enable_thinking`; None leaves it to
     them."""
