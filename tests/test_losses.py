@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from statistics import fmean
 
 import pytest
 import torch
@@ -106,14 +105,6 @@ def test_eps_max_is_an_absolute_cap_without_a_lower_clamp():
     close(grad, -f64([5.0, 0.01, 4.9]))
     assert capped(metrics) == (1, 0)
     close(run_ratios("cispo", [5.5, 0.01, 4.9], eps_max=3.0)[2], -f64([3.0, 0.01, 3.0]))
-
-
-def test_capped_token_learns_under_cispo_and_not_under_a_clip():
-    """The difference between the two families: rho = 9, A = 1."""
-    for name in NAMES:
-        _, metrics, grad = run_ratios(name, [9.0])
-        assert float(grad) == (pytest.approx(-5.0) if name == "cispo" else 0.0), name
-        assert capped(metrics) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
@@ -228,17 +219,16 @@ def test_advantages_by_hand():
 
 
 def test_kl_by_hand():
-    """pi = .5, pi_ref = .25, r = .5: k1 = ln 2, k2 = (ln 2)^2 / 2 = .2402265, k3 = .5 - 1 + ln 2 = .1931472."""
-    logprobs, reference, mask = f64([0.5, 0.5]).log(), f64([0.25, 0.9]).log(), torch.tensor([[1, 0]])
-    for name, value in [("k1", 0.6931472), ("k2", 0.2402265), ("k3", 0.1931472)]:
-        close(kl_penalty(logprobs, reference, mask, name), f64([value, 0.0]), atol=1e-7)
-    close(kl_penalty(logprobs, reference, mask), f64([0.1931472, 0.0]), atol=1e-7)  # k3 is the default
-
-
-@pytest.mark.parametrize("rho, ess", [([3, 3, 3, 3], 1), ([1e6, 1e-6, 1e-6, 1e-6], 0.25), ([2, 1], 9 / 10)])
-def test_effective_sample_size_by_hand(rho, ess):
-    """Equal ratios: 1, whatever their size. One ratio far above the rest: 1 / n. 3^2 / (2 * 5)."""
-    assert summarize_metrics(run_ratios("cispo", rho)[1])["ess"] == pytest.approx(ess)
+    """pi = .5, pi_ref = .25, r = .5: k1 = ln 2, k2 = (ln 2)^2 / 2 = .2402265, k3 = .5 - 1 + ln 2 = .1931472. Their slopes
+    in log pi are 1, -log r = ln 2 and 1 - r = .5. The reference gets no gradient.
+    """
+    logprobs, reference = (f64([p, q]).log().requires_grad_() for p, q in ((0.5, 0.5), (0.25, 0.9)))
+    for name, value, slope in [(("k1",), 0.6931472, 1), (("k2",), 0.2402265, 0.6931472), ((), 0.1931472, 0.5)]:
+        penalty = kl_penalty(logprobs, reference, torch.tensor([[1, 0]]), *name)  # k3 is the default
+        close(penalty, f64([value, 0.0]), atol=1e-7)
+        grads = torch.autograd.grad(penalty.sum(), [logprobs, reference], allow_unused=True)
+        close(grads[0], f64([slope, 0.0]), atol=1e-7)
+        assert grads[1] is None
 
 
 # --------------------------------------------------------------------------------------- the losses against oracles
@@ -302,28 +292,6 @@ def test_gspo_against_the_papers_own_expression():
     for row, trained in zip(token_loss, mask == 1, strict=True):  # the term is repeated on the sequence's tokens
         close(row[trained], row[0].expand(int(trained.sum())), atol=1e-12)
     assert sum(capped(metrics)) == sum(int(mask[i].sum()) for i in range(8) if not expected[i].any())
-
-
-def test_tis_per_sequence_is_unbiased_without_its_cap_and_per_token_is_not():
-    """Oracle: all 9 sequences of two tokens out of three, the second's distribution depending on the first. The mean
-    gradient over what the generator samples must be that of E_{y~pi}[A(y)] = sum_y pi(y) A(y), by autograd.
-    """
-    g = torch.Generator().manual_seed(3)
-    first, second = (torch.randn(*n, generator=g, dtype=F64, requires_grad=True) for n in ((3,), (3, 3)))
-    mu = torch.randn(3, generator=g, dtype=F64).log_softmax(0), torch.randn(3, 3, generator=g, dtype=F64).log_softmax(1)
-    advantages = torch.randn(9, generator=g, dtype=F64)
-    y1, y2 = torch.arange(9) // 3, torch.arange(9) % 3
-    pi = torch.stack([first.log_softmax(0)[y1], second.log_softmax(1)[y1, y2]], 1)  # (9, 2)
-    sampled = torch.stack([mu[0][y1], mu[1][y1, y2]], 1)  # (9, 2)
-    leaves = [first, second]
-    expected = torch.autograd.grad(-(pi.sum(1).exp() * advantages).sum(), leaves, retain_graph=True)
-    errors = {}
-    for level in ("token", "sequence"):
-        token_loss, _ = tis(pi, sampled, advantages, torch.ones(9, 2), old_logprobs=pi, cap=1e6, level=level)
-        mean = (sampled.sum(1).exp()[:, None] * token_loss).sum()
-        got = torch.autograd.grad(mean, leaves, retain_graph=True)
-        errors[level] = max(float((x - y).abs().max()) for x, y in zip(got, expected, strict=True))
-    assert errors["sequence"] < 1e-12 and errors["token"] > 0.01
 
 
 def test_tis_with_one_update_a_batch_is_cispo():
@@ -390,19 +358,17 @@ def test_log_ratio_is_bounded_before_exp(name, gap):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dtype_follows_the_log_probs(name):
-    inputs = batch()
-    assert run(name, *inputs)[0].dtype == F64
-    logprobs, *others, mask = inputs
+    logprobs, *others, mask = batch()
+    wanted = run(name, logprobs, *others, mask)[0]
+    assert wanted.dtype == F64
     assert run(name, logprobs.float(), *others, mask)[0].dtype == torch.float32  # advantages in FP64 do not promote
-    for kind in (torch.bool, torch.float32, torch.int32):
-        assert torch.equal(run(name, logprobs, *others, mask.to(kind))[0], run(name, *inputs)[0])
+    assert torch.equal(run(name, logprobs, *others, mask.bool())[0], wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_log_probs_are_raised_before_the_ratio(name):
-    """64 rows of 64 tokens at log-probs of which bfloat16 keeps 3 digits; the generator's are FP32. Loss, gradient and
-    clip decisions are those of the same values in FP32: in bfloat16 ratios near 1 are .996, 1 or 1.008, and a third of
-    the rows fall on the other side of GSPO's clips at .997 and 1.004.
+    """Loss, gradient and clip decisions are those of the same values in FP32: in bfloat16 ratios near 1 are .996, 1 or
+    1.008, and a third of the rows fall on the other side of GSPO's clips at .997 and 1.004.
     """
     g = torch.Generator().manual_seed(0)
     coarse = (-2 * torch.rand(64, 64, generator=g)).bfloat16()
@@ -549,26 +515,6 @@ def test_an_empty_microbatch_still_runs_backward(name, shape):
 # --------------------------------------------------------------------------------------------- aggregation
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_aggregation_against_means_over_lists(seed):
-    """Oracle: the nested means as Python lists of each row's and prompt's token losses; some of them are empty."""
-    g = torch.Generator().manual_seed(seed)
-    loss, mask = torch.randn(9, 4, generator=g, dtype=F64), (torch.rand(9, 4, generator=g) < 0.5).double()
-    mask[seed] = 0
-    ids = [5, -2, 5, 8, -2, 8, 8, 100, 5]
-    rows = [loss[i][mask[i] == 1].tolist() for i in range(9)]
-    prompts = [[x for row, q in zip(rows, ids, strict=True) if q == p for x in row] for p in set(ids)]
-    expected = {
-        "sample": fmean(fmean(row) for row in rows if row),
-        "prompt": fmean(fmean(prompt) for prompt in prompts if prompt),
-        "token": fmean(x for row in rows for x in row),
-        "constant": fmean(sum(row) / 12 for row in rows if row),
-    }
-    for how, value in expected.items():
-        weights = aggregation_weights(mask, torch.tensor(ids), how, constant=12.0)
-        assert float((weights * loss).sum()) == pytest.approx(value), how
-
-
 @pytest.mark.parametrize("how", AVERAGES)
 @pytest.mark.parametrize("name", ["cispo", "gspo", "tis"])
 def test_any_split_gives_the_same_gradient(name, how):
@@ -640,9 +586,7 @@ def test_prompt_average_needs_whole_groups():
 
 
 def test_forced_tokens_are_not_counted():
-    """A row of 5 tokens of which 2 in the middle were forced counts 3."""
-    weights = aggregation_weights(f64([1, 0, 0, 1, 1]), torch.tensor([0]), "sample")
-    close(weights, f64([1, 0, 0, 1, 1]) / 3)
+    close(aggregation_weights(f64([1, 0, 0, 1, 1]), torch.tensor([0]), "sample"), f64([1, 0, 0, 1, 1]) / 3)
 
 
 def test_aggregation_dtype_and_errors():
@@ -673,10 +617,10 @@ def test_variance_in_two_passes(how):
 
 @pytest.mark.parametrize("how", ["batch", "prompt", "none"])
 def test_equal_or_single_rewards_give_exactly_zero(how):
-    """The FP32 means of seven .1, thirds or -.3 are off by 7e-9 to 3e-8: a test of the std would keep them. A single
-    row is 0 too. Negative rewards stand below the 0 of an empty buffer.
+    """The FP32 means of seven .1 or -.3 are off by 7e-9 to 3e-8: a test of the std would keep them. A single row is 0,
+    too. Negative rewards are below the 0 of an empty buffer.
     """
-    for value, n in [(0.1, 7), (1 / 3, 7), (1e-8, 11), (123456.7, 13), (-0.1, 7), (-1 / 3, 7), (-0.3, 7)]:
+    for value, n in [(0.1, 7), (1e-8, 11), (123456.7, 13), (-0.3, 7)]:
         for eps in (0.0, 1e-6):
             rewards = torch.full((n,), value)
             assert not normalize_advantages(rewards, torch.zeros(n), how, eps=eps).any()
@@ -738,30 +682,6 @@ def test_advantage_dtypes_nan_and_errors():
 
 
 # ------------------------------------------------------------------------------------------------------ KL
-
-
-def test_kl_expectations_over_all_actions():
-    """Oracle: exact sums over 6 actions, gradients by autograd on the logits. E_pi[k1] = E_pi[k3] = KL(pi || ref);
-    E_pi[grad k1] = 0; E_pi[grad k2] = grad KL(pi || ref); E_pi[grad k3] = grad KL(ref || pi).
-    """
-    g = torch.Generator().manual_seed(2)
-    logits = torch.randn(6, generator=g, dtype=F64, requires_grad=True)
-    reference = torch.randn(6, generator=g, dtype=F64, requires_grad=True)
-    pi, ref = logits.log_softmax(0), reference.log_softmax(0)
-    reverse, forward = (pi.exp() * (pi - ref)).sum(), (ref.exp() * (ref - pi)).sum()
-    gradients = {
-        "k1": torch.zeros(6, dtype=F64),
-        "k2": torch.autograd.grad(reverse, logits, retain_graph=True)[0],
-        "k3": torch.autograd.grad(forward, logits, retain_graph=True)[0],
-    }
-    p = pi.detach().exp()
-    for name, expected in gradients.items():
-        term = kl_penalty(pi[:, None], ref[:, None], torch.ones(6, 1), name)[:, 0]
-        if name != "k2":
-            torch.testing.assert_close((p * term).sum(), reverse)
-        got = torch.autograd.grad((p * term).sum(), [logits, reference], retain_graph=True, allow_unused=True)
-        torch.testing.assert_close(got[0], expected)
-        assert got[1] is None  # no gradient into the reference
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
