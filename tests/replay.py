@@ -105,20 +105,11 @@ def arguments(folder, model, *extra) -> list[str]:
     """The command line of a short run, or of its resumption."""
     if "--resume" in extra:
         return ["--resume", str(folder), *extra[1:]]
-    argv = [
-        "--output_dir",
-        str(folder),
-        "--model",
-        model,
-        "--max_steps",
-        str(STEPS),
-        "--save_every",
-        "2",
-        "--keep",
-        "9",
-    ]
-    argv += ["--batch_prompts", "3", "--rollouts", "4", "--prompts", "12", "--eval_every", "3", "--eval_problems", "4"]
-    return [*argv, "--pass_rate_threshold", "0.6", "--probe_every", "1", "--lr", "0.01", *extra]
+    options = (
+        f"--max_steps {STEPS} --save_every 2 --keep 9 --batch_prompts 3 --rollouts 4 --prompts 12 --eval_every 3 "
+        "--eval_problems 4 --pass_rate_threshold 0.6 --probe_every 1 --lr 0.01"
+    )
+    return ["--output_dir", str(folder), "--model", model, *options.split(), *extra]
 
 
 def record_rollouts(monkeypatch, script: dict | None = None) -> None:

@@ -24,11 +24,12 @@ torch.set_num_threads(1)
 
 def hand_groups() -> list[Group]:
     """Group 0: rewards 1 -1 -1 -1, centred 3/2 -1/2 -1/2 -1/2, trained tokens 3 1 2 2 = 8 (one row has a forced one).
-    Group 1: all 1: no variance. Group 2: 1 1 -1 -1, centred the same, tokens 2 2 2 4 = 10, the last row truncated."""
+    Group 1: all 1: no variance. Group 2: the first prompt once more, 1 1 -1 -1, centred the same, tokens 2 2 2 4 = 10,
+    the last row truncated."""
     return [
         Group(5, problem("a", [1]), 0, [rollout(1, 3), rollout(-1, 1), rollout(-1, 3, forced=1), rollout(-1, 2)]),
         Group(6, problem("b", [2, 2]), 0, [rollout(1, 2, "length"), rollout(1, 2), rollout(1, 2), rollout(1, 2)]),
-        Group(7, problem("c", [3]), 0, [rollout(1), rollout(1), rollout(-1), rollout(-1, 4, "length")]),
+        Group(7, problem("a", [3]), 0, [rollout(1), rollout(1), rollout(-1), rollout(-1, 4, "length")]),
     ]
 
 
@@ -71,33 +72,17 @@ def test_batch_by_hand(made):
     assert {name: record[name] for name in wanted} == pytest.approx(wanted)
 
 
-def test_filter_off_keeps_the_dead_group_in_every_denominator(made):
-    """The ablation: std sqrt(7/12), three prompts in the average, group 1 with advantage 0."""
+def test_the_alternatives_by_hand(made):
+    """The ablation: std sqrt(7/12), three prompts in the average, group 1 with advantage 0. Then the other averages and
+    advantages: without a std, and divided by the completion budget, 30 + 4, times 8 rows."""
     batch, record = made(hand_groups(), zero_variance_filter=False)
     assert batch.advantages[:2].tolist() == pytest.approx([1.5 / 0.763763, -0.5 / 0.763763], rel=1e-5)
     assert batch.advantages[4:8].tolist() == [0.0] * 4
     assert row_weights(batch) == pytest.approx([1 / 24] * 4 + [1 / 24] * 4 + [1 / 30] * 4)
     assert record["zero_variance_groups"] == 1 and record["rows"] == 12
-
-
-@pytest.mark.parametrize(
-    ("how", "wanted"),
-    [
-        ("token", [1 / 18] * 8),
-        ("sample", [1 / 24, 1 / 8, 1 / 16, 1 / 16, 1 / 16, 1 / 16, 1 / 16, 1 / 32]),
-        ("constant", [1 / (34 * 8)] * 8),  # the completion budget: 30 + 4
-    ],
-)
-def test_other_averages_by_hand(made, how, wanted):
-    assert row_weights(made(hand_groups(), aggregation=how)[0]) == pytest.approx(wanted)
-
-
-def test_other_advantages_by_hand(made):
-    """None: as centred. Prompt: group 0 has std sqrt(3)/2, group 2 has 1."""
-    centred = [1.5, -0.5, -0.5, -0.5, 1, 1, -1, -1]
-    assert made(hand_groups(), normalize_advantages="none")[0].advantages.tolist() == centred
-    found = made(hand_groups(), normalize_advantages="prompt")[0].advantages.tolist()
-    assert found == pytest.approx([a / (0.8660254 if i < 4 else 1) for i, a in enumerate(centred)], rel=1e-5)
+    batch, _ = made(hand_groups(), normalize_advantages="none", aggregation="constant")
+    assert batch.advantages.tolist() == [1.5, -0.5, -0.5, -0.5, 1, 1, -1, -1]
+    assert row_weights(batch) == pytest.approx([1 / (34 * 8)] * 8)
 
 
 def test_truncated_rows_leave_after_the_centring(made):
@@ -109,14 +94,6 @@ def test_truncated_rows_leave_after_the_centring(made):
     assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 12] * 3)
     assert batch.mask.shape == (7, 3) and record["rows"] == 7 and record["truncated_dropped"] == 1
     assert record["truncated"] == pytest.approx(2 / 12)  # of all that was sampled
-
-
-def test_a_prompt_that_occurs_twice_is_two_groups(made):
-    groups = hand_groups()
-    groups[2].problem = groups[0].problem
-    batch, _ = made(groups)
-    assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 20] * 4)
-    assert batch.advantages[4].item() == pytest.approx(1.069045, rel=1e-5)
 
 
 def test_nothing_to_train_on_is_no_batch_and_is_counted(made):
@@ -145,12 +122,6 @@ def test_length_penalty_on_correct_answers_only(made):
     batch, record = made([Group(0, problem("a"), 0, rollouts)], **options, normalize_advantages="none")
     assert batch.advantages.tolist() == pytest.approx([1 - 0.125, 0.5 - 0.125, -0.125, -1.125])
     assert record["reward"] == pytest.approx(0.125) and record["pass_rate"] == 0.75
-
-
-def test_the_penalty_gives_variance_to_a_group_of_correct_answers(made):
-    groups = [Group(0, problem("a"), 0, [rollout(1, 2), rollout(1, 34)])]
-    assert made(groups)[0] is None
-    assert made(groups, length_control="penalty")[0] is not None
 
 
 def test_shuffled_rewards_keep_the_multiset(made):
@@ -199,7 +170,7 @@ def some_equal(equal):
     return {"rewards": staticmethod(lambda n, problem: [1.0, 1.0] if equal(n) else [1.0, -1.0])}
 
 
-@pytest.mark.parametrize("k", [0, 1, 2, 8])
+@pytest.mark.parametrize("k", [0, 2, 8])
 def test_the_loop_on_the_pipeline_schedule(run, k):
     """Every step one version and one push of its B groups; prompts in the stream's order; lag up to k and no more;
     evaluations at 0, 4 and 8, probes at the other multiples of 3."""
@@ -217,7 +188,7 @@ def test_the_loop_on_the_pipeline_schedule(run, k):
     assert all(r["logprob_gap"] == 0 for r in steps if r["step"] in (1, 4, 5))
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 4])
 def test_the_loop_off_policy(run, k):
     """k updates of B from one frozen version, then one push of all k B groups: lags 0 to k - 1, shuffled batches."""
     played = run(schedule="ppo_off_policy", k=k, max_steps=8)
@@ -264,9 +235,7 @@ def test_skipped_steps_release_their_groups_and_make_no_version(run):
     steps = played.steps
     assert [r["version"] for r in steps] == [1, 1, 1, 1, 2, 3]
     assert [r.get("updated") for r in steps] == [1, None, None, 0, 1, 1]
-    assert played.pushes() == [
-        ("push", 3), ("release", 3), ("release", 3), ("release", 3), ("push", 3), ("push", 3),
-    ]  # fmt: skip
+    assert played.pushes() == [(name, 3) for name in ("push", "release", "release", "release", "push", "push")]
     assert [r["zero_variance_groups"] for r in steps] == [0, 3, 3, 0, 0, 0]
 
 
@@ -310,13 +279,8 @@ def test_dynamic_sampling_looks_at_shaped_rewards(run):
     def answer(self, reward, version=None):
         made = ScriptedGenerator.rollout(self, reward, version)
         if reward > 1:  # the long one
-            made.completion_ids, made.logprobs, made.versions, made.mask = (
-                [9] * 34,
-                [0.0] * 34,
-                made.versions * 17,
-                [1] * 34,
-            )
-            made.reward = 1.0
+            made.completion_ids, made.logprobs, made.versions = [9] * 34, [0.0] * 34, made.versions * 17
+            made.mask, made.reward = [1] * 34, 1.0
         return made
 
     both = {"rewards": staticmethod(lambda n, problem: [1.0, 2.0]), "rollout": answer}
@@ -498,10 +462,9 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
 
         script["evaluate"] = evaluate
     code, _, err = program(script=script)
-    reason = {"gradient": "the gradient was not finite 3 times in a row", "weights": "weights check: at version 3"}[
+    reason, step = {"gradient": ("the gradient was not finite 3", 4), "weights": ("weights check: at version 3", 2)}[
         fault
     ]
-    step = {"gradient": 4, "weights": 2}[fault]
     assert code == 1 and err.startswith(f"train.py: {reason}") and err.count("\n") == 1
     assert f"step-{step:06d}: --resume {tmp_path}/run" in err
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == step
