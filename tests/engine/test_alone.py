@@ -16,14 +16,8 @@ def test_the_file_alone_drives_an_engine(tmp_path):
     for file in ("pipeline_rl.py", "docs/pipeline_rl_alone.py"):
         shutil.copy(ROOT / file, tmp_path)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "pipeline_rl_alone.py"],
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command = [sys.executable, "pipeline_rl_alone.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     lines = re.findall(r"^step (\d): lag (\d\.\d\d), at most (\d)$", done.stdout, re.M)
     assert [int(step) for step, _, _ in lines] == list(range(6))

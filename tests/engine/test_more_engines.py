@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_engine import problems
 from real_engine import new_engine, new_generator
-from test_weights_in_flight import CLOSE, LongTraining, check_weights_move, evaluated
+from test_weights_in_flight import CLOSE, check_a_new_engine, evaluated
 from tiny_model import END_OF_THINKING, PHRASE, TinyModel
 
 from fp32_head import GENERATOR_ARGS
@@ -69,18 +69,6 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
     assert min(engines.count(engine) for engine in set(engines)) >= 20
 
 
-def test_a_bfloat16_engine_samples(tmp_path: Path) -> None:
-    """Its attention uses AMX where the CPU has it, which Linux allows a process only after it has asked."""
-    tiny = TinyModel(tmp_path, tied=True)
-    generator = new_generator(new_engine(tiny, dtype="bfloat16"), max_completion=16)
-    try:
-        generator.start(tiny.weights(0))
-        [rollouts] = generator.result_of(generator.evaluate(problems(1), 2))
-    finally:
-        generator.close()
-    assert [len(rollout.completion_ids) > 0 for rollout in rollouts] == [True, True]
-
-
 def test_second_legs_find_their_prefix_in_one_of_two_engines(tmp_path: Path) -> None:
     """Six groups of four, prompts of 200 tokens, and cuts after 20 more, in blocks of 32. In each group one rollout
     computes its prompt, and three all but its 6 blocks, 8 tokens; the second legs find these 6 blocks, too, and compute
@@ -108,12 +96,6 @@ def test_second_legs_find_their_prefix_in_one_of_two_engines(tmp_path: Path) -> 
 def test_weights_move_in_flight_under_the_schedulers_of_a_gpu(tmp_path: Path, scheduler: str | None) -> None:
     """vLLM's own, which sends each token, and whole completions over it. A pause finds a step under way (async_on_cpu.py),
     whose tokens are still by the weights before it: versions are exact to a token under both."""
-    tiny, long = TinyModel(tmp_path, tied=True), problems(2)
+    tiny = TinyModel(tmp_path, tied=True)
     args = {"scheduler_cls": scheduler, "worker_extension_cls": "async_on_cpu.Receiver"}
-    engine = new_engine(tiny, stop_ids=[], engine_args=args)
-    generator = new_generator(engine, long, pacer=Pacer(2, 0), length_control=LongTraining(700))
-    try:
-        generator.start(tiny.weights(0))
-        check_weights_move(generator, tiny, long)
-    finally:
-        generator.close()
+    check_a_new_engine(new_engine(tiny, stop_ids=[], engine_args=args), tiny)

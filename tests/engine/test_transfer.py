@@ -56,14 +56,14 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
 
 @pytest.mark.parametrize("kind", ["ipc", "nccl"])
 def test_what_vllm_is_asked_for(kind):
-    """Backends and fields of vLLM's own trainer-side classes; the buffer of `ipc` holds the largest tensor."""
+    """Backends and fields of vLLM's own trainer-side classes. vLLM's own bound of a part is 1 GiB. `ipc` has one buffer,
+    which must hold the largest tensor; `nccl` has none, and a part ends with the tensor that exceeds 256 MiB."""
     channel = TransferWeights(kind, rank=0, workers=4)
-    channel.prepare(SimpleNamespace(metadata=lambda: [Meta("w", torch.float32, (2**28,))]))
+    channel.prepare(SimpleNamespace(metadata=lambda: [Meta("w", torch.float32, (5, 2**24))]))
     info = channel._init_info()
     assert info.backend == kind and info.rank == 0 and info.packed
-    if kind == "ipc":
-        assert info.packed_buffer_size_bytes == 2**30
-    else:
+    assert info.packed_buffer_size_bytes == {"ipc": 5 * 2**26, "nccl": 2**28}[kind]
+    if kind == "nccl":
         assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
     assert channel.engine_args["weight_transfer_config"] == {"backend": kind}
     channel.close()
