@@ -1,11 +1,10 @@
 """runtime/model.py: how a batch is cut into microbatches, and log-probs and gradients against one row at a time.
 
-The oracle is Hugging Face's own forward pass with full logits, one unpadded row after the other. Models are random and tiny, in float64; transformers' eager softmax is float32 even there,
-which makes differences of 1e-7.
+The oracle is Hugging Face's own forward pass with full logits, one unpadded row after the other. Models are random and
+tiny, in float64; transformers' eager softmax is float32 even there, which makes differences of 1e-7.
 """
 
 import copy
-import itertools
 import random
 
 import pytest
@@ -17,7 +16,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 import fp32_head
 from runtime import model as model_file
 from runtime.model import (
-    Microbatch,
     Policy,
     Row,
     cut_rows,
@@ -113,10 +111,6 @@ def tiny_model(kind: str = "qwen3", tied: bool = True, attention: str = "sdpa", 
     return model
 
 
-def policy_of(model, **options) -> Policy:
-    return Policy(model, **options)
-
-
 def uneven_batch() -> list[Row]:
     """Rows of quite different lengths, some with forced tokens inside."""
     rng = random.Random(0)
@@ -151,62 +145,7 @@ def gradient(model) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def brute_force_gradient(model, rows: list[Row], weights: torch.Tensor) -> torch.Tensor:
-    """That of sum weights[n, t] log p, over the tokens that train, by loops."""
-    model.zero_grad()
-    for n, row in enumerate(rows):
-        logprobs, _ = brute_force(model, row)
-        sum(weights[n, t] * logprobs[t] * trains for t, trains in enumerate(row.mask)).backward()
-    return gradient(model)
-
-
-def split_gradient(net: Policy, weights: torch.Tensor, parts: list[Microbatch]) -> torch.Tensor:
-    """The same over microbatches."""
-    net.zero_grad()
-    for part in parts:
-        (weights[part.rows] * net(part)[0]).sum().backward()
-    return gradient(net.model)
-
-
-def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
-
-
-MODELS = [("qwen3", True, "sdpa"), ("qwen3", False, "eager"), ("llama", True, "eager"), ("llama", False, "sdpa")]
-
-
 # -------------------------------------------------------------------------------------------- microbatches of any batch
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("n", [1, 7, 8, 64])
-def test_sharing_balances_and_loses_nothing(n, ranks):
-    rng = random.Random(n * ranks)
-    lengths = [int(rng.lognormvariate(4, 1)) + 1 for _ in range(n)]
-    shares = share_rows(lengths, ranks)
-    assert sorted(row for share in shares for row in share) == list(range(n))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    loads = [sum(lengths[row] for row in share) for share in shares]
-    assert max(loads) - min(loads) <= max(lengths)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("seed", range(10))
-def test_cutting_respects_the_token_limit_and_wastes_little(seed, packed):
-    """Every piece fits, or is a single row; nothing is lost; and no row would have fitted into the piece before."""
-    rng = random.Random(seed)
-    lengths = [rng.randint(1, 40) for _ in range(30)]
-    rows = rng.sample(range(30), rng.randint(0, 30))
-    tokens = rng.choice([1, 20, 64, 200])
-
-    def size(piece):
-        return sum(lengths[i] for i in piece) if packed else max(lengths[i] for i in piece) * len(piece)
-
-    pieces = cut_rows(lengths, rows, tokens, packed)
-    assert sorted(row for piece in pieces for row in piece) == sorted(rows)
-    assert all(size(piece) <= tokens or len(piece) == 1 for piece in pieces)
-    for piece, after in itertools.pairwise(pieces):
-        assert size([*piece, after[0]]) > tokens
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -229,34 +168,12 @@ def test_all_ranks_get_equally_many_microbatches(ranks, packed):
 # ---------------------------------------------------------------------------------------------- gradients and log-probs
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("kind", "tied", "attention"), MODELS)
-def test_the_cut_does_not_change_the_gradient(kind, tied, attention, packed):
-    """1, 2, 4 and 9 microbatches, padded or packed, on one rank or dealt over two or three, give the gradient of one
-    row at a time."""
-    exact = 1e-12 if attention == "sdpa" else 1e-6  # eager attention has a float32 softmax
-    net = policy_of(tiny_model(kind, tied, attention))
-    rows = uneven_batch()
-    lengths = list(map(len, rows))
-    weights = torch.randn(9, 14, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    whole = brute_force_gradient(net.model, rows, weights)
-    tokens = {len(cut_rows(lengths, range(9), t, packed)): t for t in range(1, 3 * sum(lengths))}
-    assert max(tokens) == 9
-    for count in (1, 2, 4, 9):
-        parts = microbatches(rows, tokens[count], packed=packed)
-        assert len(parts) == count and all(part.input_ids.shape[0] == 1 or not packed for part in parts)
-        assert relative(split_gradient(net, weights, parts), whole) < exact
-    for ranks in (2, 3):
-        shares = [microbatches(rows, 40, rank=rank, ranks=ranks, packed=packed) for rank in range(ranks)]
-        assert relative(sum(split_gradient(net, weights, parts) for parts in shares), whole) < exact
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize(("kind", "tied", "attention"), MODELS)
+@pytest.mark.parametrize(("kind", "tied", "attention"), [("qwen3", True, "sdpa"), ("llama", False, "eager")])
 def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperature):
     """Shifted by one, at the sampling temperature, 0 on forced tokens and padding. Packed rows must not see
     each other: transformers finds that in the position ids."""
-    net = policy_of(tiny_model(kind, tied, attention), temperature=temperature)
+    net = Policy(tiny_model(kind, tied, attention), temperature=temperature)
     rows = uneven_batch()
     mask = padded([row.mask for row in rows])
     with torch.no_grad():
@@ -273,26 +190,11 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
     assert wanted[0].std() > 0.5  # the weights matter, or a wrong neighbor could look right
 
 
-def test_every_earlier_token_matters_and_no_later_one():
-    """Perturbing a prompt token changes the log-probs of its own row only; a later completion token changes none before
-    it: what makes a wrong shift or a leak between packed rows visible to the tests above."""
-    net = policy_of(tiny_model())
-    rows = [Row([1, 2, 3], [4, 5, 6], [1, 1, 1]), Row([7, 8, 9], [10, 11, 12], [1, 1, 1])]
-    changed = [Row([1, 2, 3], [4, 5, 7], [1, 1, 1]), Row([20, 8, 9], [10, 11, 12], [1, 1, 1])]
-    for packed in (False, True):
-        with torch.no_grad():
-            before, after = (net(make_microbatch(x, [0, 1], 3, packed))[0] for x in (rows, changed))
-        moved = (before - after).abs() > 1e-6
-        assert moved.tolist() == [[False, False, True], [True, True, True]]
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_an_empty_microbatch_runs_backward(tied, dtype, packed):
+@pytest.mark.parametrize(("packed", "tied", "dtype"), [(False, True, torch.float64), (True, False, torch.bfloat16)])
+def test_an_empty_microbatch_runs_backward(packed, tied, dtype):
     """No rows: outputs (0, T), a loss of 0, and a gradient, all 0, on every parameter, as data parallelism expects."""
     model = tiny_model(tied=tied, dtype=dtype)
-    net = policy_of(model)
+    net = Policy(model)
     part = make_microbatch([], [], width=5, packed=packed)
     logprobs, entropy = net(part)
     assert logprobs.shape == entropy.shape == (0, 5)
@@ -306,14 +208,14 @@ def test_an_empty_microbatch_runs_backward(tied, dtype, packed):
 def test_entropy_carries_a_gradient_only_if_asked():
     rows = uneven_batch()
     for entropy_grad in (False, True):
-        net = policy_of(tiny_model(), entropy_grad=entropy_grad)
+        net = Policy(tiny_model(), entropy_grad=entropy_grad)
         net(microbatches(rows, 10**6)[0])[1].sum().backward()
         assert bool(gradient(net.model).any()) == entropy_grad
     net.zero_grad()
     wanted = copy.deepcopy(net.model)
     sum(e for row in rows for e, m in zip(brute_force(wanted, row)[1], row.mask, strict=True) if m).backward()
     net(microbatches(rows, 10**6)[0])[1].sum().backward()
-    assert relative(gradient(net.model), gradient(wanted)) < 1e-6
+    torch.testing.assert_close(gradient(net.model), gradient(wanted), atol=1e-6, rtol=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------- low precision
@@ -340,7 +242,7 @@ def test_a_bf16_model_has_an_fp32_product_of_its_head(head_calls, tied, bias):
     if bias:
         model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, VOCABULARY).bfloat16())
     part = microbatches(uneven_batch(), 10**6)[0]
-    logprobs, _ = policy_of(model)(part)
+    logprobs, _ = Policy(model)(part)
     [(hidden, weight, targets, more)] = head_calls
     body = model.model(input_ids=part.input_ids).last_hidden_state
     assert torch.equal(hidden, body.flatten(0, 1)[part.read]) and hidden.dtype == weight.dtype == torch.bfloat16
@@ -355,7 +257,7 @@ def test_bf16_head_for_the_ablation(head_calls):
     """fp32_head=False: the same hidden states, the product in bfloat16: another, coarser answer."""
     model, part = tiny_model(dtype=torch.bfloat16), microbatches(uneven_batch(), 10**6)[0]
     with torch.no_grad():
-        fine, coarse = (policy_of(model, fp32_head=fp32)(part)[0] for fp32 in (True, False))
+        fine, coarse = (Policy(model, fp32_head=fp32)(part)[0] for fp32 in (True, False))
     (fine_hidden, *_), (coarse_hidden, *_, more) = head_calls
     assert more["fp32"] is False and torch.equal(fine_hidden, coarse_hidden)
     assert 1e-4 < (fine - coarse).abs().max() < 0.5
@@ -363,7 +265,7 @@ def test_bf16_head_for_the_ablation(head_calls):
 
 def test_float32_uses_the_head_as_it_is(head_calls):
     model = tiny_model(dtype=torch.float32)
-    policy_of(model, temperature=0.5)(microbatches(uneven_batch(), 10**6)[0])
+    Policy(model, temperature=0.5)(microbatches(uneven_batch(), 10**6)[0])
     [(hidden, weight, _, more)] = head_calls
     assert hidden.dtype == torch.float32 and torch.equal(weight, model.get_output_embeddings().weight)
     assert more == {"temperature": 0.5, "fp32": True, "entropy_grad": False, "bias": None}
@@ -372,11 +274,11 @@ def test_float32_uses_the_head_as_it_is(head_calls):
 def test_fsdp_gets_the_layers_that_the_model_has():
     """accelerate refuses a name of which it finds no layer, and models of several kinds name those of all kinds."""
     model = tiny_model()
-    assert policy_of(model)._no_split_modules == ["Qwen3DecoderLayer"]
+    assert Policy(model)._no_split_modules == ["Qwen3DecoderLayer"]
     model._no_split_modules = ["Qwen3DecoderLayer", "SiglipEncoderLayer"]
-    assert policy_of(model)._no_split_modules == ["Qwen3DecoderLayer"]
+    assert Policy(model)._no_split_modules == ["Qwen3DecoderLayer"]
     model._no_split_modules = None
-    assert policy_of(model)._no_split_modules == []
+    assert Policy(model)._no_split_modules == []
 
 
 # ---------------------------------------------------------------------------------------------------- heads and weights
@@ -394,14 +296,9 @@ def shape(**more) -> dict:
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        ("Qwen3", {"tie_word_embeddings": True}),
-        ("Llama", {}),
         ("Phi", {}),  # with a bias
         ("Mixtral", {"num_local_experts": 2}),
-        ("GPT2", {"n_inner": 48}),
         ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),  # calls its body's decoder, not its body
-        ("Granite", {"logits_scaling": 1.0}),
-        ("Cohere", {"logit_scale": 1.0}),
         ("Gemma2", {"final_logit_softcapping": None}),
     ],
 )
@@ -413,11 +310,10 @@ def test_a_plain_head_is_taken(kind, more):
     assert model.config._attn_implementation == attention
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_a_tied_head_is_sent_once(kind):
+def test_a_tied_head_is_sent_once():
     """Under the embedding's name; an untied one under its own. Values in the dtype asked for, the model untouched."""
     for tied in (True, False):
-        model = tiny_model(kind, tied, dtype=torch.float32)
+        model = tiny_model(tied=tied, dtype=torch.float32)
         sent = list(full_tensors(model, torch.bfloat16))
         names = [name for name, _ in sent]
         assert len(names) == len(set(names)) and "model.embed_tokens.weight" in names
@@ -428,26 +324,3 @@ def test_a_tied_head_is_sent_once(kind):
             assert tensor.dtype == torch.bfloat16 and not tensor.requires_grad
             assert torch.equal(tensor, state[name].bfloat16())
         assert model.dtype == torch.float32
-
-
-def test_sharded_parameters_are_gathered_whole():
-    """FSDP2's parameters are DTensors: `full_tensor()` gathers one, which is what is sent; in the dtype asked for
-    before it travels."""
-
-    class Shard:
-        def detach(self):
-            return self
-
-        def to(self, dtype):
-            self.dtype = dtype
-            return self
-
-        def full_tensor(self):
-            return torch.arange(4, dtype=self.dtype)
-
-    class Model:
-        def named_parameters(self):
-            yield "w", Shard()
-
-    [(name, tensor)] = full_tensors(Model(), torch.bfloat16)
-    assert name == "w" and tensor.dtype == torch.bfloat16 and tensor.tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -83,12 +83,9 @@ def new_accelerator():
 def hand_batch() -> TrainingBatch:
     """Two prompts with four rollouts each: 18 trained tokens, one forced; behavior log-probs near the random model's
     -log(23) = -3.1, so that some ratios are capped."""
-    lengths, masks = [3, 1, 3, 2, 2, 2, 2, 4], [[1] * n for n in (3, 1, 3, 2, 2, 2, 2, 4)]
+    masks = [[1] * n for n in (3, 1, 3, 2, 2, 2, 2, 4)]
     masks[2][1] = 0
-    rows = [
-        Row([1] if i < 4 else [3, 2], range(10, 10 + n), mask)
-        for i, (n, mask) in enumerate(zip(lengths, masks, strict=True))
-    ]
+    rows = [Row([1] if i < 4 else [3, 2], range(10, 10 + len(mask)), mask) for i, mask in enumerate(masks)]
     mask = torch.nn.utils.rnn.pad_sequence([torch.tensor(m, dtype=torch.bool) for m in masks], batch_first=True)
     behaviour = -(2.9 + 0.1 * torch.arange(4)) * mask  # (8, 4)
     advantages = torch.tensor([1.6, -0.5, -0.5, -0.5, 1.1, 1.1, -1.1, -1.1])
@@ -177,7 +174,7 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
 
 @pytest.mark.parametrize("loss", ["cispo", "tis"])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("tokens", "ranks"), [(1, 1), (12, 1), (12, 2), (1, 3), (2048, 2)])
+@pytest.mark.parametrize(("tokens", "ranks"), [(12, 1), (12, 2), (1, 3), (2048, 2)])
 def test_microbatches_and_ranks_change_nothing(model_folder, loss, packed, tokens, ranks):
     """Data parallelism averages the ranks' gradients: the mean over ranks is the gradient of the whole batch in one
     pass on one rank. The loss that is logged is a sum over the ranks' rows."""
@@ -256,7 +253,9 @@ def test_weights_and_parameters_that_cost_flops(tmp_path, new_accelerator, tied)
     assert ("lm_head.weight" in sizes) == (not tied)
     assert trainer.parameters_in_flops == sum(sizes.values()) - (0 if tied else sizes["model.embed_tokens.weight"])
     weights = dict(trainer.weights.items())
-    assert set(weights) == set(sizes) and {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert set(weights) == set(sizes) and {(type(w), w.dtype) for w in weights.values()} == {
+        (torch.Tensor, torch.bfloat16)
+    }
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
@@ -384,11 +383,7 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
     ("kind", "more"),
     [
         ("Granite", {"logits_scaling": 8.0}),
-        ("Cohere", {}),  # logit_scale 0.0625
-        ("Cohere2", {"logit_scale": 0.5}),
         ("Gemma2", {}),  # final_logit_softcapping 30
-        ("NanoChat", {}),
-        ("RecurrentGemma", {"lru_width": 32}),
         ("Bert", {"is_decoder": True}),  # a layer more before the head
     ],
 )
@@ -447,30 +442,22 @@ def test_gradient_checkpointing_of_a_model_without_such_layers_is_refused(tmp_pa
         trainer_of(folder, gradient_checkpointing=True)
 
 
-QWEN3 = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-             "tie_word_embeddings": True},
-    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-           "tie_word_embeddings": False},
-}  # fmt: skip
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("size", ["0.6B", pytest.param("8B", marks=pytest.mark.slow)])
-def test_the_gpu_page_says_what_real_models_keep_for_backward(size, monkeypatch):
-    """16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without data."""
+def test_the_gpu_page_says_what_a_real_model_keeps_for_backward(monkeypatch):
+    """Qwen3-0.6B, 16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without
+    data."""
     monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda *_: None)  # reads data
     n, kept = 16384, []
     part = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         config = Qwen3Config(
-            vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, **QWEN3[size]
-        )
+            vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, hidden_size=1024,
+            intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True,
+        )  # fmt: skip
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         policy = Policy(model)
         kept.append(saved_bytes(model, lambda: policy(part)))
-        assert recompute_layers(model) == QWEN3[size]["num_hidden_layers"]
+        assert recompute_layers(model) == 28
         kept.append(saved_bytes(model, lambda: policy(part)))
-    without, recomputed = (f"{n_bytes / 1e9:.{3 if n_bytes > 1e11 else 2}g}" for n_bytes in kept)
     page = (ROOT / "docs" / "gpu.md").read_text()
-    assert f"{recomputed} GB for {size} (without it {without} GB)" in page
+    assert f"{kept[1] / 1e9:.2g} GB for 0.6B (without it {kept[0] / 1e9:.2g} GB)" in page
