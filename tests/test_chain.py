@@ -1,7 +1,5 @@
 """Chain mod 10: its problems, its reward, the split, the tokenizer."""
 
-import itertools
-
 import pytest
 
 from tasks.chain import (
@@ -102,18 +100,11 @@ def test_sizes_and_ranges_are_respected():
 
 def test_impossible_problems_have_exact_shares_and_keys_of_three_digits():
     """Every fifth problem of both lists, so 51 of the first 256; the others keep their right answers. No text has two
-    keys. A policy that is right wherever it can be has a pass rate of .8."""
+    keys. (The pass rate of a policy that is right wherever it can be: test_graded.py.)"""
     task = ChainTask(0, 500, 256, min_ops=2, max_ops=4, impossible_every=5)
     for problems in (task.train, task.held_out):
         lengths = [len(str(problem.answer).split()) for problem in problems]
         assert lengths == [3 if i % 5 == 4 else 2 for i in range(len(problems))]
-    passed = []
-    for problem in task.held_out:
-        words = task.text(problem.prompt_ids).split()
-        values = chain_values(int(words[0]), words[2:-1:2])
-        [(_, correct)] = task.score(problem, [ids_of(f"</think> {values[-2]} {values[-1]} <eos>")])
-        passed.append(correct)
-    assert sum(passed) == 256 - 51
     known = {p.key: p.answer for p in ChainTask(1, 500, 256, min_ops=2, max_ops=4, impossible_every=5).held_out}
     assert known == {p.key: p.answer for p in task.held_out}
     impossible = task.train[4]
@@ -127,11 +118,6 @@ def test_impossible_answers_are_drawn_by_the_text():
     assert 880 < sum(answer is not None for answer in answers) < 1120
     assert set(digits) == set(DIGITS)
     assert all(230 < digits.count(digit) < 370 for digit in DIGITS)
-
-
-def test_guessing_is_right_one_time_in_a_hundred(task):
-    guesses = [ids_of(f"</think> {a} {b} <eos>") for a, b in itertools.product(DIGITS, DIGITS)]
-    assert sum(correct for _, correct in task.score(PROBLEM, guesses)) == 1
 
 
 def test_score_keeps_the_order_and_leaves_its_input_unchanged(task):

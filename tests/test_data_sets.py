@@ -4,7 +4,6 @@ import hashlib
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from bpe import bpe_tokenizer
@@ -70,37 +69,21 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, load
     expected = set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in rows)[:10])
     random.Random(0).shuffle(rows)
     again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
-    for name, some, options in (
-        ("one", sums(60), {}),
-        ("two", rows + again + again, {"prompt_template": "Solve: {prompt} Thanks {x}."}),
-        ("three", rows, {"apply_chat_template": False}),
-    ):
+    for name, some, options, asked in (
+        ("one", sums(60), {}, "[user]%s[assistant]"),
+        ("two", rows + again + again, {"prompt_template": "Solve: {prompt} Thanks {x}."}, "[user]Solve: %s Thanks {x}.[assistant]"),
+        ("three", rows, {"apply_chat_template": False}, "%s"),
+    ):  # fmt: skip
         task = load(write_rows(tmp_path / f"{name}.jsonl", some), **options)
         assert {p.key for p in task.held_out} == expected
         assert len(task.train) == 50
         assert not {p.key for p in task.train} & expected
         assert task.skipped == ({"duplicate_prompt": 50} if name == "two" else {})
-        prompt = task.text(task.train[0].prompt_ids)
-        question = f"What is {int(task.train[0].answer) - 2} + 2?"
-        assert (
-            prompt
-            == {
-                "one": f"[user]{question}[assistant]",
-                "two": f"[user]Solve: {question} Thanks {{x}}.[assistant]",
-                "three": question,
-            }[name]
-        )
+        assert task.text(task.train[0].prompt_ids) == asked % f"What is {int(task.train[0].answer) - 2} + 2?"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What is kept, what is judged
-
-
-def test_by_default_a_thousand_are_held_out(tmp_path, tokenizer):
-    path = write_rows(tmp_path / "a.jsonl", sums(1003))
-    task = load_dataset_task(path, tokenizer, reward="exact", reward_workers=1)
-    assert (len(task.held_out), len(task.train)) == (1000, 3)
-    task.close()
 
 
 def test_long_prompts_and_unreadable_answers_are_counted(tmp_path, tokenizer, load):
@@ -121,34 +104,8 @@ def test_exact_does_not_see_the_stop_token_but_sees_another(tmp_path, tokenizer,
     problem = task.train[0]
     body = tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    assert task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad]]) == [
-        (1.0, True),
-        (1.0, True),
-        (-1.0, False),
-        (-1.0, False),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("think", "options", "expected"),
-    [
-        (True, {}, [False, True]),
-        (True, {"thinking": True}, [False, True]),
-        (True, {"thinking": False}, [True, False]),
-        (False, {}, [True, False]),
-        (False, {"thinking": True}, [False, True]),
-        (False, {"end_of_thinking": "</think>"}, [False, True]),
-    ],
-)
-def test_thinking_decides_what_is_judged(tmp_path, load, think, options, expected):
-    """The tokenizer may know `</think>`, as those of instruct models do that never think. The verdicts on a right answer
-    at once and on one behind `</think>`."""
-    tokenizer = bpe_tokenizer(think=think)
-    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), tokenizer, **options)
-    answer = task.train[0].answer
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (answer, f"so</think>{answer}")]
-    assert [correct for _, correct in task.score(task.train[0], ids)] == expected
-    assert (task.end_of_thinking_ids == ()) == (expected[0] is True)
+    verdicts = task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad]])
+    assert verdicts == [(1.0, True)] * 2 + [(-1.0, False)] * 2
 
 
 def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_path, tokenizer, monkeypatch, load):
@@ -223,24 +180,10 @@ def test_bad_options_are_refused_by_name_and_leave_no_process(tmp_path, monkeypa
     assert all(worker.process.poll() is not None for pool in pools for worker in pool._workers)
 
 
-def children():
-    """Ids of this process's children that run."""
-    found = set()
-    for thread in Path("/proc/self/task").iterdir():
-        found |= set((thread / "children").read_text().split())
-    return found
-
-
 def test_a_process_that_does_not_judge_keeps_no_worker(tmp_path, load):
-    """Bad rows are counted all the same; a process that judges has its worker. (Every rank once kept its workers.)"""
+    """Bad rows are counted all the same. (Every rank once kept its workers: see test_setup.py.)"""
     path = write_rows(tmp_path / "a.jsonl", [*sums(12), {"question": "unreadable", "answer": "\\frac{"}])
-    before = children()
     task = load(path, reward="math", judge=False)
     assert task.skipped == {"unreadable_answer": 1}
-    assert not children() - before  # a child of an earlier test may end meanwhile
     with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
         task.reward(task.train[0], [1])
-    task = load(path, reward="math")
-    assert len(children() - before) == 1
-    task.close()
-    assert not children() - before  # a child of an earlier test may end meanwhile

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tasks.chain import IDS, LABELS, OPERATIONS, PHRASE, WORDS, ChainTask, apply, chain_values, is_held_out
-from tasks.demonstrations import Demonstrations, Demonstrator, evenly_spaced, last_two, wrong_results
+from tasks.demonstrations import Demonstrations, Demonstrator, last_two, wrong_results
 from tasks.prompts import Problem
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -28,14 +28,6 @@ def test_wrong_facts():
     assert all(0 <= result <= 9 and result != apply(*fact) for fact, result in table.items())
     assert table == wrong_results(0.4, 0) != wrong_results(0.4, 1)
     assert wrong_results(0.0, 0) == {}
-
-
-def test_strengths_are_evenly_spaced():
-    """Four facts over .1 to .9 are the middles of quarters of .2: .2, .4, .6, .8."""
-    facts = [("+5", 3), ("*3", 7), ("-1", 0), ("+5", 4)]
-    found = evenly_spaced(facts, (0.1, 0.9))
-    assert list(found) == facts
-    assert [round(share, 9) for share in found.values()] == [0.2, 0.4, 0.6, 0.8]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

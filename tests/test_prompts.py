@@ -76,26 +76,10 @@ def test_the_others_take_the_places_of_a_source_that_is_retired():
 # The order of an epoch
 
 
-def test_an_epoch_without_weights_is_a_shuffle_of_everything():
-    problems = mixture(a=50)
-    orders = [epoch_order(problems, {}, 0, epoch) for epoch in range(3)]
-    assert all(sorted(order) == list(range(50)) for order in orders)
-    assert orders[0] != orders[1] != orders[2]
-    assert orders[0] == epoch_order(problems, {}, 0, 0) != epoch_order(problems, {}, 1, 0)
-
-
 def test_an_epochs_shares_add_up_when_they_do_not_divide():
     problems = mixture(a=7, b=5, c=5)
     for epoch in range(4):
         assert len(epoch_order(problems, {"a": 1.0, "b": 1.0, "c": 1.3}, 0, epoch)) == 17
-
-
-def test_no_problem_is_repeated_before_its_source_is_through():
-    """Equal weights, 4 and 8 problems: each has 6 places per epoch, so four epochs hold 24 of each."""
-    problems = mixture(a=4, b=8)
-    order = [i for epoch in range(4) for i in epoch_order(problems, {"a": 1.0, "b": 1.0}, 3, epoch)]
-    seen = Counter(order)
-    assert {seen[i] for i in range(4)} == {6} and {seen[i] for i in range(4, 12)} == {3}
 
 
 def test_a_source_is_shuffled_anew_each_time_round():
@@ -169,7 +153,7 @@ def test_prompts_of_a_resumed_run_come_first():
     assert keys(stream, 4) == ["7", "4", "4", next(key for key in order_of(0, 50) if key != "7")]
 
 
-@pytest.mark.parametrize("n", [0, 1, 49, 50, 51, 73])
+@pytest.mark.parametrize("n", [0, 49, 50, 73])
 def test_a_stream_goes_on_from_its_saved_place(n):
     """Epoch, position and the keys of `first`, through JSON, into a new stream of the same pool."""
     old = PromptStream(POOL, 3, {"5", "6"}.__contains__)
@@ -180,7 +164,7 @@ def test_a_stream_goes_on_from_its_saved_place(n):
     assert keys(new, 80) == keys(old, 80) and (new.epoch, new.position) == (old.epoch, old.position)
 
 
-@pytest.mark.parametrize("n", [0, 40, 55, 70, 85])
+@pytest.mark.parametrize("n", [40, 70, 85])
 def test_a_mixture_goes_on_from_its_saved_place(n):
     """Also inside an epoch that began with fewer sources than there are: those retired later do not change its order,
     and a new stream, for which they are retired from the start, has the same."""
@@ -204,12 +188,6 @@ def test_keys_are_stable_across_processes():
 
     assert stable_key("7 a +5 <think>") == hashlib.sha256(b"7 a +5 <think>").hexdigest()[:16]
     code = "from tasks.chain import ChainTask; print([p.key for p in ChainTask(7, 3, 3).train])"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    found = subprocess.check_output([sys.executable, "-c", code], env=environment, cwd=ROOT, text=True)
     assert found == f"{[p.key for p in ChainTask(7, 3, 3).train]}\n"

@@ -100,40 +100,17 @@ def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatc
 
 
 def test_bad_rows_are_counted_by_kind(tmp_path):
-    bad = [
-        "{not json",
-        "[" * 100_000,
-        "[1, 2]",
-        '"text"',
-        "",
-        {"question": "", "answer": "1"},
-        {"question": " \n", "answer": "1"},
-        {"question": 5, "answer": "1"},
-        {"question": [{"role": "user"}], "answer": "1"},
-        {"question": [], "answer": "1"},
-        {"question": "no answer"},
-        {"question": "null", "answer": None},
-        {"question": "list", "answer": [1]},
-        {"question": "bool", "answer": True},
-        {"question": "empty", "answer": " "},
-        {"question": "empty2", "answer": "#### "},
-        {"question": " What\n is it?", "answer": "5"},
-        {"question": "lone \ud800", "answer": "7"},
-        {"answer": "1"},
-    ]
-    found, skipped = read(
-        write_rows(tmp_path / "a.jsonl", [{"x": 1}, {"question": "What is it?", "answer": "1"}, *bad])
-    )
+    pairs = [
+        ("What is it?", "1"), ("", "1"), (" \n", "1"), (5, "1"), ([{"role": "user"}], "1"), ([], "1"), ("null", None),
+        ("list", [1]), ("bool", True), ("empty", " "), ("empty2", "#### "), (" What\n is it?", "5"), ("lone \ud800", "7"),
+    ]  # fmt: skip
+    rows = [{"x": 1}, *({"question": question, "answer": answer} for question, answer in pairs)]
+    rows += ["{not json", "[" * 100_000, "[1, 2]", '"text"', "", {"question": "no answer"}, {"answer": "1"}]
+    found, skipped = read(write_rows(tmp_path / "a.jsonl", rows))
     assert skipped == {
-        "not_json": 2,
-        "not_an_object": 2,
-        "empty_prompt": 2,
-        "prompt_is_no_text": 5,
-        "no_answer": 2,
-        "answer_is_no_text": 2,
-        "empty_answer": 2,
-        "duplicate_prompt": 1,
-    }
+        "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 5, "no_answer": 2,
+        "answer_is_no_text": 2, "empty_answer": 2, "duplicate_prompt": 1,
+    }  # fmt: skip
     assert list(found.values()) == [("What is it?", "1"), ("lone \ufffd", "7")]
 
 

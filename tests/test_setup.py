@@ -14,7 +14,7 @@ from test_faults import alive, family, wait_for_end
 import train
 from runtime import devices, setup
 from runtime.checkpoints import Progress
-from runtime.flags import Flags, UsageError
+from runtime.flags import UsageError
 from runtime.setup import check_model, load_task, new_interruption, new_parts
 from tasks import chain, graded, warm_start
 from tasks.demonstrations import Demonstrations
@@ -30,10 +30,9 @@ def chat_model(tmp_path_factory):
     """A folder with a word tokenizer that knows `</think>` and has a chat template, and rows whose answer is `7`."""
     folder = tmp_path_factory.mktemp("chat")
     tokenizer = chain.word_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %} wait{% if enable_thinking is defined %}"
-    )
-    tokenizer.chat_template += "{% if enable_thinking %} <think>{% else %} </think>{% endif %}{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %} wait"
+    thinks = "{% if enable_thinking %} <think>{% else %} </think>{% endif %}"
+    tokenizer.chat_template += "{% if enable_thinking is defined %}" + thinks + "{% endif %}"
     tokenizer.save_pretrained(folder)
     rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -66,18 +65,9 @@ def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, promp
         task.close()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"stop_tokens": "<eos>,<end>, </s>"}, "--stop_tokens: the tokenizer has no token '<end>', '</s>'"),
-        ({"interruption_phrase": "time up"}, "--interruption_phrase must end with the end of thinking '</think>'"),
-    ],
-)
-def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model, changes, said):
-    flags = data_flags(chat_model, **changes)
-    with pytest.raises(UsageError, match=said):
-        load_task(flags)
-    assert set(changes) <= set(vars(Flags()))
+def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model):
+    with pytest.raises(UsageError, match="--stop_tokens: the tokenizer has no token '<end>', '</s>'"):
+        load_task(data_flags(chat_model, stop_tokens="<eos>,<end>, </s>"))
 
 
 @pytest.mark.parametrize("main", [True, False])
@@ -129,47 +119,32 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     assert new_interruption(default_flags(length_control="none"), task) is None
 
 
-def test_rambling_chooses_the_warm_start(monkeypatch, tmp_path):
-    """--rambling 0.9 asks for demonstrations of which 0.9 start over, and the default for those of WarmStart()."""
+def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
+    """--rambling 0.9 asks for demonstrations of which 0.9 start over, the default for those of WarmStart(), and the
+    graded task for its spectrum; its chains have its lengths, and every fifth is impossible."""
     asked = []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
-    for changes in ({"rambling": 0.9}, {}):
+    changes = {"dataset": "graded", "prompts": 10}
+    for change in ({"rambling": 0.9}, {}, changes):
         with pytest.raises(ZeroDivisionError):
-            new_parts(default_flags(output_dir=str(tmp_path), **changes), Progress(None))
-    assert asked == [warm_start.WarmStart(demonstrations=Demonstrations(restart=0.9)), warm_start.WarmStart()]
-
-
-def test_the_graded_task_has_its_own_problems_and_warm_start(monkeypatch, tmp_path):
-    """--dataset graded: chains of its lengths, every fifth impossible, and a warm start with its spectrum."""
-    asked = []
-    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
-    flags = default_flags(output_dir=str(tmp_path), dataset="graded", prompts=10)
-    with pytest.raises(ZeroDivisionError):
-        new_parts(flags, Progress(None))
-    assert [settings.demonstrations for settings in asked] == [graded.DEMONSTRATIONS]
-    assert [len(str(problem.answer).split()) for problem in load_task(flags).train] == [2, 2, 2, 2, 3] * 2
+            new_parts(default_flags(output_dir=str(tmp_path), **change), Progress(None))
+    wanted = [Demonstrations(restart=0.9), Demonstrations(), graded.DEMONSTRATIONS]
+    assert asked[:2] == [warm_start.WarmStart(demonstrations=one) for one in wanted[:2]]
+    assert [settings.demonstrations for settings in asked] == wanted
+    problems = load_task(default_flags(output_dir=str(tmp_path), **changes)).train
+    assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
 
 
 # ------------------------------------------------------------------------------------------------ processes and devices
 
 
-@pytest.mark.parametrize(
-    ("argv", "gpus", "said"),
-    [
-        (["--weight_address", "10.0.0.1"], 0, "--weight_address is for --weight_channel nccl"),
-        (["--generator_devices", "3"], 2, "--generator_devices 3: "),
-        (["--weight_channel", "nccl"], 1, "--weight_channel nccl needs"),
-        (["--packed", "true", "--tokens_per_microbatch", "8192"], 1, "--packed true"),
-    ],
-)
-def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path, argv, gpus, said):
+def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
     """One sentence, exit code 2, and not even the process group or the run's folder is made."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(setup, "new_accelerator", lambda flags: 1 / 0)
-    assert train.main(["--output_dir", str(tmp_path / "run"), *argv]) == 2
+    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_address", "10.0.0.1"]) == 2
     _, err = capsys.readouterr()
-    assert err.startswith(f"train.py: {said}") and err.count("\n") == 1 and not any(tmp_path.iterdir())
+    assert err.startswith("train.py: --weight_address is for --weight_channel nccl") and err.count("\n") == 1
+    assert not any(tmp_path.iterdir())
 
 
 def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_path):

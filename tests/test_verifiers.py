@@ -215,12 +215,6 @@ def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
     assert judge_one(job, {}, "", 2).kind == "wrong"
 
 
-def test_known_limits_of_the_comparison(pool):
-    """Right answers that are not recognized: they cost a reward and give no false one."""
-    limits = [(r"\sqrt{2}", r"\boxed{2^{0.5}}"), ("12 dollars", r"\boxed{12}"), (r"(-\infty,3]", r"\boxed{x \le 3}")]
-    assert {verdict.kind for verdict in judge(pool, limits)} <= {"wrong", "unparsed"}
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Hostile text
 
@@ -228,15 +222,6 @@ HOSTILE = [
     *box("9^{9^{9^9}}", "((10!)!)!", "9" * 100_000, "{" * 5000 + "4" + "}" * 5000, r"\prod_{k=1}^{10^9}k", "\ud800"),
     "9" * 100_000, "\\sqrt{" * 20_000, "\\boxed{" * 10_000, "__import__('os').system('touch /tmp/tasks_hacked')",
     '{"kind": "correct"}\n["correct", 1.0, true, ""]\n', "x" * 2_000_000,
-]  # fmt: skip
-MORE_HOSTILE = [
-    *box("2^{2^{2^{2^{2^2}}}}", "10^{1000000000}", "(10^9)!", r"\binom{10^9}{5\cdot 10^8}", "9" * 900,
-         r"\frac{1}{" * 300 + "4" + "}" * 300, r"\sqrt{" * 100 + "4" + "}" * 100, "x^{" * 60 + "2" + "}" * 60,
-         r"\left(" * 400, "1+" * 400 + "1", "(x+1)^{1000000}", r"\sum_{k=1}^{10^8}\sin k", r"\int_0^1 x^x e^{x^x} dx",
-         r"\ud800", "\x00", "\u202e24", "4" + "\u0301" * 500),
-    "$" * 5000, "answer is " * 2000, "\\" * 100_000, "{" * 100_000, "answer: exec('1/0')", "().__class__.__bases__[0]",
-    "%s%n%x" * 1000, "1/" * 3000, "(" * 5000 + "1" + ")" * 5000, "-" * 5000 + "7", "\n" * 100_000,
-    "\U0001f600" * 10_000, "".join(map(chr, range(0x300))),
 ]  # fmt: skip
 
 
@@ -257,11 +242,6 @@ def check_hostile(texts):
 @pytest.mark.medium
 def test_hostile_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
     check_hostile(HOSTILE)
-
-
-@pytest.mark.slow
-def test_more_hostile_completions():
-    check_hostile(MORE_HOSTILE)
 
 
 @pytest.mark.medium
