@@ -46,15 +46,10 @@ def choose(monkeypatch, *host, **changes):
         (4, 2, {"generator_devices": "1", "weight_channel": "file"}, ("file", "1", 0)),  # shared, and that is fine
         (2, 1, {"weight_address": "10.0.0.1"}, ("nccl", "1", 1)),
         (1, 1, {"packed": True, "tokens_per_microbatch": 4096}, ("ipc", "0", 1)),
-        (
-            1,
-            1,
-            {"packed": True, "tokens_per_microbatch": 9999, "attn_implementation": "flash_attention_2"},
-            ("ipc", "0", 1),
-        ),
+        (1, 1, {"packed": True, "tokens_per_microbatch": 9999, "attn_implementation": "flash_attention_2"}, ("ipc", "0", 1)),
         (0, 1, {"packed": True, "tokens_per_microbatch": 9999}, ("file", None, 0)),  # a CPU computes no other way
     ],
-)
+)  # fmt: skip
 def test_devices_and_channel(monkeypatch, gpus, trainers, changes, found):
     assert choose(monkeypatch, gpus, trainers, **changes) == found
 
@@ -145,9 +140,7 @@ def test_a_driver_that_is_too_old_is_not_taken_for_a_machine_without_a_gpu(monke
     if not refused:
         assert choose(monkeypatch, 0, 1, visible) == ("file", None, 0)
         return
-    with pytest.raises(
-        UsageError, match=r"driver is too old for torch .* CUDA 13\.0; install 580 or newer, or set CUDA"
-    ):
+    with pytest.raises(UsageError, match=r"too old for torch .* CUDA 13\.0; install 580 or newer, or set CUDA"):
         choose(monkeypatch, 0, 1, visible)
 
 
@@ -215,10 +208,8 @@ def test_host_memory_that_does_not_hold_the_weights_of_all_ranks_is_said(monkeyp
     ],
 )
 def test_a_save_that_takes_longer_than_the_launcher_waits_is_said(monkeypatch, billions, elastic, patience, words):
-    for name, value in (
-        ("TORCHELASTIC_RUN_ID", "x" if elastic else None),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience),
-    ):
+    elastic = "x" if elastic else None
+    for name, value in (("TORCHELASTIC_RUN_ID", elastic), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience)):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     said = told(monkeypatch, billions)
     assert [words in sentence for sentence in said] == ([True] if words else [])

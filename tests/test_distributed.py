@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.model import Row, microbatches
 from tasks import warm_start
 
 ROOT = Path(__file__).parent.parent
@@ -85,13 +84,6 @@ def test_fsdp2_keeps_no_low_precision_copy_of_the_whole_body(tmp_path):
     whole = 2 * sum(parameter.numel() for parameter in model.model.layers.parameters())
     flags = ["--model", tmp_path / "model", "--dtype", "bfloat16", "--gradient_checkpointing", "true"]
     assert run("fsdp2", 2, "memory", tmp_path / "out", *flags)["grown"] < whole / 4
-
-
-def test_a_rank_with_nothing(tmp_path):
-    """One row over two ranks: the second rank gets one empty microbatch."""
-    row = Row([1, 2], [3, 4], [1, 1])
-    first, second = (microbatches([row], 64, rank=rank, ranks=2) for rank in (0, 1))
-    assert [len(m.rows) for m in first] == [1] and [len(m.rows) for m in second] == [0]
 
 
 def end(job):

@@ -149,20 +149,6 @@ def test_another_process_may_remove_the_same_folder_first(channel, monkeypatch, 
 # ------------------------------------------------------------------------------------------------- vLLM's own channels
 
 
-@pytest.mark.parametrize(("kind", "least"), [("ipc", 5 * 2**26), ("nccl", 2**28)])
-def test_parts_of_a_transfer_are_bounded(monkeypatch, kind, least):
-    """vLLM's own default is 1 GiB. `ipc` has one buffer, which must hold the largest tensor; `nccl` has none, and a part
-    ends with the tensor that exceeds 256 MiB, so that a larger bound would put more beside the largest tensor."""
-    made = SimpleNamespace(
-        **{name: lambda *_, **options: options for name in ("IPCTrainerInitInfo", "NCCLTrainerInitInfo")}
-    )
-    monkeypatch.setitem(sys.modules, f"vllm.distributed.weight_transfer.{kind}_engine", made)
-    channel = TransferWeights(kind)
-    channel.prepare(SimpleNamespace(metadata=lambda: [Meta("w", torch.float32, (5, 2**24))]))
-    assert channel._init_info() == {"rank": 0, "packed": True, "packed_buffer_size_bytes": least}
-    channel.close()
-
-
 def test_other_ranks_send_with_rank_0(monkeypatch):
     """A rank other than 0 takes part in each sending as soon as it prepares; rank 0 only when it delivers."""
     sent = []
