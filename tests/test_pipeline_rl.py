@@ -593,6 +593,8 @@ def interleave(
             "train": len(phase) == size and not unsent,
         }  # fmt: skip
         assert any(may.values()), "deadlock"
+        if ready < count + min_ready:
+            assert pacer.take(count) is None  # whatever is finished behind a running group
         names = [name for name in may if may[name]]
         match rng.choices(names, [speeds[name] for name in names])[0]:
             case "enter":
