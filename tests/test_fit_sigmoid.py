@@ -18,10 +18,8 @@ import fit_sigmoid as module
 from fit_sigmoid import CHECKS, backtest, compare, format_comparison, plain_fit, sigmoid
 from tools.fit_benchmark import draw
 
-PAPER_ROWS = [  # C_mid, B, A as published; the first six C_mid lie on linspace(100, 4000, 100)
-    (2542, 1.92, 0.610), (2542, 2.44, 0.585), (3054, 2.22, 0.590), (2936, 2.07, 0.595), (2818, 1.77, 0.605),
-    (2896, 2.05, 0.595), (1675, 1.09, 0.615), (11272, 1.89, 0.645), (4242, 1.65, 0.710), (10909, 1.70, 0.645),
-]  # fmt: skip
+PAPER_ROWS = [  # C_mid, B, A as published; the first C_mid lies on linspace(100, 4000, 100)
+    (2542, 2.44, 0.585), (1675, 1.09, 0.615), (11272, 1.89, 0.645), (4242, 1.65, 0.710)]  # fmt: skip
 X = np.arange(1, 25.0)
 NOISE = np.random.default_rng(9).normal(0, 0.008, 24)
 
@@ -232,14 +230,6 @@ def test_paper_grid_against_brute_force():
     assert (f.A, f.C_mid, f.R0) == (pytest.approx(A), pytest.approx(mid), R[0])
 
 
-def test_paper_grid_default_range_edge_and_fitted_R0():
-    C, R = run_of(truth=(0.3, 0.9, 1.8, 2500.0), sd=0.003, zero=False)
-    f = fit(C, R, method="paper_grid")
-    assert f.A == 0.8 and not f.identifiable and "edge of the grid" in f.reason
-    assert f.C_mid / (C.max() / 100) == pytest.approx(round(f.C_mid / (C.max() / 100)))
-    assert f.R0 == fit(C, R).R0
-
-
 @pytest.mark.parametrize(("truth", "edge"), [((0.82, 0.93, 2.0, 2500.0), 0.8), ((0.02, 0.30, 2.0, 2500.0), 0.45)])
 def test_a_ceiling_outside_the_grid_is_reported_as_that(truth, edge):
     """The run rises to .93, or to .30, and stays: it neither lacks a rise nor falls away. No curve of the grid falls."""
@@ -252,7 +242,9 @@ def test_a_ceiling_outside_the_grid_is_reported_as_that(truth, edge):
 
 
 def test_the_grid_keeps_to_what_is_held():
+    """And without a point at C = 0, R0 is that of the least-squares fit."""
     C, R = run_of(n=20, seed=3)
+    assert fit(C[1:], R[1:], method="paper_grid").R0 == fit(C[1:], R[1:]).R0
     assert fit(C, R, method="paper_grid", A=0.6123).A == pytest.approx(0.6123, abs=1e-9)
     assert fit(C, R, method="paper_grid", R0=0.9).A == 0.9  # not below R0
     assert fit(C, R, method="paper_grid", A_max=0.57).A <= 0.57
@@ -354,13 +346,6 @@ def test_every_curve_of_the_set_is_allowed_and_the_set_is_full():
     assert Q.max() <= limit * (1 + 1e-9) and Q.max() > squares(f) + 0.97 * (limit - squares(f))
     for values, span in zip(f.uncertainty.curves, f.intervals, strict=True):
         assert (values.min(), values.max()) == pytest.approx(span)
-    # oracle: of 40,000 curves drawn around the optimum, none that the limit allows lies outside the intervals
-    rng = np.random.default_rng(0)
-    near = np.array([f.R0, f.A, f.B, f.C_mid]) * (1 + rng.normal(0, [0.02, 0.01, 0.08, 0.05], (40_000, 4)))
-    ok = np.array([np.sum((R - sigmoid(C, *v)) ** 2) for v in near]) <= limit
-    for i, span in enumerate(f.intervals):
-        slack = 0.01 * (span[1] - span[0])
-        assert near[ok, i].min() >= span[0] - slack and near[ok, i].max() <= span[1] + slack
 
 
 def test_prediction_interval_by_penalty():
@@ -403,25 +388,16 @@ def test_open_ends():
     assert f.interval([5.0, 6.0]).tolist() == [[0, 0], [1, 1]]
 
 
-def test_same_data_same_answer():
-    C, R = run_of()
-    a, b = fit(C, R), fit(C, R)
-    assert (a.A, a.A_interval, a.B_interval) == (b.A, b.A_interval, b.B_interval)
-
-
 # ---------------------------------------------------------------------------------------------------------- the verdict
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("C", "R", "words"), [
-    ([], [], "0 usable points"), ([1, 2, 3], [0.1, 0.2, 0.3], "3 usable points"),
-    ([0, 1, 2], [0.1, 0.2, 0.3], "3 usable points"), (X, np.full(24, np.nan), "0 usable points"),
-    ([5, 5, 5, 5, 5], [0.1, 0.2, 0.3, 0.4, 0.5], "usable points"),
-    (X, np.full(24, 0.4), "does not rise"), (X, 0.4 + NOISE, "does not rise"),
-    (X, np.ones(24), "does not rise"), (X, np.zeros(24), "does not rise"),
-    (X, 0.6 - 0.02 * X, "falls by"), (X, 0.6 - 0.015 * X + NOISE, "falls by"),
-    (X, 0.2 + 0.01 * X + NOISE, ""), (X, 0.2 + 0.01 * X, ""),
-    (X, 0.2 + 0.06 * np.log(X) + NOISE, ""), (X, 0.2 + 0.06 * np.log(X), ""), (X, 0.2 + 0.04 * np.log(X), ""),
+    ([], [], "0 usable points"), ([0, 1, 2], [0.1, 0.2, 0.3], "3 usable points"),
+    ([5, 5, 5, 5, 5], [0.1, 0.2, 0.3, 0.4, 0.5], "usable points"), (X, np.full(24, np.nan), "0 usable points"),
+    (X, 0.4 + NOISE, "does not rise"), (X, np.ones(24), "does not rise"), (X, np.zeros(24), "does not rise"),
+    (X, 0.6 - 0.02 * X, "falls by"), (X, 0.6 - 0.015 * X + NOISE, "falls by"), (X, 0.2 + 0.01 * X, ""),
+    (X, 0.2 + 0.01 * X + NOISE, ""), (X, 0.2 + 0.06 * np.log(X) + NOISE, ""),
     (X, sigmoid(X, 0.2, 0.6, 3, 5) - 0.008 * np.maximum(X - 16, 0) + NOISE, "falls away"),
 ])  # fmt: skip
 @pytest.mark.parametrize("n_samples", [None, 2000])
@@ -457,7 +433,7 @@ def test_a_straight_line_in_log_C_is_not_called_a_ceiling():
     exact = fit(X, 0.2 + 0.06 * np.log(X))
     assert "straight line in log C" in exact.reason and exact.A_interval[0] > 0.4 and exact.A_interval[1] == 1.0
     rng, C = np.random.default_rng(3), np.arange(1, 41.0)
-    assert not any(fit(C, 0.2 + 0.06 * np.log(C) + rng.normal(0, 0.006, 40)).identifiable for _ in range(20))
+    assert not any(fit(C, 0.2 + 0.06 * np.log(C) + rng.normal(0, 0.006, 40)).identifiable for _ in range(10))
 
 
 def test_a_late_start_by_choice_is_no_clock():
@@ -495,10 +471,10 @@ def test_a_run_that_breaks_the_law_widens_its_own_intervals():
 
 
 def test_a_run_that_keeps_the_law_is_seldom_widened():
-    """Of 8 runs with Gaussian noise few miss any of their four later parts by more than a 95 % interval, and then by
+    """Of 4 runs with Gaussian noise few miss any of their four later parts by more than a 95 % interval, and then by
     little. A backtest with nothing after the cut says nothing."""
-    widened = [max(fit(*run_of(seed=seed), cuts=module.CUTS).widened) for seed in range(8)]
-    assert sum(w > 1 for w in widened) <= 3 and max(widened) < 1.6
+    widened = [max(fit(*run_of(seed=seed), cuts=module.CUTS).widened) for seed in range(4)]
+    assert sum(w > 1 for w in widened) <= 2 and max(widened) < 1.6
     assert backtest(fit(*run_of()), 1.0) == 0 and backtest(fit(*run_of()), 0.01) == 0
 
 
@@ -506,9 +482,9 @@ def test_a_run_that_keeps_the_law_is_seldom_widened():
 
 
 def rounded_otherwise(C, R, seed):
-    """The same data but for a few units in the last place of each reward, rows in another order: four times."""
+    """The same data but for a few units in the last place of each reward, rows in another order: twice."""
     rng = np.random.default_rng(seed)
-    for size in (1e-16, 1e-15, 1e-14, 1e-13):
+    for size in (1e-15, 1e-13):
         order = rng.permutation(C.size)
         yield C[order], np.clip(R * (1 + size * rng.standard_normal(C.size)), 0, 1)[order]
 
@@ -536,8 +512,9 @@ SHAPES = {  # of a run: rewards from C, the curve's rewards, its R0 and A
 }
 
 
-@pytest.mark.parametrize("n_samples", [None, 1000])
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(
+    ("shape", "n_samples"), [*((shape, None) for shape in SHAPES), ("exact", 1000), ("flat", 1000)]
+)
 def test_rounding_decides_nothing(shape, n_samples):
     """Curves of the paper's range. Another BLAS, or another order of the rows, rounds otherwise, and no more."""
     rng = np.random.default_rng(0)
@@ -571,11 +548,9 @@ def test_rounding_decides_nothing_on_the_grid():
 # ----------------------------------------------------------------------------------------------------------- comparison
 
 
-def fits_of(*ceilings, B=(1.8, 1.8, 1.8), sd=0.002, **options):
-    return [
-        fit(*run_of((0.3, A, b, 2500.0), sd=sd, seed=i), **options)
-        for i, (A, b) in enumerate(zip(ceilings, B, strict=False))
-    ]
+def fits_of(*ceilings, B=(1.8, 1.8), sd=0.002, **options):
+    pairs = enumerate(zip(ceilings, B, strict=True))
+    return [fit(*run_of((0.3, A, b, 2500.0), sd=sd, seed=i), **options) for i, (A, b) in pairs]
 
 
 def test_equal_ceilings_share_A_and_compare_B():
@@ -589,24 +564,15 @@ def test_equal_ceilings_share_A_and_compare_B():
 
 def test_refits_keep_what_the_fits_were_given():
     given = compare(*fits_of(0.60, 0.61, R0=0.29, n_samples=9000, level=0.8)).refits[0]
-    assert (
-        given.R0 == 0.29
-        and given.points.n_samples[0] == 9000
-        and given.options["level"] == 0.8
-        and given.n_points == 40
-    )
+    assert (given.R0, given.points.n_samples[0], given.options["level"], given.n_points) == (0.29, 9000, 0.8, 40)
 
 
 def test_refits_use_the_method_of_the_fits():
-    """B on the grid: the best of 100 values of C_mid, 2,000 to 3,000, at the shared A. Oracle: that grid by brute force."""
-    fits = fits_of(0.60, 0.61, method="paper_grid", C_mid_range=(2000, 3000))
-    both = compare(*fits)
-    assert [f.options["method"] for f in both.refits] == ["paper_grid"] * 2
-    C_mid, B = np.linspace(2000, 3000, 100)[:, None, None], np.geomspace(1.2, 2.7, 1000)[:, None]
+    """B on the grid, which has 2,000 and then every 10.1: at the shared A, from the measured R0."""
+    both = compare(*fits_of(0.60, 0.61, method="paper_grid", C_mid_range=(2000, 3000)))
     for f in both.refits:
-        Q = ((sigmoid(f.points.C, f.points.R[0], both.shared_A, B, C_mid) - f.points.R) ** 2).sum(-1)  # (100, 1000)
-        assert f.A == both.shared_A and f.B == pytest.approx(float(B[Q.min(0).argmin(), 0]), rel=2e-3)
-        assert f.C_mid == pytest.approx(float(C_mid[Q.min(1).argmin(), 0, 0]))
+        assert f.A == both.shared_A and f.R0 == f.points.R[0]
+        assert (f.C_mid - 2000) / (1000 / 99) == pytest.approx(round((f.C_mid - 2000) / (1000 / 99)), abs=1e-6)
 
 
 def test_margin_is_inclusive():
