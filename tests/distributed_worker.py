@@ -2,17 +2,14 @@
 
     python tests/distributed_worker.py job FLAGS               train.py with these flags
     python tests/distributed_worker.py steps OUT ROWS FLAGS    five steps on recorded rollouts, a checkpoint, one more
-    python tests/distributed_worker.py memory OUT FLAGS        bytes that a forward pass adds by the end of the body
 
 `accelerate launch --config_file configs/fsdp2.yaml` makes it run accelerate's own FSDP2, for which accelerate wants
 accelerators: it takes this CPU for one, and gloo is in the place of nccl. With --weight_channel, a job finds the GPUs of
 engine/transfers_on_cpu.py.
 """
 
-import gc
 import os
 import random
-import re
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -118,34 +115,12 @@ def steps(out, rows, *argv):
         save_file(trained | found, out)
 
 
-def anonymous_bytes():
-    """Memory of this process that is no file's, as the kernel counts it."""
-    return 1024 * int(re.search(r"Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[1])
-
-
-def memory(out, *argv):
-    """Writes the bytes that a forward pass adds: the second one's, as the first one fills FSDP's buffers."""
-    from runtime.model import Row
-
-    trainer, accelerator = new_trainer(argv)
-    marks = []
-    trainer.model.base_model.norm.register_forward_hook(lambda *_: marks.append(anonymous_bytes()))
-    [microbatch] = trainer._microbatches([Row([1, 2], [3, 4], [1, 1])])
-    for _ in range(2):
-        gc.collect()
-        before = anonymous_bytes()
-        trainer.policy(microbatch)[0].sum().backward()
-        trainer.optimizer.zero_grad()
-    if accelerator.is_main_process:
-        save_file({"grown": torch.tensor(marks[-1] - before)}, out)
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if os.environ.get("ACCELERATE_USE_FSDP"):
         take_this_cpu_for_an_accelerator()
     mode, *rest = sys.argv[1:]
-    code = {"job": job, "steps": steps, "memory": memory}[mode](*rest)
+    code = {"job": job, "steps": steps}[mode](*rest)
     if mode == "job":
         sys.exit(code)
     if torch.distributed.is_initialized():

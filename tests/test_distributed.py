@@ -75,17 +75,6 @@ def test_two_processes_train_as_one(model, tmp_path, rows, processes):
             )
 
 
-@pytest.mark.slow
-def test_fsdp2_keeps_no_low_precision_copy_of_the_whole_body(tmp_path):
-    """32 layers of 0.85M parameters, 54 MB in bfloat16: at the end of the body a rank has grown by less than a quarter."""
-    shape = warm_start.ModelShape(hidden_size=256, layers=32, heads=8, kv_heads=8, head_dim=32, intermediate_size=768)
-    model = warm_start.new_model(shape, seed=0)
-    model.save_pretrained(tmp_path / "model")
-    whole = 2 * sum(parameter.numel() for parameter in model.model.layers.parameters())
-    flags = ["--model", tmp_path / "model", "--dtype", "bfloat16", "--gradient_checkpointing", "true"]
-    assert run("fsdp2", 2, "memory", tmp_path / "out", *flags)["grown"] < whole / 4
-
-
 def end(job):
     """Kills a launcher that still runs, and its ranks: they are in sessions of their own."""
     if job.poll() is None:

@@ -36,23 +36,13 @@ def test_the_loop_calls_what_the_concept_files_have():
     """The README's loop is no program, but it is Python, and its functions are ours under their own names."""
     (loop,) = [code for language, code in BLOCKS if language == "py"]
     assert len(loop.splitlines()) <= 25
-    called = {
-        node.func.id
-        for node in ast.walk(ast.parse(loop))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
+    calls = [node.func for node in ast.walk(ast.parse(loop)) if isinstance(node, ast.Call)]
+    called = {function.id for function in calls if isinstance(function, ast.Name)}
     ours = {name for concept in CONCEPTS for name in vars(importlib.import_module(concept))}
-    assert {
-        "has_variance",
-        "normalize_advantages",
-        "aggregation_weights",
-        "token_logprobs",
-        "cispo",
-        "fit",
-    } <= called & ours
-    loop_words = {
-        node.name for node in ast.walk(ast.parse((ROOT / "train.py").read_text())) if isinstance(node, ast.FunctionDef)
-    }
+    recipe = "has_variance normalize_advantages aggregation_weights token_logprobs cispo fit"
+    assert set(recipe.split()) <= called & ours
+    functions = ast.walk(ast.parse((ROOT / "train.py").read_text()))
+    loop_words = {node.name for node in functions if isinstance(node, ast.FunctionDef)}
     assert {"collect", "shaped_rewards", "optimizer_step", "update_history", "save"} <= called & loop_words
     assert called - ours - loop_words <= {"log", "evaluate"}
 
@@ -92,9 +82,8 @@ def test_every_default_shown_is_the_default():
 def test_every_file_named_exists():
     """Files in backquotes that look like ours are there."""
     for path, text in PAGES.items():
-        names = set(
-            re.findall(r"`((?:tools/|tests/|docs/|runtime/|tasks/|configs/)?\w+\.(?:py|txt|toml|yaml|md))`", text)
-        )
+        folder = "(?:tools/|tests/|docs/|runtime/|tasks/|configs/)?"
+        names = set(re.findall(rf"`({folder}\w+\.(?:py|txt|toml|yaml|md))`", text))
         assert all((ROOT / name).exists() or (path.parent / name).exists() for name in names), (path, names)
 
 
@@ -108,8 +97,7 @@ def test_docstring_examples(module):
 def test_every_choice_has_its_number_in_the_code():
     """The numbers of the table of choices, each once, are those in the source."""
     table = re.findall(r"^\| ([A-Z]\d) \|", README, re.M)
-    source = "".join(
-        file.read_text() for pattern in ("*.py", "runtime/*.py", "tasks/*.py") for file in ROOT.glob(pattern)
-    )
+    files = [file for pattern in ("*.py", "runtime/*.py", "tasks/*.py") for file in ROOT.glob(pattern)]
+    source = "".join(file.read_text() for file in files)
     assert len(table) == len(set(table)) > 10
     assert set(table) == set(re.findall(r"\b[LFTHOP]\d\b", source))
