@@ -108,9 +108,9 @@ def test_links_lead_somewhere():
 
 
 def test_there_is_one_version():
-    """pyproject.toml, the newest entry of the changelog and CITATION.cff name the same."""
+    """pyproject.toml, the newest release of the changelog and CITATION.cff name the same."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M).group(1)
+    newest = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M).group(1)
     cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M).group(1)
     assert version == newest == cited
 
