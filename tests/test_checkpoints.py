@@ -264,26 +264,6 @@ def test_read_only_folder(program, tmp_path):
     assert err.startswith(f"train.py: cannot write {tmp_path}/disk/run: Read-only file system; earlier checkpoints ")
 
 
-def test_folder_becomes_read_only(program, tmp_path):
-    """As a disk does after an error: step 4 can be neither logged nor saved. The checkpoint of step 2 is whole and the run
-    goes on from it."""
-
-    def take(self, count):
-        if self.step == 3:
-            remount("ro")
-        return Replay.take(self, count)
-
-    with small_disk(tmp_path / "run", "4m") as remount:
-        code, _, err = program(script={"take": take})
-        assert code == 1
-        assert re.fullmatch(rf"train.py: cannot write {tmp_path}/run/\S+: Read-only file system; .* complete\n", err)
-        assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 2
-        remount("rw")
-        code, out, _ = program("--resume")
-        assert code == 0 and "step-000002" in out
-        assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, STEPS + 1))
-
-
 # ------------------------------------------------------------------------------------------------- no foreign code
 
 

@@ -291,15 +291,6 @@ def test_the_lag_of_a_generator(k):
     assert 0 <= min(seen) and max(seen) == k
 
 
-def test_ppo_off_policy_samples_each_round_from_one_version():
-    """k = 2, B = 2: rounds of 4 groups from one frozen version, two steps each: version 0, then 2, then 4."""
-    with generating(problems(12), pacer=Pacer(2, 2, schedule="ppo_off_policy")) as generator:
-        for version in (0, 2, 4):
-            groups = generator.take(4)
-            assert {v for rollout in rollouts_of(groups) for v in rollout.versions} == {version}
-            generator.push({}, version + 2, 4)
-
-
 class Cut:
     """As length control: thinking is cut at 3 tokens, for prompts whose first token is even; evaluation may take 7."""
 
