@@ -10,7 +10,6 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
@@ -20,7 +19,6 @@ from runtime.model import (
     Row,
     cut_rows,
     full_tensors,
-    has_plain_head,
     make_microbatch,
     microbatches,
     share_rows,
@@ -262,32 +260,6 @@ def test_fsdp_gets_the_layers_that_the_model_has():
 
 
 # ---------------------------------------------------------------------------------------------------- heads and weights
-
-
-def shape(**more) -> dict:
-    """The shape of a tiny model, for any configuration that takes the usual names."""
-    return {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "head_dim": 16,
-        "initializer_range": 0.5, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
-    } | more  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "more"),
-    [
-        ("Phi", {}),  # with a bias
-        ("Mixtral", {"num_local_experts": 2}),
-        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),  # calls its body's decoder, not its body
-        ("Gemma2", {"final_logit_softcapping": None}),
-    ],
-)
-def test_a_plain_head_is_taken(kind, more):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**shape(**more))).eval()
-    attention = model.config._attn_implementation
-    assert has_plain_head(model)
-    assert model.config._attn_implementation == attention
 
 
 def test_a_tied_head_is_sent_once():

@@ -380,17 +380,26 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"),
+    ("kind", "more", "plain"),
     [
-        ("Granite", {"logits_scaling": 8.0}),
-        ("Gemma2", {}),  # final_logit_softcapping 30
-        ("Bert", {"is_decoder": True}),  # a layer more before the head
+        ("Granite", {"logits_scaling": 8.0}, False),
+        ("Gemma2", {}, False),  # final_logit_softcapping 30
+        ("Gemma2", {"final_logit_softcapping": None}, True),
+        ("Bert", {"is_decoder": True}, False),  # a layer more before the head
+        ("Phi", {}, True),  # with a bias
+        ("Mixtral", {"num_local_experts": 2}, True),
+        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}, True),  # calls its body's decoder, not its body
     ],
 )
-def test_a_head_that_is_more_than_a_product_is_refused(kind, more, tmp_path):
-    """The trainer's head is W h + b; a Granite's log-probs would be nats off."""
+def test_a_head_that_is_more_than_a_product_is_refused(kind, more, plain, tmp_path):
+    """The trainer's head is W h + b; a Granite's log-probs would be nats off. The model's attention stays as it was."""
+    folder = saved_model(kind, tmp_path, **more)
+    if plain:
+        attention = AutoModelForCausalLM.from_pretrained(folder).config._attn_implementation
+        assert trainer_of(folder).model.config._attn_implementation == attention
+        return
     with pytest.raises(UsageError, match=r"^--model .* logits are no plain product .* take another model\.$"):
-        trainer_of(saved_model(kind, tmp_path, **more))
+        trainer_of(folder)
 
 
 def test_a_model_that_does_not_load_is_refused(tmp_path):
