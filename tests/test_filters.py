@@ -10,8 +10,6 @@ import torch
 from filters import DynamicSampling, PassRateHistory, PromptsExhausted, has_variance
 from losses import LOSSES, aggregation_weights, normalize_advantages
 
-torch.set_num_threads(1)
-
 # ----------------------------------------------------------------------------------------------- worked examples
 
 

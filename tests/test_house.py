@@ -45,18 +45,6 @@ def graph() -> dict[str, set[str]]:
     }
 
 
-def test_imports_are_found_in_every_form():
-    """What the rules below rest on."""
-    source = "import losses as l\nfrom runtime import flags, model\ndef f():\n    from tasks.chain import Chain\n    import torch"
-    assert imports(source, {"losses", "filters", "runtime.flags", "tasks.chain"}) == {
-        "losses", "runtime.flags", "tasks.chain",
-    }  # fmt: skip
-    assert imports("import measuring", {"tools.measuring"}, "tools") == {"tools.measuring"}
-    assert imports("from . import chain\nfrom .prompts import Problem", {"tasks.chain", "tasks.prompts"}, "tasks") == {
-        "tasks.chain", "tasks.prompts",
-    }  # fmt: skip
-
-
 def test_the_top_level_is_the_papers():
     assert {path.stem for path in ROOT.glob("*.py")} == CONCEPTS | {"train"}
 

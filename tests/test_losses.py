@@ -18,8 +18,6 @@ from losses import (
     tis,
 )
 
-torch.set_num_threads(1)
-
 NAMES = list(LOSSES)
 AVERAGES = ["sample", "prompt", "token", "constant"]
 F64 = torch.float64

@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import benchmark_pacer
 import benchmark_race
 import benchmark_scale
-import benchmark_sync
 import measuring
 import subjects
 
@@ -69,19 +68,6 @@ def test_table_and_json_line(capsys):
 def test_bad_arguments_are_refused(kind, text):
     with pytest.raises(argparse.ArgumentTypeError, match="must be"):
         kind(text)
-
-
-def test_bad_arguments_name_the_flag_and_exit_2(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        benchmark_sync.main(["--sizes", "9M"])
-    assert stopped.value.code == 2 and "--sizes: invalid choice: '9M'" in capsys.readouterr().err
-
-
-def test_synthetic_groups_have_the_length_asked_for():
-    groups = subjects.synthetic_groups(64, 40)
-    lengths = [len(rollout.completion_ids) for group in groups for rollout in group.rollouts]
-    assert len(lengths) == 64 and min(lengths) >= 20 and max(lengths) <= 60
-    assert sum(lengths) / 64 == pytest.approx(40, rel=0.15)
 
 
 def test_no_attention_gives_each_position_its_own_value():

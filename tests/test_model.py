@@ -24,8 +24,6 @@ from runtime.model import (
     share_rows,
 )
 
-torch.set_num_threads(1)
-
 VOCABULARY = 23
 
 

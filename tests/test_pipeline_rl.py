@@ -11,13 +11,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
 
 import pipeline_rl
 from pipeline_rl import FORCED, Exhausted, Generator, Group, Pacer, Rollout, StopRequested, check_arrival, lags
-
-torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("schedule", "k", "most"), [("pipeline", 0, 0), ("pipeline", 3, 3), ("ppo_off_policy", 3, 2)])

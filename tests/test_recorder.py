@@ -5,14 +5,11 @@ import time
 from collections import Counter
 
 import pytest
-import torch
-from replay import Program, Replay, go, small_model, without_times
+from replay import Program, go, small_model, without_times
 from scripted import play
 
 from runtime.run_folder import Folder
 from tasks import chain
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -71,22 +68,6 @@ def test_correct_samples_of_each_held_out_problem(run):
         {"step": step, "n_samples": 2, "correct": [0, 1, 2, 0, 1]} for step in (0, 4)
     ]
     assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
-
-
-@pytest.mark.parametrize(("every", "said"), [(11, "Warning: "), (4, "WARNING")])
-def test_the_truncation_warning_is_printed(program, every, said):
-    """One rollout in 11 is cut at its cap (9 %), then one in 4 (25 %)."""
-    count = [0]
-
-    def rollout(self, draw):
-        made = Replay.rollout(self, draw)
-        count[0] += 1
-        made.finish_reason = "length" if count[0] % every == 0 else "stop"
-        return made
-
-    _, out, _ = program("--max_steps", "1", "--eval_problems", "1", script={"rollout": rollout})
-    [line] = [line for line in out.splitlines() if line.lower().startswith("warning") and "truncated" in line.lower()]
-    assert line.startswith(said)
 
 
 def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):

@@ -19,9 +19,6 @@ from runtime.setup import check_model, load_task, new_interruption, new_parts
 from tasks import chain, graded, warm_start
 from tasks.demonstrations import Demonstrations
 
-torch.set_num_threads(1)
-
-
 # --------------------------------------------------------------------------------------------------------- data sets
 
 

@@ -16,9 +16,6 @@ from runtime.run_folder import Folder
 from runtime.trainer import Trainer
 from tasks.prompts import PromptStream
 
-torch.set_num_threads(1)
-
-
 # ------------------------------------------------------------------------------------------------ worked examples: a batch
 
 

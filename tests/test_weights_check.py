@@ -9,8 +9,6 @@ from scripted import play
 from runtime.model import Row
 from runtime.weights_check import RunFailed, logprob_gap
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
