@@ -129,6 +129,7 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
 
     monkeypatch.setattr(setup, "new_generator", new_generator)
     monkeypatch.setattr(train, "new_parts", new_scored_parts)
+    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda *_: None)  # half a second each
 
 
 @dataclass

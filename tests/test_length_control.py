@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from length_control import (
-    PHRASE,
-    Interruption,
-    SecondLeg,
-    overlong_penalty,
-    truncation_rate,
-    truncation_warning,
-)
+from length_control import PHRASE, Interruption, SecondLeg, overlong_penalty, truncation_rate, truncation_warning
 
 SPLIT = {"phrase_ids": [7, 8, 9], "end_of_thinking_ids": [8, 9]}  # a mark of two tokens
 
