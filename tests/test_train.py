@@ -259,14 +259,8 @@ def test_dynamic_sampling_fills_the_batch(run):
 
 def test_what_a_phase_discarded_is_counted_at_its_first_step(run):
     """k B = 6 good groups of nine offered, D G G D G G D G G: three discarded ones, all right, beside the first three."""
-    changes = {
-        "dynamic_sampling": True,
-        "schedule": "ppo_off_policy",
-        "k": 2,
-        "max_steps": 4,
-        "pass_rate_threshold": 2.0,
-    }
-    steps = run(some_equal(lambda n: n % 3 == 0), **changes).steps
+    changes = {"dynamic_sampling": True, "schedule": "ppo_off_policy", "k": 2, "max_steps": 4}
+    steps = run(some_equal(lambda n: n % 3 == 0), **changes, pass_rate_threshold=2.0).steps
     assert [(r["offered"], r["discarded_groups"], r["pass_rate"]) for r in steps] == [(6, 3, 0.75), (3, 0, 0.5)] * 2
 
 
@@ -459,9 +453,8 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
 
         script["evaluate"] = evaluate
     code, _, err = program(script=script)
-    reason, step = {"gradient": ("the gradient was not finite 3", 4), "weights": ("weights check: at version 3", 2)}[
-        fault
-    ]
-    assert code == 1 and err.startswith(f"train.py: {reason}") and err.count("\n") == 1
+    reasons = {"gradient": "the gradient was not finite 3 times in a row", "weights": "weights check: at version 3"}
+    step = {"gradient": 4, "weights": 2}[fault]
+    assert code == 1 and err.startswith(f"train.py: {reasons[fault]}") and err.count("\n") == 1
     assert f"step-{step:06d}: --resume {tmp_path}/run" in err
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == step
