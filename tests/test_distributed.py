@@ -69,9 +69,7 @@ def test_two_processes_train_as_one(model, tmp_path, rows, processes):
         several = run(kind, processes, tmp_path / kind, rows, *flags, *more)
         assert several.keys() == alone.keys()
         for name, tensor in alone.items():
-            torch.testing.assert_close(
-                several[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, n=name, k=kind: f"{k} {n}: {m}"
-            )
+            torch.testing.assert_close(several[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 def end(job):

@@ -158,9 +158,8 @@ def test_engine_args_do_not_undo_the_fp32_head():
         return engine_options(parse_flags(line.split(), ""))
 
     more = options('--engine_args hf_overrides={"rope_theta":1000000,"text_config":{"x":1}}')
-    assert merged(GENERATOR_ARGS, more) == {
-        "hf_overrides": {"head_dtype": "float32", "rope_theta": 1000000, "text_config": {"x": 1}}
-    }
+    overrides = {"head_dtype": "float32", "rope_theta": 1000000, "text_config": {"x": 1}}
+    assert merged(GENERATOR_ARGS, more) == {"hf_overrides": overrides}
     assert GENERATOR_ARGS == {"hf_overrides": {"head_dtype": "float32"}}
     for fp32_head, head in (("true", '"bfloat16"'), ("true", "null"), ("false", '"float32"')):
         with pytest.raises(UsageError, match="head_dtype .*--fp32_head"):

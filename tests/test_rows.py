@@ -91,9 +91,8 @@ def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatc
     folder = tmp_path / "set"
     folder.mkdir()
     for name, first in (("train", 0), ("test", 100)):
-        write_rows(
-            folder / f"{name}.jsonl", [{"question": f"Q {i}", "answer": str(i)} for i in range(first, first + 9)]
-        )
+        rows = [{"question": f"Q {i}", "answer": str(i)} for i in range(first, first + 9)]
+        write_rows(folder / f"{name}.jsonl", rows)
     for split, first in ((None, 0), ("test", 100)):
         found, _ = read(str(folder), split=split)
         assert {int(answer) for _, answer in found.values()} == set(range(first, first + 9))

@@ -126,9 +126,8 @@ def test_plain_is_linear():
 
 def answers(section):
     """(answer, completion) of one section of math_answers.txt."""
-    lines = (
-        Path(__file__).with_name("math_answers.txt").read_text().partition(f"== {section}\n")[2].partition("\n== ")[0]
-    )
+    text = Path(__file__).with_name("math_answers.txt").read_text()
+    lines = text.partition(f"== {section}\n")[2].partition("\n== ")[0]
     for line in lines.rstrip("\n").replace("\n    ", " ").split("\n"):
         answer, _, forms = line.partition(" :: ")
         yield from ((answer, form) for form in forms.split(" | "))

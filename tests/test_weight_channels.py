@@ -83,9 +83,8 @@ def test_files_of_dead_processes_are_removed(channel):
     base = channel.folder.parent
     dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
     dead.wait()
-    folders = {
-        name: base / f"{weight_channels.PREFIX}{name}" for name in (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")
-    }
+    names = (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")
+    folders = {name: base / f"{weight_channels.PREFIX}{name}" for name in names}
     try:
         for folder in folders.values():
             folder.mkdir()

@@ -51,9 +51,7 @@ def test_an_engine_that_no_update_reaches_ends_the_run(run):
     """In bfloat16 the log-probs may agree all the same; the bytes of one worker's weights do not change. Seen after the
     first update, or with save_every = 2 at the second save after the last update that arrived."""
     every = list(range(1, 9))
-    with pytest.raises(
-        RunFailed, match=r"weights check: workers \[0\] of the engine hold .* at version 1 as at 0, but the tr"
-    ):
+    with pytest.raises(RunFailed, match=r"weights check: workers \[0\] of the engine hold .* at version 1 as at 0, b"):
         run(digests([[]]), dtype="bfloat16")
     with pytest.raises(RunFailed, match=r"workers \[1\] .* at version 1 as at 0"):
         run(digests([every, [], every]))

@@ -97,9 +97,7 @@ def test_vllm_is_asked_at_the_borders_of_blocks_only(length):
     """Blocks of four: for the prompt, then for the first token in a block, which needs a new one, and for the last, with
     which the block goes into the cache. (That vLLM needs no more: log-probs and prefills in test_weights_in_flight.py.)"""
     asked, request = [], SimpleNamespace(num_computed_tokens=0)
-    allocate = skip_inner_tokens(
-        lambda request, count: asked.append(request.num_computed_tokens) or "new", "nothing", 4
-    )
+    allocate = skip_inner_tokens(lambda one, count: asked.append(one.num_computed_tokens) or "new", "nothing", 4)
     found = [allocate(request, length)]
     for request.num_computed_tokens in range(length, 12):
         found.append(allocate(request, 1))
