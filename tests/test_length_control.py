@@ -21,32 +21,25 @@ def cut(**change) -> Interruption:
 
 
 @pytest.mark.parametrize(
-    "completion, forced, left",
+    "completion, reason, forced, left",
     [
-        ([3, 3, 3], [7, 9], 4),  # a: thinking was cut; the answer budget of 4 is untouched
-        ([], [7, 9], 4),
-        ([3, 9, 4, 4, 4], [], 1),  # b: thinking ended at 9, three of four answer tokens are sampled
-        ([3, 3, 9], [], 4),  # the mark is the last token of the budget
-        ([3, 9, 4, 9], [], 2),  # a second mark inside the answer is an answer token like any other
+        ([3, 3, 3], "length", [7, 9], 4),  # a: thinking was cut; the answer budget of 4 is untouched
+        ([], "length", [7, 9], 4),
+        ([3, 9, 4, 4, 4], "length", [], 1),  # b: thinking ended at 9, three of four answer tokens are sampled
+        ([3, 3, 9], "length", [], 4),  # the mark is the last token of the budget
+        ([3, 9, 4, 9], "length", [], 2),  # a second mark inside the answer is an answer token like any other
+        ([3, 9, 4, 4, 4, 4], "length", [], None),  # c: no answer token is left, so the completion is truncated
+        ([3, 9, 4, 4, 4, 4, 4], "length", [], None),
+        ([3, 9, 4], "stop", [], None),  # d: it finished
+        ([3] * 12, "stop", [], None),  # at the very length of the budget, too: the finish reason tells
+        ([3] * 10, "abort", [], None),
+        ([3] * 10, None, [], None),
     ],
 )
-def test_second_leg_by_hand(completion, forced, left):
-    leg = cut().second_leg([1, 2], completion, "length")
-    assert leg == SecondLeg(prompt_ids=[1, 2, *completion, *forced], forced_ids=forced, max_tokens=left)
-    assert cut().needs_phrase(completion, "length") == bool(forced)
-
-
-@pytest.mark.parametrize("n_answer", [4, 5, 8])
-def test_no_second_leg_without_answer_budget(n_answer):
-    """Case c: all 4 answer tokens are sampled, or more inside a long first leg: the completion is truncated."""
-    assert cut().second_leg([1], [3, 9] + [4] * n_answer, "length") is None
-
-
-@pytest.mark.parametrize("reason", ["stop", "abort", None])
-def test_no_second_leg_after_a_leg_that_finished(reason):
-    """Case d, at the very length of the budget, too: the finish reason tells."""
-    for completion in ([3] * 10, [3] * 12, [3, 9, 4]):
-        assert cut().second_leg([1], completion, reason) is None and not cut().needs_phrase(completion, reason)
+def test_second_leg_by_hand(completion, reason, forced, left):
+    leg = left and SecondLeg(prompt_ids=[1, 2, *completion, *forced], forced_ids=forced, max_tokens=left)
+    assert cut().second_leg([1, 2], completion, reason) == leg
+    assert cut().needs_phrase(completion, reason) == bool(forced)
 
 
 def test_mask_by_hand():
