@@ -3,17 +3,13 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import benchmark_pacer
 import benchmark_race
 import benchmark_scale
 import measuring
+import pytest
 import subjects
 
 

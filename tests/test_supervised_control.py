@@ -1,10 +1,10 @@
 """The supervised control: its evaluation by hand, its records, and what the real warm start can do."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+import supervised_control as control
 import torch
 
 from runtime.flags import Flags
@@ -13,8 +13,6 @@ from tasks.prompts import Problem
 from tasks.warm_start import WarmStart, warm_start
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-import supervised_control as control  # noqa: E402
 
 
 def ids_of(text):

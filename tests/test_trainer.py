@@ -4,7 +4,6 @@ that are refused, and gradient checkpointing."""
 import copy
 import math
 import random
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from memory import saved_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, Qwen3Config
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-from memory import saved_bytes
 
 import losses
 from runtime import checkpoints
