@@ -1,4 +1,5 @@
-"""Which tests come first and which share a process. That this file is here also puts tests/ on the path of tests/engine/."""
+"""Fixtures of several files, which tests come first, and which share a process. That this file is here also puts tests/ on
+the path of tests/engine/."""
 
 from typing import Any
 
@@ -6,6 +7,30 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """The loop of train.py over a scripted generator and trainer, in tmp_path / "run"."""
+    from scripted import play  # the imports take seconds
+
+    return lambda *scripts, **changes: play(monkeypatch, tmp_path / "run", *scripts, overwrite=True, **changes)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """The folder of a tiny untrained model."""
+    from replay import small_model
+
+    return small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path, model, capsys):
+    """train.py on recorded rollouts, in tmp_path / "run"."""
+    from replay import Program
+
+    return Program(monkeypatch, tmp_path / "run", model, capsys)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from replay import STEPS, Killed, Program, Replay, assert_same_logs, go, small_model, without_times
+from replay import STEPS, Killed, Replay, assert_same_logs, go, without_times
 from test_faults import small_disk
 
 import pipeline_rl
@@ -24,16 +24,6 @@ from runtime.flags import UsageError
 from runtime.run_folder import Folder
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return small_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def program(monkeypatch, tmp_path, model, capsys):
-    return Program(monkeypatch, tmp_path / "run", model, capsys)
 
 
 @pytest.fixture

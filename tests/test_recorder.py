@@ -5,26 +5,10 @@ import time
 from collections import Counter
 
 import pytest
-from replay import Program, go, small_model, without_times
-from scripted import play
+from replay import go, without_times
 
 from runtime.run_folder import Folder
 from tasks import chain
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    return lambda *scripts, **changes: play(monkeypatch, tmp_path / "run", *scripts, overwrite=True, **changes)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return small_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def program(monkeypatch, tmp_path, model, capsys):
-    return Program(monkeypatch, tmp_path / "run", model, capsys)
 
 
 def test_trained_tokens_of_a_step_and_of_the_run(run):

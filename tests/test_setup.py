@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from replay import go, small_model
+from replay import go
 from scripted import Alone, default_flags
 from test_faults import alive, family, wait_for_end
 
@@ -91,9 +91,8 @@ def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, mai
 
 
 @pytest.mark.parametrize("control", ["interruption", "none"])
-def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, control):
+def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, control):
     """256 positions do not hold 300 thinking tokens: one sentence before the engine starts."""
-    model = small_model(tmp_path / "model")
     with pytest.raises(UsageError, match="--max_budget 300: .*context has 256; lower --max_budget"):
         go(monkeypatch, tmp_path / "run", model, "--max_budget", "300", "--length_control", control)
 
@@ -144,13 +143,12 @@ def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, 
     assert not any(tmp_path.iterdir())
 
 
-def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_path):
+def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_path, model):
     """8 billion parameters on this host, whose 100 GB do not hold their 128; on a GPU of 24 GB they are refused."""
 
     def load(*_):
         raise KeyboardInterrupt  # which comes next
 
-    model = small_model(tmp_path / "model")
     monkeypatch.setattr(setup, "count_parameters", lambda flags, folder: 8 * 10**9 if folder == model else 0)
     monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=1e11))
     monkeypatch.setattr(setup, "Trainer", load)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from replay import STEPS, Program, Replay, assert_same_logs, go, small_model, without_times
-from scripted import ScriptedGenerator, batch_of, default_flags, play, problem, rollout
+from replay import STEPS, Replay, assert_same_logs, go, without_times
+from scripted import ScriptedGenerator, batch_of, default_flags, problem, rollout
 
 import pipeline_rl
 import train
@@ -151,11 +151,6 @@ def test_when_a_multiple_was_crossed():
 # ------------------------------------------------------------------------------------------------------------- the loop
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    return lambda *scripts, **changes: play(monkeypatch, tmp_path / "run", *scripts, **changes)
-
-
 def first_keys(played, n: int) -> list[str]:
     """The prompts that a fresh stream begins with."""
     stream = PromptStream(played.parts.task.train, 0, lambda key: False)
@@ -239,7 +234,7 @@ def test_skipped_steps_release_their_groups_and_make_no_version(run):
 def test_gradients_that_stay_bad_end_the_run(run):
     with pytest.raises(train.RunFailed, match="not finite 3 times in a row"):
         run(trainer={"bad": [2, 3, 4]})
-    run(trainer={"bad": [1, 2, 4, 5]}, overwrite=True)  # never three in a row
+    run(trainer={"bad": [1, 2, 4, 5]})  # never three in a row
 
 
 def test_dynamic_sampling_fills_the_batch(run):
@@ -321,16 +316,6 @@ def test_token_budget_ends_the_run_cleanly(run):
 
 
 # ------------------------------------------------------------------------------------------- how the program may end
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return small_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def program(monkeypatch, tmp_path, model, capsys):
-    return Program(monkeypatch, tmp_path / "run", model, capsys)
 
 
 def contents(folder):

@@ -4,15 +4,9 @@ import math
 
 import pytest
 import torch
-from scripted import play
 
 from runtime.model import Row
 from runtime.weights_check import RunFailed, logprob_gap
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    return lambda *scripts, **changes: play(monkeypatch, tmp_path / "run", *scripts, overwrite=True, **changes)
 
 
 def test_the_gap_by_hand():
