@@ -1,12 +1,12 @@
 """Tasks made of data sets: the split, what is judged, several data sets in one task."""
 
 import hashlib
-import json
 import random
 from collections import Counter
 
 import pytest
 from bpe import bpe_tokenizer
+from test_rows import write_rows
 
 from tasks import data_sets, judges
 from tasks.data_sets import PromptOptions, load_dataset_task
@@ -16,11 +16,6 @@ from tasks.prompts import epoch_order
 @pytest.fixture(scope="module")
 def tokenizer():
     return bpe_tokenizer()
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def sums(n, start=0):
