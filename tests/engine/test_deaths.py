@@ -7,8 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_engine import problems, wait_until
 from real_engine import new_engine, new_generator
@@ -87,13 +89,10 @@ def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory
 def living_processes(group: int) -> list[int]:
     """Processes of the process group, those left out that have ended and that nobody has waited for."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(its_group) == group and state != "Z":
-            found.append(int(path.parent.name))
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found
 
 
