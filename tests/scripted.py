@@ -14,17 +14,10 @@ import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
 from runtime import setup
 from runtime.checkpoints import Progress
-from runtime.flags import Flags, parse_flags
+from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder
-
-
-def default_flags(**changes) -> Flags:
-    found = parse_flags([], "about")
-    assert set(changes) <= set(vars(found))
-    vars(found).update(changes)
-    return found
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
@@ -202,7 +195,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
         "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
     }  # fmt: skip
-    flags = default_flags(**options | changes)
+    flags = Flags(**options | changes)
     progress = Progress(random.Random(flags.seed))
     parts = setup.new_parts(flags, progress)
     try:
@@ -231,7 +224,7 @@ class Alone:
 
 def batch_of(groups, folder, **changes):
     """(the batch that one step of the loop trains on, or None; the step's record) of these groups."""
-    flags = default_flags(
+    flags = Flags(
         **{"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes,
         max_steps=1, k=0, output_dir=str(folder),
     )  # fmt: skip

@@ -8,13 +8,13 @@ import accelerate
 import pytest
 import torch
 from replay import go
-from scripted import Alone, default_flags
+from scripted import Alone
 from test_faults import alive, family, wait_for_end
 
 import train
 from runtime import devices, setup
 from runtime.checkpoints import Progress
-from runtime.flags import UsageError
+from runtime.flags import Flags, UsageError
 from runtime.setup import check_model, load_task, new_interruption, new_parts
 from tasks import chain, graded, warm_start
 from tasks.demonstrations import Demonstrations
@@ -38,7 +38,7 @@ def chat_model(tmp_path_factory):
 
 def data_flags(folder, **changes):
     found = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
-    return default_flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
+    return Flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,17 @@ def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
     config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
     task = chain.ChainTask(pool_size=8, held_out_size=8)
     with pytest.raises(UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
-        check_model(default_flags(), config, task, None)
+        check_model(Flags(), config, task, None)
     task.end_of_thinking_ids = ()
     with pytest.raises(UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
-        new_interruption(default_flags(), task)
+        new_interruption(Flags(), task)
 
 
 def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     task = chain.ChainTask(pool_size=8, held_out_size=8)
     task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
-    assert new_interruption(default_flags(), task).thinking_end is task.thinking_end
-    assert new_interruption(default_flags(length_control="none"), task) is None
+    assert new_interruption(Flags(), task).thinking_end is task.thinking_end
+    assert new_interruption(Flags(length_control="none"), task) is None
 
 
 def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
@@ -123,11 +123,11 @@ def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
     changes = {"dataset": "graded", "prompts": 10}
     for change in ({"rambling": 0.9}, {}, changes):
         with pytest.raises(ZeroDivisionError):
-            new_parts(default_flags(output_dir=str(tmp_path), **change), Progress(None))
+            new_parts(Flags(output_dir=str(tmp_path), **change), Progress(None))
     wanted = [Demonstrations(restart=0.9), Demonstrations(), graded.DEMONSTRATIONS]
     assert asked[:2] == [warm_start.WarmStart(demonstrations=one) for one in wanted[:2]]
     assert [settings.demonstrations for settings in asked] == wanted
-    problems = load_task(default_flags(output_dir=str(tmp_path), **changes)).train
+    problems = load_task(Flags(output_dir=str(tmp_path), **changes)).train
     assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
 
 
@@ -152,7 +152,7 @@ def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_pat
     monkeypatch.setattr(setup, "count_parameters", lambda flags, folder: 8 * 10**9 if folder == model else 0)
     monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=1e11))
     monkeypatch.setattr(setup, "Trainer", load)
-    flags = default_flags(model=model, output_dir=str(tmp_path / "run"))
+    flags = Flags(model=model, output_dir=str(tmp_path / "run"))
     with pytest.raises(KeyboardInterrupt):
         new_parts(flags, Progress(None))
     assert capsys.readouterr().out.count("load 128 GB into this host's memory, which has 100 GB") == 1
@@ -183,7 +183,7 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
         monkeypatch.setattr(accelerate, "Accelerator", lambda **k: SimpleNamespace(is_main_process=True))
     AcceleratorState._reset_state(True)
     try:
-        setup.new_accelerator(default_flags())
+        setup.new_accelerator(Flags())
     finally:
         AcceleratorState._reset_state(True)
     assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
@@ -205,4 +205,4 @@ def test_device_hours_count_devices_in_use(monkeypatch, changes, trainers, here,
     """On a host with sixteen GPUs, whose first `here` train."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    assert setup.devices_in_use(default_flags(**changes), SimpleNamespace(count=trainers)) == devices
+    assert setup.devices_in_use(Flags(**changes), SimpleNamespace(count=trainers)) == devices

@@ -7,11 +7,12 @@ import random
 import pytest
 import torch
 from replay import STEPS, Replay, assert_same_logs, go, without_times
-from scripted import ScriptedGenerator, batch_of, default_flags, problem, rollout
+from scripted import ScriptedGenerator, batch_of, problem, rollout
 
 import pipeline_rl
 import train
 from pipeline_rl import Group
+from runtime.flags import Flags
 from runtime.run_folder import Folder
 from runtime.trainer import Trainer
 from tasks.prompts import PromptStream
@@ -109,7 +110,7 @@ def test_length_penalty_on_correct_answers_only(made):
     of 10 tokens keeps its -1. On all: that one gets -2. Pass rate is correctness, never the shaped reward."""
     rollouts = [rollout(1, 6), rollout(1, 8), rollout(1, 10), rollout(-1, 10)]
     options = {"length_control": "penalty", "max_budget": 8, "answer_budget": 2, "penalty_window": 4}
-    flags = default_flags(**options)
+    flags = Flags(**options)
     assert train.shaped_rewards(rollouts, flags, random.Random(0)).tolist() == [1, 0.5, 0, -1]
     flags.penalty_on = "all"
     assert train.shaped_rewards(rollouts, flags, random.Random(0)).tolist() == [1, 0.5, 0, -2]
@@ -125,8 +126,8 @@ def test_shuffled_rewards_keep_the_multiset(made):
     """The control permutes all rewards of the batch: same values elsewhere, over group borders; pass rate is true."""
     groups = [Group(i, problem(str(i)), 0, [rollout(1 if i < 3 else -1) for _ in range(4)]) for i in range(8)]
     rollouts = [r for group in groups for r in group.rollouts]
-    flags = default_flags(length_control="none", reward="shuffled")
-    plain = train.shaped_rewards(rollouts, default_flags(length_control="none"), random.Random(0)).tolist()
+    flags = Flags(length_control="none", reward="shuffled")
+    plain = train.shaped_rewards(rollouts, Flags(length_control="none"), random.Random(0)).tolist()
     assert plain == [1] * 12 + [-1] * 20
     found = [train.shaped_rewards(rollouts, flags, random.Random(seed)).tolist() for seed in (0, 1, 0)]
     assert all(sorted(x) == sorted(plain) for x in found)
