@@ -440,6 +440,7 @@ def test_metrics_are_taken_before_truncation_for_both_signs():
     for name in ("cispo", "dapo", "grpo", "tis"):
         _, m, grad = run_ratios(name, [10.0, 0.5], -1.0)
         assert (float(m["ratio_max"]), float(m["ratio_sum"])) == pytest.approx((10.0, 10.5)) and capped(m) == (0, 1)
+        assert summarize_metrics(m)["capped_negative"] == 0.5
         assert float(grad[0, 0]) == pytest.approx(5.0 if name == "cispo" else 10.0)
     # rho = .5 inside the mask, 1 outside: the maximum is .5
     m = run_ratios("cispo", [0.5, 1.0, 0.5], mask=torch.tensor([[1, 0, 1]]))[1]
