@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from replay import STEPS, Killed, Replay, assert_same_logs, go, without_times
+from replay import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
 from test_faults import small_disk
 
 import pipeline_rl
@@ -145,6 +145,14 @@ def test_no_whole_checkpoint_is_one_sentence(run):
     run("run", killed_after=1)
     with pytest.raises(UsageError, match=r"--resume .*no complete checkpoint.*--overwrite"):
         run("run", "--resume")
+
+
+def test_checkpoint_of_other_shapes(run, tmp_path):
+    """A model of another width does not load: one sentence that names the checkpoint, not a traceback."""
+    run("run", killed_after=3)
+    other = small_model(tmp_path / "other", hidden_size=64)
+    with pytest.raises(UsageError, match="does not fit this model"):
+        run("run", "--resume", "--model", other)
 
 
 @pytest.mark.parametrize("name", ["optimizer.bin", "model.safetensors"])

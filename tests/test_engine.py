@@ -15,7 +15,7 @@ import pytest
 from fake_engine import FakeVLLM, generating, install_fake_vllm, problems, wait_until
 
 from pipeline_rl import EngineDied, EngineFailed, Pacer, VLLMEngine, vllm_environment
-from runtime.engine import RestartingEngine, reason_of
+from runtime.engine import RestartingEngine, environment, reason_of
 
 
 @pytest.fixture
@@ -318,6 +318,9 @@ def test_the_engine_inherits_a_blocked_ctrl_c_and_its_devices(made, monkeypatch)
     assert seen["CUDA_VISIBLE_DEVICES"] == "2,3" and seen["OMP_NUM_THREADS"] == "7"
     assert seen["VLLM_HOST_IP"] == "127.0.0.1" and signal.SIGINT in seen["mask"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0" and "VLLM_HOST_IP" not in os.environ
+    with pytest.raises(KeyError), environment({}, {"CUDA_VISIBLE_DEVICES": "2,3"}):
+        raise KeyError  # as when the engine does not start
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(made, monkeypatch):

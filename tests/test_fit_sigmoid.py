@@ -222,6 +222,7 @@ def test_a_ceiling_outside_the_grid_is_reported_as_that(truth, edge):
     f = fit(C, R, method="paper_grid")
     assert f.A >= f.R0 and f.A == pytest.approx(max(edge, R[0])) and not f.identifiable
     assert f.reason == "A lies on the edge of the grid 0.45..0.8: widen A_range"
+    assert f.C_mid / 80 == pytest.approx(round(f.C_mid / 80))  # of a hundred values up to the run's 8,000
     wide = fit(C, R, method="paper_grid", A_range=(0.2, 1.0))
     assert wide.identifiable and wide.A == pytest.approx(truth[1], abs=0.0101)
 
@@ -308,7 +309,8 @@ def test_the_number_of_samples_of_a_repeated_point_does_not_depend_on_the_order(
 
 @pytest.mark.parametrize("n_samples", [None, 3000])
 def test_interval_of_A_is_the_profile(n_samples):
-    """Definition: with A held at an end of its interval, the best Q exceeds the least one by 1.1 dispersion t^2."""
+    """Definition: with A held at an end of its interval, the best Q exceeds the least one by 1.1 dispersion t^2. So much
+    is allowed to every curve of the set, whose extremes are the intervals."""
     C, R = run_of(n=30, sd=0.006, seed=5)
     f = fit(C, R, n_samples=n_samples)
     p = f.predict(C)
@@ -318,6 +320,10 @@ def test_interval_of_A_is_the_profile(n_samples):
         grown = np.sum(w * (R - held.predict(C)) ** 2) - np.sum(w * (R - p) ** 2)
         assert 0.93 < grown / spare(f) < 1.02
     assert f.A_interval[0] < f.A < f.A_interval[1]
+    kept = [np.sum(w * (R - sigmoid(C, *v)) ** 2) for v in f.uncertainty.curves.T[::37]]
+    assert 0.97 < (max(kept) - np.sum(w * (R - p) ** 2)) / spare(f) < 1 + 1e-6
+    for values, span in zip(f.uncertainty.curves, f.intervals, strict=True):
+        assert (values.min(), values.max()) == pytest.approx(span)
     wide = fit(C, R, n_samples=n_samples, level=0.99)
     assert wide.A_interval[0] < f.A_interval[0] and wide.A_interval[1] > f.A_interval[1]
 

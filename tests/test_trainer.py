@@ -13,6 +13,7 @@ import torch
 import transformers
 from memory import saved_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import losses
@@ -239,17 +240,19 @@ def test_score_is_the_policys_own_logprobs_on_the_whole_batch(model_folder):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_and_parameters_that_cost_flops(tmp_path, new_accelerator, tied):
+def test_weights_and_parameters_that_cost_flops(monkeypatch, tmp_path, new_accelerator, tied):
     """The lookup of an embedding costs nothing and the head's product vocabulary x hidden: P is all parameters if one
-    table serves as both. The generator gets its own dtype; the trainer's weights stay FP32."""
+    table serves as both. The generator gets its own dtype, before shards travel; the trainer's weights stay FP32."""
+    gathered, whole = [], DTensor.full_tensor
+    monkeypatch.setattr(DTensor, "full_tensor", lambda shard: gathered.append(shard.dtype) or whole(shard))
     accelerator = new_accelerator()
     trainer = trainer_of(saved_model("Qwen3", tmp_path, tie_word_embeddings=tied), 0, 1, accelerator, dtype="bfloat16")
     sizes = {name: p.numel() for name, p in trainer.model.named_parameters()}
     assert ("lm_head.weight" in sizes) == (not tied)
     assert trainer.parameters_in_flops == sum(sizes.values()) - (0 if tied else sizes["model.embed_tokens.weight"])
     weights = dict(trainer.weights.items())
-    kinds = {(type(tensor), tensor.dtype) for tensor in weights.values()}
-    assert set(weights) == set(sizes) and kinds == {(torch.Tensor, torch.bfloat16)}
+    assert set(weights) == set(sizes) and gathered == [torch.bfloat16] * len(sizes)
+    assert {(isinstance(x, DTensor), x.dtype) for x in weights.values()} == {(False, torch.bfloat16)}
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
@@ -311,7 +314,6 @@ def test_bfloat16_is_that_of_a_bfloat16_model_over_fp32_weights(kind, more, reco
 
 def test_bfloat16_products_but_for_the_head(tmp_path, new_accelerator):
     """Experts, too, which no autocast reaches; and at the end of the body no layer holds its bfloat16 weights any more."""
-    from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Products(TorchDispatchMode):
