@@ -14,6 +14,7 @@ from tasks import judge_process
 from tasks.judge_process import verdict_of
 from tasks.judges import Job, RewardError, RewardPool, Verdict
 
+pytestmark = pytest.mark.long  # processes of its own, and deadlines
 FUNCTIONS = """
 import os, signal, subprocess, time
 
