@@ -408,6 +408,7 @@ def test_identifiable_has_no_reason_and_its_limits():
     assert known.identifiable and known.A == pytest.approx(0.55, abs=0.01)
 
 
+@pytest.mark.long
 def test_a_straight_line_in_log_C_is_not_called_a_ceiling():
     """0.2 + 0.06 log C, 40 points: many sigmoids fit, the interval of A is sometimes narrow by luck."""
     exact = fit(X, 0.2 + 0.06 * np.log(X))
@@ -450,6 +451,7 @@ def test_a_run_that_breaks_the_law_widens_its_own_intervals():
     assert tested.A_interval[0] == plain.A_interval[0]
 
 
+@pytest.mark.long
 def test_a_run_that_keeps_the_law_is_seldom_widened():
     """Of 4 runs with Gaussian noise few miss any of their four later parts by more than a 95 % interval, and then by
     little. A backtest with nothing after the cut says nothing."""
@@ -492,6 +494,7 @@ SHAPES = {  # of a run: rewards from C, the curve's rewards, its R0 and A
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "n_samples"), [*((shape, None) for shape in SHAPES), ("exact", 1000), ("flat", 1000)]
 )
@@ -517,6 +520,7 @@ def test_exact_data_give_their_ceiling_whatever_the_rounding():
         assert "run 2 is the most efficient" in both.verdict  # its ceiling held too low makes it steeper
 
 
+@pytest.mark.long
 def test_rounding_decides_nothing_on_the_grid():
     C = np.linspace(0, 16_000, 31)
     R = sigmoid(C, 0.3, 0.6, 1.8, 2500.0)
