@@ -171,9 +171,10 @@ def hold_in_bfloat16(accelerator: Accelerator) -> None:
     from accelerate.utils import DistributedType
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if not torch.distributed.is_initialized():  # one process is a group of its own, in which nothing travels
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    if not torch.distributed.is_initialized():
+        # One process is a group of its own, in which nothing travels: torch's "fake" group gives back what it is given,
+        # on any device, and so a GPU needs no communicator of NCCL's.
+        torch.distributed.init_process_group("fake", rank=0, world_size=1)
     policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", mixed_precision_policy=policy

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import accelerate.utils
 import pytest
 import torch
 import transformers
@@ -20,7 +21,7 @@ import losses
 from runtime import checkpoints
 from runtime.flags import Flags, UsageError
 from runtime.model import Policy, Row, full_tensors, make_microbatch, recompute_layers
-from runtime.trainer import Trainer, TrainingBatch, clip_options, learning_rate
+from runtime.trainer import Trainer, TrainingBatch, clip_options, hold_in_bfloat16, learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE = {
@@ -334,6 +335,24 @@ def test_bfloat16_products_but_for_the_head(tmp_path, new_accelerator):
     assert len(seen) >= 2 * (4 + 1 + 2) and seen[-1] == {torch.float32}  # projections, router, experts
     assert seen[:-1] == [{torch.bfloat16}] * (len(seen) - 1)
     assert sharded and all(sharded)
+
+
+def test_one_process_is_a_group_of_its_own_on_a_gpu_too(monkeypatch, new_accelerator):
+    """It needs no NCCL. torch says that its "fake" group's results are wrong; with one rank they are what went in."""
+    accelerator, group = new_accelerator(), torch.distributed
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    hold_in_bfloat16(accelerator)
+    sent, objects = torch.arange(1.0, 5.0), [None]
+    for collective in (group.all_gather_single, group.reduce_scatter_single):
+        found = torch.zeros(4)
+        collective(found, sent)
+        assert found.tolist() == [1, 2, 3, 4]
+    assert accelerator.reduce(sent).tolist() == [1, 2, 3, 4]
+    group.broadcast(sent, 0)
+    assert sent.tolist() == [1, 2, 3, 4] and accelerate.utils.gather_object(["own"]) == ["own"]
+    group.scatter_object_list(objects, ["own"])  # as a sharded checkpoint is planned
+    assert objects == ["own"]
+    group.barrier()
 
 
 def test_the_reference_of_a_bfloat16_run_is_its_first_policy(tmp_path, new_accelerator):
