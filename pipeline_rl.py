@@ -652,7 +652,9 @@ class VLLMEngine:
             temperature=self.temperature,
             max_tokens=max_tokens,
             logprobs=0,  # the sampled token's own
-            flat_logprobs=True,  # in one list, not in a dict for each token
+            # In one list, not in a dict for each token. Only vLLM's output processor reads this (v1/engine/logprobs.py),
+            # in this process and on the CPU, whatever device sampled.
+            flat_logprobs=True,
             stop_token_ids=list(self.stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
