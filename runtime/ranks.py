@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from pipeline_rl import Generator
+from pipeline_rl import EngineFailed, Generator
 from runtime.disk import disk
 
 
@@ -61,11 +61,26 @@ class SharedGenerator:
         self.on_main, self.channel, self.ranks = on_main, channel, ranks
 
     def start(self, weights: Any, version: int) -> None:
-        """Starts the engine with the trainer's weights. Raises EngineFailed on rank 0."""
-        if self.on_main is None:
-            self.channel.prepare(weights)
-        else:
-            self.on_main.start(weights, version)
+        """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed."""
+        outcome: list[EngineFailed | None] = []
+
+        def meet(failed: EngineFailed | None = None) -> None:  # rank 0 says whether the engine runs
+            outcome.append(self.ranks.from_main(lambda: failed))
+            if outcome[0] is not None:
+                raise outcome[0]
+
+        self.channel.meet = meet  # before the first transfer, in which the other ranks would wait for ever; else below
+        try:
+            if self.on_main is None:
+                self.channel.prepare(weights)
+            else:
+                self.on_main.start(weights, version)
+        except EngineFailed as error:
+            if not outcome:
+                meet(error)
+            raise
+        if not outcome:
+            meet()
 
     def push(self, weights: Any, version: int, release: int) -> None:
         """Sends the weights of `version` while requests run; `release` groups are done with once they are live."""

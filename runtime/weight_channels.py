@@ -122,6 +122,7 @@ class TransferWeights:
 
     trainer_waits = True  # the engine reads the trainer's own tensors
     survives_restart = False
+    meet: Callable[[], None] = staticmethod(lambda: None)  # what all ranks call before they gather for the first time
 
     def __init__(self, backend: str, rank: int = 0, workers: int = 1, address: str = "127.0.0.1"):
         self.backend, self.rank, self.workers, self.address = backend, rank, workers, address
@@ -178,6 +179,7 @@ class TransferWeights:
 
     def _send(self) -> None:
         if self._sender is None:
+            self.meet()
             self._sender = self._connect()
         self._sender.send_weights()
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import accelerate.utils
 import pytest
 
+from pipeline_rl import EngineFailed
 from runtime.ranks import Ranks, SharedGenerator
 
 
@@ -80,3 +81,30 @@ def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypa
     else:
         assert found == [None, None]
         assert sorted(calls) == [("prepare", "weights"), ("push", 5, 3), ("release", 2)]
+
+
+@pytest.mark.parametrize("transfer", [True, False])
+@pytest.mark.parametrize("starts", [True, False])
+def test_every_rank_hears_of_an_engine_that_does_not_start(monkeypatch, transfer, starts):
+    """Before a transfer, in which rank 1 would wait for rank 0; a file is written before the engine starts."""
+    gathered = []
+
+    def work(ranks):
+        def prepare(weights):
+            channel.meet() if transfer else None
+            gathered.append(weights)
+
+        def start(weights, version):
+            if not transfer:
+                prepare(weights)
+            if not starts:
+                raise EngineFailed("vLLM does not start")
+            if transfer:
+                prepare(weights)
+
+        channel = SimpleNamespace(prepare=prepare)
+        SharedGenerator(SimpleNamespace(start=start) if ranks.main else None, channel, ranks).start("weights", 0)
+
+    found = on_two_ranks(monkeypatch, work)
+    assert [str(error) for error in found] == ["None" if starts else "vLLM does not start"] * 2
+    assert gathered == ["weights"] * (2 if starts or not transfer else 0)
