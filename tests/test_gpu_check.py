@@ -13,8 +13,12 @@ from test_makefile import commands
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import gpu_check
+import gpu_check_runs
 from gpu_check import CHECKS, Check
-from gpu_check_job import Job
+from gpu_check_job import Job, NotRun
+
+from runtime import devices
+from runtime.flags import parse_flags
 
 ROOT = Path(__file__).parent.parent
 
@@ -151,9 +155,9 @@ def test_not_a_number_keeps_no_bound(tmp_path):
 
 
 def test_the_thirteen_checks():
-    """In order, 20 minutes and 2 more for several GPUs; each is a function of its module."""
+    """In order, 20 minutes and 3 more for several GPUs; each is a function of its module."""
     assert [check.number for check in CHECKS] == list(range(13))
-    assert sum(check.minutes for check in CHECKS) == pytest.approx(20 + 2, abs=0.5)
+    assert sum(check.minutes for check in CHECKS) == pytest.approx(20 + 3, abs=0.5)
     for check in CHECKS:
         module, _, name = check.function.partition(":")
         assert re.search(
@@ -182,6 +186,54 @@ def test_make_gpu_check_takes_the_gpus_environment(tmp_path):
     said = commands("gpu-check", tmp_path, nvidia=True)
     assert ".venv/bin/pip install -q -r requirements.txt" in said and "-cpu" not in said
     assert said.rstrip().endswith(".venv/bin/python tools/gpu_check.py")
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_check_12_finds_a_place_for_each_engine(count, tmp_path, monkeypatch):
+    """Its flags are those of runs that can be placed on so many GPUs; Ray has the second one, and the trainer the first."""
+    placed, runs, started = {}, [], []
+
+    def updates(job, name, tied, updates, flags):
+        placed[name] = devices.place(parse_flags(flags.split(), ""))[:2]
+        return name
+
+    monkeypatch.setattr(gpu_check_runs.torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(gpu_check_runs.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check_runs, "updates_in_flight", updates)
+    monkeypatch.setattr(gpu_check_runs, "real_model", lambda job: "")
+    monkeypatch.setattr(gpu_check_runs, "Run", lambda job, name, flags, processes: runs.append((flags, processes)))
+    monkeypatch.setattr(gpu_check_runs, "as_it_should", lambda job, run: "")
+    monkeypatch.setattr(gpu_check_runs, "find_spec", lambda name: name == "ray")
+    monkeypatch.setattr(gpu_check_runs.subprocess, "run", lambda command, env, check: started.append((command, env)))
+    for name in ("RAY_ADDRESS", "VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, ",".join(map(str, range(count))))
+    job = Job(tmp_path, False, "")
+    gpu_check_runs.several_gpus(job)
+    both = ("file", [0, 1]) if count == 2 else ("nccl", [1, 2])
+    assert placed == {"tied": ("nccl", [1]), "untied": ("nccl", [1]), "tensor parallel": both, "Ray": ("nccl", [])}
+    [(command, env)] = started
+    assert command[1:4] == ["start", "--head", "--num-gpus=1"] and env["CUDA_VISIBLE_DEVICES"] == "1"
+    if count == 2:
+        assert runs == [] and job.read("not_run") == ["two trainer processes, which need a third GPU for the engine"]
+    else:
+        [(flags, processes)] = runs
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        assert devices.place(parse_flags(flags.split(), ""))[:2] == ("nccl", list(range(2, count)))
+
+
+def test_check_12_says_what_one_gpu_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check_runs.torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(NotRun, match=r"two GPUs: `nccl`, tensor parallel, .*Ray"):
+        gpu_check_runs.several_gpus(Job(tmp_path, False, ""))
+
+
+def test_the_gpu_page_names_a_check_for_whatever_was_not_run():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    rows = re.findall(r"^\|.*\|$", page[page.index("| not run here |") :], re.M)[2:]
+    parts = [part for row in rows for part in row.split("|")[-2].split(";")]
+    numbers = [re.search(r"\((\d+(?:, \d+)*)(?:, [^)]*)?\)$", part.strip()) for part in parts]
+    assert len(parts) >= 8 and all(numbers), parts
+    assert {int(n) for found in numbers for n in found[1].split(", ")} <= {check.number for check in CHECKS}
 
 
 @pytest.mark.slow

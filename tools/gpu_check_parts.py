@@ -1,25 +1,20 @@
-"""Checks 0 to 3 of gpu_check.py: the machine, and the trainer's side against another way of computing the same.
-
-0 machine    driver, packages, memory
-1 head       log-probs and gradients of fp32_head.py against float64, with TF32 and without
-2 trainer    three steps on the GPU against the same three on the CPU
-3 memory     what a forward pass keeps, what a step takes, and how fast it is, in the shape of Qwen3-0.6B
-"""
+"""Checks 0 to 3 of gpu_check.py: the machine, and the trainer's side against another way of computing the same."""
 
 import random
-import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
-from gpu_check_job import Job, gpus
-from measuring import ROOT, timed
-from subjects import Helper
+from gpu_check_job import Job, gpus, required, versions
+from measuring import timed
+from memory import QWEN3, SHAPES
 from torch import Tensor
 
 import fp32_head
@@ -28,37 +23,31 @@ from runtime.flags import parse_flags
 from runtime.model import Row, full_tensors, make_microbatch, recompute_layers
 from runtime.setup import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch
+from tasks import chain
 
-QWEN3_06B = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-             "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
+QWEN3_06B = QWEN3 | SHAPES["Qwen/Qwen3-0.6B"]
 TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "initializer_range": 0.1}  # fmt: skip
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "initializer_range": 0.1,
+        "tie_word_embeddings": True}  # fmt: skip
 
 
-def random_qwen3(folder: Path, shape: dict[str, Any], words: Sequence[str] = (), tied: bool = True) -> str:
-    """Folder of a Qwen3 with random weights. With `words` it has a tokenizer of them, of which the first ends a
-    completion and the second stands for unknown ones; the other ids have words, too, so that all text can be read."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+def random_qwen3(folder: Path, shape: dict[str, Any], ends: bool = False) -> str:
+    """Folder of a Qwen3 with random weights. With `ends` it has the built-in task's tokenizer and end token; else vLLM
+    would stop there, whatever the request says."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    end = 0 if words else None  # vLLM stops there, whatever the request says
-    special = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": None}
-    config = Qwen3Config(**shape, **special, tie_word_embeddings=tied, max_position_embeddings=40_960)
+    end = chain.IDS["<eos>"] if ends else None
+    config = Qwen3Config(**shape, eos_token_id=end, pad_token_id=end, bos_token_id=None)
     Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
-    if words:
-        others = [f"w{i}" for i in range(len(words), shape["vocab_size"])]
-        known = {word: i for i, word in enumerate([*words, *others])}
-        tokenizer = Tokenizer(models.WordLevel(known, unk_token=words[1]))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[0], pad_token=words[0])
-        made.save_pretrained(folder)
+    if ends:
+        chain.word_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
-def new_trainer(model: str, *flags: str) -> Trainer:
+def new_trainer(model: str, flags: str) -> Trainer:
     """As train.py makes it."""
-    parsed = parse_flags(["--model", model, "--warmup_steps", "0", *flags], "")
+    parsed = parse_flags(["--model", model, "--warmup_steps", "0", *flags.split()], "")
     return Trainer(parsed, new_accelerator(parsed), model)
 
 
@@ -66,12 +55,23 @@ def random_batch(count: int, shortest: int, longest: int) -> TrainingBatch:
     """Rows of random tokens, from `shortest` to `longest` with their prompt of 8; every second one is rewarded."""
     rng, rows = random.Random(0), []
     for _ in range(count):
-        n = rng.randint(shortest, longest) - 8
-        rows.append(Row([rng.randrange(2, 40) for _ in range(8)], [rng.randrange(2, 40) for _ in range(n)], [1] * n))
+        ids = [rng.randrange(2, 40) for _ in range(rng.randint(shortest, longest))]
+        rows.append(Row(ids[:8], ids[8:], [1] * len(ids[8:])))
     masks = [torch.ones(len(row.mask), dtype=torch.bool) for row in rows]
     mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)  # (N, T)
     advantages = torch.tensor([1.0, -1.0]).repeat(count)[:count]  # (N,)
     return TrainingBatch(rows, torch.full(mask.shape, -3.5), mask, advantages, mask / mask.sum())
+
+
+def best_of(count: int, function: Callable[[], object]) -> float:
+    """Seconds of the fastest call of so many; a GPU is waited for."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    return min(timed(lambda: (function(), wait())) for _ in range(count))
+
+
+def seconds_of_head(hidden: Tensor, weight: Tensor, targets: Tensor) -> float:
+    """Of its forward and backward pass."""
+    return best_of(4, lambda: fp32_head.token_logprobs(hidden, weight, targets)[0].sum().backward())
 
 
 # ---------------------------------------------------------------------------------------------------------- the checks
@@ -79,13 +79,12 @@ def random_batch(count: int, shortest: int, longest: int) -> TrainingBatch:
 
 def machine(job: Job) -> str:
     """0. The packages are those that were tested together, the driver can run them, and torch sees the GPU."""
-    listed = (ROOT / f"requirements{job.size('', '-cpu')}.txt").read_text()
-    for name, wanted in re.findall(r"^([\w-]+)==(\S+)$", listed, re.M):
-        job.require(f"{name} is {wanted}", installed(name).partition("+")[0] == wanted)
+    installed = versions()
+    for name, version in required(job.size("", "cpu")).items():
+        job.require(f"{name} is {version}", installed.get(name, "").partition("+")[0] == version)
     shared = job.figure("shared memory, GB", shutil.disk_usage("/dev/shm").total / 1e9)
     disk = job.figure("free disk, GB", shutil.disk_usage(job.folder).free / 1e9, above=job.size(25.0, 1.0))
     if job.cpu:
-        job.not_run("driver, CUDA")
         return f"torch {torch.__version__}, {shared:.0f} GB of shared memory, {disk:.0f} GB of disk"
     if not gpus():
         raise RuntimeError("nvidia-smi finds no GPU; `python tools/gpu_check.py --cpu` makes the dry run")
@@ -97,18 +96,11 @@ def machine(job: Job) -> str:
     return f"{torch.cuda.get_device_name(0)}, driver {driver}, CUDA {torch.version.cuda}, {free:.0f} GB free"
 
 
-def installed(name: str) -> str:
-    """Version of a package; empty if it is not there."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
-
-
 def head(job: Job) -> str:
-    """1. TF32 keeps 10 bits of the factors' mantissa and bfloat16 has 7: for rounded factors the fast product of the
-    forward pass is as good as the slow one, which `fp32_head.TF32` = True relies on. The bound on log-probs is on the
-    mean; the largest of 64 is recorded beside it. Gradients of bfloat16 factors are themselves rounded at the end."""
+    """1. Log-probs and gradients of fp32_head.py against float64. TF32 keeps 10 bits of the factors' mantissa and
+    bfloat16 has 7: for rounded factors the fast product of the forward pass is as good as the slow one, which
+    `fp32_head.TF32` = True relies on. The bound on log-probs is on the mean; the largest of 64 is recorded beside it.
+    Gradients of bfloat16 factors are themselves rounded at the end."""
     device = job.size("cuda", "cpu")
     vocabulary, width, rows, many = job.size((151_936, 1024, 64, 1024), (2_000, 64, 16, 32))
     torch.manual_seed(0)
@@ -136,50 +128,27 @@ def head(job: Job) -> str:
         seconds[name] = seconds_of_head(h, w, targets)
         job.figure(f"{name}: {many} rows forward and backward, ms", 1e3 * seconds[name])
     faster = job.figure("speed-up by fp32_head.TF32", seconds["FP32"] / seconds["fp32_head.TF32"])
-    if job.cpu:
-        job.not_run("TF32, which a CPU does not have")
     return f"{many} rows {1e3 * seconds['FP32']:.0f} ms, with TF32 {faster:.1f} times faster and as exact"
 
 
-def seconds_of_head(hidden: Tensor, weight: Tensor, targets: Tensor) -> float:
-    """Seconds of the head's forward and backward pass: the best of three after a first one."""
-    return best_of(3, lambda: fp32_head.token_logprobs(hidden, weight, targets)[0].sum().backward())
-
-
-def best_of(count: int, function: Callable[[], object]) -> float:
-    """Seconds of the fastest call, after one that is not timed; a GPU is waited for."""
-
-    def call() -> None:
-        function()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    call()
-    return min(timed(call) for _ in range(count))
-
-
 def trainer(job: Job) -> str:
-    """2. In float32 the GPU makes the CPU's steps; rows that are packed, the steps of rows that are padded."""
+    """2. In float32 the GPU makes the CPU's three steps; rows that are packed, the steps of rows that are padded."""
     model = random_qwen3(job.folder / "model", TINY)
-    other = Helper(steps_in_a_helper, model, CUDA_VISIBLE_DEVICES="")
-    try:
-        on_cpu = other.ask("false")
-    finally:
-        other.close()
+    no_gpu, other = mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=""), get_context("spawn")
+    with no_gpu, ProcessPoolExecutor(1, mp_context=other) as executor:
+        on_cpu = executor.submit(three_steps, model, "false").result()
     largest = 0.0
     for packed, name in (("false", "padded"), ("true", "packed")):
         found = three_steps(model, packed)
         off = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(found, on_cpu, strict=True))
         largest = max(largest, job.figure(f"{name} rows against padded ones on the CPU", off, below=1e-4))
-    if job.cpu:
-        job.not_run("the GPU's side")
     return f"losses and norms of three steps off by {largest:.0e} from the CPU's"
 
 
 def three_steps(model: str, packed: str) -> list[float]:
     """Loss and norm of the gradient of each of three steps, and the largest gradient that an empty microbatch leaves:
     one as a rank has it that has no rows, 0."""
-    made = new_trainer(model, "--packed", packed, "--lr", "1e-3", "--tokens_per_microbatch", "256")
+    made = new_trainer(model, f"--packed {packed} --lr 1e-3 --tokens_per_microbatch 256")
     batch, found = random_batch(24, 12, 60), []
     for step in range(3):
         metrics = made.gradients(batch) | made.update(step)
@@ -188,32 +157,27 @@ def three_steps(model: str, packed: str) -> list[float]:
     return [*found, max(parameter.grad.abs().max().item() for parameter in made.policy.parameters())]
 
 
-def steps_in_a_helper(model: str) -> Callable[[str], list[float]]:
-    """`three_steps`, made for another process."""
-    return lambda packed: three_steps(model, packed)
-
-
 def memory(job: Job) -> str:
-    """3. Peaks leave out what CUDA itself takes (half a GB)."""
+    """3. What a forward pass keeps, what a step takes, and how fast it is, in the shape of Qwen3-0.6B. Peaks leave out
+    what CUDA itself takes (half a GB)."""
     model = job.model or random_qwen3(job.folder / "model", job.size(QWEN3_06B, TINY))
     short, long, row = job.size((2048, 16_384, 1024), (128, 512, 64))  # positions
-    made = new_trainer(model, "--dtype", "bfloat16", "--tokens_per_microbatch", str(long))
-    kept = {"off": kept_by_forward(made, short, row)}
+    made = new_trainer(model, f"--dtype bfloat16 --tokens_per_microbatch {long}")
+    kept = kept_by_forward(made, short, row)
     recompute_layers(made.model)  # what --gradient_checkpointing true does
-    kept["on"] = kept_by_forward(made, short, row)
+    kept_less = kept_by_forward(made, short, row)
     batch = random_batch(long // row, row, row)
-    seconds = best_of(2, lambda: made.gradients(batch) | made.update(0))
+    seconds = best_of(3, lambda: made.gradients(batch) | made.update(0))
     speed = job.figure("trained positions/s", long / seconds)
-    if not job.cpu:
-        peak = job.figure(f"peak at {long} positions, GB", torch.cuda.max_memory_allocated() / 1e9, below=18.0)
-        ratio = job.figure(f"kept at {short} positions, checkpointing on / off", kept["on"] / kept["off"], below=0.35)
     device, shape = made.accelerator.device, fp32_head.head_of(made.model)[0].shape
+    peak = torch.cuda.max_memory_allocated() / 1e9
     hidden, weight = (torch.randn(n, shape[1], device=device).requires_grad_() for n in (long, shape[0]))
     share = seconds_of_head(hidden, weight, torch.zeros(long, dtype=torch.long, device=device)) / seconds
     job.figure("share of the head in a step's time, in FP32", share)
     if job.cpu:
-        job.not_run("memory of the GPU")
         return f"{speed:.0f} positions/s"
+    job.figure(f"peak at {long} positions, GB", peak, below=18.0)
+    ratio = job.figure(f"kept at {short} positions, checkpointing on / off", kept_less / kept, below=0.35)
     return f"peak {peak:.1f} GB at {long} positions, kept {ratio:.2f} of it, {speed:.0f} positions/s, head {share:.0%}"
 
 
@@ -228,28 +192,21 @@ def kept_by_forward(made: Trainer, positions: int, row: int) -> int:
     return kept
 
 
-def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Bit for bit."""
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
 def step_after_a_load(model: str, saved: str) -> None:
-    """11. Under a launcher: a step, and the same step after a load of what was saved before it, must leave the
-    same weights. Raises RuntimeError."""
-    trainer, batch, found = new_trainer(model, "--dtype", "bfloat16"), random_batch(8, 12, 40), []
-    trainer.gradients(batch)
-    trainer.update(0)
-    trainer.accelerator.save_state(saved)
+    """11, under a launcher: a step, and the same step after a load of what was saved before it, must leave the same
+    weights."""
+    made, batch, found = new_trainer(model, "--dtype bfloat16"), random_batch(8, 12, 40), []
+    made.gradients(batch)
+    made.update(0)
+    made.accelerator.save_state(saved)
     for _ in range(2):
-        trainer.gradients(batch)
-        trainer.update(1)
-        found.append({name: tensor.clone() for name, tensor in full_tensors(trainer.model, torch.float32)})
-        checkpoints.load(trainer.accelerator, Path(saved))
-    loaded = dict(full_tensors(trainer.model, torch.float32))
-    if equal(found[0], loaded):
-        raise RuntimeError("the load did not bring the saved weights back")
-    if not equal(*found):
-        raise RuntimeError("the step after a load is another than the step before it")
+        made.gradients(batch)
+        made.update(1)
+        found.append([tensor.clone() for _, tensor in full_tensors(made.model, torch.float32)])
+        checkpoints.load(made.accelerator, Path(saved))
+    loaded = [tensor for _, tensor in full_tensors(made.model, torch.float32)]
+    assert not all(map(torch.equal, found[0], loaded)), "the load did not bring the weights back"
+    assert all(map(torch.equal, *found)), "the step after a load is another than the step before it"
 
 
 if __name__ == "__main__":
