@@ -163,24 +163,24 @@ def under_way(job: Job) -> Run:
 
 
 def stop_and_resume(job: Job) -> str:
-    """9. A run that SIGTERM stopped goes on with its next step. Resumed to end where it is, it writes the weights and
-    moments again that it was stopped with."""
+    """9. A run that SIGTERM stopped goes on with its next step. Resumed to end where it is, it writes the weights again
+    that it was stopped with."""
     run = under_way(job)
     run.process.send_signal(signal.SIGTERM)
     run.end(143)
     last = run.steps()[-1]["step"]
-    before = digests(run, last)
+    before = saved_weights(run, last)
     Run(job, "run", f"--max_steps {last}", resume=True).end()
-    job.require("the same weights and moments after a resume", len(before) == 2 and digests(run, last) == before)
+    job.require("the same weights after a resume", len(before) == 1 and saved_weights(run, last) == before)
     Run(job, "run", f"--max_steps {last + 1}", resume=True).end()
     job.require("every step once", [record["step"] for record in run.steps()] == list(range(1, last + 2)))
     return f"stopped after step {last}, went on with step {last + 1} and the same weights"
 
 
-def digests(run: Run, step: int) -> list[str]:
-    """Of the checkpoint's tensors at a step: of one file for the model, and one for the optimizer."""
-    files = sorted((run.folder / "checkpoints" / f"step-{step:06d}").glob("*/*.distcp"))
-    return [hashlib.file_digest(file.open("rb"), "sha256").hexdigest() for file in files]
+def saved_weights(run: Run, step: int) -> list[str]:
+    """A digest of the model's file, one for each process, in the checkpoint of a step."""
+    files = (run.folder / "checkpoints" / f"step-{step:06d}").glob("pytorch_model_fsdp_0/*.distcp")
+    return [hashlib.file_digest(file.open("rb"), "sha256").hexdigest() for file in sorted(files)]
 
 
 def engine_killed(job: Job) -> str:
@@ -239,12 +239,13 @@ def several_gpus(job: Job) -> str:
 
 
 def stand_ins() -> str:
-    """vLLM's own `nccl` classes run over what the tests have in the place of GPUs; the flags for that."""
+    """vLLM's own `nccl` classes run over what the tests have in the place of GPUs; the flags for that. (In bfloat16
+    vLLM's CPU build would use AMX, which Linux allows only where a weight file is loaded.)"""
     sys.path.append(str(ROOT / "tests" / "engine"))
     import transfers_on_cpu
 
     devices.torch = transfers_on_cpu.Torch()
-    return "--generator_devices 1 --engine_args worker_extension_cls=transfers_on_cpu.Receiver"
+    return "--dtype float32 --generator_devices 1 --engine_args worker_extension_cls=transfers_on_cpu.Receiver"
 
 
 def placed_by_ray() -> str:
