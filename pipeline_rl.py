@@ -113,7 +113,8 @@ class Counters:
     eval_sampled: int = 0
     eval_prefilled: int = 0
     eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
-    idle_seconds: float = 0.0  # no request inside the engine
+    idle_seconds: float = 0.0  # no request inside the engine, and not paused
+    request_seconds: float = 0.0  # requests inside the engine, summed over time
     sync_seconds: float = 0.0  # paused for new weights
     pushes: int = 0
     redone_groups: int = 0
@@ -290,7 +291,7 @@ class Stream:
         self.running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
         self.inside = [0] * self.engine.replicas  # requests in each; a rollout keeps its slot from first leg to second
         self.exhausted = False  # `problems` came to its end
-        self._idle_since = time.monotonic()
+        self._paused, self._counted_at = False, time.monotonic()  # when `_count_requests` was called last
         self._waiting_evaluations: deque[asyncio.Future] = deque()  # requests that wait for a slot
         self._rng = random.Random(self.seed)
         self._tasks: set[asyncio.Task] = set()
@@ -325,13 +326,16 @@ class Stream:
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
-    def _count_requests(self, change: int, replica: int) -> None:
+    def _count_requests(self, change: int = 0, replica: int = 0) -> None:
+        """Counts the time since the last call, and `change` more requests inside `replica`."""
         now = time.monotonic()
-        if not any(self.inside):
-            self.counters.idle_seconds += now - self._idle_since
+        passed, self._counted_at = now - self._counted_at, now
+        self.counters.request_seconds += passed * sum(self.inside)
+        if self._paused:
+            self.counters.sync_seconds += passed
+        elif not any(self.inside):
+            self.counters.idle_seconds += passed
         self.inside[replica] += change
-        if not any(self.inside):
-            self._idle_since = now
 
     async def _run_group(self, number: int, problem: Any, replica: int) -> None:
         """Samples and scores the G rollouts of one group. If the engine dies, all G are redone under the same number:
@@ -404,13 +408,15 @@ class Stream:
     async def _push(self, release: int) -> None:
         """New weights while requests run: they freeze, keep their cache, and go on with the new weights."""
         await self._no_evaluation.wait()
-        started = time.monotonic()
+        self._count_requests()
+        self._paused = True
         try:
             await self.engine.update()
         except Exception as error:
             self._fail(error)  # the engine stays paused: no wait of the trainer's would ever end
             raise
-        self.counters.sync_seconds += time.monotonic() - started
+        self._count_requests()
+        self._paused = False
         self.counters.pushes += 1
         self._release(release)
 
@@ -480,7 +486,7 @@ class Generator(Stream):
         self._thread.start()
         self.engine.prepare(weights, version)
         self._wait(self._run(self.engine.start()))
-        self._idle_since = time.monotonic()
+        self._counted_at = time.monotonic()
         self._loop.call_soon_threadsafe(self._dispatch)
 
     def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:

@@ -98,10 +98,12 @@ class Recorder:
         return metrics
 
     def consumed(self, step: int, groups: Sequence[Group]) -> None:
-        """One line of groups.jsonl: the prompts, and how many of their rollouts are correct."""
+        """One line of groups.jsonl: the prompts, how many of their rollouts are correct, and how many tokens each has
+        sampled."""
         if self.ranks.main:
             counts = [[g.problem.key, sum(r.correct for r in g.rollouts), len(g.rollouts)] for g in groups]
-            self.folder.append("groups.jsonl", {"step": step, "groups": counts})
+            lengths = [[sum(rollout.mask) for rollout in group.rollouts] for group in groups]
+            self.folder.append("groups.jsonl", {"step": step, "groups": counts, "lengths": lengths})
 
     def step(
         self, progress: Progress, groups: Sequence[Group], batch: TrainingBatch | None, metrics: dict[str, Any],
@@ -124,6 +126,7 @@ class Recorder:
             lag_mean=sum(token_lags) / len(token_lags), lag_max=max(token_lags), seconds=now - self.logged,
             generator_idle=counters["idle_seconds"] - self.counters["idle_seconds"],
             sync_seconds=counters["sync_seconds"] - self.counters["sync_seconds"],
+            requests=(counters["request_seconds"] - self.counters["request_seconds"]) / (now - self.logged),
             outstanding=self.generator.pacer.outstanding, retired=self.history.n_retired, epoch=self.prompts.epoch,
             restarts=counters["restarts"], redone_groups=counters["redone_groups"],
         )  # fmt: skip

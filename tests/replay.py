@@ -181,7 +181,7 @@ class Program:
 
 def without_times(folder, name):
     """The records of a log without what a clock measured; notes between the steps are left out."""
-    timed = {"seconds", "device_hours", "trainer_idle", "generator_idle", "sync_seconds", "save_seconds"}
+    timed = {"seconds", "device_hours", "trainer_idle", "generator_idle", "sync_seconds", "save_seconds", "requests"}
     return [{k: v for k, v in r.items() if k not in timed} for r in Folder(folder).read(name) if "step" in r]
 
 

@@ -11,6 +11,7 @@ import benchmark_scale
 import measuring
 import pytest
 import subjects
+import torch
 
 
 def test_cases_take_turns():

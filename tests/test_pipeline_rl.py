@@ -364,6 +364,26 @@ def test_slots_and_idle_time():
     assert all(len(ids) == 10 for ids, _, _ in engine.requests) and len(engine.requests) == 16 + 12
 
 
+def test_an_update_of_an_idle_engine_is_counted_once():
+    """k = 0: two requests of 0.1 s at a time, and then an update of 0.1 s with nobody inside; twice. What is paused, what
+    is idle, and what either of the two requests took are no more than the time that passed."""
+    engine = FakeEngine(length=lambda ids, most: 1, seconds=0.1)
+
+    async def update() -> None:
+        await asyncio.sleep(0.1)
+
+    engine.update = update
+    with generating(problems(2), engine) as generator:
+        began = time.monotonic()
+        for version in (1, 2):
+            generator.take(1)
+            generator.push({}, version, release=1)
+            generator.settle()
+        elapsed, counters = time.monotonic() - began, generator.counters
+    assert counters.sync_seconds >= 0.2 and counters.request_seconds >= 0.4
+    assert counters.idle_seconds + counters.sync_seconds + counters.request_seconds / 2 < elapsed + 0.05
+
+
 def test_a_group_stays_in_one_replica_and_none_takes_more_than_its_slots():
     """Two replicas of three slots, groups of two rollouts of two legs. Group 2 waits until group 1 has left replica 1,
     although each replica has a free slot, and goes there, as does group 3, since group 0 still runs. Evaluation fills

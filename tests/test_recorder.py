@@ -30,12 +30,31 @@ def test_model_flops_utilization(run):
 
 
 def test_flags_and_groups_are_written(run):
-    """metrics.jsonl begins with the flags; groups.jsonl has the prompts of each step with their solved rollouts."""
-    played = run(max_steps=2)
+    """metrics.jsonl begins with the flags; groups.jsonl has the prompts of each step with their solved rollouts, and how
+    many tokens each rollout has sampled: two, but in the first group one is forced."""
+
+    def rollout(self, reward, version=None):
+        made = ScriptedGenerator.rollout(self, reward, version)
+        made.mask = [1, 0] if self.pacer.admitted == 1 and version is None else made.mask
+        return made
+
+    played = run({"rollout": rollout}, max_steps=2)
     folder = played.parts.folder
     assert folder.read("metrics.jsonl")[0]["config"] == json.loads((folder.path / "config.json").read_text())
     consumed = [(r["step"], *group) for r in folder.read("groups.jsonl") for group in r["groups"]]
     assert consumed == [(i // 3, p.key, 1, 2) for i, p in enumerate(played.generator.taken)]
+    assert [r["lengths"] for r in folder.read("groups.jsonl")] == [[[1, 1], [2, 2], [2, 2]], [[2, 2]] * 3]
+
+
+def test_requests_inside_the_engine(run):
+    """While each step's groups are taken, 7 requests run for 2 s."""
+
+    def take(self, count):
+        self.counters.request_seconds += 14
+        return ScriptedGenerator.take(self, count)
+
+    for step in run({"take": take}, max_steps=2).steps:
+        assert step["requests"] * step["seconds"] == pytest.approx(14)
 
 
 def test_correct_samples_of_each_held_out_problem(run):
