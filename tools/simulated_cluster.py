@@ -9,7 +9,7 @@ speeds, from event to event.
 
 SIMPLIFIED. One engine is one GPU, all engines run equally many requests, and prompts cost the engine nothing (the G
 rollouts of a group share one prefill). A completion that is cut is one request with its answer, as it keeps its slot.
-Judging takes no time, and no step is thrown away.
+Judging takes no time, no step is thrown away, and nothing is evaluated.
 """
 
 import bisect
@@ -18,8 +18,8 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,41 +30,38 @@ from pipeline_rl import Pacer
 class Setting:
     """A job and the machines that it runs on; seconds throughout."""
 
-    batch_prompts: int = 48  # B
-    rollouts: int = 16  # G
-    k: int = 8
-    schedule: str = "pipeline"
-    min_ready: int = 0
-    max_ready: int = 0  # 0: B and min_ready
-    mean: float = 8000.0  # tokens of a completion, before the longest are cut
-    sigma: float = 0.6  # standard deviation of their logarithm
-    longest: int = 14336
-    trainers: int = 16
-    engines: int = 64
-    max_num_seqs: int = 512  # requests inside each engine at most
-    base: float = 0.01  # of an engine's step, and of each request in it
-    per_request: float = 0.0001
-    trainer_rate: float = 6000.0  # tokens/s of one trainer
-    trained_share: float = 1.0  # of the sampled tokens: what the zero-variance filter leaves
-    push_seconds: float = 0.3
+    batch_prompts: int  # B
+    k: int
+    lengths: Sequence[Sequence[int]]  # tokens of the G completions of each group as it is admitted; then from the start
+    trainers: int
+    engines: int
+    max_num_seqs: int  # requests inside each engine at most
+    engine_step: tuple[float, float]  # base, and for each request in it
+    trainer_rate: float  # sampled tokens/s of one trainer
+    push_seconds: float
     trainer_waits: bool = True  # for an update; only a weight file does not keep it
-    steps: int = 60  # that are counted, after the first k + 2
-    seed: int = 0
+    schedule: str = "pipeline"
+    queue: Mapping[str, int | None] = field(default_factory=dict)  # the pacer's min_ready and max_ready
+    steps: int = 45  # that are counted, after those of `warm_up`
 
     @property
-    def slots(self) -> int:
-        """Requests inside all engines at most."""
-        return self.max_num_seqs * self.engines
+    def warm_up(self) -> int:
+        """Steps until the engines are full; the rounds of ppo_off_policy are all alike."""
+        return self.k + 2 if self.schedule == "pipeline" else self.k
 
     def pacer(self) -> Pacer:
         """A new one. Raises ValueError for numbers that it refuses."""
-        options = {"min_ready": self.min_ready, "max_ready": self.max_ready or None}
-        return Pacer(self.batch_prompts, self.k, schedule=self.schedule, **options)
+        return Pacer(self.batch_prompts, self.k, schedule=self.schedule, **self.queue)
 
-    def draw_length(self, rng: random.Random) -> int:
-        """Tokens of a completion: lognormal with this mean, cut at the longest."""
-        length = self.mean * math.exp(rng.gauss(-(self.sigma**2) / 2, self.sigma))
-        return max(1, min(self.longest, round(length)))
+
+def lognormal(mean: float, sigma: float, longest: int, rollouts: int, groups: int, seed: int = 0) -> list[list[int]]:
+    """Tokens of the completions of groups: lognormal with this mean and standard deviation of their logarithm, cut."""
+    rng = random.Random(seed)
+
+    def draw() -> int:
+        return max(1, min(longest, round(mean * math.exp(rng.gauss(-(sigma**2) / 2, sigma)))))
+
+    return [[draw() for _ in range(rollouts)] for _ in range(groups)]
 
 
 @dataclass
@@ -74,7 +71,7 @@ class Plan:
     step_seconds: float
     trainer_busy: float
     generator_busy: float  # a request is inside, and no update stops it
-    slots_busy: float
+    requests: float  # inside each engine, mean
     lag_mean: float
     lag_max: int
     tokens: float  # sampled tokens/s, all engines together
@@ -97,7 +94,6 @@ class Simulation:
     def __init__(self, setting: Setting):
         self.s = setting
         self.pacer = setting.pacer()
-        self.rng = random.Random(setting.seed)
         self.now = self.clock = 0.0
         self.ends: list[tuple[float, int]] = []  # a heap: when which group's request is complete, on `clock`
         self.groups: dict[int, RunningGroup] = {}
@@ -115,9 +111,9 @@ class Simulation:
         return len(self.ends)
 
     def run(self) -> Plan:
-        """Simulates until `steps` steps are counted, after those in which the engines fill up."""
-        first = self.s.k + 2 if self.s.schedule == "pipeline" else self.s.k  # rounds are all alike
-        last, began, before = first + self.s.steps, 0.0, Counter()
+        """Simulates until `steps` steps are counted."""
+        first, began, before = self.s.warm_up, 0.0, Counter()
+        last = first + self.s.steps
         self._admit()
         while self.steps < last:
             self._pass_time(min(self._next_end(), self.trainer_until, self.push_until))
@@ -137,7 +133,8 @@ class Simulation:
 
     def _step_seconds(self) -> float:
         """Seconds of an engine's step with the requests that are inside."""
-        return self.s.base + self.s.per_request * max(1.0, self.inside / self.s.engines)
+        base, per_request = self.s.engine_step
+        return base + per_request * max(1.0, self.inside / self.s.engines)
 
     def _next_end(self) -> float:
         """When the next request is complete, if nothing else happens before."""
@@ -153,14 +150,15 @@ class Simulation:
             self.clock += passed / self._step_seconds()
             self.seconds["generator"] += passed
             self.seconds["tokens"] += passed / self._step_seconds() * self.inside
-        self.seconds["slots"] += passed * self.inside
+        self.seconds["requests"] += passed * self.inside
         self.seconds["trainer"] += passed * (self.trainer_until < math.inf)
         self.now = until
 
     def _admit(self) -> None:
-        while self.inside + self.s.rollouts <= self.s.slots and self.pacer.may_admit():
+        lengths, slots = self.s.lengths, self.s.max_num_seqs * self.s.engines
+        while self.inside + len(lengths[0]) <= slots and self.pacer.may_admit():
             number = self.pacer.admit()
-            ends = [self.clock + self.s.draw_length(self.rng) for _ in range(self.s.rollouts)]
+            ends = [self.clock + length for length in lengths[number % len(lengths)]]
             self.groups[number] = RunningGroup(number, self.clock, ends, len(ends))
             for end in ends:
                 heapq.heappush(self.ends, (end, number))
@@ -183,7 +181,7 @@ class Simulation:
             for first in range(0, len(taken), self.s.batch_prompts):
                 batch = taken[first : first + self.s.batch_prompts]
                 tokens = sum(end - group.begin for group in batch for end in group.ends)
-                yield self.now + tokens * self.s.trained_share / (self.s.trainer_rate * self.s.trainers)
+                yield self.now + tokens / (self.s.trainer_rate * self.s.trainers)
                 self._count_lags(batch)
                 self.version, self.steps = self.version + 1, self.steps + 1
             while self.push_until < math.inf:  # one update at a time
@@ -216,7 +214,7 @@ class Simulation:
             step_seconds=passed / self.s.steps,
             trainer_busy=seconds["trainer"] / passed,
             generator_busy=seconds["generator"] / passed,
-            slots_busy=seconds["slots"] / passed / self.s.slots,
+            requests=seconds["requests"] / passed / self.s.engines,
             lag_mean=sum(lag * count for lag, count in self.lags.items()) / tokens,
             lag_max=max(self.lags),
             tokens=seconds["tokens"] / passed,
