@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import benchmark_pacer
 import benchmark_race
 import benchmark_scale
+import benchmark_step
 import measuring
 import pytest
 import subjects
@@ -79,16 +80,10 @@ def test_the_queue_that_gives_a_lag():
     assert [benchmark_pacer.queue_for(lag, 1.5) for lag in (1, 2, 4, 12)] == [0, 16, 80, 256]
 
 
-def test_busy_slots_are_counted_over_time(monkeypatch):
-    """Two requests enter at 0 s, one leaves at 3 s, the other at 5 s: 2 x 3 + 1 x 2 = 8 slot-seconds."""
-    times = iter([0.0, 0.0, 0.0, 3.0, 5.0])
-    monkeypatch.setattr(benchmark_pacer.time, "perf_counter", lambda: next(times))
-    lengths = benchmark_pacer.Lengths()
-    budgets = [lengths.draw_budget(benchmark_pacer.random.Random(0)) for _ in range(2)]
-    assert all(1 <= budget <= lengths.max_budget for budget in budgets)
-    lengths.second_leg()
-    lengths.second_leg()
-    assert lengths.slot_seconds == 8 and lengths.inside == 0
+def test_the_line_through_an_engines_steps():
+    """10 ms without requests and 0.1 ms for each."""
+    found = benchmark_step.line([1, 10, 100], [0.0101, 0.011, 0.02])
+    assert found == (pytest.approx(0.01), pytest.approx(0.0001))
 
 
 def test_a_program_that_fails_is_no_slow_program(tmp_path):

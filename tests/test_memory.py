@@ -69,6 +69,11 @@ def test_gathered_weights_are_in_bfloat16(ranks):
     assert root <= trainer(ranks)["layers and head, gathered"] <= root + 2 * layer
 
 
+def test_an_update_gathers_a_whole_tensor():
+    """A table of 1000 x 64 in the engine's dtype, here float32, and on one GPU one part of 256 MiB."""
+    assert trainer(dtype="float32")["an update: a whole tensor and what travels"] == 4 * 64_000 + 256 * 2**20
+
+
 def test_the_reference_model_of_the_penalty_is_whole_on_every_gpu():
     assert trainer(4, kl_coef=0.1)["reference model of --kl_coef"] == 2 * PARAMETERS
     assert trainer(4)["reference model of --kl_coef"] == 0

@@ -199,9 +199,9 @@ def test_a_run_is_planned_with_its_own_speeds(tmp_path, capsys):
 def test_evaluations_of_a_run_are_left_out(tmp_path):
     """Of 20 steps the first k + 2 = 3 and the two with an evaluation. Under ppo_off_policy with k = 3 an evaluation
     falls on the whole round that follows: of the steps 4 to 20 not 7, 8, 9 and 13, 14, 15."""
-    setting, _ = plan.like(plan.Folder(finished_run(tmp_path)), (1, 0))
+    setting, _ = plan.like(plan.Folder(finished_run(tmp_path)), (1, 0), 1)
     assert setting.steps == 15
-    setting, _ = plan.like(plan.Folder(finished_run(tmp_path, schedule="ppo_off_policy", k=3)), (1, 0))
+    setting, _ = plan.like(plan.Folder(finished_run(tmp_path, schedule="ppo_off_policy", k=3)), (1, 0), 1)
     assert setting.steps == 11
 
 
@@ -211,12 +211,13 @@ def test_evaluations_of_a_run_are_left_out(tmp_path):
 def test_the_roofline_by_hand():
     """P = 1e9 at 1 TB/s and 100 TFLOP/s of which half is reached: 2 ms of weights become 4. All completions have 1,000
     tokens, 500 of them behind a token on average, and 100 of the prompt: 600 · 1,000 bytes are 0.6 us, 2 P FLOPs 20 us.
-    Training at an MFU of 0.3: 3e13 / 6e9 = 5,000 tokens/s, and half of the tokens are trained. 2 GB over 4 GB/s: 0.5 s."""
+    Training at an MFU of 0.3: 3e13 / 6e9 = 5,000 tokens/s, of which 10 in 11 are the completions', and half of these are
+    trained. 2 GB over 4 GB/s: 0.5 s."""
     words = "--model_parameters 1e9 --bandwidth_tb 1 --peak_tflops 100 --use 0.5 --mfu 0.3 --link_gb 4 --prompt 100"
     words += " --lengths 1000,0 --longest 2000 --trained_share 0.5 --kv_bytes_per_token 1000"
     found = plan.estimated(plan.parser().parse_args(words.split()))
     assert found.engine_step == (pytest.approx(0.004), pytest.approx(2 * 20.6e-6))
-    assert found.trainer_rate == pytest.approx(10_000) and found.push_seconds == pytest.approx(0.5)
+    assert found.trainer_rate == pytest.approx(5000 * 10 / 11 / 0.5) and found.push_seconds == pytest.approx(0.5)
 
 
 def test_the_best_split_gives_the_slower_side_more():

@@ -33,27 +33,16 @@ LAGS = (2, 4, 6)  # to hold
 
 
 class Lengths:
-    """As length control: a completion's length is drawn and nothing is appended. It is asked when requests enter the
-    engine and when they leave it, so it also counts how many are inside, integrated over time."""
+    """As length control: a completion's length is drawn and nothing is appended."""
 
     max_budget = max_completion = 4 * MEAN
 
-    def __init__(self) -> None:
-        self.inside, self.slot_seconds, self.since = 0, 0.0, time.perf_counter()
-
     def draw_budget(self, rng: random.Random) -> int:
         """Tokens of a completion: lognormal with this mean, at most four times it."""
-        self._count(1)
         return max(1, min(self.max_budget, round(MEAN * math.exp(rng.gauss(-(SIGMA**2) / 2, SIGMA)))))
 
     def second_leg(self, *_: Any) -> None:
         """There is none."""
-        self._count(-1)
-
-    def _count(self, requests: int) -> None:
-        now = time.perf_counter()
-        self.slot_seconds += self.inside * (now - self.since)
-        self.inside, self.since = self.inside + requests, now
 
 
 def short_prompts() -> Iterator[Any]:
@@ -71,10 +60,10 @@ def nothing_solved(problem: Any, completions: Sequence[Any]) -> list[tuple[float
 def paced(generator: pipeline_rl.Generator, weights: Any, training: float, min_ready: int) -> dict[str, float]:
     """Mean requests inside the engine, tokens/s and mean lag, of STEPS steps after the first k + 2."""
     set_pacer(generator, pipeline_rl.Pacer(BATCH, K, min_ready=min_ready))
-    lengths, counters, version = generator.length_control, generator.counters, generator.version
+    counters, version = generator.counters, generator.version
     for step in range(K + 2 + STEPS):
         if step == K + 2:
-            started, busy, tokens, lags = time.perf_counter(), lengths.slot_seconds, counters.sampled, []
+            started, busy, tokens, lags = time.perf_counter(), counters.request_seconds, counters.sampled, []
         groups = generator.take(BATCH)
         if step >= K + 2:
             lags += [lag for g in groups for rollout in g.rollouts for lag in pipeline_rl.lags(rollout, version)]
@@ -82,7 +71,7 @@ def paced(generator: pipeline_rl.Generator, weights: Any, training: float, min_r
         version += 1
         generator.push(weights, version, BATCH)
     seconds = time.perf_counter() - started
-    busy, tokens = lengths.slot_seconds - busy, counters.sampled - tokens
+    busy, tokens = counters.request_seconds - busy, counters.sampled - tokens
     drain(generator)
     return {"inside": busy / seconds, "tokens/s": tokens / seconds, "lag": sum(lags) / len(lags)}
 

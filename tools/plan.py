@@ -10,7 +10,7 @@ reached; each step of an engine also reads all weights, and for each of its requ
 
     seconds of an engine's step = 2 P / (bandwidth · use)
         + requests · (kv_bytes_per_token · mean context / bandwidth + 2 P / peak) / use
-    tokens/s of a trainer = MFU · peak / (6 P)
+    tokens/s of a trainer = MFU · peak / (6 P) · completion / (prompt + completion)
 
 The shares and the lag come out of ratios of these speeds, so a plan is as good as they are: --engine_step and
 --trainer_tokens take measured ones, and --like takes all of them from a run, with its completion lengths. docs/gpu.md
@@ -42,10 +42,12 @@ def estimated(args: argparse.Namespace) -> Setting:
     weights, bandwidth, peak = 2 * args.model_parameters, args.bandwidth_tb * 1e12, args.peak_tflops * 1e12
     cache = args.kv_bytes_per_token * mean_context(lengths, args.prompt)
     step = weights / bandwidth / args.use, (cache / bandwidth + weights / peak) / args.use
+    completion = sum(map(sum, lengths)) / sum(map(len, lengths))  # tokens, mean
+    rate = args.mfu * peak / (6 * args.model_parameters) * completion / (args.prompt + completion)
     return Setting(
-        args.batch_prompts, args.k, lengths, args.trainers, args.engines, args.max_num_seqs,
+        args.batch_prompts, args.k, lengths, args.trainers or 16, args.engines, args.max_num_seqs,
         engine_step=args.engine_step or step, schedule=args.schedule, steps=args.steps,
-        trainer_rate=(args.trainer_tokens or args.mfu * peak / (6 * args.model_parameters)) / args.trained_share,
+        trainer_rate=(args.trainer_tokens or rate) / args.trained_share,
         push_seconds=args.push_seconds or weights / (args.link_gb * 1e9),
     )  # fmt: skip
 
@@ -56,7 +58,7 @@ def mean_context(lengths: Sequence[Sequence[int]], prompt: int) -> float:
     return prompt + sum(x * x for x in flat) / sum(flat) / 2
 
 
-def like(folder: Folder, engine_step: tuple[float, float]) -> tuple[Setting, Plan]:
+def like(folder: Folder, engine_step: tuple[float, float], trainers: int) -> tuple[Setting, Plan]:
     """(the job of a run with the speeds that were measured in it; what came of it), evaluations and warm-up left out.
 
     The trainers' speed is that while they did not wait. The engines' follows from Little's law: a token takes
@@ -68,7 +70,7 @@ def like(folder: Folder, engine_step: tuple[float, float]) -> tuple[Setting, Pla
         raise ValueError(f"{folder.path} is not the folder of a run, or of one whose logs lack `requests`")
     config = next(record["config"] for record in reversed(records) if "config" in record)
     setting = Setting(
-        config["batch_prompts"], config["k"], [lengths for group in groups for lengths in group["lengths"]], trainers=1,
+        config["batch_prompts"], config["k"], [lengths for group in groups for lengths in group["lengths"]], trainers,
         engines=config["data_parallel"], max_num_seqs=config["max_num_seqs"], engine_step=engine_step, trainer_rate=1,
         push_seconds=0, trainer_waits=False, schedule=config["schedule"],
         queue={"min_ready": config["min_ready"], "max_ready": config["max_ready"] or None},
@@ -100,7 +102,7 @@ def like(folder: Folder, engine_step: tuple[float, float]) -> tuple[Setting, Pla
         tokens=total("sampled") / seconds,
     )
     setting = replace(
-        setting, steps=len(rows), trainer_rate=total("trained") / (seconds - total("trainer_idle")),
+        setting, steps=len(rows), trainer_rate=total("trained") / (seconds - total("trainer_idle")) / trainers,
         push_seconds=total("sync_seconds") / len(rows) * take,
     )  # fmt: skip
     for _ in range(4):  # until a token takes as long as it took
@@ -154,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
         prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     job = made.add_argument_group("job", "default: the paper's 8B model; --lengths is a guess").add_argument
-    job("--trainers", type=positive, default=16, help="GPUs that train (16)")
+    job("--trainers", type=positive, help="GPUs that train (16; with --like 1)")
     job("--engines", type=positive, default=64, help="GPUs that sample, one engine each (64)")
     job("--schedule", choices=["pipeline", "ppo_off_policy"], default="pipeline")
     job("--k", type=int, default=8, help="steps off-policy (8)")
@@ -176,10 +178,10 @@ def parser() -> argparse.ArgumentParser:
     machine("--mfu", type=above_zero, default=0.3, help="share of the peak that training reaches, a guess (0.3)")
     machine("--link_gb", type=above_zero, default=25, help="GB/s at which weights reach the engines, a guess (25)")
     measured = made.add_argument_group("measured instead").add_argument
-    measured("--like", type=Path, metavar="RUN", help="a run's folder: its flags, lengths and speeds, for one trainer")
+    measured("--like", type=Path, metavar="RUN", help="a run's folder: plan it by its own flags, lengths and speeds")
     measured("--engine_step", type=two_numbers, metavar="BASE,PER_REQUEST",
              help="seconds of an engine's step; of those of --like the ratio only")  # fmt: skip
-    measured("--trainer_tokens", type=above_zero, help="tokens/s of one trainer")
+    measured("--trainer_tokens", type=above_zero, help="of completions, tokens/s of one trainer")
     measured("--push_seconds", type=above_zero, help="of an update")
     return made
 
@@ -192,10 +194,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Plan]:
         made.error(f"--rollouts {args.rollouts} do not fit the engines' slots; raise --max_num_seqs or --engines")
     try:
         Pacer(args.batch_prompts, args.k, schedule=args.schedule)
-        found = like(Folder(args.like), args.engine_step or CPU_STEP) if args.like else (estimated(args), None)
+        if args.like:
+            asked, measured = like(Folder(args.like), args.engine_step or CPU_STEP, args.trainers or 1)
+        else:
+            asked, measured = estimated(args), None
     except ValueError as error:
         made.error(f"{'--like' if args.like else '--k'}: {error}")
-    asked, measured = found
     settings = cases(asked)
     plans = {label: simulate(setting) for label, setting in settings.items()}
     base, per_request = asked.engine_step
