@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from saved_bytes import saved_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
@@ -58,7 +59,7 @@ def test_what_is_kept_is_what_autograd_saves():
     part = make_microbatch([Row([0], [0] * (POSITIONS - 1), [1] * (POSITIONS - 1))], [0], POSITIONS - 1)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**TINY), dtype=torch.bfloat16)
     recompute_layers(model)
-    saved = memory.saved_bytes(model, lambda: Policy(model)(part))
+    saved = saved_bytes(model, lambda: Policy(model)(part))
     assert trainer(gradient_checkpointing=True)["kept for the backward pass"] == pytest.approx(saved, rel=0.1)
 
 

@@ -20,7 +20,7 @@ from simulated_cluster import Setting, Simulation, lognormal, simulate
 # One prompt a step, one completion of 100 tokens for each, 10 ms a token however many run: 1 s. Updates take no time.
 HAND = Setting(
     batch_prompts=1, k=1, lengths=[[100]], trainers=1, engines=1, max_num_seqs=99, engine_step=(0.01, 0),
-    trainer_rate=50, push_seconds=0, steps=20,
+    trainer_rates=[50], push_seconds=0, steps=20,
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def test_a_trainer_twice_as_slow_as_the_engine():
 def test_a_trainer_twice_as_fast_as_an_engine_of_one_slot():
     """The engine never stops; 0.5 s after a group enters, the version of the group before it goes live: of the 100
     tokens 50 have a lag of 1 and 50 of 0."""
-    found = simulate(replace(HAND, trainer_rate=200, max_num_seqs=1))
+    found = simulate(replace(HAND, trainer_rates=[200], max_num_seqs=1))
     assert found.step_seconds == pytest.approx(1) and found.trainer_busy == pytest.approx(0.5)
     assert found.generator_busy == pytest.approx(1) and found.requests == pytest.approx(1)
     assert (found.lag_mean, found.lag_max) == (pytest.approx(0.5), 1)
@@ -45,14 +45,14 @@ def test_a_trainer_twice_as_fast_as_an_engine_of_one_slot():
 
 def test_an_update_stops_the_requests_that_run():
     """The same with updates of 0.25 s: a request needs 1 s beside them, so the slot is never empty, but works 80 %."""
-    found = simulate(replace(HAND, trainer_rate=1000, max_num_seqs=1, push_seconds=0.25, trainer_waits=False))
+    found = simulate(replace(HAND, trainer_rates=[1000], max_num_seqs=1, push_seconds=0.25, trainer_waits=False))
     assert found.step_seconds == pytest.approx(1.25) and found.requests == pytest.approx(1)
     assert found.generator_busy == pytest.approx(0.8) and found.tokens == pytest.approx(80)
 
 
 def test_on_policy_the_two_take_turns():
     """k = 0: 1 s of sampling, 0.5 s of training, an update of 0.25 s in which both stand still."""
-    found = simulate(replace(HAND, k=0, trainer_rate=200, push_seconds=0.25))
+    found = simulate(replace(HAND, k=0, trainer_rates=[200], push_seconds=0.25))
     assert found.step_seconds == pytest.approx(1.75)
     assert found.trainer_busy == pytest.approx(0.5 / 1.75) and found.generator_busy == pytest.approx(1 / 1.75)
     assert found.lag_max == 0
@@ -60,7 +60,7 @@ def test_on_policy_the_two_take_turns():
 
 def test_ppo_off_policy_by_hand():
     """k = 2: 1 s for two groups at once, two steps of 0.5 s, one update of 0.5 s: 2.5 s a round, lags 0 and 1."""
-    found = simulate(replace(HAND, schedule="ppo_off_policy", k=2, trainer_rate=200, push_seconds=0.5))
+    found = simulate(replace(HAND, schedule="ppo_off_policy", k=2, trainer_rates=[200], push_seconds=0.5))
     assert found.step_seconds == pytest.approx(1.25)
     assert found.trainer_busy == pytest.approx(1 / 2.5) and found.generator_busy == pytest.approx(1 / 2.5)
     assert (found.lag_mean, found.lag_max) == (pytest.approx(0.5), 1)
@@ -73,7 +73,7 @@ def test_completions_that_last_longer_than_a_step(max_ready, busy, engine):
     They take 10 s, of which it waits 8: 9 steps in 26 s, and the engine is busy for 12 of them. By default the trainer
     finds a group in the place of each that it takes, and nobody waits."""
     queue = {"max_ready": max_ready}
-    found = simulate(replace(HAND, k=8, lengths=[[1000]], trainer_rate=500, queue=queue, steps=90))
+    found = simulate(replace(HAND, k=8, lengths=[[1000]], trainer_rates=[500], queue=queue, steps=90))
     assert found.trainer_busy == pytest.approx(busy, abs=0.005)
     assert found.generator_busy == pytest.approx(engine, abs=0.005)
     assert found.step_seconds == pytest.approx(2 / busy, rel=0.005)
@@ -82,7 +82,7 @@ def test_completions_that_last_longer_than_a_step(max_ready, busy, engine):
 def test_an_engine_slows_down_with_its_load():
     """B = 2, k = 0, two engines of 5 ms and 5 ms a request: two requests each, so 15 ms a token and 1.5 s a batch."""
     slower = replace(
-        HAND, k=0, batch_prompts=2, lengths=[[100, 100]], engines=2, engine_step=(0.005, 0.005), trainer_rate=800
+        HAND, k=0, batch_prompts=2, lengths=[[100, 100]], engines=2, engine_step=(0.005, 0.005), trainer_rates=[800]
     )
     assert simulate(slower).step_seconds == pytest.approx(1.5 + 400 / 800)
     assert simulate(replace(slower, trainers=4)).step_seconds == pytest.approx(1.5 + 400 / 3200)
@@ -90,9 +90,15 @@ def test_an_engine_slows_down_with_its_load():
 
 def test_a_trainer_that_does_not_wait_for_the_update_begins_the_next_step():
     """Two groups of k = 1 and an update of 0.5 s: the trainer works on during it, unless it waits."""
-    waiting = replace(HAND, k=4, trainer_rate=100, push_seconds=0.5)
+    waiting = replace(HAND, k=4, trainer_rates=[100], push_seconds=0.5)
     assert simulate(waiting).step_seconds == pytest.approx(1.5)
     assert simulate(replace(waiting, trainer_waits=False)).step_seconds < 1.3
+
+
+def test_a_trainer_whose_speed_changes():
+    """Steps of 2 s and of 1 s in turn; with k = 4 there is always a group for the next one."""
+    found = simulate(replace(HAND, k=4, trainer_rates=[50, 100]))
+    assert found.step_seconds == pytest.approx(1.5) and found.trainer_busy == pytest.approx(1)
 
 
 @pytest.mark.parametrize("schedule", ["pipeline", "ppo_off_policy"])
@@ -101,7 +107,7 @@ def test_every_token_is_trained_once_at_a_lag_within_the_bound(schedule, k):
     """Random lengths: the tokens whose lag was counted are those of the groups that were trained."""
     setting = Setting(
         batch_prompts=4, k=k, lengths=lognormal(40, 0.8, 160, rollouts=3, groups=99), trainers=1, engines=2,
-        max_num_seqs=16, engine_step=(0.01, 0.001), trainer_rate=2000, push_seconds=0.05, schedule=schedule, steps=30,
+        max_num_seqs=16, engine_step=(0.01, 0.001), trainer_rates=[2000], push_seconds=0.05, schedule=schedule, steps=30,
     )  # fmt: skip
     simulation = Simulation(setting)
     trained, count = [], simulation._count_lags
@@ -131,7 +137,7 @@ def generator_share(setting: Setting) -> tuple[float, float]:
     ) as generator:
         while version < setting.warm_up + setting.steps:
             groups = generator.take(setting.batch_prompts)
-            seconds = sum(len(r.mask) for g in groups for r in g.rollouts) / setting.trainer_rate
+            seconds = sum(len(r.mask) for g in groups for r in g.rollouts) / setting.trainer_rates[0]
             time.sleep(seconds)
             if version >= setting.warm_up:
                 found += [lag for g in groups for r in g.rollouts for lag in lags(r, version)]
@@ -149,7 +155,7 @@ def test_the_plan_is_what_the_real_generator_does():
     """Completions of 2 s and steps of 0.4 s: by default, with a short queue, and on an engine with few slots."""
     setting = replace(
         HAND, batch_prompts=4, k=8, lengths=lognormal(8, 0.5, 20, rollouts=2, groups=200), max_num_seqs=1000,
-        engine_step=(0.25, 0), trainer_rate=160, push_seconds=0.002, trainer_waits=False, steps=20,
+        engine_step=(0.25, 0), trainer_rates=[160], push_seconds=0.002, trainer_waits=False, steps=20,
     )  # fmt: skip
     settings = [setting, replace(setting, queue={"max_ready": 4}), replace(setting, max_num_seqs=24)]
     with ThreadPoolExecutor(len(settings)) as pool:
@@ -217,12 +223,12 @@ def test_the_roofline_by_hand():
     words += " --lengths 1000,0 --longest 2000 --trained_share 0.5 --kv_bytes_per_token 1000"
     found = plan.estimated(plan.parser().parse_args(words.split()))
     assert found.engine_step == (pytest.approx(0.004), pytest.approx(2 * 20.6e-6))
-    assert found.trainer_rate == pytest.approx(5000 * 10 / 11 / 0.5) and found.push_seconds == pytest.approx(0.5)
+    assert found.trainer_rates == [pytest.approx(5000 * 10 / 11 / 0.5)] and found.push_seconds == pytest.approx(0.5)
 
 
 def test_the_best_split_gives_the_slower_side_more():
     """A trainer needs four times as long for a token as an engine: 8 of 10 GPUs train."""
-    setting = replace(HAND, batch_prompts=8, k=4, trainers=5, engines=5, max_num_seqs=1, trainer_rate=25)
+    setting = replace(HAND, batch_prompts=8, k=4, trainers=5, engines=5, max_num_seqs=1, trainer_rates=[25])
     found = plan.best_split(setting)
     assert (found.trainers, found.engines) == (8, 2)
 

@@ -12,7 +12,7 @@ import accelerate.utils
 import pytest
 import torch
 import transformers
-from memory import saved_bytes
+from saved_bytes import saved_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3Config

@@ -17,7 +17,7 @@ engine's work are estimates.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from measuring import above_zero, positive, table
-from torch.autograd.graph import saved_tensors_hooks
 
 from runtime.devices import RECEIVING, SHARED, generator_devices
 from runtime.flag_checks import check_flags
-from runtime.flags import Flags, UsageError, engine_options, parse_flags
+from runtime.flags import BUILT_IN, Flags, UsageError, engine_options, parse_flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
 from runtime.weight_channels import BUFFER
 
@@ -54,20 +53,6 @@ def config_of(model: str) -> Any:
     from transformers import AutoConfig, Qwen3Config
 
     return Qwen3Config(**QWEN3, **SHAPES[model]) if model in SHAPES else AutoConfig.from_pretrained(model)
-
-
-def saved_bytes(model: torch.nn.Module, run: Callable[[], Any]) -> int:
-    """Bytes that `run()` keeps for its backward pass, parameters left out, each storage once."""
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, Any] = {}  # the tensors too, or a freed storage's address would come again
-
-    def keep(tensor: Any) -> Any:
-        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        run()
-    return sum(x.untyped_storage().nbytes() for address, x in kept.items() if address not in own)
 
 
 @contextmanager
@@ -151,7 +136,7 @@ def by_kind(tracker: Any, moment: str = "current") -> dict[str, int]:
 
 def longest_row(flags: Flags) -> int:
     """Tokens of the longest prompt and completion."""
-    prompt = 64 if flags.dataset == "chain" else flags.max_prompt_tokens
+    prompt = 64 if flags.dataset in BUILT_IN else flags.max_prompt_tokens
     return prompt + flags.max_budget + PHRASE * (flags.length_control == "interruption") + flags.answer_budget
 
 

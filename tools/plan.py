@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import harmonic_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measuring import above_zero, positive, table
@@ -47,7 +48,7 @@ def estimated(args: argparse.Namespace) -> Setting:
     return Setting(
         args.batch_prompts, args.k, lengths, args.trainers or 16, args.engines, args.max_num_seqs,
         engine_step=args.engine_step or step, schedule=args.schedule, steps=args.steps,
-        trainer_rate=(args.trainer_tokens or rate) / args.trained_share,
+        trainer_rates=[(args.trainer_tokens or rate) / args.trained_share],
         push_seconds=args.push_seconds or weights / (args.link_gb * 1e9),
     )  # fmt: skip
 
@@ -61,8 +62,8 @@ def mean_context(lengths: Sequence[Sequence[int]], prompt: int) -> float:
 def like(folder: Folder, engine_step: tuple[float, float], trainers: int) -> tuple[Setting, Plan]:
     """(the job of a run with the speeds that were measured in it; what came of it), evaluations and warm-up left out.
 
-    The trainers' speed is that while they did not wait. The engines' follows from Little's law: a token takes
-    (requests inside) / (tokens/s) seconds; of `engine_step` only the ratio counts. Raises ValueError.
+    The trainers' speed is that while they did not wait, step by step. The engines' follows from Little's law: a token
+    takes (requests inside) / (tokens/s) seconds; of `engine_step` only the ratio counts. Raises ValueError.
     """
     records, groups = folder.read("metrics.jsonl"), folder.read("groups.jsonl")
     rows = [record for record in records if "step" in record]
@@ -71,7 +72,7 @@ def like(folder: Folder, engine_step: tuple[float, float], trainers: int) -> tup
     config = next(record["config"] for record in reversed(records) if "config" in record)
     setting = Setting(
         config["batch_prompts"], config["k"], [lengths for group in groups for lengths in group["lengths"]], trainers,
-        engines=config["data_parallel"], max_num_seqs=config["max_num_seqs"], engine_step=engine_step, trainer_rate=1,
+        engines=config["data_parallel"], max_num_seqs=config["max_num_seqs"], engine_step=engine_step, trainer_rates=[],
         push_seconds=0, trainer_waits=False, schedule=config["schedule"],
         queue={"min_ready": config["min_ready"], "max_ready": config["max_ready"] or None},
     )  # fmt: skip
@@ -102,8 +103,8 @@ def like(folder: Folder, engine_step: tuple[float, float], trainers: int) -> tup
         tokens=total("sampled") / seconds,
     )
     setting = replace(
-        setting, steps=len(rows), trainer_rate=total("trained") / (seconds - total("trainer_idle")) / trainers,
-        push_seconds=total("sync_seconds") / len(rows) * take,
+        setting, steps=len(rows), push_seconds=total("sync_seconds") / len(rows) * take,
+        trainer_rates=[row["trained"] / (row["seconds"] - row["trainer_idle"]) / trainers for row in rows],
     )  # fmt: skip
     for _ in range(4):  # until a token takes as long as it took
         found, (base, per_request) = simulate(setting), setting.engine_step
@@ -205,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Plan]:
     base, per_request = asked.engine_step
     print(
         f"an engine's step: {1e3 * base:.3g} ms and {1e3 * per_request:.3g} ms a request; trainers: "
-        f"{asked.trainer_rate * asked.trainers:,.0f} tokens/s; an update: {asked.push_seconds:.2g} s"
+        f"{harmonic_mean(asked.trainer_rates) * asked.trainers:,.0f} tokens/s; an update: {asked.push_seconds:.2g} s"
     )
     if not args.like:
         cache = args.kv_bytes_per_token * mean_context(asked.lengths, args.prompt) / 1e9

@@ -37,7 +37,7 @@ class Setting:
     engines: int
     max_num_seqs: int  # requests inside each engine at most
     engine_step: tuple[float, float]  # base, and for each request in it
-    trainer_rate: float  # sampled tokens/s of one trainer
+    trainer_rates: Sequence[float]  # sampled tokens/s of one trainer, in each counted step; then from the start
     push_seconds: float
     trainer_waits: bool = True  # for an update; only a weight file does not keep it
     schedule: str = "pipeline"
@@ -181,7 +181,8 @@ class Simulation:
             for first in range(0, len(taken), self.s.batch_prompts):
                 batch = taken[first : first + self.s.batch_prompts]
                 tokens = sum(end - group.begin for group in batch for end in group.ends)
-                yield self.now + tokens / (self.s.trainer_rate * self.s.trainers)
+                rate = self.s.trainer_rates[(self.steps - self.s.warm_up) % len(self.s.trainer_rates)]
+                yield self.now + tokens / (rate * self.s.trainers)
                 self._count_lags(batch)
                 self.version, self.steps = self.version + 1, self.steps + 1
             while self.push_until < math.inf:  # one update at a time
