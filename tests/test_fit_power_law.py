@@ -37,10 +37,10 @@ def test_three_lines_by_hand():
     N, X = np.repeat([1.0, 3.0, 9.0], 4), np.tile([1.0, 2.0, 4.0, 8.0], 3)
     result = fit(N, X, X ** -np.repeat([0.1, 0.15, 0.18], 4))
     assert (result.K_max, result.N0) == pytest.approx((0.2, 1.0), rel=1e-6)
-    assert [result.E[n] for n in (1.0, 3.0, 9.0)] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert [result.sizes[n].E for n in (1.0, 3.0, 9.0)] == pytest.approx([0, 0, 0], abs=1e-9)
     assert result.predict(3.0, 16.0) == pytest.approx(16**-0.15)
     assert result.best_size(16.0) == 9.0 and result.crossing(1.0, 9.0) is None
-    assert result.K_interval(9.0) == pytest.approx((0.18, 0.18)) and result.E_interval(9.0) == pytest.approx((0, 0))
+    assert result.K_interval(9.0) == pytest.approx((0.18, 0.18)) and result.interval(9.0, 1.0) == pytest.approx((1, 1))
     assert result.interval(9.0, 16.0) == pytest.approx([16**-0.18] * 2)
 
 
@@ -59,8 +59,8 @@ def test_published_constants_come_back():
     result = fit(*exact())
     assert (result.K_max, result.N0) == pytest.approx((0.135, 13.1), rel=1e-6)
     assert [round(result.K(n), 3) for n in SIZES] == [0.005, 0.014, 0.025, 0.047, 0.070, 0.096, 0.114]  # as published
-    assert [result.E[n] for n in SIZES] == pytest.approx(list(OFFSETS.values()), abs=1e-9)
-    assert result.notes == ()
+    assert [result.sizes[n].E for n in SIZES] == pytest.approx(list(OFFSETS.values()), abs=1e-9)
+    assert result.notes == []
 
 
 def test_the_largest_model_is_predicted_from_the_others():
@@ -72,7 +72,7 @@ def test_the_largest_model_is_predicted_from_the_others():
     with pytest.raises(ValueError, match="72 has no offset E, which this law cannot predict"):
         result.predict(72, 10)
     more = result.with_size(72, X[large][:4], L[large][:4])
-    assert 72 not in result.E and more.predict(72, 100.0) == pytest.approx(L[large][-1], rel=1e-5)
+    assert 72 not in result.sizes and more.predict(72, 100.0) == pytest.approx(L[large][-1], rel=1e-5)
     assert more.best_size(10.0) == 72 and more.crossing(32, 72) is None
     assert more.interval(72, 100.0) == pytest.approx([L[large][-1]] * 2, rel=1e-5)
 
@@ -158,7 +158,7 @@ def test_one_size_is_a_line():
 @pytest.mark.parametrize(
     ("points", "words"),
     [
-        (([], [], []), "flat and of equal length"),
+        (([], [], []), "no point to fit"),
         (([1] * 3, [1, 2, 4], [0.5, 0.4]), "flat and of equal length"),
         (([1] * 3, [1, 2, 4], [0.5, 0.4, 0.0]), "leave out points with a pass rate of 1"),
         (([1] * 3, [0, 2, 4], [0.5, 0.4, 0.3]), "above 0"),
@@ -172,8 +172,9 @@ def test_bad_points(points, words):
 
 
 def test_sizes_as_people_write_them():
-    assert [number(text) for text in ("0.6B", "135M", "2e5", "72b".upper())] == [6e8, 1.35e8, 2e5, 7.2e10]
-    for text in ("large", "", "-1B", "0B"):
+    assert [number(text) for text in ("0.6B", "135M", "2e5", "72b")] == [6e8, 1.35e8, 2e5, 7.2e10]
+    assert number("0.07B") == number("70M")  # .07 * 1e9 is 70000000.00000001, which would be another size
+    for text in ("large", "", "-1B", "0B", "1e3B", "inf"):
         with pytest.raises(ValueError, match="is no size"):
             number(text)
 
@@ -199,9 +200,9 @@ def test_command_line(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "9e+09: K 0.1800" in out and "not fitted, but for E" in out and "4 points not fitted" in out
     assert f"at X = 16 N 9e+09 is best: L {0.5 * 16**-0.18:.4f}" in out
-    assert "'X is 0': 2" in out and "'pass rate is 1 or more': 2" in out
+    assert "'flops is not above 0': 2" in out and "'pass_rate is 1': 2" in out
     for bad, words in (
-        ([f"1B={tmp_path}/1B.jsonl", "--x", "hours"], "has no hours"),
+        ([f"1B={tmp_path}/1B.jsonl", "--x", "hours"], "a row without 'hours'"),
         ([f"{tmp_path}/1B.jsonl"], "give SIZE=FILE"),
         ([f"big={tmp_path}/1B.jsonl"], "'big' is no size"),
         ([f"{tmp_path}/none.csv"], "No such file"),
@@ -211,7 +212,42 @@ def test_command_line(tmp_path, capsys):
     ):
         assert main(bad) == 2
         assert words in capsys.readouterr().err
-    assert main([]) == 0
+
+
+RUN = "N,flops,pass_rate\n" + "".join(
+    f"{n}B,{x},{1 - x**-k / 2}\n" for n, k in ((1, 0.1), (2, 0.15)) for x in (1, 2, 4, 8)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "words"),
+    [
+        (RUN.replace("0.5", "50"), [], "runs.csv: pass_rate is 50, and a pass rate lies between 0 and 1"),
+        (RUN + "2B,9,-0.1\n", [], "pass_rate is -0.1"),
+        (RUN + "2B,9,high\n", [], "runs.csv: could not convert string to float: 'high'"),
+        (RUN + "9B,1,0.5\n9B,2,0.6\n", [], "size 9e+09 has 2 different X"),
+        ("N,flops,pass_rate\n1B,1,1\n1B,2,1.0\n", [], "no point to fit a law to; points left out: {'pass_rate is 1': 2}"),
+        ("", [], "no point to fit a law to"),
+        (RUN, ["--fit-until", "50"], "--fit-until is 50; give a share above 0 and at most 1"),
+        (RUN, ["--budget", "inf"], "--budget inf"),
+        (RUN, ["--predict-size", "huge"], "'huge' is no size"),
+        (RUN, ["--plot", "a.xyz"], "'xyz' is not supported"),
+    ],
+)  # fmt: skip
+def test_bad_files_and_flags_are_one_sentence(text, flags, words, tmp_path, capsys):
+    (tmp_path / "runs.csv").write_text(text)
+    assert main([str(tmp_path / "runs.csv"), *flags]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_what_is_left_out_is_counted(tmp_path, capsys):
+    """Values that are missing, a run that was killed in the middle of a line, X of 0 and a pass rate of 1."""
+    (tmp_path / "runs.csv").write_text(RUN + "1B,,0.5\n1B,16,\n1B,16,nan\n1B,0,0.1\n1B,-1,0.1\n2B,16,1\n2B,32")
+    assert main([str(tmp_path / "runs.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "points left out: {'no number': 4, 'flops is not above 0': 2, 'pass_rate is 1': 1}" in out
+    assert "K_max  0.3000" in out
 
 
 def test_the_docstring_runs():
