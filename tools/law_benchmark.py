@@ -68,8 +68,7 @@ def family(law: tuple[float, ...], B: float, share: float, rollouts: np.ndarray)
     m = (log10_C0 + (logit(near) + (z - near) / (0.03 * 0.97)) / s) * math.log(10) - logit(share) / B
     top = (log10_C0 + logit(0.97) / s) * math.log(10) - logit(share) / B
     gain = np.minimum(0.8, 0.55 * np.exp((1 - share) * B * (m - top)))
-    none = np.zeros((4, 4))
-    return [Curve(0.2, 0.2 + g, B, math.exp(min(c, top + 3)), none) for g, c in zip(gain, m, strict=True)]
+    return [Curve(0.2, g, B, math.exp(min(c, top + 3))) for g, c in zip(gain, m, strict=True)]
 
 
 def grid_draw(rng: np.random.Generator) -> tuple[tuple[float, ...], list[Run]]:
