@@ -250,6 +250,21 @@ def test_early_points_are_cut_only_where_asked():
         fit_run([])
 
 
+def test_record_points_by_hand(tmp_path, capsys):
+    """In bins of .02 the rewards lie in 5, 10, 7, 15, 14, 15, 20, 22, 22, 23, 24: those at 2, 4, 5 and 8 are no higher than
+    one before. Those after 70 % of the compute are predicted, and stay."""
+    rewards = [0.10, 0.20, 0.15, 0.30, 0.29, 0.305, 0.40, 0.45, 0.44, 0.47, 0.48]
+    path = tmp_path / "run.csv"
+    path.write_text("tokens,pass_rate\n" + "".join(f"{c},{r}\n" for c, r in enumerate(rewards)))
+    report = fit_run(path, records=True).report
+    assert report.fit.points.C.tolist() == [0, 1, 3, 6, 7, 9, 10] and report.fit.points.left_out["no record"] == 4
+    report = fit_run(path, records=True, fit_until=0.7).report
+    assert report.fit.points.C.tolist() == [0, 1, 3, 6, 7] and report.held_out_points == 3
+    assert fit_run(path).report.fit.n_points == 11
+    assert main([str(path), "--records"]) == 0 and "4 no record" in capsys.readouterr().out
+    assert main([str(path)]) == 0 and "no record" not in capsys.readouterr().out
+
+
 def test_the_report_is_that_of_fit_sigmoid(tmp_path):
     path = write(tmp_path / "eval.jsonl", records())
     assert format_run(fit_run(path, fit_until=0.5)) == format_report(curve(path, fit_until=0.5))

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from curve_files import Evaluations, InputError, load
 
 import fit_sigmoid
+import isocompute
 from fit_sigmoid import CurveReport, SigmoidFit, fit, sigmoid, span
 
 WINDOWS = ((0.015, 0.5), (0.0, 1.0), (0.0, 0.5), (0.05, 0.5))  # the paper's, as shares of the run's compute
@@ -161,27 +162,32 @@ def number(text: Any, other: Any) -> Any:
 def fit_run(
     source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str | None = None,
     samples: str | float | None = None, scale: float = 1.0, x_start: str | float = 0.0, fit_until: float = 1.0,
-    skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (), **options: Any,
+    skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (), records: bool = False, **options: Any,
 ) -> Fitted:  # fmt: skip
     """`fit_sigmoid.curve` of a run that `curve_files.load` reads.
 
     `skip_below` "auto" takes the cut that `early_transient` proposes. `predict_at` holds compute, or "2x" for twice the
-    run's. `options` go to `fit`.
+    run's. With `records` points are fitted only if their reward is in a higher bin of .02 than all before, as in arXiv
+    2603.12151; points not seen by the fit stay as they are. `options` go to `fit`.
     """
     data = load(source, x=x, y=y, samples=samples, scale=scale, x_start=x_start)
-    _, C, R, n, _ = data
-    end = float(C[np.isfinite(C) & np.isfinite(R)].max(initial=0.0))
-    seen = ~(C > fit_until * end * fit_sigmoid.ROUNDING)
+    end = float(data.C[np.isfinite(data.C) & np.isfinite(data.R)].max(initial=0.0))
+    seen = ~(data.C > fit_until * end * fit_sigmoid.ROUNDING)
+    keep = ~seen | np.isnan(data.R) | isocompute.record_points(data.C, data.R) | (not records)
+    n, seen = None if data.n_samples is None else data.n_samples[keep], seen[keep]
+    data = data._replace(C=data.C[keep], R=data.R[keep], n_samples=n)
+    C, R = data.C, data.R
     transient = early_transient(C[seen], R[seen], n_samples=None if n is None else n[seen])
     cut = transient.skip_below if skip_below == "auto" else amount(skip_below, end, "--skip-below")
     at = [amount(a, end, "--predict-at") for a in predict_at]
-    records = [{"compute": c, "pass_rate": r} for c, r in zip(C, R, strict=True)]
+    rows = [{"compute": c, "pass_rate": r} for c, r in zip(C, R, strict=True)]
     if n is not None:
-        records = [row | {"n_prompts": k, "n_samples": 1} for row, k in zip(records, n, strict=True)]
+        rows = [row | {"n_prompts": k, "n_samples": 1} for row, k in zip(rows, n, strict=True)]
     name = str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else ""
     options |= {"skip_below": cut, "fit_until": fit_until, "predict_at": at}
-    report = fit_sigmoid.curve(records, x="compute", name=name, **options)
+    report = fit_sigmoid.curve(rows, x="compute", name=name, **options)
     report.x = data.x
+    report.fit.points.left_out.update({"no record": int((~keep).sum())} if records else {})
     return Fitted(data, report, transient)
 
 
@@ -244,7 +250,7 @@ def run(args: argparse.Namespace) -> str:
     options = {"R0": args.R0, "A_max": args.A_max, "method": args.method}
     options |= {"A_range": args.A_range} if args.A_range else {}
     reading = {name: getattr(args, name) for name in ("x", "y", "samples", "scale", "x_start")}
-    asked = {name: getattr(args, name) for name in ("fit_until", "skip_below", "predict_at")}
+    asked = {name: getattr(args, name) for name in ("fit_until", "skip_below", "predict_at", "records")}
     runs: list[Fitted] = []
     for file in args.files:
         runs.append(fit_run(file, **reading, **asked, **options))
@@ -301,6 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute, predict the rest")
     add("--skip-below", default="0", metavar="C", help="leave out points with 0 < compute < C, or 'auto'")
     add("--predict-at", nargs="+", default=[], metavar="C", help="compute such as 1e21, or 2x for twice the run's")
+    add("--records", action="store_true", help="fit record-breaking points only (which are lucky: see docs/fit.md)")
     add("--R0", type=float, help="hold R0 fixed")
     add("--A-max", type=float, default=1.0, help="bound on the ceiling")
     add("--A-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="A of the paper's grid (default: 0.45 0.8)")
