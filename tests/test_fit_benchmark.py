@@ -7,7 +7,7 @@ import pytest
 from test_fit_sigmoid import run_of, squares
 
 from fit_sigmoid import CUTS, fit
-from tools.fit_benchmark import draw, half_runs, multi_start, no_ceiling, paper_range
+from tools.fit_benchmark import REGIMES, draw, multi_start, no_ceiling, paper_range, regime
 
 pytestmark = pytest.mark.long
 
@@ -40,6 +40,17 @@ def test_coverage_in_short():
     assert found["A covered"] >= 0.85 and found["curve at 2 C covered"] >= 0.85
 
 
+def test_half_of_a_simulated_run_is_learned_at_C_mid():
+    """Of two steps only the first is learned by then; a cliff is straight up to there. All end at their ceiling."""
+    for name, shape in REGIMES.items():
+        curve, A = shape(np.random.default_rng(1), 0.25)
+        start, half, end = curve(np.array([0.0, 0.25, 100.0]))
+        assert start == pytest.approx(0.07, abs=0.03) and end == pytest.approx(A, abs=0.01)
+        assert half == pytest.approx((start + A) / 2, abs={"logistic in C": 0.04, "two steps": 0.2}.get(name, 1e-6))
+        if name == "a cliff":
+            assert curve(np.array([0.125])) == pytest.approx([(start + half) / 2])
+
+
 @pytest.mark.slow
 def test_simulations_keep_their_promises():
     found = paper_range(300, seed=0)
@@ -51,4 +62,6 @@ def test_simulations_keep_their_promises():
     spanning = paper_range(200, seed=1, spanning=True, reference=False)
     assert spanning["identifiable"] >= 0.6 and 0.90 <= spanning["A covered where identifiable"] <= 1.0
     assert all(count <= 2 for count in no_ceiling(100, seed=0).values())
-    assert all(covered >= 0.9 for _, _, covered in half_runs(20, 0, 50).values())
+    for reach in (1.6, 3.0):
+        found = regime(REGIMES["the law"], reach, 40, seed=0)
+        assert found["end inside"] >= 0.9 and found["identifiable and wrong"] <= 0.05

@@ -1,30 +1,29 @@
 """Simulations behind the promises of `fit_sigmoid.py`: accuracy, coverage, verdicts, prediction, time.
 
-    python tools/fit_benchmark.py [--draws 1000] [--seed 0]
+    python tools/fit_benchmark.py [--runs 300] [--seed 0]        # a quarter of an hour on one idle core
 
-Every draw is a curve of known truth, observed with noise. The reference for accuracy is a dense multi-start maximum
-likelihood in all four parameters (20 random starts and the truth itself), which no maximum-likelihood method can beat.
-The last table leaves the sigmoid: curves of the shape of the built-in task, some of them no sigmoids at all.
+Every draw is a curve of known truth, observed with noise, and fitted with backtests (`cuts`) and without. The reference
+for accuracy is a dense multi-start maximum likelihood in all four parameters (20 random starts and the truth itself),
+which no maximum-likelihood method can beat. The last table leaves the sigmoid: runs that do not follow the law.
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
 from scipy.optimize import least_squares
 from scipy.signal import lfilter
 from scipy.special import betaincinv, expit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fit_sigmoid import fit, sigmoid
+from fit_sigmoid import CUTS, fit, sigmoid
 
 Draw = tuple[np.ndarray, np.ndarray, tuple[float, float, float, float], float]  # C (N,), R (N,), (R0, A, B, C_mid), sd
-TRIAL = ([0, 107, 207, 400, 600, 800, 900], [0.065, 0.173, 0.323, 0.623, 0.813, 0.893, 0.933])  # kilotokens, pass rate
+Curve = Callable[[np.ndarray], np.ndarray]
 
 
 def draw(rng: np.random.Generator, *, spanning: bool = False) -> Draw:
@@ -74,29 +73,25 @@ def inside(interval: tuple[float, float], value: float) -> bool:
     return bool(interval[0] <= value <= interval[1])
 
 
-def paper_range(draws: int, seed: int, *, spanning: bool = False, reference: bool = True) -> dict[str, float]:
-    """Accuracy, coverage, verdicts and CPU time over `draws` runs of the paper's range."""
+def paper_range(
+    runs: int, seed: int, *, spanning: bool = False, reference: bool = True, cuts: Sequence[float] = CUTS
+) -> dict[str, float]:
+    """Accuracy, coverage, verdicts and CPU time over `runs` runs of the paper's range: equal runs for an equal seed."""
     rng, rows = np.random.default_rng(seed), []
-    for _ in range(draws):
+    for i in range(runs):
         C, R, truth, sd = draw(rng, spanning=spanning)
         start = time.process_time()
-        f = fit(C, R)
+        f = fit(C, R, cuts=cuts)
         seconds, Q, far = time.process_time() - start, f.rmse**2 * C.size, 2 * C.max()
-        A_ref, Q_ref = multi_start(C, R, truth, rng) if reference else (f.A, Q)
+        A_ref, Q_ref = multi_start(C, R, truth, np.random.default_rng(i)) if reference else (f.A, Q)
         later = float(sigmoid(far, *truth))
         held = [inside(span, value) for span, value in zip(f.intervals, truth, strict=True)][1:]  # A, B, C_mid
-        rows.append(
-            (
-                f.A - truth[1],
-                A_ref - truth[1],
-                Q > Q_ref * (1 + 1e-6),
-                f.identifiable,
-                *held,
-                inside(f.interval(far)[:, 0], later),
-                inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd)),
-                seconds,
-            )
+        ends = (
+            inside(f.interval(far)[:, 0], later),
+            inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd)),
         )
+        failed = Q > Q_ref * (1 + 1e-6)
+        rows.append((f.A - truth[1], A_ref - truth[1], failed, f.identifiable, *held, *ends, seconds))
     error, best, failed, known, A, B, C_mid, curve, evaluation, seconds = np.array(rows, dtype=float).T
     known = known > 0
     return {
@@ -118,8 +113,8 @@ def paper_range(draws: int, seed: int, *, spanning: bool = False, reference: boo
     }
 
 
-def no_ceiling(draws: int, seed: int) -> dict[str, float]:
-    """How many runs without a ceiling are called identifiable, of `draws` each, with 6 to 40 points."""
+def no_ceiling(runs: int, seed: int) -> dict[str, float]:
+    """How many runs without a ceiling are called identifiable, of `runs` each, with 6 to 40 points."""
     rng, counts = np.random.default_rng(seed), {}
     shapes = {
         "straight in C": lambda x: x,
@@ -130,21 +125,12 @@ def no_ceiling(draws: int, seed: int) -> dict[str, float]:
     }
     for name, shape in shapes.items():
         counts[name] = 0
-        for _ in range(draws):
+        for _ in range(runs):
             x = np.linspace(0, 1, rng.integers(6, 41) + 1)[1:]
             R = rng.uniform(0.15, 0.35) + rng.uniform(0.05, 0.3) * shape(x)
             R += rng.normal(0, rng.uniform(0.005, 0.01), x.size)
             counts[name] += fit(1e4 * x, np.clip(R, 0, 1)).identifiable
     return counts
-
-
-def task_shapes() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Pass rate against kilotokens, .065 to .93: a sigmoid, a logistic in C, and the points of a trial joined."""
-    return {
-        "sigmoid": lambda c: sigmoid(c, 0.065, 0.98, 2.3, 320.0),
-        "logistic in C": lambda c: 0.94 * expit((c - 300) / 120),
-        "trial, interpolated": PchipInterpolator(*TRIAL),
-    }
 
 
 def evaluate(rng: np.random.Generator, mean: np.ndarray, prompts: int, samples: int, fresh: bool = False) -> np.ndarray:
@@ -157,12 +143,12 @@ def evaluate(rng: np.random.Generator, mean: np.ndarray, prompts: int, samples: 
     return rng.binomial(samples, p).mean(1) / samples
 
 
-def noise_kinds(draws: int, seed: int) -> dict[str, tuple[float, float, float]]:
+def noise_kinds(runs: int, seed: int) -> dict[str, tuple[float, float, float]]:
     """Coverage of A, median dispersion, share identifiable: samples are correlated, or neighboring residuals are."""
     result = {}
     for name in ("independent samples", "one held-out set", "new prompts every time", "waves, correlation 0.6"):
         rng, rows = np.random.default_rng(seed), []
-        for _ in range(draws):
+        for _ in range(runs):
             C, _, truth, sd = draw(rng, spanning=True)
             mean, n = sigmoid(C, *truth), 16_000
             if name == "independent samples":
@@ -178,51 +164,96 @@ def noise_kinds(draws: int, seed: int) -> dict[str, tuple[float, float, float]]:
     return result
 
 
-def half_runs(draws: int, seed: int, every: int) -> dict[str, tuple[float, float, float]]:
-    """Fit the first half of runs of the built-in task's shape: an evaluation of 512 x 2 samples `every` kilotokens.
+# Runs of length 1 of which half is learned at C_mid: pass rate against C, and the ceiling. They begin at about .07.
 
-    Returns by shape: mean RMSE on the second half, share of runs with RMSE <= 0.05, share whose last evaluation lies in
-    its interval.
-    """
-    rng, result, C = np.random.default_rng(seed), {}, np.arange(0, 901, every, dtype=float)
-    for name, shape in task_shapes().items():
-        rows = []
-        for _ in range(draws):
-            R, first = evaluate(rng, shape(C), 512, 2), C <= 450
-            f = fit(C[first], R[first], n_samples=1024)
-            rmse = np.sqrt(np.mean((f.predict(C[~first]) - R[~first]) ** 2))
-            rows.append((rmse, rmse <= 0.05, inside(f.interval(C[-1], noise=True)[:, 0], R[-1])))
-        result[name] = tuple(np.mean(rows, axis=0))
-    return result
+
+def law(rng: np.random.Generator, C_mid: float) -> tuple[Curve, float]:
+    """Eq. 1."""
+    A, B = rng.uniform(0.5, 0.95), rng.uniform(1.3, 3)
+    return lambda C: sigmoid(C, 0.07, A, B, C_mid), A
+
+
+def logistic(rng: np.random.Generator, C_mid: float) -> tuple[Curve, float]:
+    """A sigmoid in C, where Eq. 1 is one in log C: it ends sooner."""
+    A = rng.uniform(0.5, 0.95)
+    return lambda C: A * expit(2.5 * (C / C_mid - 1)), A
+
+
+def cliff(rng: np.random.Generator, C_mid: float) -> tuple[Curve, float]:
+    """Straight almost to the ceiling, then a sharp turn: a share of the problems learned together, the others never."""
+    A = rng.uniform(0.7, 0.9)
+    knee = A - rng.uniform(0.03, 0.07)
+    turn = 2 * C_mid * (knee - 0.07) / (A - 0.07)
+
+    def curve(C: np.ndarray) -> np.ndarray:
+        after = A - (A - knee) * np.exp((turn - C) / (C_mid / 2))
+        return np.where(C < turn, 0.07 + (knee - 0.07) * C / turn, after)
+
+    return curve, A
+
+
+def steps(rng: np.random.Generator, C_mid: float) -> tuple[Curve, float]:
+    """Two sigmoids: a share of the problems learned soon, the others at 6.7 times as much compute."""
+    A, share = rng.uniform(0.7, 0.95), rng.uniform(0.5, 0.7)
+
+    def curve(C: np.ndarray) -> np.ndarray:
+        first, second = (sigmoid(C, 0, 1, 3, at * C_mid) for at in (0.6, 4))
+        return 0.07 + (A - 0.07) * (share * first + (1 - share) * second)
+
+    return curve, A
+
+
+REGIMES = {"the law": law, "logistic in C": logistic, "a cliff": cliff, "two steps": steps}
+
+
+def regime(
+    shape: Callable[[np.random.Generator, float], tuple[Curve, float]], reach: float, runs: int, seed: int
+) -> dict[str, float]:
+    """Runs of 28 evaluations of 512 problems x 2, of which the half up to `reach` C_mid is fitted."""
+    rng, rows, C = np.random.default_rng(seed), [], np.linspace(0, 1, 28)
+    for _ in range(runs):
+        curve, A = shape(rng, 0.5 / reach)
+        R, first = evaluate(rng, np.clip(curve(C), 0.001, 0.999), 512, 2), C <= 0.5
+        plain, f = (fit(C[first], R[first], n_samples=1024, cuts=cuts) for cuts in ((), CUTS))
+        hits = [inside(g.interval(1.0, noise=True)[:, 0], R[-1]) for g in (plain, f)]
+        covered = inside(f.A_interval, A)
+        rows.append((*hits, covered, f.identifiable, f.identifiable and not covered, f.predict(1.0) - R[-1]))
+    values = np.array(rows, dtype=float).T
+    names = ("end inside, without backtests", "end inside", "ceiling inside", "identifiable", "identifiable and wrong")
+    return {name: v.mean() for name, v in zip(names, values, strict=False)} | {"median error": np.median(values[-1])}
 
 
 def main() -> None:
     """Print the tables of docs/fit.md."""
     parser = argparse.ArgumentParser(description="Simulations behind the promises of fit_sigmoid.py")
-    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=300, help="of the paper's range; a third of it in the other tables")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    start = time.perf_counter()
-    wide = paper_range(args.draws, args.seed)
-    narrow = paper_range(args.draws // 2, args.seed + 1, spanning=True, reference=False)
-    print(f"| the paper's range of parameters | {args.draws} runs | {args.draws // 2} over C_mid/4 .. 4 C_mid |")
-    print("|---|---|---|")
-    for key, value in wide.items():
-        other = "" if "reference" in key or "failed" in key else f"{narrow[key]:.3f}"
-        print(f"| {key} | {value:.4g} | {other} |")
-    print(f"\n| no ceiling to find, {args.draws // 5} runs each | called identifiable |\n|---|---|")
-    for key, value in no_ceiling(args.draws // 5, args.seed).items():
-        print(f"| {key} | {value} |")
+    start, few = time.perf_counter(), max(args.runs // 3, 2)
+    found = [
+        paper_range(args.runs, args.seed + spanning, spanning=spanning, reference=not (spanning or cuts), cuts=cuts)
+        for spanning in (False, True)
+        for cuts in ((), CUTS)
+    ]
+    print(f"| {args.runs} runs each | the paper's range | with backtests | C_mid/4 to 4 C_mid | with backtests |")
+    print("|---|---|---|---|---|")
+    for key in found[0]:
+        some = found[:1] if "reference" in key or "failed" in key else found
+        print(f"| {key} | {' | '.join(f'{r[key]:.3g}' for r in some)} |")
+    print(f"\n| no ceiling to find, {few} runs each | called identifiable |\n|---|---|")
+    for key, value in no_ceiling(few, args.seed).items():
+        print(f"| {key} | {value} |", flush=True)
     print("\n| kind of noise | A covered | median dispersion (waves: its root, an sd) | identifiable |")
     print("|---|---|---|---|")
-    for key, (covered, dispersion, known) in noise_kinds(args.draws // 5, args.seed).items():
+    for key, (covered, dispersion, known) in noise_kinds(few, args.seed).items():
         shown = dispersion if dispersion > 0.01 else math.sqrt(dispersion)
-        print(f"| {key} | {covered:.3f} | {shown:.2g} | {known:.2f} |")
-    print("\n| first half fitted | evaluated every | RMSE on the second half | runs <= 0.05 | last point covered |")
-    print("|---|---|---|---|---|")
-    for every in (25, 50, 100):
-        for key, (rmse, share, covered) in half_runs(max(args.draws // 10, 5), args.seed, every).items():
-            print(f"| {key} | {every}k tokens | {rmse:.3f} | {share:.0%} | {covered:.0%} |")
+        print(f"| {key} | {covered:.3f} | {shown:.2g} | {known:.2f} |", flush=True)
+    for i, (name, shape) in enumerate(REGIMES.items()):
+        for reach in (1.6, 3.0):
+            row = regime(shape, reach, few, args.seed)
+            if not i and reach < 2:
+                print(f"\n| {few} runs each, fitted to half | {' | '.join(row)} |\n|---|{'---|' * len(row)}")
+            print(f"| {name}, {reach:g} C_mid | {' | '.join(f'{v:.3f}' for v in row.values())} |", flush=True)
     print(f"\n{time.perf_counter() - start:.0f} s")
 
 
