@@ -64,9 +64,9 @@ def long_run() -> np.ndarray:
 def window_A(R0: float, low: float, high: float) -> tuple[float, float]:
     """(A of the sigmoid, A of the power law) fitted to the exact curve of the long run over a window."""
     C = long_run()
-    use = (low <= C) & (high >= C)
+    C = C[(low <= C) & (high >= C)]
     R = curve("batch 2048", R0, C)
-    return fit(C[use], R[use]).A, power_law(C[use], R[use])["A"]
+    return fit(C, R).A, power_law(C, R)["A"]
 
 
 def extrapolate(name: str, end: float, points: int, cut: float, draws: int, seed: int = 0) -> dict[str, float]:
@@ -85,13 +85,12 @@ def extrapolate(name: str, end: float, points: int, cut: float, draws: int, seed
 def overtakes(slow: str, fast: str, R0: float) -> float:
     """GPU-hours at which the run with the higher ceiling overtakes the other: the last sign change from 100 to 10^6."""
 
-    def ahead(log_C: float) -> float:
-        return float(curve(slow, R0, np.exp(log_C)) - curve(fast, R0, np.exp(log_C)))
+    def ahead(C: Any) -> Any:
+        return curve(slow, R0, C) - curve(fast, R0, C)
 
-    grid = np.linspace(np.log(100), np.log(1e6), 400)
-    signs = np.sign([ahead(x) for x in grid])
-    [*_, last] = np.flatnonzero(np.diff(signs))
-    return float(np.exp(brentq(ahead, grid[last], grid[last + 1])))
+    grid = np.geomspace(100, 1e6, 400)
+    [*_, last] = np.flatnonzero(np.diff(np.sign(ahead(grid))))
+    return float(brentq(ahead, grid[last], grid[last + 1]))
 
 
 def range_of_equal_runs(sd: float, runs: int, seed: int = 0) -> tuple[float, float]:
@@ -101,8 +100,8 @@ def range_of_equal_runs(sd: float, runs: int, seed: int = 0) -> tuple[float, flo
     return float(ranges.mean()), float(np.mean(ranges <= LOO_A[1] - LOO_A[0] + 1e-9))
 
 
-def K(K_max: float, N0: float, N: float) -> float:
-    """Tan et al.: slope of a model with N billion parameters."""
+def K(K_max: float, N0: float, N: Any) -> Any:
+    """Tan et al.: slope of a model with N billion parameters (a number or an array)."""
     return K_max / (1 + N0 / N)
 
 
@@ -111,8 +110,7 @@ def K(K_max: float, N0: float, N: float) -> float:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return "".join("| " + " | ".join(line) + " |\n" for line in [head, ["---"] * len(head), *rows])
 
 
 def page() -> str:
@@ -228,44 +226,34 @@ def pictures(folder: Path) -> None:
     """The two PNGs."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figures = {name: Figure(figsize=(10, 3.8), layout="constrained") for name in ("runs", "laws")}
+    (long, all_runs), (slopes, rollouts) = (figure.subplots(1, 2) for figure in figures.values())
     C, grid = long_run(), np.geomspace(500, 2e5, 200)
     R = curve("batch 2048", 0.3, C)
-    left.plot(C[1:], R[1:], "k.", ms=4, label="the run of 100k, R0 = .3")
+    long.plot(C[1:], R[1:], "k.", ms=4, label="the run of 100k, R0 = .3")
     for low, high in ((1500, 50_000), (5000, 50_000), LATE):
         use = (low <= C) & (high >= C)
-        law = power_law(C[use], R[use])
-        left.plot(
-            grid,
-            law["A"] - law["D"] / grid ** law["B"],
-            label=f"power law, {low / 1e3:g}k to {high / 1e3:g}k: A {law['A']:.2f}",
-        )
-    left.set(xscale="log", ylim=(0.25, 0.85), xlabel="GPU-hours", ylabel="pass rate")
+        A, D, B = (power_law(C[use], R[use])[key] for key in "ADB")
+        long.plot(grid, A - D / grid**B, label=f"power law, {low / 1e3:g}k to {high / 1e3:g}k: A {A:.2f}")
+    long.set(ylim=(0.25, 0.85), xlabel="GPU-hours", ylabel="pass rate")
     for name in KHATRI:
-        right.plot(grid, curve(name, 0.3, grid), label=name)
-    right.set(xscale="log", xlabel="GPU-hours", ylabel="pass rate, R0 = .3")
-    finish(figure, folder / "published_runs.png")
+        all_runs.plot(grid, curve(name, 0.3, grid), label=name)
+    all_runs.set(xlabel="GPU-hours", ylabel="pass rate, R0 = .3")
 
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    N = np.geomspace(0.3, 300, 100)
+    N, C = np.geomspace(0.3, 300, 100), np.logspace(4, 7.5, 200)
     for i, (name, both) in enumerate(TAN.items()):
         for constants, style in zip(both, ("-", "--"), strict=True):
-            left.plot(N, [K(*constants, n) for n in N], f"C{i}{style}", label=name if style == "-" else None)
-    left.set(xscale="log", xlabel="parameters, billions", ylabel="K(N); dashed: inter")
+            slopes.plot(N, K(*constants, N), f"C{i}{style}", label=name if style == "-" else None)
+    slopes.set(xlabel="parameters, billions", ylabel="K(N); dashed: inter")
     for name, law in CHENG.items():
-        right.plot(10 ** np.linspace(4, 7.5, 200), n_star(10 ** np.linspace(4, 7.5, 200), *law), label=name)
-    right.set(xscale="log", yscale="log", xlabel="completions C", ylabel="best rollouts per prompt n*")
-    finish(figure, folder / "published_laws.png")
-
-
-def finish(figure: Any, path: Path) -> None:
-    """Legends and a grid on both axes; writes the file."""
-    for axes in figure.axes:
-        axes.legend(fontsize=7)
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=80)
+        rollouts.plot(C, n_star(C, *law), label=name)
+    rollouts.set(yscale="log", xlabel="completions C", ylabel="best rollouts per prompt n*")
+    for name, figure in figures.items():
+        for axes in figure.axes:
+            axes.set(xscale="log")
+            axes.legend(fontsize=7)
+            axes.grid(alpha=0.3)
+        figure.savefig(folder / f"published_{name}.png", dpi=80)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
