@@ -10,7 +10,7 @@ FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit_curves.py tests/test_ablat
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
-.PHONY: setup demo test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check
+.PHONY: setup demo test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
 setup: .venv/installed
 
@@ -33,6 +33,9 @@ demo: setup  ## the graded task with the complete recipe
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	.venv/bin/python tools/gpu_check.py
+
+refit: setup  ## every table and picture of docs/results/ from the curves of all runs, and from nothing else
+	.venv/bin/python tools/ablate.py all --curves docs/results/curves.csv.gz --results docs/results
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium"

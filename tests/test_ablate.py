@@ -3,6 +3,7 @@ place of train.py, so nothing is trained."""
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -13,11 +14,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import ablate
+import curves
 import sweep
 from ablate import UsageError, plan
 from comparisons import COMPARISONS, Comparison
 
-WRITE_REPORT = ablate.write_report
+WRITE_REPORTS = ablate.write_reports
 pytestmark = pytest.mark.long
 
 STAND_IN = """
@@ -48,8 +50,8 @@ signal.signal(signal.SIGTERM, stop)
 if plan.get("wait") and "resume" not in flags:
     (folder / "waiting").touch()
     time.sleep(plan["wait"])
-evals = [{"step": 8 * i, "tokens": 1000 * i, "device_hours": 0.001 * i, "pass_rate": 0.1 + 0.05 * i, "n_prompts": 512,
-          "n_samples": 2, "truncated": 0.0, "interrupted": 0.0, "mean_length": 20.0} for i in range(13)]
+evals = [{"step": 8 * i, "tokens": 1000 * i, "device_hours": 0.001 * i, "flops": i, "pass_rate": 0.1 + 0.05 * i,
+          "n_prompts": 512, "n_samples": 2} for i in range(13)]
 step = {"step": 1, "rows": 5, "truncated": 0.0, "lag_mean": 1.0, "lag_max": 2, "ess": 0.9, "capped_positive": 0.01,
         "capped_negative": 0.03, "updated": 1}
 (folder / "eval.jsonl").write_text("".join(json.dumps(e) + "\\n" for e in evals))
@@ -77,7 +79,7 @@ def program(table, monkeypatch, tmp_path):
     script.write_text("{}")
     monkeypatch.setenv("STAND_IN", str(script))
     monkeypatch.setattr(sweep, "TRAIN", train)
-    monkeypatch.setattr(ablate, "write_report", lambda name, runs, args: None)  # seconds of fits
+    monkeypatch.setattr(ablate, "write_reports", lambda *of_all: None)  # seconds of fits
 
     def call(*words):
         return ablate.main([*words, "--output", str(tmp_path / "runs")])
@@ -279,34 +281,57 @@ def test_a_folder_with_other_flags_is_refused(program, table, capsys):
 
 
 def test_the_report_alone_reads_what_is_finished(program, table, monkeypatch, tmp_path, capsys):
-    """One of two variants is finished: its report and picture are written, and nothing is run."""
-    call, _, calls = program
+    """One of two variants is finished: its report and picture are written, and nothing is run. The other failed."""
+    call, script, calls = program
     object.__setattr__(table["one"], "pass_rate", 0.3)
-    assert call("one", "--seeds", "1", "--only", "base") == 0
-    monkeypatch.setattr(ablate, "write_report", WRITE_REPORT)
-    assert call("one", "--seeds", "1", "--report", "--results", str(tmp_path / "docs")) == 0 and len(calls()) == 1
+    script({"one/dapo/0": {"exit": 1}})
+    assert call("one", "--seeds", "1") == 1
+    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
+    assert call("one", "--seeds", "2", "--report", "--results", str(tmp_path / "docs")) == 0 and len(calls()) == 2
     assert (tmp_path / "docs/one.png").read_bytes()[:4] == b"\x89PNG"
     text = (tmp_path / "docs/one.md").read_text()
-    assert text in capsys.readouterr().out and "1 of 2 runs finished" in text
+    assert text in capsys.readouterr().out and "1 finished runs. Seeds: base 0." in text
+    assert "Left out: dapo seed 0 (failed (exit code 1)), base seed 1 (not run), dapo seed 1 (not run)." in text
     assert "![one](one.png)" in text and "tokens to 0.3" in text
 
 
 def test_the_report_names_the_budget_that_was_given(program, monkeypatch, tmp_path):
     """Not the one of the setting, which it took the place of."""
     call, _, _ = program
-    monkeypatch.setattr(ablate, "write_report", WRITE_REPORT)
+    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
     assert call("one", "--seeds", "1", "--only", "base", "--budget", "90k") == 0
     text = (tmp_path / "runs/results/one.md").read_text()
     assert "Setting: `--k 4 --max_sampled_tokens 90000 --max_device_hours 0.0`" in text
 
 
-def test_all_runs_every_comparison_once_and_predicts_each_run_once(program, monkeypatch, tmp_path):
-    """One and two have three different runs a seed; `all` makes them, reports both, and counts 3 predictions, not 5."""
+def test_the_file_of_curves_gives_the_reports_of_the_folders(program, monkeypatch, tmp_path, capsys):
+    """`all` makes three runs of two comparisons and reports both; the file that curves.py writes then gives both reports
+    to the letter, with the folders gone. A row that was edited since is refused by name."""
     call, _, calls = program
-    monkeypatch.setattr(ablate, "write_report", WRITE_REPORT)
+    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
     assert call("all", "--seeds", "1") == 0
     assert names(calls()) == ["one/base/0", "one/dapo/0", "two/grpo/0"]
-    results = tmp_path / "runs/results"
-    text = (results / "predictions.md").read_text()
-    assert "all 3 runs" in text and "| sigmoid, all | 3 |" in text and (results / "predictions.png").exists()
-    assert (results / "one.md").exists() and (results / "two.md").exists()
+    file, again, folder = str(tmp_path / "c.csv.gz"), tmp_path / "again", tmp_path / "runs"
+    assert curves.main([str(folder), "--output", file]) == 0
+    shutil.move(folder / "results", tmp_path / "results")
+    shutil.rmtree(folder)
+    words = ["all", "--curves", file, "--results", str(again)]
+    assert ablate.main(words) == 0 and len(calls()) == 3
+    for name in ("one.md", "two.md"):
+        assert (again / name).read_text() == (tmp_path / "results" / name).read_text()
+    ablate.COMPARISONS["one"].variants["dapo"] = "--loss dapo --eps_high 0.3"
+    assert ablate.main(words) == 2
+    assert "one/dapo/seed-0 has another --eps_high than its row" in capsys.readouterr().err
+    assert ablate.main(["all", "--curves", str(tmp_path / "none.csv.gz")]) == 2
+    assert "no readable" in capsys.readouterr().err
+
+
+def test_all_names_a_comparison_with_a_baseline_only(program, monkeypatch, tmp_path, capsys):
+    """Of two, only the baseline that it shares with one is there: there is nothing to compare."""
+    call, _, _ = program
+    assert call("one", "--seeds", "1") == 0
+    ablate.COMPARISONS["two"].variants.pop("again")
+    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
+    assert call("all", "--seeds", "1", "--report") == 0
+    assert "two: 1 of 2 variants have finished runs, nothing to report" in capsys.readouterr().out
+    assert sorted(file.name for file in (tmp_path / "runs/results").glob("*.md")) == ["one.md"]

@@ -1,6 +1,5 @@
 """tools/ablation_figures.py and tools/ablation_report.py: the numbers of a report, worked by hand."""
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import ablation_figures as figures
 import ablation_report
-from comparisons import Comparison
+from comparisons import EQUAL, Comparison, near
+from made_curves import made
 
 pytestmark = pytest.mark.long
 
@@ -46,71 +46,95 @@ def test_compute_to_a_rate_by_hand():
     assert figures.compute_to(evals, 0.9, "tokens") == figures.compute_to([], 0.9, "tokens") == math.inf
 
 
-def sigmoid_evals(A, n=16):
-    """Evaluations on R0 = .1, B = 2, C_mid = 300, every 50 tokens; device-hours are a thousandth of the tokens."""
-    C = 50.0 * np.arange(n + 1)
-    rates = figures.fit_sigmoid.sigmoid(C, 0.1, A, 2.0, 300)
-    return [{"step": 8 * i, "tokens": c, "device_hours": c / 1000, "pass_rate": float(r), "n_prompts": 512,
-             "n_samples": 2, "truncated": 0.0, "interrupted": 0.25, "mean_length": 20.0}
-            for i, (c, r) in enumerate(zip(C, rates, strict=True))]  # fmt: skip
+def result(variant="a", seed=0, **given):
+    return figures.Result(variant, made(variant, seed, **given))
 
 
-def result(variant, seed, evals, tmp_path, steps=()):
-    """A finished run of these evaluations and steps, as `read` reads it."""
-    folder = tmp_path / variant / f"seed-{seed}"
-    folder.mkdir(parents=True)
-    for name, records in (("eval.jsonl", evals), ("metrics.jsonl", [{"config": {}}, *steps])):
-        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    closing = {"finished": "2026-11-21 10:00:00 UTC", "seconds": 60.0, "machine": "2 x X"}
-    (folder / "finished.json").write_text(json.dumps(closing))
-    return figures.read(folder, variant, seed, ("tokens",))
+def test_means_over_steps_by_hand():
+    """Evaluations at steps 0, 8 and 12: 8 steps at 1 and 4 steps at 4 are 24 / 12. Nothing is logged of the second kind."""
+    run = made(rates=[0.1, 0.2, 0.3], step=[0, 8, 12], lag=[np.nan, 1, 4])
+    assert figures.over_steps(run, "lag") == 2.0
+    assert math.isnan(figures.over_steps(run, "ess"))
+    assert figures.values([figures.Result("b", run)], "fall", "", 0.5) == {0: 0.0}
 
 
-def test_health_counts_by_hand(tmp_path):
-    """Four steps: one truncated at 12 % (10 % itself is not above), one thrown away, one without rows; the pass rate
-    ends .15 below its best."""
-    full = {"rows": 5, "ess": 0.9, "capped_positive": 0.2, "capped_negative": 0.4, "updated": 1}
-    steps = [
-        full | {"step": 1, "truncated": 0.12, "lag_mean": 1, "lag_max": 3, "ess": 0.5, "logprob_gap": 2e-7},
-        full
-        | {"step": 2, "truncated": 0.10, "lag_mean": 2, "lag_max": 2, "ess": 1.0, "updated": 0, "logprob_gap": 3e-4},
-        {"step": 3, "truncated": 0.0, "lag_mean": 3, "lag_max": 5},
-        full | {"step": 4, "truncated": 0.0, "lag_mean": 2, "lag_max": 2},
-    ]
-    evals = sigmoid_evals(0.8)
-    evals[-2]["pass_rate"] = evals[-1]["pass_rate"] = max(e["pass_rate"] for e in evals[:-2]) - 0.15
-    found = figures.health(result("a", 0, evals, tmp_path, steps))
-    assert (found["lag"], found["lag_max"], found["gap"]) == (2.0, 5, 3e-4)
-    assert (found["ess"], found["clipped +"], found["clipped -"]) == pytest.approx((0.8, 0.2, 0.4))
-    run = result("b", 0, evals, tmp_path, steps)
-    assert figures.values([run], "truncated", "", 0.5) == {0: pytest.approx(0.055)}
-    assert found["truncated"] == pytest.approx(0.055) and found["interrupted"] == 0.25
-    assert [s.split(" in ")[0] for s in found["signs"][:-1]] == [
-        "truncated above 10 %", "gradient not finite", "nothing to train on", "gap above 1e-4",
+def test_signs_by_hand():
+    """Truncated 12 % before one of three evaluations (10 % itself is not above); a gap of 3e-4 before one, which is
+    nothing in bfloat16; and the last lies .15 below the best."""
+    logged = {
+        "rates": [0.1, 0.4, 0.5, 0.35],
+        "truncated": [np.nan, 0.12, 0.1, 0.0],
+        "gap": [np.nan, np.nan, 2e-7, 3e-4],
+    }
+    assert figures.signs(result(**logged)) == [
+        "truncated above 10 % before 1 of 3 evaluations", "gap above 1e-4 before 1 of 3 evaluations",
+        "fell by up to 0.15 (1 of 4 evaluations)",
     ]  # fmt: skip
-    assert all(" in 1 of 4 steps" in s for s in found["signs"][:-1]) and found["signs"][-1].startswith(
-        "fell by up to 0.15 (2 of"
-    )
+    assert len(figures.signs(result(**logged, flags={"dtype": "bfloat16"}))) == 2
+    assert figures.signs(result()) == []
 
 
-def test_best_and_falls_by_hand(tmp_path):
-    """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0; the best two in a row are .2 and .5, or .1 and .6."""
-    evals = sigmoid_evals(0.8)[:6]
-    for record, rate in zip(evals, (0.1, 0.3, 0.2, 0.5, 0.1, 0.6), strict=True):
-        record["pass_rate"] = rate
-    run = result("a", 0, evals, tmp_path)
+def test_falls_by_hand():
+    """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0; the last two have the mean .35."""
+    run = result(rates=[0.1, 0.3, 0.2, 0.5, 0.1, 0.6])
     assert run.falls == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
-    assert run.best == pytest.approx(0.35)
-    run.evals[-2]["pass_rate"] = 0.2
-    assert run.final == pytest.approx(0.4)  # of .2 and .6
-    run.evals[-2]["pass_rate"] = 0.1
+    assert run.final == pytest.approx(0.35)
     assert figures.values([run], "fall", "tokens", 0.5) == {0: pytest.approx(0.4)}
 
 
-def test_the_shared_ceiling(tmp_path):
+# ---- power and the paper
+
+
+@pytest.mark.parametrize(
+    "effect, paired, n", [(1.0, True, 10), (0.5, True, 34), (1.0, False, 17), (0.8, False, 26), (0.5, False, 64)]
+)
+def test_seeds_needed_are_those_of_the_tables(effect, paired, n):
+    """Cohen 1988, table 2.4.1 for two groups (17, 26, 64 at d = 1, .8, .5) and the usual 10 and 34 for pairs: power .80
+    at 5 %, two-sided; sd 3, so that the effect's unit matters."""
+    assert figures.seeds_needed(3 * effect, 3.0, paired) == n
+    assert figures.power(3 * effect, 3.0, n - 1, paired) < 0.8 <= figures.power(3 * effect, 3.0, n, paired)
+
+
+def test_what_n_seeds_see_is_seen_in_four_of_five_simulated_cases():
+    """An effect of that size, 20,000 times: Student's own test at 5 % rejects in 80 %, with a sampling error of .3 %;
+    without an effect in 5 %."""
+    from scipy.stats import ttest_1samp, ttest_ind
+
+    rng, n = np.random.default_rng(0), 4
+    x, y = rng.normal(size=(2, 20_000, n))
+    pairs = ttest_1samp(2 * x + figures.visible(2.0, n), 0, axis=1)
+    groups = ttest_ind(2 * x + figures.visible(2.0, n, paired=False), 2 * y, axis=1)
+    assert [np.mean(found.pvalue < 0.05) for found in (pairs, groups)] == pytest.approx([0.8, 0.8], abs=0.012)
+    assert figures.power(0.0, 1.0, n, True) == pytest.approx(0.05, abs=1e-4)
+    assert math.isnan(figures.visible(1.0, 1)) and math.isnan(figures.visible(math.nan, 5))
+
+
+def test_pooled_sd_by_hand():
+    """1, 3 and 2, 4, 6 and 5: squares about their own means 2 + 8 + 0, degrees of freedom 1 + 2 + 0."""
+    assert figures.pooled_sd([[1, 3], [2, 4, 6], [5.0], []]) == pytest.approx(math.sqrt(10 / 3))
+    assert math.isnan(figures.pooled_sd([[1.0]]))
+
+
+def test_three_words_for_the_paper():
+    """The paper: equal within .02; .075 lower, give or take .02; lower by an amount that it does not say."""
+    lower = (-math.inf, 0.0)
+    for (low, high), equal, much, some in (
+        ((-0.01, 0.01), "reproduced", "refuted", "cannot"),
+        ((-0.03, 0.01), "cannot", "refuted", "cannot"),
+        ((-0.06, 0.01), "cannot", "cannot", "cannot"),  # holds 0, and a value of the paper
+        ((-0.09, -0.03), "refuted", "reproduced", "reproduced"),
+        ((-0.05, -0.03), "refuted", "refuted", "reproduced"),  # lower, but not as much
+        ((0.03, 0.04), "refuted", "refuted", "refuted"),
+        ((math.nan, math.nan), "cannot", "cannot", "cannot"),
+    ):  # fmt: skip
+        for span, word in ((EQUAL[1:], equal), (near(-0.075)[1:], much), (lower, some)):
+            assert figures.against_paper(low, high, *span).startswith(word), (low, high, span)
+
+
+def test_the_shared_ceiling():
     """Ceilings .80 and .81 agree: both are refitted with .805 (to the fit's precision), and B is about the true 2. Of .6
     and .8, `compare` names the higher one; the refits use the mean, .7."""
-    runs = [result(str(A), 0, sigmoid_evals(A, n=24), tmp_path) for A in (0.80, 0.81, 0.60)]
+    runs = [result(str(A), A=A, n=24) for A in (0.80, 0.81, 0.60)]
     shared, said = figures.share_ceiling(runs[:2], "tokens")
     assert shared == pytest.approx(0.805, abs=2e-3) and "agree" in said
     assert [r.shared["tokens"].A for r in runs[:2]] == [shared] * 2
@@ -122,66 +146,49 @@ def test_the_shared_ceiling(tmp_path):
     assert shared == pytest.approx(0.7, abs=5e-3) and "0.8 seed 0 is highest" in said
 
 
-def test_extrapolation_counts_by_hand(tmp_path):
-    """Two exact sigmoids: errors near 0, all inside. A third run falls to .2 after its first half: the error is what the
-    fit predicted minus .2, and its 20 held-out points are outside: 40 of 60 inside."""
-    evals = [sigmoid_evals(0.8, n=40) for _ in range(3)]
-    for record in evals[2][21:]:
-        record["pass_rate"] = 0.2
-    runs = [result("a", i, e, tmp_path) for i, e in enumerate(evals)]
-    found = figures.extrapolation(runs)
-    assert (found["runs"], found["inside"], found["points"]) == (3, 2, 60)
-    assert found["covered"] == pytest.approx(40 / 60)
-    runs[1].half.predictions[0] = runs[1].half.predictions[0]._replace(measured=0.99)
-    assert [figures.extrapolation([run])["too high"] for run in runs[1:]] == [0, 1]  # one ends above, one falls
-    assert found["errors"][1] < 0.01 and found["errors"][2] == pytest.approx(evals[0][-1]["pass_rate"] - 0.2, abs=0.01)
-
-
-def test_the_report_by_hand(tmp_path):
+def test_the_report_by_hand():
     """Two seeds. Base has A = .60 and .64, dapo .10 more at each seed, all measured to 5 C_mid, where 25/26 of the gain
     is reached: the difference at the end is .1 * 25/26 = .096 at both seeds, so it is distinguishable although the two
     intervals over seeds overlap widely. Tokens to .5 are C_mid sqrt(s / (1 - s)) with s = .4 / (A - .1): 600 and 507,
-    dapo 424 and 387. Differences of -176 and -120: -148, sd 40, -+ 12.7 * 40 / sqrt 2: not distinguishable."""
-    results = [result(v, s, sigmoid_evals(0.60 + 0.04 * s + extra, n=30), tmp_path)
-               for v, extra in (("base", 0.0), ("dapo", 0.10)) for s in range(2)]  # fmt: skip
-    text = ablation_report.report("one", ONE, results, [(v, s) for v in ("base", "dapo") for s in range(3)])
+    dapo 424 and 387: log ratios -.347 and -.270, mean -.309, which is -27 %; sd .0545, -+ 12.7 * .0545 / sqrt 2 = .49:
+    not distinguishable. The paper's difference in A is -.075, and ours are near +.1 at either seed: refuted."""
+    c = Comparison("first", {"base": "", "dapo": "--loss dapo", "late": "--k 2"}, "--k 4", paper={"dapo": near(-0.075)})
+    results = [result(v, s, A=0.60 + 0.04 * s + extra, n=30) for v, extra in (("base", 0.0), ("dapo", 0.10))
+               for s in range(2)]  # fmt: skip
+    text = ablation_report.report("one", c, results, ["dapo seed 2 (unfinished)"])
     ends = [[r.final for r in results if r.variant == v] for v in ("base", "dapo")]
     assert np.subtract(*ends) == pytest.approx([-0.096] * 2, abs=1e-3)
-    assert "4 of 6 runs finished, seeds 0, 1; 4 minutes of machine time" in text
-    assert "Not finished: base seed 2, dapo seed 2." in text
-    dapo, fits = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
+    assert "4 finished runs. Seeds: base 0, 1; dapo 0, 1." in text
+    assert "Left out: dapo seed 2 (unfinished). Variants without a finished run: late." in text
+    paper, fits, dapo = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
     assert "| base | base |" not in text
     assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and fits[2].startswith("**+0.")
-    assert abs(float(dapo[6].split()[0]) + 148) < 3 and "*" not in dapo[6]
+    assert abs(float(dapo[5].split()[0]) + 26.6) < 0.5 and dapo[5].split()[1] == "%" and "*" not in dapo[5]
+    assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2" and "refuted" in paper[7]
     assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
-    row = next(line for line in text.splitlines() if line.startswith("| base | 2 |"))
     mean, low, high = figures.interval(ends[0])
-    assert f"| {mean:.3g} [{low:.3g}, {high:.3g}] |" in row
-    assert "![one](one.png)" in text and "4 of 4" in text.split("Half a run")[1]
+    assert f"| base | 2 | {mean:.3g} [{low:.3g}, {high:.3g}] |" in text
+    assert "![one](one.png)" in text
 
 
-def test_pairs_follow_against(tmp_path):
-    """`c` is compared with `b`, which is no variant of `a` then; a variant whose baseline has no finished run has none."""
+def test_the_smallest_visible_difference_by_hand():
+    """Two variants, each with the pairs that it has: differences of .01 and .03 (seeds 0, 1) and of .05 (seed 0) have a
+    pooled sd of .0141; two pairs then need sqrt(.0002) * 11.55 = .163 (11.55: the textbook's t of one degree)."""
+    c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2"}, "")
+    ends = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.51, ("b", 1): 0.63, ("c", 0): 0.55}
+    groups = figures.by_variant([result(v, s, rates=[0.1, end, end]) for (v, s), end in ends.items()])
+    assert ablation_report.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
+    assert figures.visible(math.sqrt(0.0002), 2) == pytest.approx(0.1633, abs=1e-3)
+
+
+def test_pairs_follow_against():
+    """`c` is compared with `b`; a variant whose baseline has no finished run with none, and the first with none."""
     c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2", "d": "--k 3"}, against={"c": "b"})
-    assert ablation_report.pairs(c, dict.fromkeys("abcd", ())) == {"c": "b", "d": "a"}
+    assert ablation_report.pairs(c, dict.fromkeys("abcd", ())) == {"b": "a", "c": "b", "d": "a"}
     assert ablation_report.pairs(c, dict.fromkeys("bcd", ())) == {"c": "b"}
 
 
-def test_the_simpler_rules_by_hand(tmp_path):
-    """R = .9 - .8 / C^.5 in units of 50 tokens: the power law finds its own curve, .9 - .8 / sqrt(40) at the end. That
-    the pass rate stays: the mean at C = 19 and 20."""
-    evals = sigmoid_evals(0.8, n=40)
-    for i, record in enumerate(evals[1:], 1):
-        record["pass_rate"] = 0.9 - 0.8 / math.sqrt(i)
-    found = figures.other_predictions(result("a", 0, evals, tmp_path).half)
-    short = result("b", 0, sigmoid_evals(0.8, n=7), tmp_path)  # 3 points and the start: enough for the sigmoid alone
-    assert figures.extrapolation([short])["runs"] == 1
-    assert "power law" not in figures.other_predictions(short.half)
-    assert found["power law"] == pytest.approx(0.9 - 0.8 / math.sqrt(40), abs=1e-3)
-    assert found["the pass rate stays"] == pytest.approx(0.9 - 0.4 * (1 / math.sqrt(19) + 1 / math.sqrt(20)))
-
-
-def test_the_report_of_one_seed_claims_nothing(tmp_path):
-    results = [result("base", 0, sigmoid_evals(0.5), tmp_path), result("dapo", 0, sigmoid_evals(0.9), tmp_path)]
-    text = ablation_report.report("one", ONE, results, [("base", 0), ("dapo", 0)])
+def test_the_report_of_one_seed_claims_nothing():
+    results = [result("base", A=0.5), result("dapo", A=0.9)]
+    text = ablation_report.report("one", ONE, results, [])
     assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text

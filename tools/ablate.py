@@ -3,11 +3,13 @@
     python tools/ablate.py leave-one-out --seeds 3       # the recipe, its variants, then the report
     python tools/ablate.py losses --dry-run              # only list the commands
     python tools/ablate.py losses --report               # only the report of what is finished
-    python tools/ablate.py all                           # every comparison, and the predictions of all runs
+    python tools/ablate.py all                           # every comparison, the law, and what the logs know
+    python tools/ablate.py all --curves FILE             # the same reports from `curves.py`'s file, without any runs
 
-`comparisons.py` says what is compared, `sweep.py` makes the runs, `ablation_report.py` compares them. Each run is a
-process of `train.py` in OUTPUT/COMPARISON/VARIANT/seed-N. A run that two comparisons share (nearly all have the
-recipe) is made once, in the folder of the comparison that comes first in the table.
+`comparisons.py` says what is compared, `sweep.py` makes the runs, `curves.py` reads them, `ablation_report.py`,
+`law_report.py` and `log_report.py` say what came out. Each run is a process of `train.py` in
+OUTPUT/COMPARISON/VARIANT/seed-N. A run that two comparisons share (nearly all have the recipe) is made once, in the
+folder of the comparison that comes first in the table.
 """
 
 import argparse
@@ -23,8 +25,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import ablation_report
+import law_report
+import log_report
 import sweep
 from comparisons import COMPARISONS
+from curve_files import InputError
+from curves import Curve, collect, curves_of, read_rows
 from sweep import Run, as_word
 
 from runtime.flags import DEFAULTS, UsageError
@@ -109,6 +115,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--results", default="", metavar="FOLDER", help="where reports are written (default OUTPUT/results)")
     add("--dry-run", action="store_true", help="list the commands and end")
     add("--report", action="store_true", help="no runs, only the report of the finished ones")
+    add("--curves", default="", metavar="FILE", help="no runs, the report of those in this file of tools/curves.py")
     args = parser.parse_args(argv)
     if min(args.seeds, args.jobs) < 1:
         parser.error("--seeds and --jobs must be at least 1")
@@ -125,47 +132,85 @@ def list_commands(runs: Mapping[tuple[str, int], Run], minutes: float) -> None:
     print(f"{len(runs) - left} of {len(runs)} runs are finished; the others take about {left * minutes:.0f} minutes")
 
 
-def write_report(name: str, runs: Mapping[tuple[str, int], Run], args: argparse.Namespace) -> None:
-    """The report of a comparison from its finished runs; that of `all` holds the predictions of all runs."""
-    c = COMPARISONS.get(name)
-    axes = c.axes if c else ("tokens",)
-    results = [ablation_report.read(run.folder, variant, run.seed, axes)
-               for (variant, _), run in runs.items() if run.finished()]  # fmt: skip
-    if not results:
-        print(f"{name}: no run is finished, nothing to report")
-        return
-    folder = Path(args.results or Path(args.output) / "results")
-    if c is None:
-        ablation_report.write_predictions(results, folder)
+def matched(
+    runs: Mapping[tuple[str, int], Run], curves: Mapping[str, Curve], output: Path, wanted: bool
+) -> tuple[dict[str, list[Curve]], list[str]]:
+    """({variant: its finished runs}, the others with the reason) of a comparison. `wanted`: a run that was never begun
+    is one of the others. Raises UsageError for a run with other flags than its row has now."""
+    found: dict[str, list[Curve]] = {}
+    others = []
+    for (variant, seed), run in runs.items():
+        curve = curves.get(str(run.folder.relative_to(output)))
+        if curve is not None and curve.finished:
+            row = {name: as_word(value) for name, value in run.flags if value != DEFAULTS[name]}
+            if other := sorted(dict(row.items() ^ curve.flags.items())):
+                raise UsageError(f"{curve.run} has another --{', --'.join(other)} than its row in comparisons.py.")
+            found.setdefault(variant, []).append(curve)
+        elif curve is not None or wanted:
+            others.append(f"{variant} seed {seed} ({curve.state if curve else 'not run'})")
+    return found, others
+
+
+def write_report(name: str, found: Mapping[str, Sequence[Curve]], left_out: Sequence[str], args: argparse.Namespace,
+                 folder: Path) -> None:  # fmt: skip
+    """The report of a comparison from its finished runs."""
+    c = COMPARISONS[name]
+    least = 2 if args.comparison == "all" else 1  # a baseline that comparisons share is not reported in each of them
+    if len(found) < least:
+        print(f"{name}: {len(found)} of {len(c.variants)} variants have finished runs, nothing to report")
         return
     if args.budget:  # it took the place of the setting's own
         given = resolved(c.setting) | budget_flags(args.budget)
         c = dataclasses.replace(c, setting=" ".join(f"--{flag} {as_word(value)}" for flag, value in given.items()))
-    ablation_report.write(name, c, results, list(runs), folder)
+    ordered = {variant: found[variant] for variant in c.variants if variant in found}
+    ablation_report.write("law-variants" if name == "law" else name, c, ordered, left_out, folder)
+
+
+def write_reports(
+    plans: Mapping[str, Mapping[tuple[str, int], Run]],
+    curves: Mapping[str, Curve],
+    output: Path,
+    args: argparse.Namespace,
+) -> None:
+    """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
+    folder = Path(args.results or output / "results")
+    matches = {name: matched(of_one, curves, output, not args.curves) for name, of_one in plans.items()}
+    for name, (found, left_out) in matches.items():
+        write_report(name, found, left_out, args, folder)
+    law, left_out = matches.get("law", ({}, []))
+    if not law:
+        return
+    graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"]
+    others: dict[str, list[Curve]] = {}
+    for curve in graded:
+        if curve.comparison != "law":
+            others.setdefault(curve.comparison, []).append(curve)
+    law_report.write(law, others, left_out, folder)
+    log_report.write(graded, law.get("baseline", []), folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 some runs failed, 2 usage, 130 stopped by a signal."""
     args = arguments(argv)
-    output = Path(args.output).resolve()
+    output = Path() if args.curves else Path(args.output).resolve()
     names = list(COMPARISONS) if args.comparison == "all" else [args.comparison]
     code = 0
     try:
+        rows = read_rows(Path(args.curves)) if args.curves else []
+        seeds = sorted({int(row["seed"]) for row in rows}) or range(args.seeds)
         budget = budget_flags(args.budget)
-        plans = {name: plan(name, range(args.seeds), output, budget, args.only) for name in names}
+        plans = {name: plan(name, seeds, output, budget, args.only) for name in names}
         runs = [run for of_one in plans.values() for run in of_one.values()]
         if args.dry_run:
             for name, of_one in plans.items():
                 list_commands(of_one, COMPARISONS[name].minutes)
             return 0
-        if not args.report:
+        if not (args.report or args.curves):
             code = sweep.make(runs, output, args.jobs)
-        if args.comparison == "all":
-            plans["all"] = {(str(run.folder.parent.relative_to(output)), run.seed): run for run in runs}  # each once
         if code not in (2, 130):
-            for name, of_one in plans.items():
-                write_report(name, of_one, args)
-    except UsageError as error:
+            curves = {curve.run: curve for curve in curves_of(rows or collect(output))}
+            write_reports(plans, curves, output, args)
+    except (UsageError, InputError) as error:
         print(f"ablate.py: {error}", file=sys.stderr)
         return 2
     return code

@@ -6,67 +6,54 @@ Student's quantile with n - 1 degrees of freedom. Two variants are distinguishab
 several such intervals and nothing is corrected for their number: of twenty without any effect, one will look like one.
 """
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.optimize import brentq
+from scipy.special import chdtri, ndtr, stdtrit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fit_curves import power_law
+from curves import Curve
 
 import fit_sigmoid
-from runtime.run_folder import Folder
+
+FALL = 0.1  # an evaluation this far below the best before it
+REPRODUCED, REFUTED, UNSEEN = "reproduced", "refuted", "cannot be seen at this size"
+
+
+@cache
+def fitted(curve: Curve, axis: str, until: float = 1.0) -> fit_sigmoid.CurveReport:
+    """The fit to the first `until` of a run's compute on that axis; made once, since comparisons share runs."""
+    name = f"{curve.variant} seed {curve.seed}"
+    return fit_sigmoid.curve(curve.evals(), x=axis, fit_until=until, name=name)
 
 
 @dataclass
 class Result:
-    """A finished run, read and fitted. `full`: by axis of compute, the fit to the run; `half`: to its first half."""
+    """A finished run under the name that a comparison has for it. `shared`: by axis, the fit at the shared ceiling."""
 
     variant: str
-    seed: int
-    evals: list[dict[str, Any]]
-    steps: list[dict[str, Any]]
-    closing: dict[str, Any]
-    float32: bool
-    full: dict[str, fit_sigmoid.CurveReport]
-    half: fit_sigmoid.CurveReport
+    curve: Curve
     shared: dict[str, fit_sigmoid.SigmoidFit] = field(default_factory=dict)
+
+    seed = property(lambda self: self.curve.seed)
+    rates = property(lambda self: self.curve.points["pass_rate"])  # (evaluations,)
 
     @property
     def final(self) -> float:
         """Pass rate at the end: mean of the last two evaluations."""
-        rates = [record["pass_rate"] for record in self.evals[-2:]]
-        return sum(rates) / len(rates)
-
-    @property
-    def best(self) -> float:
-        """Best pass rate of the run: the highest mean of two evaluations in a row."""
-        rates = np.array([record["pass_rate"] for record in self.evals])
-        return float((rates[1:] + rates[:-1]).max(initial=2 * rates[0]) / 2)
+        return float(self.rates[-2:].mean())
 
     @property
     def falls(self) -> np.ndarray:
         """(evaluations,): how far each lies below the best before it; 0 at a new best."""
-        rates = np.array([record["pass_rate"] for record in self.evals])
-        return np.maximum.accumulate(rates) - rates
-
-
-def read(path: Path, variant: str, seed: int, axes: Sequence[str]) -> Result:
-    """Reads the folder of a finished run and fits its evaluations."""
-    folder, name = Folder(path), f"{variant} seed {seed}"
-    evals, (start, *lines) = folder.read("eval.jsonl"), folder.read("metrics.jsonl")
-    steps = [record for record in lines if "step" in record]
-    full = {x: fit_sigmoid.curve(evals, x=x, name=name) for x in axes}
-    half = fit_sigmoid.curve(evals, x=axes[0], fit_until=0.5, name=name)
-    closing = json.loads((path / "finished.json").read_text())
-    float32 = start["config"].get("dtype", "float32") == "float32"
-    return Result(variant, seed, evals, steps, closing, float32, full, half)
+        return np.maximum.accumulate(self.rates) - self.rates
 
 
 def share_ceiling(results: Sequence[Result], axis: str) -> tuple[float | None, str]:
@@ -75,10 +62,10 @@ def share_ceiling(results: Sequence[Result], axis: str) -> tuple[float | None, s
     The shared ceiling is the mean over all runs whose own is identifiable, as in the paper's leave-one-out, or over all
     runs if none is; where `compare` gives no shared one, B there still describes the runs, and the verdict says so.
     """
-    fits = [r.full[axis].fit for r in results]
+    fits = [fitted(r.curve, axis).fit for r in results]
     if len(fits) < 2:
         return None, "one run: nothing to compare"
-    both = fit_sigmoid.compare(*fits, names=[r.full[axis].name for r in results])
+    both = fit_sigmoid.compare(*fits, names=[f"{r.variant} seed {r.seed}" for r in results])
     ceilings = [f.A for f in fits if f.identifiable] or [f.A for f in fits if math.isfinite(f.A)]
     A = both.shared_A if both.refits else float(np.mean(ceilings)) if ceilings else None
     if A is not None:
@@ -126,66 +113,69 @@ def verdict(mean: float, low: float, high: float, more: str, less: str) -> str:
     return more if low > 0 else less if high < 0 else "not distinguishable"
 
 
-def health(result: Result) -> dict[str, Any]:
-    """Lag, clipped share, truncation and what a stable run does not show, of one run."""
-    steps, evals = result.steps, result.evals
+def against_paper(low: float, high: float, least: float, most: float) -> str:
+    """What our interval [low, high] of a difference says of the paper's, which lies in [least, most].
 
-    def over(name: str) -> list[float]:
-        return [step[name] for step in steps if name in step]
-
-    def mean(name: str) -> float:
-        return float(np.mean(over(name))) if over(name) else math.nan
-
-    found = {
-        "truncated above 10 %": sum(step["truncated"] > 0.10 for step in steps),
-        "gradient not finite": sum(step.get("updated", 1) == 0 for step in steps),
-        "nothing to train on": sum("rows" not in step for step in steps),
-        "gap above 1e-4": sum(gap > 1e-4 for gap in over("logprob_gap")) if result.float32 else 0,
-    }
-    signs = [f"{name} in {count} of {len(steps)} steps" for name, count in found.items() if count]
-    low = int((result.falls > 0.1).sum())
-    if low:
-        signs.append(f"fell by up to {result.falls.max():.2f} ({low} of {len(evals)} evaluations more than .1 below "
-                     "the best before)")  # fmt: skip
-    return {
-        "lag": mean("lag_mean"), "lag_max": max(over("lag_max"), default=0), "ess": mean("ess"),
-        "clipped +": mean("capped_positive"), "clipped -": mean("capped_negative"),
-        "truncated": mean("truncated"), "truncated_last": evals[-1]["truncated"],
-        "interrupted": evals[-1]["interrupted"], "length": evals[-1]["mean_length"],
-        "gap": max(over("logprob_gap"), default=math.nan), "signs": signs,
-    }  # fmt: skip
+    REFUTED: no value of ours is one of theirs. REPRODUCED, where theirs are about 0: all of ours are among them; else:
+    ours overlap theirs and leave out 0. Anything else is UNSEEN.
+    """
+    if high < least or low > most:
+        return REFUTED
+    inside = least <= low and high <= most
+    return REPRODUCED if inside or (not least < 0 < most and (low > 0 or high < 0)) else UNSEEN
 
 
-def other_predictions(half: fit_sigmoid.CurveReport) -> dict[str, float]:
-    """What the last evaluation would be by simpler rules, from the same first half: the pass rate stays as it is (mean
-    of the half's last two evaluations), and the power law A - D / C^B, whose A may go up to 1."""
-    seen = half.fit_until * (1 + 1e-12) >= half.C
-    C, R = half.C[seen], half.R[seen]
-    found = {"the pass rate stays": float(R[-2:].mean())}
-    if (C > 0).sum() >= 4:  # what a power law needs
-        law = power_law(C, R)
-        found["power law"] = law["A"] - law["D"] / half.C[-1] ** law["B"]
+# ------------------------------------------------------------------------------------------------------------- power
+
+
+def power(effect: float, sd: float, n: int, paired: bool) -> float:
+    """How likely n seeds of each of two variants show a true difference at 5 % (Student's t, two-sided). `sd`: of the
+    paired differences, or of the runs of one variant."""
+    dof, variance = (n - 1, sd**2 / n) if paired else (2 * (n - 1), 2 * sd**2 / n)
+    # P(|Z + shift| > t s) over s, the measured sd in units of the true one: s^2 is chi^2 / dof. SciPy's nct has NaNs.
+    s = np.sqrt(chdtri(dof, (np.arange(10_000) + 0.5) / 10_000) / dof)
+    ts, shift = float(stdtrit(dof, 0.975)) * s, effect / math.sqrt(variance)
+    return float(np.mean(ndtr(shift - ts) + ndtr(-shift - ts)))
+
+
+def seeds_needed(effect: float, sd: float, paired: bool, chance: float = 0.8) -> int:
+    """The fewest seeds that see it with that chance."""
+    return next((n for n in range(2, 1000) if power(effect, sd, n, paired) >= chance), 1000)
+
+
+def visible(sd: float, n: int, paired: bool = True, chance: float = 0.8) -> float:
+    """The smallest difference that n seeds see with that chance; NaN for one seed."""
+    if n < 2 or not sd > 0:
+        return math.nan
+    return sd * float(brentq(lambda effect: power(effect, 1.0, n, paired) - chance, 0, 50))
+
+
+def pooled_sd(pairs: Sequence[Sequence[float]]) -> float:
+    """Standard deviation within groups, over all of them; NaN where none has two values."""
+    dof = sum(max(len(some) - 1, 0) for some in pairs)
+    return math.sqrt(sum(float(np.var(some)) * len(some) for some in pairs if some) / dof) if dof else math.nan
+
+
+# --------------------------------------------------------------------------------------------------- values of a run
+
+
+def over_steps(curve: Curve, column: str) -> float:
+    """Mean of a logged column over the steps of a run; NaN if it is not logged."""
+    values, steps = curve.points[column][1:], np.diff(curve.points["step"])
+    known = np.isfinite(values) & (steps > 0)
+    return float(np.average(values[known], weights=steps[known])) if known.any() else math.nan
+
+
+def signs(result: Result) -> list[str]:
+    """What a stable run does not show."""
+    points, found = result.curve.points, []
+    gaps = points["gap"] if result.curve.flags.get("dtype", "float32") == "float32" else np.array([])
+    for name, seen in (("truncated above 10 %", points["truncated"] > 0.10), ("gap above 1e-4", gaps > 1e-4)):
+        if seen.any():
+            found.append(f"{name} before {seen.sum()} of {seen.size - 1} evaluations")
+    if low := int((result.falls > FALL).sum()):
+        found.append(f"fell by up to {result.falls.max():.2f} ({low} of {result.falls.size} evaluations)")
     return found
-
-
-def extrapolation(results: Sequence[Result]) -> dict[str, Any]:
-    """How well fits to first halves predict second halves: |error| at the end of each run, with those of the simpler
-    rules, and coverage. `not fitted`: runs with too few evaluations in their first half."""
-    rows = [r.half for r in results if not math.isnan(r.half.fit.A) and r.half.held_out_points]
-    ends = [row.predictions[0] for row in rows]
-    points = sum(row.held_out_points for row in rows)
-    others: dict[str, list[float]] = {}
-    for row, end in zip(rows, ends, strict=True):
-        for rule, value in other_predictions(row).items():
-            others.setdefault(rule, []).append(abs(value - end.measured))
-    return {
-        "runs": len(rows), "not fitted": len(results) - len(rows), "others": others, "points": points,
-        "errors": [abs(end.reward - end.measured) for end in ends],
-        "too high": sum(end.reward > end.measured for end in ends),
-        "inside": sum(end.evaluation[0] <= end.measured <= end.evaluation[1] for end in ends),
-        "covered": sum(row.held_out_covered * row.held_out_points for row in rows) / max(1, points),
-        "rmse": float(np.median([row.held_out_rmse for row in rows])) if rows else math.nan,
-    }  # fmt: skip
 
 
 def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> dict[int, float]:
@@ -193,20 +183,19 @@ def values(results: Sequence[Result], measure: str, axis: str, rate: float) -> d
     missing. `A known` is A where it is identifiable, `fall` the largest fall of the pass rate below its best before."""
     found: dict[int, float | None] = {}
     for r in results:
-        if measure in ("final", "best"):
-            found[r.seed] = getattr(r, measure)
-        elif measure == "A known":
-            found[r.seed] = r.full[axis].fit.A if r.full[axis].fit.identifiable else None
+        if measure == "final":
+            found[r.seed] = r.final
         elif measure == "fall":
             found[r.seed] = float(r.falls.max())
         elif measure == "truncated":
-            found[r.seed] = health(r)["truncated"]
+            found[r.seed] = over_steps(r.curve, "truncated")
         elif measure in ("B shared", "C_mid shared"):
             found[r.seed] = getattr(r.shared[axis], measure.split()[0]) if axis in r.shared else None
-        elif measure in ("A", "B", "C_mid"):
-            found[r.seed] = getattr(r.full[axis].fit, measure)
+        elif measure in ("A", "A known", "B", "C_mid"):
+            fit = fitted(r.curve, axis).fit
+            found[r.seed] = getattr(fit, measure.split()[0]) if fit.identifiable or measure != "A known" else None
         else:
-            found[r.seed] = compute_to(r.evals, rate, measure)
+            found[r.seed] = compute_to(r.curve.evals(), rate, measure)
     return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
 
 

@@ -4,29 +4,29 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ablation_figures import (
     Result,
+    against_paper,
     by_variant,
     difference,
-    extrapolation,
-    health,
     interval,
-    read,
+    over_steps,
+    pooled_sd,
     share_ceiling,
+    signs,
     values,
     verdict,
+    visible,
 )
 from comparisons import Comparison
+from curves import Curve
 from measuring import table
 
 import fit_sigmoid
-
-__all__ = ["read", "write", "write_predictions"]
 
 # What is compared with the baseline: (heading, words for more and for less)
 FITTED = {  # of the curve, so for each axis of compute
@@ -36,17 +36,25 @@ FITTED = {  # of the curve, so for each axis of compute
 }
 MEASURED = {  # of the run, without a fit
     "final": ("pass rate at the end", "higher", "lower"),
-    "best": ("best pass rate", "higher", "lower"),
     "fall": ("largest fall below the best before", "falls further", "falls less"),
     "truncated": ("truncated completions, mean over steps", "more", "fewer"),
     "tokens": ("tokens to the rate", "needs more", "needs fewer"),
     "step": ("steps to the rate", "needs more", "needs fewer"),
     "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
 }
+RELATIVE = ("C_mid shared", "tokens", "step", "device_hours")  # differences of logarithms, shown in percent
+IN_THE_PAPER = {"A": "A known", "B": "B shared"}
 
 RULE = (
-    "Differences are variant minus baseline, paired by seed, with the 95 % interval over seeds; in bold where 0 is "
-    "outside, which is what *distinguishable* means here. Not corrected for the number of comparisons."
+    "Differences are variant minus baseline, paired by seed, with the 95 % interval over seeds; those of compute are "
+    "differences of logarithms, in percent. In bold where 0 is outside, which is what *distinguishable* means here. "
+    "Not corrected for the number of comparisons."
+)
+AGAINST_THE_PAPER = (
+    "**Against the paper.** *Reproduced*: where the paper's difference is about 0, ours lies within its margin; else "
+    "ours leaves out 0 and overlaps the paper's. *Refuted*: ours and the paper's do not overlap. Anything else *cannot "
+    "be seen at this size*. *Could see*: the smallest true difference that so many seeds show in four of five cases "
+    "(5 %, two-sided), given the spread of all paired differences of this comparison."
 )
 
 
@@ -58,6 +66,11 @@ def amount(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def apart_text(value: float, relative: bool) -> str:
+    """A difference: .0123, or the percent that a difference of logarithms is."""
+    return f"{100 * math.expm1(value):+.3g} %" if relative else f"{'+' if value >= 0 else ''}{amount(value)}"
 
 
 def cell(found: Mapping[int, float], of: int) -> str:
@@ -95,23 +108,24 @@ def headings(measures: Mapping[str, tuple[str, str, str]], rate: float) -> list[
 
 
 def health_table(groups: Mapping[str, Sequence[Result]]) -> str:
-    """What the runs were like, one row a variant."""
-    head = ["variant", "lag mean / max", "ESS", "clipped A > 0 / A < 0", "truncated, mean over steps / at the end",
-            "interrupted at the end", "length at the end", "largest log-prob gap", "instabilities"]  # fmt: skip
+    """What the runs were like, one row a variant; means over their steps."""
+    head = ["variant", "lag mean / max", "ESS", "clipped A > 0 / A < 0", "truncated", "interrupted", "kept", "entropy",
+            "largest log-prob gap", "instabilities"]  # fmt: skip
     rows = []
     for name, results in groups.items():
-        each = [health(r) for r in results]
 
-        def mean(key: str, each: list[dict[str, Any]] = each) -> float:
-            return float(np.mean([one[key] for one in each]))
+        def mean(column: str, results: Sequence[Result] = results) -> float:
+            return float(np.mean([over_steps(r.curve, column) for r in results]))
 
-        pairs = [(r.seed, ", ".join(one["signs"])) for r, one in zip(results, each, strict=True)]
-        signs = [f"seed {seed}: {text}" for seed, text in pairs if text]
+        def most(column: str, results: Sequence[Result] = results) -> float:
+            return max(np.nanmax(r.curve.points[column], initial=-math.inf) for r in results)
+
+        said = [f"seed {r.seed}: {', '.join(found)}" for r in results if (found := signs(r))]
         rows.append([
-            name, f"{mean('lag'):.2f} / {max(one['lag_max'] for one in each)}", f"{mean('ess'):.3f}",
-            f"{mean('clipped +'):.2%} / {mean('clipped -'):.2%}",
-            f"{mean('truncated'):.1%} / {mean('truncated_last'):.1%}", f"{mean('interrupted'):.1%}",
-            f"{mean('length'):.1f}", f"{max(one['gap'] for one in each):.1e}", "; ".join(signs) or "none",
+            name, f"{mean('lag'):.2f} / {most('lag_max'):.0f}", f"{mean('ess'):.3f}",
+            f"{mean('clipped_positive'):.2%} / {mean('clipped_negative'):.2%}", f"{mean('truncated'):.1%}",
+            f"{mean('interrupted'):.1%}", f"{mean('kept'):.0%}", f"{mean('entropy'):.3f}", f"{most('gap'):.1e}",
+            "; ".join(said) or "none",
         ])  # fmt: skip
     return table(head, rows)
 
@@ -119,9 +133,18 @@ def health_table(groups: Mapping[str, Sequence[Result]]) -> str:
 def pairs(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> dict[str, str]:
     """{variant: its baseline}, for the variants that have one among the finished runs."""
     first = next(iter(c.variants))
-    found = {name: c.against.get(name, first) for name in groups}
-    own = set(c.against.values())  # a baseline of others is itself compared with none
-    return {name: base for name, base in found.items() if name != base and base in groups and name not in own}
+    found = {name: c.against.get(name, first) for name in groups if name != first}
+    return {name: base for name, base in found.items() if base in groups}
+
+
+def differences(
+    groups: Mapping[str, Sequence[Result]], name: str, base: str, axis: str, rate: float, measure: str
+) -> tuple[dict[int, float], dict[int, float]]:
+    """{seed: value} of a variant and of its baseline, as logarithms where differences are RELATIVE."""
+    both = [values(groups[variant], measure, axis, rate) for variant in (name, base)]
+    if measure in RELATIVE:
+        both = [{seed: math.log(value) for seed, value in some.items() if value > 0} for some in both]
+    return both[0], both[1]
 
 
 def apart(
@@ -138,14 +161,14 @@ def apart(
     for (measure, (_, more, less)), heading in zip(measures.items(), headings(measures, rate), strict=True):
         said: dict[str, list[str]] = {}
         for name, base in against.items():
-            ours, theirs = (values(groups[v], measure, axis, rate) for v in (name, base))
-            mean, low, high, n = difference(ours, theirs)
+            mean, low, high, n = difference(*differences(groups, name, base, axis, rate, measure))
+            relative = measure in RELATIVE
             word = verdict(mean, low, high, more, less) if n else "no pair of runs has it"
             sure = word in (more, less)
             said.setdefault(f"**{word}**" if sure else word, []).append(name)
-            span = "" if math.isnan(low) else f" [{amount(low)}, {amount(high)}]"
+            span = "" if math.isnan(low) else f" [{apart_text(low, relative)}, {apart_text(high, relative)}]"
             few = f" ({n} of {len(groups[name])} seeds)" if 0 < n < len(groups[name]) else ""
-            text = f"{'+' if mean >= 0 else ''}{amount(mean)}{span}{few}" if n else "–"
+            text = f"{apart_text(mean, relative)}{span}{few}" if n else "–"
             rows[name].append(f"**{text}**" if sure else text)
         found = sorted(said, key=lambda word: word[0] != "*")  # first what is told apart
         lines.append(f"- {heading}: " + "; ".join(f"{word}: {', '.join(said[word])}" for word in found) + ".")
@@ -153,79 +176,70 @@ def apart(
     return [table(head, list(rows.values())), "\n".join(lines)] if rows else []
 
 
-def extrapolation_text(results: Sequence[Result]) -> str:
-    """The table of predictions."""
-    head = [
-        "from the first half",
-        "runs",
-        "error at the end: median",
-        "90 % quantile",
-        "largest",
-        "too high in",
-        "last evaluation inside its 95 % interval",
-        "all held-out evaluations inside",
-        "median RMSE, second half",
-    ]
-
-    def errors(found: Sequence[float]) -> list[str]:
-        return [f"{v:.3f}" for v in (np.median(found), np.quantile(found, 0.9), max(found))]
-
-    known = [r for r in results if r.half.fit.identifiable]
-    unknown = [r for r in results if not r.half.fit.identifiable]
-    rows = []
-    for name, some in (("ceiling identifiable", known), ("ceiling not identifiable", unknown), ("all", results)):
-        e = extrapolation(some)
-        n = e["runs"]
-        if n:
-            rows.append(
-                [
-                    f"sigmoid, {name}",
-                    str(n),
-                    *errors(e["errors"]),
-                    f"{e['too high']} of {n}",
-                    f"{e['inside']} of {n}",
-                    f"{e['covered']:.0%} of {e['points']}",
-                    f"{e['rmse']:.3f}",
-                ]
-            )
-        else:
-            rows.append([f"sigmoid, {name}", "0", *["–"] * 7])
-    rows += [[rule, str(len(found)), *errors(found), *["–"] * 4] for rule, found in e["others"].items()]
-    failed = e["not fitted"]
-    return table(head, rows) + (f"\n\n{failed} runs have too few evaluations in their first half." if failed else "")
+def spread(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str, measure: str) -> float:
+    """Standard deviation of the paired differences of a comparison within its variants, over all of them."""
+    of_all = (differences(groups, v, base, axis, c.pass_rate, measure) for v, base in pairs(c, groups).items())
+    return pooled_sd([[ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()] for ours, theirs in of_all])
 
 
-def report(name: str, c: Comparison, results: Sequence[Result], wanted: Sequence[tuple[str, int]]) -> str:
-    """Markdown. `wanted`: (variant, seed) of all runs of the comparison, finished or not."""
+def sight(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str) -> str:
+    """What the runs of a comparison could have seen, for each number of pairs that its variants have."""
+    seeds = {v: {r.seed for r in some} for v, some in groups.items()}
+    counts = sorted({len(seeds[v] & seeds[base]) for v, base in pairs(c, groups).items()} - {0, 1})
+    lines = []
+    for n in counts:
+        A, B, C_mid = (visible(spread(c, groups, axis, measure), n) for measure in FITTED)
+        lines.append(f"{n} pairs of runs could see a difference of {amount(A)} in A, of {amount(B)} in B and of "
+                     f"{apart_text(C_mid, True)} in C_mid")  # fmt: skip
+    return "; ".join(lines) + " (5 %, two-sided, in four of five cases)." if lines else ""
+
+
+def paper_table(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> list[str]:
+    """What the paper has, what we have, and whether the runs could have told."""
+    axis, against, rows = c.axes[0], pairs(c, groups), []
+    for variant, (kind, least, most) in c.paper.items():
+        if variant not in against:
+            continue
+        measure = IN_THE_PAPER[kind]
+        both = differences(groups, variant, against[variant], axis, c.pass_rate, measure)
+        mean, low, high, n = difference(*both)
+        claim = f"{least:+.3f} to {most:+.3f}" if math.isfinite(most - least) else "lower" if most <= 0 else "higher"
+        ours = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]" if n > 1 else f"{mean:+.3f}" if n else "–"
+        could = amount(visible(spread(c, groups, axis, measure), n))
+        rows.append([variant, against[variant], FITTED[measure][0], claim, ours, str(n), could,
+                     f"**{against_paper(low, high, least, most)}**"])  # fmt: skip
+    head = ["variant", "against", "figure", "the paper", "here", "seeds", "could see", "verdict"]
+    return [AGAINST_THE_PAPER, table(head, rows)] if rows else []
+
+
+def report(name: str, c: Comparison, results: Sequence[Result], left_out: Sequence[str]) -> str:
+    """Markdown. `left_out`: runs without a result, each with the reason."""
     groups = by_variant(results)
-    seeds = sorted({r.seed for r in results})
-    missing = [f"{v} seed {s}" for v, s in wanted if (v, s) not in {(r.variant, r.seed) for r in results}]
-    minutes, dates = sum(r.closing["seconds"] for r in results) / 60, sorted(r.closing["finished"] for r in results)
+    absent = [variant for variant in c.variants if variant not in groups]
     text = [
         f"# {name}: {c.about}",
-        f"{len(results)} of {len(wanted)} runs finished, seeds {', '.join(map(str, seeds))}; {minutes:.0f} minutes of "
-        f"machine time, finished between {dates[0]} and {dates[-1]}; "
-        f"{'; '.join(sorted({r.closing['machine'] for r in results}))}."
-        + (f" Not finished: {', '.join(missing)}." if missing else ""),
+        f"{len(results)} finished runs. Seeds: "
+        + "; ".join(f"{v} {', '.join(str(r.seed) for r in some)}" for v, some in groups.items()) + "."
+        + (f" Left out: {', '.join(left_out)}." if left_out else "")
+        + (f" Variants without a finished run: {', '.join(absent)}." if absent else ""),
         f"Setting: `{c.setting}`. Variants: "
         + "; ".join(f"*{v}* `{c.variants[v] or 'the setting as it is'}`" for v in groups) + ".",
         f"![{name}]({name}.png)",
         RULE,
-        "**Without a fit.** Mean [95 % interval over seeds].",
-        run_table(groups, c.pass_rate),
     ]  # fmt: skip
     against = pairs(c, groups)
-    text += apart(against, groups, "", c.pass_rate, MEASURED)
+    fits = []
     for axis in c.axes:
         shared, said = share_ceiling(results, axis)
-        text += [f"**Fits against {fit_sigmoid.UNITS.get(axis, axis)}.** A ceiling that is not identifiable is a "
+        fits += [f"**Fits against {fit_sigmoid.UNITS.get(axis, axis)}.** A ceiling that is not identifiable is a "
                  "guess, and so are its B and C_mid; B and C_mid at the shared A are as good as that A.",
                  fit_table(groups, axis, shared),
                  f"`fit_sigmoid.compare` on all runs: {said}.",
-                 *apart(against, groups, axis, c.pass_rate, FITTED)]  # fmt: skip
-    text += ["**Health of the runs.**", health_table(groups), "**Half a run predicts the other.**",
-             extrapolation_text(results)]  # fmt: skip
-    return "\n\n".join(text) + "\n"
+                 *apart(against, groups, axis, c.pass_rate, FITTED), sight(c, groups, axis)]  # fmt: skip
+    text += [*paper_table(c, groups), *fits, "**Without a fit.** Mean [95 % interval over seeds].",
+             run_table(groups, c.pass_rate), *apart(against, groups, "", c.pass_rate, MEASURED),
+             "**Health of the runs.**", health_table(groups)]  # fmt: skip
+    return "\n\n".join(filter(None, text)) + "\n"
 
 
 def draw(c: Comparison, results: Sequence[Result], path: Path) -> None:
@@ -239,7 +253,7 @@ def draw(c: Comparison, results: Sequence[Result], path: Path) -> None:
     *panels, last = figure.subplots(1, len(axes_of) + 1)
     for panel, axis in zip(panels, axes_of, strict=True):
         for i, some in enumerate(groups.values()):
-            lines = [(np.array([e[axis] for e in r.evals]), np.array([e["pass_rate"] for e in r.evals])) for r in some]
+            lines = [(r.curve.points[axis], r.rates) for r in some]
             for x, y in lines:
                 panel.plot(x, y, color=f"C{i % 10}", alpha=0.3, lw=0.8)
             grid = np.linspace(0, min(x[-1] for x, _ in lines), 60)
@@ -249,9 +263,9 @@ def draw(c: Comparison, results: Sequence[Result], path: Path) -> None:
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("pass rate on held-out prompts")
     against = pairs(c, groups)
-    for i, (variant, some) in enumerate(groups.items()):
-        base = groups[against.get(variant, variant)]
-        mean, low, high, _ = difference(values(some, "final", "", 0.0), values(base, "final", "", 0.0))
+    for i, variant in enumerate(groups):
+        base = against.get(variant, variant)
+        mean, low, high, _ = difference(*differences(groups, variant, base, "", 0.0, "final"))
         reach = 0.0 if math.isnan(low) else high - mean
         last.errorbar(mean, i, xerr=reach, color=f"C{i % 10}", marker="o", capsize=3)
     last.set_yticks(range(len(groups)), list(groups), fontsize=8)
@@ -261,43 +275,17 @@ def draw(c: Comparison, results: Sequence[Result], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def draw_predictions(results: Sequence[Result], path: Path) -> None:
-    """A PNG: each run's last evaluation, predicted from its first half with the 95 % interval, over the measured."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 5), layout="constrained")
-    panel = figure.subplots()
-    for known, color, label in ((True, "C0", "ceiling identifiable"), (False, "C1", "ceiling not identifiable")):
-        ends = [r.half.predictions[0] for r in results if r.half.fit.identifiable == known]
-        ends = [end for end in ends if math.isfinite(end.reward)]
-        if ends:
-            x, y = (np.array([getattr(end, of) for end in ends]) for of in ("measured", "reward"))
-            low, high = np.array([end.evaluation for end in ends]).T
-            reach = np.clip([y - low, high - y], 0, None)
-            panel.errorbar(x, y, yerr=reach, fmt="o", ms=4, lw=0.8, color=color, label=f"{label}: {len(ends)} runs")
-    panel.axline((0, 0), slope=1, color="gray", lw=0.8)
-    panel.set(xlabel="pass rate at the end, measured", ylabel="predicted from the first half of the run",
-              xlim=(0, 1), ylim=(0, 1))  # fmt: skip
-    panel.grid(alpha=0.3)
-    panel.legend(loc="upper left", fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
-def write(name: str, c: Comparison, results: Sequence[Result], wanted: Sequence[tuple[str, int]], folder: Path) -> None:
-    """FOLDER/NAME.md and its picture, from the finished runs of a comparison; `wanted` as in `report`."""
+def write(
+    name: str, c: Comparison, found: Mapping[str, Sequence[Curve]], left_out: Sequence[str], folder: Path
+) -> None:
+    """FOLDER/NAME.md and its picture. `found`: variant -> its finished runs; `left_out` as in `report`."""
+    results = [Result(variant, curve) for variant, curves in found.items() for curve in curves]
     folder.mkdir(parents=True, exist_ok=True)
     draw(c, results, folder / f"{name}.png")
-    _save(report(name, c, results, wanted), folder / f"{name}.md")
+    save(report(name, c, results, left_out), folder / f"{name}.md")
 
 
-def write_predictions(results: Sequence[Result], folder: Path) -> None:
-    """FOLDER/predictions.md and its picture, from all runs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draw_predictions(results, folder / "predictions.png")
-    head = f"# Half a run predicts the other: all {len(results)} runs, each counted once"
-    _save(f"{head}\n\n![predictions](predictions.png)\n\n{extrapolation_text(results)}\n", folder / "predictions.md")
-
-
-def _save(text: str, path: Path) -> None:
+def save(text: str, path: Path) -> None:
+    """Writes a page, and prints it."""
     path.write_text(text)
-    print(f"{text}\nwritten to {path}, with a picture")
+    print(f"{text}\nwritten to {path}")

@@ -1,0 +1,36 @@
+"""Runs made by hand, as tools/curves.py reads them."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+import curves
+
+from fit_sigmoid import sigmoid
+
+
+def made(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, C_mid=300.0, comparison="one", **given):
+    """A finished run with evaluations of 1,024 samples at 0, every, 2 every, ... tokens: on R0 = .1, B = 2 unless there
+    are `rates`. Device-hours are a thousandth of the tokens. `given` replaces columns, or flags and state."""
+    C = every * np.arange(n + 1 if rates is None else len(rates))
+    rates = sigmoid(C, 0.1, A, 2.0, C_mid) if rates is None else rates
+    points = dict.fromkeys(curves.COLUMNS[len(curves.OF_THE_RUN) :], np.full(C.size, np.nan))
+    points |= {"step": 8.0 * np.arange(C.size), "tokens": C, "device_hours": C / 1000, "flops": 10 * C,
+               "pass_rate": np.array(rates), "n": np.full(C.size, 1024.0)}  # fmt: skip
+    points |= {name: np.array(given.pop(name), dtype=float) for name in list(given) if name in points}
+    of_it = {"flags": {}, "state": "finished"} | given
+    return curves.Curve(f"{comparison}/{variant}/seed-{seed}", comparison, variant, seed, **of_it, points=points)
+
+
+def rows(curve):
+    """The rows of the file that `curves_of` makes this curve of."""
+    flags = " ".join(f"--{name} {value}" for name, value in curve.flags.items())
+    first = (curve.run, curve.comparison, curve.variant, str(curve.seed), flags, curve.state)
+    columns = curves.COLUMNS[len(first) :]
+    return [
+        dict(zip(curves.COLUMNS[: len(first)], first, strict=True))
+        | {name: curves._text(name, curve.points[name][i]) for name in columns}
+        for i in range(curve.points["step"].size)
+    ]

@@ -1,0 +1,231 @@
+"""Does the law hold? Every run is fitted to its first quarter and half, and the fit is held against what came.
+
+The graded task's ceiling is known by construction (tasks/graded.py), so the fitted one can be judged as well. Two
+simpler rules see the same points: the pass rate stays as it is, and the power law A - D / C^B.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from ablation_figures import fitted, interval, pooled_sd, seeds_needed
+from ablation_report import amount, apart_text, save
+from curves import Curve
+from fit_curves import power_law
+from measuring import table
+
+from fit_sigmoid import CurveReport, SigmoidFit, span, unit_variance
+from tasks.graded import CEILING
+
+AXIS = "tokens"
+CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
+RULES = ("sigmoid", "power law", "the pass rate stays")
+EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
+
+
+def covers(fit: SigmoidFit) -> bool:
+    """Whether the interval of A holds the known ceiling."""
+    return fit.A_interval[0] <= CEILING <= fit.A_interval[1]
+
+
+def inside(report: CurveReport) -> bool:
+    """Whether the last evaluation lies in the 95 % interval that the fit gives an evaluation there."""
+    end = report.predictions[0]
+    return end.evaluation[0] <= end.measured <= end.evaluation[1]
+
+
+def noise_ratio(curve: Curve) -> float:
+    """RMSE of the fit to the whole run, over the binomial noise of its evaluations."""
+    fit = fitted(curve, AXIS).fit
+    variance = unit_variance(fit.predict(fit.points.C), fit.points.n_samples)
+    return fit.rmse / math.sqrt(np.mean(variance))
+
+
+@cache
+def power_law_end(curve: Curve, share: float) -> float:
+    """The power law's prediction of the end; NaN where too few points are there to fit it."""
+    half = fitted(curve, AXIS, share)
+    C, R = half.fit.points.C, half.fit.points.R
+    if (C > 0).sum() < 4:
+        return math.nan
+    law = power_law(C, R)
+    return law["A"] - law["D"] / half.C[-1] ** law["B"]
+
+
+def error(curve: Curve, share: float, rule: str) -> float:
+    """Predicted minus measured at the last evaluation; NaN where the rule has no prediction."""
+    report = fitted(curve, AXIS, share)
+    end = report.predictions[0]
+    predicted = {
+        "sigmoid": lambda: end.reward,
+        "power law": lambda: power_law_end(curve, share),
+        "the pass rate stays": lambda: float(report.fit.points.R[-2:].mean()),
+    }[rule]()
+    return predicted - end.measured
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+ROW_HEAD = [
+    "run", "A", "B", "C_mid", "RMSE / noise", "measured at the end",
+    *(f"from {name}: {what}" for name in CUTS for what in ("predicted", "A")),
+    "identifiable ¼ ½ 1", "A holds .80 ¼ ½ 1",
+]  # fmt: skip
+
+
+def marks(found: Sequence[bool]) -> str:
+    """yes or no for each."""
+    return " ".join("yes" if one else "no" for one in found)
+
+
+def row(curve: Curve) -> list[str]:
+    """One run in ROW_HEAD's columns; a prediction in bold is one whose interval the end left."""
+    full, early = fitted(curve, AXIS), [fitted(curve, AXIS, share) for share in CUTS.values()]
+    fits = [report.fit for report in (*early, full)]
+    cells = [
+        f"{curve.variant} {curve.seed}", f"{full.fit.A:.3f} {span(full.fit.A_interval, 3)}", f"{full.fit.B:.2f}",
+        amount(full.fit.C_mid), f"{noise_ratio(curve):.2f}", f"{full.predictions[0].measured:.3f}",
+    ]  # fmt: skip
+    for report in early:
+        end, bold = report.predictions[0], "" if inside(report) else "**"
+        cells += [f"{bold}{end.reward:.3f} {span(end.evaluation, 3)}{bold}",
+                  f"{report.fit.A:.3f} {span(report.fit.A_interval, 3)}"]  # fmt: skip
+    return [*cells, marks([fit.identifiable for fit in fits]), marks([covers(fit) for fit in fits])]
+
+
+SUM_HEAD = ["fitted", "runs", "C_mid seen, median", "end inside its 95 % interval", "median error", "mean error [95 %]",
+            "width of the interval, median", "ceiling identifiable", "A holds .80"]  # fmt: skip
+
+
+def mean_error(errors: Sequence[float]) -> str:
+    """`mean [low, high]` over runs."""
+    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval(errors))
+
+
+def share_of(found: Sequence[bool]) -> str:
+    """`18 of 20 (90 %)`."""
+    return f"{sum(found)} of {len(found)} ({np.mean(found):.0%})"
+
+
+def sum_row(name: str, share: float, curves: Sequence[Curve]) -> list[str]:
+    """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
+    reports = [fitted(curve, AXIS, share) for curve in curves]
+    seen = [report.fit_until / fitted(curve, AXIS).fit.C_mid for report, curve in zip(reports, curves, strict=True)]
+    errors = [error(curve, share, "sigmoid") for curve in curves]
+    widths = [report.predictions[0].evaluation[1] - report.predictions[0].evaluation[0] for report in reports]
+    later = share < 1  # at the end there is nothing left to predict
+    return [
+        name, str(len(curves)), f"{np.median(seen):.1f}", share_of([inside(r) for r in reports]) if later else "–",
+        f"{np.median(np.abs(errors)):.3f}" if later else "–", mean_error(errors) if later else "–",
+        f"{np.median(widths):.3f}" if later else "–", share_of([r.fit.identifiable for r in reports]),
+        share_of([covers(r.fit) for r in reports]),
+    ]  # fmt: skip
+
+
+def rules_table(curves: Sequence[Curve]) -> str:
+    """The sigmoid against simpler rules, on the same points."""
+    rows = []
+    for name, share in CUTS.items():
+        for rule in RULES:
+            errors = [e for curve in curves if math.isfinite(e := error(curve, share, rule))]
+            if errors:
+                rows.append([name, rule, str(len(errors)), f"{np.median(np.abs(errors)):.3f}",
+                             f"{np.max(np.abs(errors)):.3f}", mean_error(errors)])  # fmt: skip
+    return table(["fitted", "rule", "runs", "median error", "largest", "mean error [95 %]"], rows)
+
+
+def power_table(groups: Mapping[str, Sequence[Curve]]) -> str:
+    """How many seeds see EFFECTS, from the spread of the first variant's runs and of the pairs with it."""
+    rows, (first, *others) = [], list(groups)
+    for measure, effect in EFFECTS.items():
+        found = {name: {c.seed: getattr(fitted(c, AXIS).fit, measure) for c in some} for name, some in groups.items()}
+        if measure == "C_mid":
+            found = {name: {seed: math.log(v) for seed, v in some.items()} for name, some in found.items()}
+        base = found[first]
+        alone = pooled_sd([list(base.values())])
+        apart = pooled_sd([[found[v][s] - base[s] for s in found[v].keys() & base.keys()] for v in others])
+        for kind, sd, paired in (("two groups of seeds", alone, False), ("the same seeds in both", apart, True)):
+            needed = str(seeds_needed(effect, sd, paired)) if sd > 0 else "–"
+            shown = apart_text(effect, True) if measure == "C_mid" else f"{effect:g}"
+            rows.append([f"{measure}, a difference of {shown}", kind, amount(sd), needed])
+    return table(["what is to be seen", "design", "standard deviation", "seeds of each"], rows)
+
+
+def page(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], left_out: Sequence[str]) -> str:
+    """Markdown. `groups`: the comparison's runs by variant; `others`: the runs of other comparisons, by comparison."""
+    curves = [curve for some in groups.values() for curve in some]
+    ratios = [noise_ratio(curve) for curve in curves]
+    sums = [sum_row(name, share, curves) for name, share in (CUTS | {"all of it": 1.0}).items()]
+    text = [
+        "# The law: half a run predicts the other half",
+        f"{len(curves)} runs of the graded task, whose ceiling is {CEILING:g} by construction: "
+        + "; ".join(f"{name}, seeds {', '.join(str(c.seed) for c in some)}" for name, some in groups.items()) + "."
+        + (f" Left out: {', '.join(left_out)}." if left_out else ""),
+        "![law](law.png)",
+        "**All runs.** Errors are predicted minus measured pass rate at the last evaluation.",
+        table(SUM_HEAD, sums),
+        f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}, "
+        f"largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
+        "**Against simpler rules**, on the same points.",
+        rules_table(curves),
+        "**Each run.** Compute in sampled tokens; in bold a prediction whose interval the end left.",
+        table(ROW_HEAD, [row(curve) for curve in curves]),
+        "**How many seeds a comparison needs** to see a difference in four of five cases, at 5 %, two-sided (Student's "
+        "t). The spread is that of the first variant over its seeds, and that of the paired differences to it.",
+        power_table(groups),
+    ]  # fmt: skip
+    if others:
+        rows = [sum_row(name, 0.5, some) for name, some in others.items()]
+        text += ["**The other comparisons, fitted to half.** Each run is counted once. They hold variants that were "
+                 "made to be worse, so nothing is promised for them.",
+                 table(["comparison", *SUM_HEAD[1:]], rows)]  # fmt: skip
+    return "\n\n".join(text) + "\n"
+
+
+def draw(groups: Mapping[str, Sequence[Curve]], path: Path, shown: int = 3) -> None:
+    """A PNG. Left: the first runs, the fit to the first half, its band for the rest, and what came (hollow). Right: the
+    end of each run, predicted with its interval, and measured."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    for i, curve in enumerate(next(iter(groups.values()))[:shown]):
+        half, color = fitted(curve, AXIS, 0.5), f"C{i}"
+        seen = half.fit_until >= half.C
+        left.plot(half.C[seen], half.R[seen], "o", color=color, ms=4, label=f"{curve.variant} {curve.seed}")
+        left.plot(half.C[~seen], half.R[~seen], "o", color=color, mfc="white", ms=4)
+        for start, stop, style in ((0, half.fit_until, "-"), (half.fit_until, half.C[-1], "--")):
+            left.plot(grid := np.linspace(start, stop, 100), half.fit.predict(grid), style, color=color)
+        left.fill_between(grid, *half.fit.interval(grid, noise=True), color=color, alpha=0.12, lw=0)
+    left.axhline(CEILING, color="gray", ls=":", label=f"the ceiling, {CEILING:g} by construction")
+    left.set(xlabel="sampled tokens", ylabel="pass rate on held-out prompts", ylim=(0, 1))
+    y, names = 0, []
+    for i, some in enumerate(groups.values()):
+        for curve in some:
+            end = fitted(curve, AXIS, 0.5).predictions[0]
+            right.plot(end.evaluation, (y, y), color=f"C{i}", lw=1)
+            right.plot(end.reward, y, "o", color=f"C{i}", ms=4)
+            right.plot(end.measured, y, "o", color="black", mfc="white", ms=4)
+            names, y = [*names, f"{curve.variant} {curve.seed}"], y + 1
+    right.set_yticks(range(y), names, fontsize=6)
+    right.invert_yaxis()
+    right.axvline(CEILING, color="gray", ls=":")
+    right.set_xlabel("end: predicted from half, measured (hollow)")
+    left.legend(fontsize=8)
+    for panel in (left, right):
+        panel.grid(alpha=0.3)
+    left.xaxis.set_major_formatter(lambda value, _: amount(value))
+    figure.savefig(path, dpi=110)
+
+
+def write(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], left_out: Sequence[str],
+          folder: Path) -> None:  # fmt: skip
+    """FOLDER/law.* from finished runs; the arguments as in `page`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(groups, folder / "law.png")
+    save(page(groups, others, left_out), (folder / "law").with_suffix(".md"))
