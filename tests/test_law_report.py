@@ -1,0 +1,144 @@
+"""tools/law_report.py and tools/log_report.py: how well the law held and what the logs knew, on runs made by hand."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+import ablate
+import curves
+import law_report
+import log_report
+from made_curves import made, rows
+
+pytestmark = pytest.mark.long
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+
+
+def graded(seed=0, **given):
+    """A run of 40 evaluations to 7 C_mid, with a ceiling of .8 unless given."""
+    return made("baseline", seed, n=40, every=52.5, comparison="law", **given)
+
+
+def test_a_run_that_keeps_the_law():
+    """Exact: at a half, 3.5 C_mid, the end is 49/50 of the gain, .1 + .7 * .98 = .786, and the law says so."""
+    run = graded()
+    name, A, B, C_mid, ratio, end, *early, known, held = law_report.row(run)
+    assert (name, A.split()[0], B, C_mid, end) == ("baseline 0", "0.800", "2.00", "300", "0.786")
+    assert early[2].split()[0] == "0.786" and early[3].split()[0] == "0.800" and "**" not in early[2]
+    assert float(ratio) == 0.0 and known.split()[1:] == ["yes", "yes"] and held.split()[1:] == ["yes", "yes"]
+    assert law_report.error(run, 0.5, "sigmoid") == pytest.approx(0, abs=1e-4)
+    assert law_report.covers(law_report.fitted(run, "tokens").fit)
+    assert not law_report.covers(law_report.fitted(graded(A=0.7), "tokens").fit)
+
+
+def test_a_run_that_falls_is_counted():
+    """To .2 after its first half: the law's error is .786 - .2, and the prediction is bold. Of two runs one is inside."""
+    falls = graded(1, rates=[*graded().points["pass_rate"][:21], *[0.2] * 20])
+    assert law_report.row(falls)[8].startswith("**0.786 [")
+    assert law_report.error(falls, 0.5, "sigmoid") == pytest.approx(0.586, abs=2e-3)
+    cells = dict(zip(law_report.SUM_HEAD, law_report.sum_row("half", 0.5, [graded(), falls]), strict=True))
+    assert cells["runs"] == "2" and cells["end inside its 95 % interval"] == "1 of 2 (50%)"
+    assert cells["median error"] == "0.293"  # of 0 and .586
+    assert cells["mean error [95 %]"].startswith("+0.293") and cells["mean error [95 %]"].endswith("]")  # t = 12.7
+    assert law_report.sum_row("all", 1.0, [falls])[3:7] == ["–"] * 4
+
+
+def test_the_simpler_rules_by_hand():
+    """R = .9 - .8 / C^.5 in units of 50 tokens: the power law finds its own curve. That the pass rate stays: the mean at
+    C = 19 and 20, minus the end. With three points and the start there is no power law."""
+    rates = [0.1, *(0.9 - 0.8 / math.sqrt(i) for i in range(1, 41))]
+    run = made(rates=rates)
+    assert law_report.error(run, 0.5, "power law") == pytest.approx(0, abs=1e-3)
+    stays = 0.9 - 0.4 * (1 / math.sqrt(19) + 1 / math.sqrt(20))
+    assert law_report.error(run, 0.5, "the pass rate stays") == pytest.approx(stays - rates[-1])
+    assert math.isnan(law_report.error(made(n=7), 0.5, "power law"))
+
+
+def test_the_noise_ratio_by_hand():
+    """Noise of twice the binomial sd, in turns up and down so that no curve follows it, gives a ratio near 2."""
+    p = graded().points["pass_rate"]
+    noise = 2 * np.sqrt(p * (1 - p) / 1024) * (-1) ** np.arange(p.size)
+    assert law_report.noise_ratio(graded(rates=p + noise)) == pytest.approx(2, abs=0.1)
+
+
+def test_seeds_needed_by_hand():
+    """A of .78, .80, .82 has sd .02: an effect of one sd needs 17 seeds in each of two groups. A variant with .79, .80,
+    .81 differs by .01, .00, -.01, sd .01: two sd need 5 seeds in pairs (Student's t; four see it in 3 of 4 cases)."""
+    groups = {"baseline": [graded(s, A=0.78 + 0.02 * s) for s in range(3)],
+              "other": [graded(s, A=0.79 + 0.01 * s) for s in range(3)]}  # fmt: skip
+    lines = [line.strip("| ").split(" | ") for line in law_report.power_table(groups).splitlines()[2:4]]
+    assert [float(sd) for *_, sd, _ in lines] == pytest.approx([0.02, 0.01], abs=1e-3)
+    assert [needed for *_, needed in lines] == ["17", "5"]
+
+
+def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path):
+    """A file made by hand: two seeds of the baseline, and one that failed. The pages name what is left out, and a run
+    refitted alone has its row in them. Without a variant there is nothing to compare."""
+    flags = {n: curves.as_word(v) for n, v in ablate.resolved(ablate.COMPARISONS["law"].setting).items()
+             if v != ablate.DEFAULTS[n]}  # fmt: skip
+    runs = [graded(0, flags=flags), graded(1, flags=flags, A=0.79, entropy=np.linspace(0.5, 0.1, 41)),
+            made("baseline", 2, n=2, comparison="law", state="failed (exit code 1)", flags=flags)]  # fmt: skip
+    file = tmp_path / "curves.csv.gz"
+    curves.write_rows([row for run in runs for row in rows(run)], file)
+    assert ablate.main(["all", "--curves", str(file), "--results", str(tmp_path)]) == 0
+    assert {path.stem for path in tmp_path.glob("*.md")} == {"law", "logs"}
+    text = (tmp_path / "law.md").read_text()
+    assert "2 runs of the graded task" in text and "Left out: baseline seed 2 (failed (exit code 1))." in text
+    found = curves.curves_of(curves.read_rows(file))
+    assert all(f"| {' | '.join(law_report.row(run))} |" in text for run in found if run.finished)
+    assert (tmp_path / "law.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.skipif(not (RESULTS / "curves.csv.gz").exists(), reason="no sweep has been published yet")
+def test_three_published_runs_give_their_rows_again():
+    """What `make refit` does, for the first, the middle and the last run of the committed table."""
+    text = (RESULTS / "law.md").read_text()
+    found = curves.curves_of(curves.read_rows(RESULTS / "curves.csv.gz"))
+    runs = [run for run in found if run.finished and run.comparison == "law"]
+    for run in (runs[0], runs[len(runs) // 2], runs[-1]):
+        assert f"| {' | '.join(law_report.row(run))} |" in text
+
+
+# ---- what the logs know
+
+
+def signal_run(values, fall_at=None, n=12):
+    """Twelve evaluations after the start; ESS as given from the first on; at `fall_at` the pass rate drops to .1."""
+    rates = np.linspace(0.1, 0.7, n + 1)
+    if fall_at:
+        rates[fall_at:] = 0.1
+    return made(rates=rates, ess=[np.nan, *values])
+
+
+def test_alarms_by_hand():
+    """The first third is evaluations 1 to 4: .98 .99 .99 1.0 has mean .99 and sd .00816, so an alarm is below .9655 or
+    above 1.0145. .966 is none; .96 at 7 is one; the run falls at 9: two evaluations before."""
+    usual = [0.98, 0.99, 0.99, 1.0]
+    early = signal_run([*usual, 0.966, 0.99, 0.96, *[0.99] * 5], fall_at=9)
+    assert log_report.first_third(early) == 4
+    assert (log_report.alarm_of(early, "ess"), log_report.fall_of(early)) == (7, 9)
+    late = signal_run([*usual, *[0.99] * 4, 0.5, *[0.99] * 3], fall_at=9)  # with the fall, so it announces nothing
+    calm, false = signal_run([*usual, *[0.99] * 8]), signal_run([*usual, *[0.99] * 7, 1.02])
+    assert [log_report.fall_of(run) for run in (late, calm, false)] == [9, None, None]
+    assert log_report.signal_row("ess", [early, late, calm, false]) == ["ESS", "1 of 2", "2 (2 to 2)", "1 of 2"]
+    assert log_report.signal_row("gap", [early, calm]) == ["log-prob gap", "0 of 1", "–", "0 of 1"]  # nothing is logged
+    text = log_report.page([early, late, calm, false], [calm])
+    assert "2 of 4 runs fall" in text and "one/base/seed-0 (9)" in text
+
+
+def test_a_fall_is_more_than_a_tenth():
+    assert log_report.fall_of(made(rates=[0.1, 0.5, 0.41, 0.6])) is None
+    assert log_report.fall_of(made(rates=[0.1, 0.5, 0.39, 0.6])) == 2
+
+
+def test_rank_correlation_by_hand():
+    """Entropies at half of 1 2 3 4 5 and ends of .1 .2 .3 .5 .4: d^2 sums to 2, 1 - 6 * 2 / (5 * 24) = .9."""
+    runs = [made(seed=i, rates=[0, 0, 0, 0, end], entropy=[np.nan, 9, i, 9, 9])
+            for i, end in enumerate((0.1, 0.2, 0.3, 0.5, 0.4), 1)]  # fmt: skip
+    assert log_report.correlation(runs, "entropy", 0.5).startswith("+0.90 (p 0.04, 5 runs)")
+    assert log_report.correlation(runs[:4], "entropy", 0.5) == log_report.correlation(runs, "gap", 0.5) == "–"
