@@ -34,8 +34,8 @@ demo: setup  ## the graded task with the complete recipe
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	.venv/bin/python tools/gpu_check.py
 
-refit: setup  ## every table and picture of docs/results/ from the curves of all runs, and from nothing else
-	.venv/bin/python tools/ablate.py all --curves docs/results/curves.csv.gz --results docs/results
+refit: setup  ## every table of RESULTS.md and docs/results/ from the curves of all runs, and from nothing else
+	.venv/bin/python tools/ablate.py all --curves docs/results/curves.csv.gz --results docs/results --page RESULTS.md
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium"

@@ -155,7 +155,7 @@ def test_the_report_by_hand():
     c = Comparison("first", {"base": "", "dapo": "--loss dapo", "late": "--k 2"}, "--k 4", paper={"dapo": near(-0.075)})
     results = [result(v, s, A=0.60 + 0.04 * s + extra, n=30) for v, extra in (("base", 0.0), ("dapo", 0.10))
                for s in range(2)]  # fmt: skip
-    text = ablation_report.report("one", c, results, ["dapo seed 2 (unfinished)"])
+    text, rows = ablation_report.report("one", c, results, ["dapo seed 2 (unfinished)"])
     ends = [[r.final for r in results if r.variant == v] for v in ("base", "dapo")]
     assert np.subtract(*ends) == pytest.approx([-0.096] * 2, abs=1e-3)
     assert "4 finished runs. Seeds: base 0, 1; dapo 0, 1." in text
@@ -164,7 +164,8 @@ def test_the_report_by_hand():
     assert "| base | base |" not in text
     assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and fits[2].startswith("**+0.")
     assert abs(float(dapo[5].split()[0]) + 26.6) < 0.5 and dapo[5].split()[1] == "%" and "*" not in dapo[5]
-    assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2" and "refuted" in paper[7]
+    assert [row[-1] for row in rows] == ["**refuted**"] and paper[-1] == "**refuted** |"
+    assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2"
     assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
     mean, low, high = figures.interval(ends[0])
     assert f"| base | 2 | {mean:.3g} [{low:.3g}, {high:.3g}] |" in text
@@ -177,18 +178,31 @@ def test_the_smallest_visible_difference_by_hand():
     c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2"}, "")
     ends = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.51, ("b", 1): 0.63, ("c", 0): 0.55}
     groups = figures.by_variant([result(v, s, rates=[0.1, end, end]) for (v, s), end in ends.items()])
-    assert ablation_report.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
+    assert figures.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
     assert figures.visible(math.sqrt(0.0002), 2) == pytest.approx(0.1633, abs=1e-3)
 
 
 def test_pairs_follow_against():
     """`c` is compared with `b`; a variant whose baseline has no finished run with none, and the first with none."""
     c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2", "d": "--k 3"}, against={"c": "b"})
-    assert ablation_report.pairs(c, dict.fromkeys("abcd", ())) == {"b": "a", "c": "b", "d": "a"}
-    assert ablation_report.pairs(c, dict.fromkeys("bcd", ())) == {"c": "b"}
+    assert figures.pairs(c, dict.fromkeys("abcd", ())) == {"b": "a", "c": "b", "d": "a"}
+    assert figures.pairs(c, dict.fromkeys("bcd", ())) == {"c": "b"}
 
 
 def test_the_report_of_one_seed_claims_nothing():
     results = [result("base", A=0.5), result("dapo", A=0.9)]
-    text = ablation_report.report("one", ONE, results, [])
+    text, rows = ablation_report.report("one", ONE, results, [])
+    assert rows == []
     assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
+
+
+def test_a_page_gets_its_tables(tmp_path, capsys):
+    """Between its marks and nowhere else, whatever the table holds; a mark without a table is named and stays."""
+    page = tmp_path / "page.txt"
+    page.write_text("# A\n<!-- refit law -->\nold\nold\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n")
+    for table in ("| new \\1 |", "| newer |"):
+        ablation_report.fill(page, {"law": table, "findings": "| no mark |"})
+        assert page.read_text() == (
+            f"# A\n<!-- refit law -->\n{table}\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n"
+        )
+    assert "nothing to put under logs" in capsys.readouterr().out

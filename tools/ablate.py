@@ -31,6 +31,7 @@ import sweep
 from comparisons import COMPARISONS
 from curve_files import InputError
 from curves import Curve, collect, curves_of, read_rows
+from measuring import table
 from sweep import Run, as_word
 
 from runtime.flags import DEFAULTS, UsageError
@@ -116,6 +117,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="list the commands and end")
     add("--report", action="store_true", help="no runs, only the report of the finished ones")
     add("--curves", default="", metavar="FILE", help="no runs, the report of those in this file of tools/curves.py")
+    add("--page", default="", metavar="FILE", help="a page that gets its tables, law and findings, written anew "
+        "between the marks <!-- refit NAME --> and <!-- end -->")  # fmt: skip
     args = parser.parse_args(argv)
     if min(args.seeds, args.jobs) < 1:
         parser.error("--seeds and --jobs must be at least 1")
@@ -152,18 +155,18 @@ def matched(
 
 
 def write_report(name: str, found: Mapping[str, Sequence[Curve]], left_out: Sequence[str], args: argparse.Namespace,
-                 folder: Path) -> None:  # fmt: skip
-    """The report of a comparison from its finished runs."""
+                 folder: Path) -> list[list[str]]:  # fmt: skip
+    """The report of a comparison from its finished runs; its rows against the paper."""
     c = COMPARISONS[name]
     least = 2 if args.comparison == "all" else 1  # a baseline that comparisons share is not reported in each of them
     if len(found) < least:
         print(f"{name}: {len(found)} of {len(c.variants)} variants have finished runs, nothing to report")
-        return
+        return []
     if args.budget:  # it took the place of the setting's own
         given = resolved(c.setting) | budget_flags(args.budget)
         c = dataclasses.replace(c, setting=" ".join(f"--{flag} {as_word(value)}" for flag, value in given.items()))
     ordered = {variant: found[variant] for variant in c.variants if variant in found}
-    ablation_report.write("law-variants" if name == "law" else name, c, ordered, left_out, folder)
+    return ablation_report.write("law-variants" if name == "law" else name, c, ordered, left_out, folder)
 
 
 def write_reports(
@@ -175,18 +178,23 @@ def write_reports(
     """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
     folder = Path(args.results or output / "results")
     matches = {name: matched(of_one, curves, output, not args.curves) for name, of_one in plans.items()}
+    blocks, findings = {}, []
     for name, (found, left_out) in matches.items():
-        write_report(name, found, left_out, args, folder)
+        findings += [[name, *row] for row in write_report(name, found, left_out, args, folder)]
+    if findings:
+        blocks["findings"] = table(["comparison", *ablation_report.PAPER_HEAD], findings)
     law, left_out = matches.get("law", ({}, []))
-    if not law:
-        return
-    graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"]
-    others: dict[str, list[Curve]] = {}
-    for curve in graded:
-        if curve.comparison != "law":
-            others.setdefault(curve.comparison, []).append(curve)
-    law_report.write(law, others, left_out, folder)
-    log_report.write(graded, law.get("baseline", []), folder)
+    if law:
+        graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"]
+        others: dict[str, list[Curve]] = {}
+        for curve in graded:
+            if curve.comparison != "law":
+                others.setdefault(curve.comparison, []).append(curve)
+        law_report.write(law, others, left_out, folder)
+        log_report.write(graded, law.get("baseline", []), folder)
+        blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
+    if args.page:
+        ablation_report.fill(Path(args.page), blocks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

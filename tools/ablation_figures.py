@@ -19,10 +19,12 @@ from scipy.optimize import brentq
 from scipy.special import chdtri, ndtr, stdtrit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from comparisons import Comparison
 from curves import Curve
 
 import fit_sigmoid
 
+RELATIVE = ("C_mid shared", "tokens", "step", "device_hours")  # differences of logarithms, shown in percent
 FALL = 0.1  # an evaluation this far below the best before it
 REPRODUCED, REFUTED, UNSEEN = "reproduced", "refuted", "cannot be seen at this size"
 
@@ -205,3 +207,29 @@ def by_variant(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         found.setdefault(result.variant, []).append(result)
     return found
+
+
+# ------------------------------------------------------------------------------------- a comparison's differences
+
+
+def pairs(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> dict[str, str]:
+    """{variant: its baseline}, for the variants that have one among the finished runs."""
+    first = next(iter(c.variants))
+    found = {name: c.against.get(name, first) for name in groups if name != first}
+    return {name: base for name, base in found.items() if base in groups}
+
+
+def differences(
+    groups: Mapping[str, Sequence[Result]], name: str, base: str, axis: str, rate: float, measure: str
+) -> tuple[dict[int, float], dict[int, float]]:
+    """{seed: value} of a variant and of its baseline, as logarithms where differences are RELATIVE."""
+    both = [values(groups[variant], measure, axis, rate) for variant in (name, base)]
+    if measure in RELATIVE:
+        both = [{seed: math.log(value) for seed, value in some.items() if value > 0} for some in both]
+    return both[0], both[1]
+
+
+def spread(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str, measure: str) -> float:
+    """Standard deviation of the paired differences of a comparison within its variants, over all of them."""
+    of_all = (differences(groups, v, base, axis, c.pass_rate, measure) for v, base in pairs(c, groups).items())
+    return pooled_sd([[ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()] for ours, theirs in of_all])

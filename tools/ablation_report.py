@@ -1,6 +1,7 @@
 """The report of one comparison, in Markdown with a picture; `ablation_figures.py` has its numbers and THE RULE."""
 
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +10,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ablation_figures import (
+    RELATIVE,
     Result,
     against_paper,
     by_variant,
     difference,
+    differences,
     interval,
     over_steps,
-    pooled_sd,
+    pairs,
     share_ceiling,
     signs,
+    spread,
     values,
     verdict,
     visible,
@@ -42,7 +46,6 @@ MEASURED = {  # of the run, without a fit
     "step": ("steps to the rate", "needs more", "needs fewer"),
     "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
 }
-RELATIVE = ("C_mid shared", "tokens", "step", "device_hours")  # differences of logarithms, shown in percent
 IN_THE_PAPER = {"A": "A known", "B": "B shared"}
 
 RULE = (
@@ -130,23 +133,6 @@ def health_table(groups: Mapping[str, Sequence[Result]]) -> str:
     return table(head, rows)
 
 
-def pairs(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> dict[str, str]:
-    """{variant: its baseline}, for the variants that have one among the finished runs."""
-    first = next(iter(c.variants))
-    found = {name: c.against.get(name, first) for name in groups if name != first}
-    return {name: base for name, base in found.items() if base in groups}
-
-
-def differences(
-    groups: Mapping[str, Sequence[Result]], name: str, base: str, axis: str, rate: float, measure: str
-) -> tuple[dict[int, float], dict[int, float]]:
-    """{seed: value} of a variant and of its baseline, as logarithms where differences are RELATIVE."""
-    both = [values(groups[variant], measure, axis, rate) for variant in (name, base)]
-    if measure in RELATIVE:
-        both = [{seed: math.log(value) for seed, value in some.items() if value > 0} for some in both]
-    return both[0], both[1]
-
-
 def apart(
     against: Mapping[str, str],
     groups: Mapping[str, Sequence[Result]],
@@ -176,12 +162,6 @@ def apart(
     return [table(head, list(rows.values())), "\n".join(lines)] if rows else []
 
 
-def spread(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str, measure: str) -> float:
-    """Standard deviation of the paired differences of a comparison within its variants, over all of them."""
-    of_all = (differences(groups, v, base, axis, c.pass_rate, measure) for v, base in pairs(c, groups).items())
-    return pooled_sd([[ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()] for ours, theirs in of_all])
-
-
 def sight(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str) -> str:
     """What the runs of a comparison could have seen, for each number of pairs that its variants have."""
     seeds = {v: {r.seed for r in some} for v, some in groups.items()}
@@ -194,12 +174,14 @@ def sight(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str) -> s
     return "; ".join(lines) + " (5 %, two-sided, in four of five cases)." if lines else ""
 
 
-def paper_table(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> list[str]:
-    """What the paper has, what we have, and whether the runs could have told."""
+PAPER_HEAD = ["variant", "against", "figure", "the paper", "here", "seeds", "could see", "verdict"]
+
+
+def paper_rows(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> list[list[str]]:
+    """What the paper has, what we have, and whether the runs could have told, in PAPER_HEAD's columns."""
     axis, against, rows = c.axes[0], pairs(c, groups), []
-    for variant, (kind, least, most) in c.paper.items():
-        if variant not in against:
-            continue
+    for variant in (variant for variant in c.paper if variant in against):
+        kind, least, most = c.paper[variant]
         measure = IN_THE_PAPER[kind]
         both = differences(groups, variant, against[variant], axis, c.pass_rate, measure)
         mean, low, high, n = difference(*both)
@@ -208,12 +190,11 @@ def paper_table(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> list[s
         could = amount(visible(spread(c, groups, axis, measure), n))
         rows.append([variant, against[variant], FITTED[measure][0], claim, ours, str(n), could,
                      f"**{against_paper(low, high, least, most)}**"])  # fmt: skip
-    head = ["variant", "against", "figure", "the paper", "here", "seeds", "could see", "verdict"]
-    return [AGAINST_THE_PAPER, table(head, rows)] if rows else []
+    return rows
 
 
-def report(name: str, c: Comparison, results: Sequence[Result], left_out: Sequence[str]) -> str:
-    """Markdown. `left_out`: runs without a result, each with the reason."""
+def report(name: str, c: Comparison, results: Sequence[Result], left_out: Sequence[str]) -> tuple[str, list[list[str]]]:
+    """(Markdown, the rows against the paper). `left_out`: runs without a result, each with the reason."""
     groups = by_variant(results)
     absent = [variant for variant in c.variants if variant not in groups]
     text = [
@@ -236,10 +217,12 @@ def report(name: str, c: Comparison, results: Sequence[Result], left_out: Sequen
                  fit_table(groups, axis, shared),
                  f"`fit_sigmoid.compare` on all runs: {said}.",
                  *apart(against, groups, axis, c.pass_rate, FITTED), sight(c, groups, axis)]  # fmt: skip
-    text += [*paper_table(c, groups), *fits, "**Without a fit.** Mean [95 % interval over seeds].",
-             run_table(groups, c.pass_rate), *apart(against, groups, "", c.pass_rate, MEASURED),
-             "**Health of the runs.**", health_table(groups)]  # fmt: skip
-    return "\n\n".join(filter(None, text)) + "\n"
+    rows = paper_rows(c, groups)
+    text += [AGAINST_THE_PAPER, table(PAPER_HEAD, rows)] if rows else []
+    text += [*fits, "**Without a fit.** Mean [95 % interval over seeds].", run_table(groups, c.pass_rate),
+             *apart(against, groups, "", c.pass_rate, MEASURED), "**Health of the runs.**",
+             health_table(groups)]  # fmt: skip
+    return "\n\n".join(filter(None, text)) + "\n", rows
 
 
 def draw(c: Comparison, results: Sequence[Result], path: Path) -> None:
@@ -277,12 +260,27 @@ def draw(c: Comparison, results: Sequence[Result], path: Path) -> None:
 
 def write(
     name: str, c: Comparison, found: Mapping[str, Sequence[Curve]], left_out: Sequence[str], folder: Path
-) -> None:
-    """FOLDER/NAME.md and its picture. `found`: variant -> its finished runs; `left_out` as in `report`."""
+) -> list[list[str]]:
+    """FOLDER/NAME.md and its picture. `found`: variant -> its finished runs; `left_out` as in `report`, whose rows
+    against the paper are returned."""
     results = [Result(variant, curve) for variant, curves in found.items() for curve in curves]
     folder.mkdir(parents=True, exist_ok=True)
     draw(c, results, folder / f"{name}.png")
-    save(report(name, c, results, left_out), folder / f"{name}.md")
+    text, rows = report(name, c, results, left_out)
+    save(text, folder / f"{name}.md")
+    return rows
+
+
+def fill(page: Path, blocks: Mapping[str, str]) -> None:
+    """Puts each block into a page, between the lines `<!-- refit NAME -->` and `<!-- end -->`."""
+    text = page.read_text()
+    for name in re.findall(r"<!-- refit (\S+) -->", text):
+        if name in blocks:
+            pattern = rf"(<!-- refit {re.escape(name)} -->\n).*?(<!-- end -->)"
+            text = re.sub(pattern, lambda found, new=blocks[name]: f"{found[1]}{new}\n{found[2]}", text, flags=re.S)
+        else:
+            print(f"{page}: there is nothing to put under {name}, which stays as it is")
+    page.write_text(text)
 
 
 def save(text: str, path: Path) -> None:

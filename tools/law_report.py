@@ -156,23 +156,30 @@ def power_table(groups: Mapping[str, Sequence[Curve]]) -> str:
     return table(["what is to be seen", "design", "standard deviation", "seeds of each"], rows)
 
 
+def summary(curves: Sequence[Curve]) -> str:
+    """How well the law held over these runs, and against the simpler rules."""
+    ratios = [noise_ratio(curve) for curve in curves]
+    sums = [sum_row(name, share, curves) for name, share in (CUTS | {"all of it": 1.0}).items()]
+    return "\n\n".join([
+        f"{len(curves)} runs of the graded task, whose ceiling is {CEILING:g} by construction. Errors are predicted "
+        "minus measured pass rate at the last evaluation.",
+        table(SUM_HEAD, sums),
+        f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}, "
+        f"largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}. Simpler rules on "
+        "the same points:",
+        rules_table(curves),
+    ])  # fmt: skip
+
+
 def page(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], left_out: Sequence[str]) -> str:
     """Markdown. `groups`: the comparison's runs by variant; `others`: the runs of other comparisons, by comparison."""
     curves = [curve for some in groups.values() for curve in some]
-    ratios = [noise_ratio(curve) for curve in curves]
-    sums = [sum_row(name, share, curves) for name, share in (CUTS | {"all of it": 1.0}).items()]
     text = [
         "# The law: half a run predicts the other half",
-        f"{len(curves)} runs of the graded task, whose ceiling is {CEILING:g} by construction: "
-        + "; ".join(f"{name}, seeds {', '.join(str(c.seed) for c in some)}" for name, some in groups.items()) + "."
+        "Seeds: " + "; ".join(f"{name} {', '.join(str(c.seed) for c in some)}" for name, some in groups.items()) + "."
         + (f" Left out: {', '.join(left_out)}." if left_out else ""),
         "![law](law.png)",
-        "**All runs.** Errors are predicted minus measured pass rate at the last evaluation.",
-        table(SUM_HEAD, sums),
-        f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}, "
-        f"largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
-        "**Against simpler rules**, on the same points.",
-        rules_table(curves),
+        summary(curves),
         "**Each run.** Compute in sampled tokens; in bold a prediction whose interval the end left.",
         table(ROW_HEAD, [row(curve) for curve in curves]),
         "**How many seeds a comparison needs** to see a difference in four of five cases, at 5 %, two-sided (Student's "
