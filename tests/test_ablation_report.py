@@ -125,6 +125,7 @@ def test_three_words_for_the_paper():
         ((-0.09, -0.03), "refuted", "reproduced", "reproduced"),
         ((-0.05, -0.03), "refuted", "refuted", "reproduced"),  # lower, but not as much
         ((0.03, 0.04), "refuted", "refuted", "refuted"),
+        ((0.005, 0.03), "cannot", "refuted", "refuted"),  # not 0, and perhaps within the margin
         ((math.nan, math.nan), "cannot", "cannot", "cannot"),
     ):  # fmt: skip
         for span, word in ((EQUAL[1:], equal), (near(-0.075)[1:], much), (lower, some)):

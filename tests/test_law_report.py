@@ -3,6 +3,7 @@
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import curves
 import law_report
 import log_report
 from made_curves import made, rows
+
+from fit_sigmoid import Prediction
 
 pytestmark = pytest.mark.long
 
@@ -46,6 +49,12 @@ def test_a_run_that_falls_is_counted():
     assert cells["median error"] == "0.293"  # of 0 and .586
     assert cells["mean error [95 %]"].startswith("+0.293") and cells["mean error [95 %]"].endswith("]")  # t = 12.7
     assert law_report.sum_row("all", 1.0, [falls])[3:7] == ["–"] * 4
+
+
+def test_inside_is_of_an_evaluation_not_of_the_curve():
+    """The curve's interval is .49 to .51, that of an evaluation .45 to .55."""
+    ends = [Prediction(1.0, 0.5, (0.49, 0.51), (0.45, 0.55), measured) for measured in (0.44, 0.46, 0.55, 0.56)]
+    assert [law_report.inside(SimpleNamespace(predictions=[end])) for end in ends] == [False, True, True, False]
 
 
 def test_the_simpler_rules_by_hand():
