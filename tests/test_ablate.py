@@ -306,7 +306,8 @@ def test_the_report_names_the_budget_that_was_given(program, monkeypatch, tmp_pa
 
 def test_the_file_of_curves_gives_the_reports_of_the_folders(program, monkeypatch, tmp_path, capsys):
     """`all` makes three runs of two comparisons and reports both; the file that curves.py writes then gives both reports
-    to the letter, with the folders gone. A row that was edited since is refused by name."""
+    to the letter, with the folders gone. A row that was edited since is refused by name, and runs without a row are
+    named."""
     call, _, calls = program
     monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
     assert call("all", "--seeds", "1") == 0
@@ -322,6 +323,10 @@ def test_the_file_of_curves_gives_the_reports_of_the_folders(program, monkeypatc
     ablate.COMPARISONS["one"].variants["dapo"] = "--loss dapo --eps_high 0.3"
     assert ablate.main(words) == 2
     assert "one/dapo/seed-0 has another --eps_high than its row" in capsys.readouterr().err
+    ablate.COMPARISONS.pop("one")
+    capsys.readouterr()
+    assert ablate.main(words) == 0
+    assert "in no comparison, so in no report: one/base/seed-0, one/dapo/seed-0" in capsys.readouterr().out
     assert ablate.main(["all", "--curves", str(tmp_path / "none.csv.gz")]) == 2
     assert "no readable" in capsys.readouterr().err
 

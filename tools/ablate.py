@@ -178,6 +178,9 @@ def write_reports(
     """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
     folder = Path(args.results or output / "results")
     matches = {name: matched(of_one, curves, output, not args.curves) for name, of_one in plans.items()}
+    claimed = {str(run.folder.relative_to(output)) for of_one in plans.values() for run in of_one.values()}
+    if args.comparison == "all" and (stray := sorted(curves.keys() - claimed)):
+        print(f"in no comparison, so in no report: {', '.join(stray)}")
     blocks, findings = {}, []
     for name, (found, left_out) in matches.items():
         findings += [[name, *row] for row in write_report(name, found, left_out, args, folder)]
