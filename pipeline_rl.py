@@ -658,8 +658,8 @@ class VLLMEngine:
             temperature=self.temperature,
             max_tokens=max_tokens,
             logprobs=0,  # the sampled token's own
-            # In one list, not in a dict for each token. Only vLLM's output processor reads this (v1/engine/logprobs.py),
-            # in this process and on the CPU, whatever device sampled.
+            # In one list, not in a dict for each token. Only vLLM's output processor reads it (v1/engine/logprobs.py)
+            # and so in this process, on the CPU, whatever device sampled.
             flat_logprobs=True,
             stop_token_ids=list(self.stop_ids),
             detokenize=False,

@@ -3,6 +3,7 @@
 Real vLLM has its tests in tests/engine/.
 """
 
+import asyncio
 import itertools
 import math
 import random

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from replay import go, without_times
+from scripted import ScriptedGenerator
 
 from runtime.run_folder import Folder
 from tasks import chain
