@@ -116,7 +116,7 @@ def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[s
         peak = by_kind(tracker, "peak")
     states = 4 * peak.pop("Sharded Param")  # the weights, as much again of gradients, and two moments
     gathered = sum(peak.pop(kind, 0) for kind in ("Unsharded Param", "All Gather", "Unsharded Grad", "Reduce Scatter"))
-    largest = max(parameter.numel() for parameter in model.parameters()) * 2
+    largest = max(parameter.numel() for parameter in model.parameters()) * getattr(torch, flags.dtype).itemsize
     return {
         "FP32 weights, gradients, moments": states,
         "layers and head, gathered": gathered,
