@@ -57,9 +57,10 @@ def nothing_solved(problem: Any, completions: Sequence[Any]) -> list[tuple[float
     return [(0.0, False)] * len(completions)
 
 
-def paced(generator: pipeline_rl.Generator, weights: Any, training: float, min_ready: int) -> dict[str, float]:
-    """Mean requests inside the engine, tokens/s and mean lag, of STEPS steps after the first k + 2."""
-    set_pacer(generator, pipeline_rl.Pacer(BATCH, K, min_ready=min_ready))
+def paced(generator: pipeline_rl.Generator, weights: Any, training: float, **options: int) -> dict[str, float]:
+    """Mean requests inside the engine, tokens/s and mean lag, of STEPS steps after the first k + 2. `options`: of the
+    pacer."""
+    set_pacer(generator, pipeline_rl.Pacer(BATCH, K, **options))
     counters, version = generator.counters, generator.version
     for step in range(K + 2 + STEPS):
         if step == K + 2:
@@ -77,8 +78,9 @@ def paced(generator: pipeline_rl.Generator, weights: Any, training: float, min_r
 
 
 def queue_for(lag: float, without: float) -> int:
-    """The `--min_ready` that holds this lag, where it is `without` at 0: each batch of waiting groups adds one step."""
-    return min(K * BATCH, max(0, round((lag - without) * BATCH)))
+    """The `--min_ready` that holds this lag, where --max_ready B has `without`: each batch of waiting groups adds one.
+    At least 1, since 0 is the default, which is another rule."""
+    return min(K * BATCH, max(1, round((lag - without) * BATCH)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=positive, default=128, help="of the engine (128)")
     args = parse(parser, argv)
     report = Report(args)
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in ("no queue", *(f"lag {lag}" for lag in LAGS))}
+    turns: dict[str, list[dict[str, float]]] = {
+        name: [] for name in ("default", "no queue", *(f"lag {lag}" for lag in LAGS))
+    }
     task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[], score=nothing_solved)
     flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
     with tempfile.TemporaryDirectory() as folder:
@@ -95,15 +99,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         with generator_of(flags, model, weights, task, short_prompts(), Lengths()) as generator:
             for _ in range(args.repeats):
                 training = RATIO * seconds_by_itself(generator, BATCH, K)
-                turns["no queue"].append(paced(generator, weights, training, 0))
+                turns["default"].append(paced(generator, weights, training))
+                turns["no queue"].append(paced(generator, weights, training, max_ready=BATCH))
                 for lag in LAGS:
                     queue = queue_for(lag, turns["no queue"][-1]["lag"])
-                    turns[f"lag {lag}"].append(paced(generator, weights, training, queue))
+                    turns[f"lag {lag}"].append(paced(generator, weights, training, min_ready=queue))
     found = {name: {what: [turn[what] for turn in some] for what in some[0]} for name, some in turns.items()}
     for name, measured in found.items():
         report.add({f"{name}: {what}": values for what, values in measured.items()}, "")
     base = found["no queue"]
-    report.figures = [Figure("busy share of the slots", [x / args.slots for x in base["inside"]], least=0.9)]
+    faster = ratios(found["default"]["tokens/s"], base["tokens/s"])
+    report.figures = [
+        Figure("busy share of the slots", [x / args.slots for x in found["default"]["inside"]], least=0.9),
+        Figure("tokens/s, default / --max_ready B", faster, least=0.97),
+    ]
     for lag in LAGS:
         held = found[f"lag {lag}"]
         lost = [1 - x for x in ratios(held["tokens/s"], base["tokens/s"])]
