@@ -41,7 +41,7 @@ def place(flags: Flags) -> Placement:
         if flags.generator_devices or flags.weight_channel in ("ipc", "nccl"):
             raise UsageError("--generator_devices and --weight_channel ipc, nccl need GPUs, and this host has none.")
     elif flags.engine == "torch":
-        raise UsageError("--engine torch works on a CPU only: leave it out, or hide the GPUs by CUDA_VISIBLE_DEVICES=''.")
+        raise UsageError("--engine torch is for a CPU: leave it out, or hide the GPUs by CUDA_VISIBLE_DEVICES=''.")
     elif trainers > count:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
     devices = generator_devices(flags, count, trainers) if count else []

@@ -71,7 +71,7 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
         (4, 2, {"weight_channel": "ipc", "generator_devices": "3"}, "--weight_channel ipc needs"),
         (4, 2, {"data_parallel": 3, "generator_devices": "0,1,2"}, "trainers' own GPUs, 0 to 1"),
         (4, 2, {"generator_devices": "1,2", "data_parallel": 2}, "trainers' own GPUs, 0 to 1"),  # neither nor
-        (2, 1, {"engine": "torch"}, "--engine torch works on a CPU only"),
+        (2, 1, {"engine": "torch"}, "--engine torch is for a CPU"),
         (2, 4, {}, "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
         (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "file"}, "channel file .* Ray"),
         (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "ipc"}, "channel ipc .* Ray"),
