@@ -94,7 +94,7 @@ def demo_float32(job: Job) -> str:
 
 def demo_bfloat16(job: Job) -> str:
     """7. In bfloat16 they agree less, and less still without the FP32 head."""
-    heads = {"FP32 head": "true", "bfloat16 head": "false"}
+    heads = {"fp32-head": "true", "bfloat16-head": "false"}
     gaps = [demo(job, name, 6, f"--dtype bfloat16 --fp32_head {on}").gaps() for name, on in heads.items()]
     largest = job.figure("largest gap, nats", max(map(max, gaps)), below=1e-2)
     ratios = [a / b for a, b in zip(*gaps, strict=True)]
