@@ -93,7 +93,9 @@ def demo_float32(job: Job) -> str:
 
 
 def demo_bfloat16(job: Job) -> str:
-    """7. In bfloat16 they agree less, and less still without the FP32 head."""
+    """7. In bfloat16 they agree less, and less still without the FP32 head. Five times on a CPU the ratio was 0.65 to
+    0.77, mean 0.74 and standard deviation 0.05 (a median of six steps: 0.06): 0.95 is 3.5 of these away. At 1 the head
+    does nothing."""
     heads = {"fp32-head": "true", "bfloat16-head": "false"}
     gaps = [demo(job, name, 6, f"--dtype bfloat16 --fp32_head {on}").gaps() for name, on in heads.items()]
     largest = job.figure("largest gap, nats", max(map(max, gaps)), below=1e-2)
