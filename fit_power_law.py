@@ -22,11 +22,11 @@ size has the same weight, however many points it has. The intervals are those of
 the noise of log L grows as L falls.
 
 When to use which law. This one has no ceiling and no start: L goes to 0 as X grows, and to infinity as X falls to 0.
-Runs bend away from their line at both ends, and there fit_sigmoid.py is right. Fitted to the first half of the three
-runs of the built-in task, which climb from .08 to .97 faster than any one line, this law misses the second half by .17
-to .24 (root mean square), and the sigmoid by .02 to .06. Fitted from 1,500 to 8,000 GPU-hours of the published 8B curve
-(A .610; R0, which is not printed, taken as .25), it says .65 at 16,000, where the curve has .60, and .81 at 160,000.
-So: the sigmoid for the rest of one run and its ceiling; this law to compare sizes, over a stretch on which log L is
+Runs bend away from their line at both ends, and there fit_sigmoid.py is right. Fitted to the first half of three runs
+of `--dataset chain`, which climb from .08 to .97 faster than any one line, this law misses the second half by .17 to
+.24 (root mean square), and the sigmoid by .02 to .06. Fitted from 1,500 to 8,000 GPU-hours of the published 8B curve (A
+.610; R0, which is not printed, taken as .25), it says .65 at 16,000, where the curve has .60, and .81 at 160,000. So:
+the sigmoid for the rest of one run and its ceiling; this law to compare sizes, over a stretch on which log L is
 straight, far from the ceiling.
 
     python fit_power_law.py 0.6B=runs/small/eval.jsonl 4B=runs/large/eval.jsonl --budget 1e19 --plot sizes.png
@@ -293,16 +293,19 @@ def report(law: PowerLaw, rest: Sequence[Point], budgets: Sequence[float]) -> st
         errors = [math.log(L / law.predict(N, X)) for N, X, L in rest]
         lines.append(f"{len(rest)} points not fitted: RMSE of log L {np.sqrt(np.mean(np.square(errors))):.4f}, "
                      f"mean {np.mean(errors):+.4f} (above 0: worse than predicted)")  # fmt: skip
+
+    def at(X: float) -> str:
+        return f"at X = {X:.3g}{' (an extrapolation)' if X > law.X_range[1] else ''}"
+
     for small, large in pairwise(sizes):
         X = law.crossing(small, large)
-        beyond = ", an extrapolation" if X and X > law.X_range[1] else ""
-        lines.append(f"{large:.3g} is ahead of {small:.3g}: {f'at X = {X:.3g}' if X else 'from the start'}{beyond}")
+        lines.append(f"{large:.3g} is ahead of {small:.3g}: {'from the start' if X is None else at(X)}")
     for X in budgets:
         if not law.X_range[0] <= X < math.inf:
             raise ValueError(f"--budget {X:g} lies below every point: the runs begin at {law.X_range[0]:g}")
         best = law.best_size(X)
-        lines.append("at X = {:.3g} N {:.3g} is best: L {:.4f} [{:.4f}, {:.4f}]".format(
-            X, best, law.predict(best, X), *law.interval(best, X)))  # fmt: skip
+        low, high = law.interval(best, X)
+        lines.append(f"{at(X)} N {best:.3g} is best: L {law.predict(best, X):.4f} [{low:.4f}, {high:.4f}]")
     return "\n".join([*lines, *law.notes])
 
 

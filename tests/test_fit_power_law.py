@@ -199,7 +199,7 @@ def test_command_line(tmp_path, capsys):
     assert main([*files, "--predict-size", "9B", "--budget", "16"]) == 0
     out = capsys.readouterr().out
     assert "9e+09: K 0.1800" in out and "not fitted, but for E" in out and "4 points not fitted" in out
-    assert f"at X = 16 N 9e+09 is best: L {0.5 * 16**-0.18:.4f}" in out
+    assert f"at X = 16 (an extrapolation) N 9e+09 is best: L {0.5 * 16**-0.18:.4f}" in out
     assert "'flops is not above 0': 2" in out and "'pass_rate is 1': 2" in out
     for bad, words in (
         ([f"1B={tmp_path}/1B.jsonl", "--x", "hours"], "a row without 'hours'"),
