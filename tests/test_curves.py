@@ -64,13 +64,14 @@ def test_a_row_by_hand(tmp_path):
 
 
 def test_runs_that_failed_or_did_not_end_are_named(tmp_path, capsys):
-    """One failed after an evaluation, one before it wrote a file, one was stopped by Ctrl-C, one is under way."""
+    """One failed after an evaluation, one before it wrote a file, one was stopped by Ctrl-C, one is under way, and one
+    was stopped by Ctrl-C before train.py could catch it (Popen's code for a signal is its negative number)."""
     one = [evaluation(0, 0.1)]
     run_folder(tmp_path, "law/a/seed-0", one, finished=False)
     run_folder(tmp_path, "law/a/seed-1", one, finished=False)
     run_folder(tmp_path, "law/a/seed-2", one, finished=False)
     run_folder(tmp_path, "law/a/seed-3", one)
-    codes = {"law/a/seed-0": 1, "law/a/seed-1": 130, "law/b/seed-0": 2}
+    codes = {"law/a/seed-0": 1, "law/a/seed-1": 130, "law/b/seed-0": 2, "law/b/seed-1": -2}
     records = [{"folder": "law/a/seed-0", "exit_code": 130}, *({"folder": f, "exit_code": c} for f, c in codes.items())]
     (tmp_path / "sweep.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     file = tmp_path / "new" / "curves.csv.gz"
@@ -78,11 +79,11 @@ def test_runs_that_failed_or_did_not_end_are_named(tmp_path, capsys):
     states = {curve.run: curve.state for curve in curves.curves_of(curves.read_rows(file))}
     assert states == {
         "law/a/seed-0": "failed (exit code 1)", "law/a/seed-1": "unfinished", "law/a/seed-2": "unfinished",
-        "law/a/seed-3": "finished", "law/b/seed-0": "failed (exit code 2)",
+        "law/a/seed-3": "finished", "law/b/seed-0": "failed (exit code 2)", "law/b/seed-1": "unfinished",
     }  # fmt: skip
     said = capsys.readouterr().out
     assert all((run in said) == (state != "finished") for run, state in states.items())
-    assert "failed (exit code 2): law/b/seed-0, 0 evaluations" in said and "5 runs, 1 of them finished" in said
+    assert "failed (exit code 2): law/b/seed-0, 0 evaluations" in said and "6 runs, 1 of them finished" in said
 
 
 def test_the_same_rows_are_the_same_bytes(tmp_path):

@@ -40,7 +40,7 @@ LOGGED = {  # column -> key of metrics.jsonl; `kept` is the share of the rollout
 }  # fmt: skip
 COLUMNS = (*OF_THE_RUN, *OF_THE_EVALUATION, *LOGGED)
 DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "pass_rate": ".5f", "device_hours": ".6g"}  # the others: .4g
-STOPPED = (0, 130, 143)  # exit codes of train.py that are no failure: done, or stopped by a signal
+STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
 
 Row = dict[str, str]
 
