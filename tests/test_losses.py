@@ -118,10 +118,10 @@ def test_eps_max_is_an_absolute_cap_without_a_lower_clamp():
     ],
 )
 def test_clip_quadrants(name, rho, sign, loss_over_a, slope):
-    """eps_low = .4, eps_high = .5, A = +-3, gradient = slope * A. grpo has one eps for both sides: see below."""
-    token_loss, metrics, grad = run_ratios(name, [rho], 3.0 * sign, eps_low=0.4, eps_high=0.5)
-    assert float(token_loss) == pytest.approx(loss_over_a * 3 * sign)
-    assert float(grad) == pytest.approx(slope * 3 * sign)
+    """eps_low = .4, eps_high = .5, A = +-1/2, gradient = slope * A. grpo has one eps for both sides: see below."""
+    token_loss, metrics, grad = run_ratios(name, [rho], 0.5 * sign, eps_low=0.4, eps_high=0.5)
+    assert float(token_loss) == pytest.approx(loss_over_a * 0.5 * sign)
+    assert float(grad) == pytest.approx(slope * 0.5 * sign)
     assert capped(metrics) == ((0, 0) if slope else (1, 0) if sign > 0 else (0, 1))
 
 
