@@ -13,6 +13,7 @@ import measuring
 import pytest
 import subjects
 import torch
+from fake_engine import FakeEngine, generating
 
 
 def test_cases_take_turns():
@@ -80,8 +81,13 @@ def test_the_queue_that_gives_a_lag():
     assert [benchmark_pacer.queue_for(lag, 1.5) for lag in (1, 2, 4, 12)] == [1, 16, 80, 256]
 
 
-def test_the_line_through_an_engines_steps():
-    """10 ms without requests and 0.1 ms for each."""
+def test_the_line_through_an_engines_steps(monkeypatch):
+    """Three long and three short requests, 6.4 s apart: 64 tokens of 0.1 s. The line: 10 ms, and 0.1 ms for each."""
+    clock = iter([0.0, 8.0, 8.0, 9.6])
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(clock))
+    with generating(engine=FakeEngine()) as generator:
+        assert benchmark_step.step_seconds(generator, 3) == pytest.approx(0.1)
+    assert [most for _, most, _ in generator.engine.requests] == [80, 80, 80, 16, 16, 16]
     found = benchmark_step.line([1, 10, 100], [0.0101, 0.011, 0.02])
     assert found == (pytest.approx(0.01), pytest.approx(0.0001))
 

@@ -33,7 +33,7 @@ def step_seconds(generator: Any, requests: int) -> float:
         """`requests` completions of `tokens` tokens."""
 
         def begin(engine: Any) -> Any:
-            return engine.together(lambda: [engine.sample(prompt, tokens, "") for _ in range(requests)])
+            return engine.together(lambda: [engine.sample(prompt, tokens, "step") for _ in range(requests)])
 
         generator.ask(begin)
 
@@ -46,8 +46,7 @@ def line(requests: Sequence[int], seconds: Sequence[float]) -> tuple[float, floa
     return float(base), float(per_request)
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what it prints as JSON."""
+def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("--requests", type=positive, nargs="+", default=[1, 8, 64, 256, 512], help="inside the engine")
     args = parse(parser, argv)
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         Figure("each request, s", [per_request for _, per_request in lines]),
         Figure("requests that cost as much as a step without any", [base / each for base, each in lines]),
     ]
-    return report.close()
+    report.close()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from simulated_cluster import Plan, Setting, lognormal, simulate
 from pipeline_rl import Pacer
 from runtime.run_folder import Folder
 
-CPU_STEP = 100.0, 1.0  # what an engine's step costs without requests / what each adds, of the built-in model
+CPU_STEP = 85.0, 1.0  # what a step costs without requests : what each adds; the built-in model in vLLM on a CPU
 
 
 def estimated(args: argparse.Namespace) -> Setting:
