@@ -55,6 +55,7 @@ class ModelFlags:
     """The model and its numbers."""
 
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
+    size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
     dtype: Literal["float32", "bfloat16"] = flag("float32", "Dtype of generator and forward pass; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
@@ -78,6 +79,10 @@ class DataFlags:
         0.35, "Built-in task: share of its warm start that thinks all over again; 1: length-hungry.",
         at_least=0, at_most=1,
     )  # fmt: skip
+    difficulty: Literal["all", "easy", "hard"] = flag(
+        "all", "Graded: half of the problems, held-out ones too, by how often the starting model solves them."
+    )
+    prompt_order: Literal["shuffled", "easy_first"] = flag("shuffled", "Graded: order of the prompts in each epoch.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")

@@ -28,7 +28,7 @@ from runtime.run_folder import Folder
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from runtime.weights_check import Evaluator
-from tasks import chain, data_sets, graded, warm_start
+from tasks import chain, data_sets, graded, sizes, warm_start
 from tasks.demonstrations import Demonstrations
 from tasks.prompts import PromptStream
 
@@ -71,7 +71,8 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         ranks.say(sentence)
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
-    prompts = PromptStream(task.train, flags.seed, history.retired, task.weights)
+    shuffled = flags.prompt_order == "shuffled"
+    prompts = PromptStream(task.train, flags.seed, history.retired, task.weights, shuffled)
     channel, devices = new_channel(flags, ranks.accelerator)
     if finished:
         progress.step, progress.version = finished["step"], finished["version"]
@@ -130,7 +131,7 @@ def new_accelerator(flags: Flags) -> Any:
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
     shown = graded.DEMONSTRATIONS if flags.dataset == "graded" else Demonstrations()
-    settings = warm_start.WarmStart(demonstrations=replace(shown, restart=flags.rambling))
+    settings = sizes.warm_start_of(flags.size, replace(shown, restart=flags.rambling))
     return ranks.from_main(
         lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=settings, report=ranks.say))
     )
@@ -246,7 +247,10 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
     if flags.dataset == "chain":
         return chain.ChainTask(seed=flags.seed, pool_size=flags.prompts)
     if flags.dataset == "graded":
-        return graded.graded_task(seed=flags.seed, pool_size=flags.prompts)
+        task = graded.graded_task(flags.seed, flags.prompts, difficulty=flags.difficulty)
+        if flags.prompt_order == "easy_first":
+            task.train.sort(key=graded.easiness, reverse=True)
+        return task
     from transformers import AutoTokenizer
 
     try:

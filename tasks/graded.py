@@ -32,8 +32,12 @@ in three runs, those on which this setting was chosen.
 [('1 a -9 b +7 c -5 <think>', '9 4'), ('7 a +8 b -9 <think>', '4 6 9')]
 """
 
-from tasks.chain import ChainTask
-from tasks.demonstrations import Demonstrations
+import math
+from collections.abc import Sequence
+
+from tasks.chain import WORDS, ChainTask, chain_values, impossible_answer
+from tasks.demonstrations import Demonstrations, Demonstrator
+from tasks.prompts import Problem
 
 MIN_OPS, MAX_OPS = 2, 4
 IMPOSSIBLE_EVERY = 5
@@ -43,8 +47,34 @@ DEMONSTRATIONS = Demonstrations(
 )
 
 
-def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 512) -> ChainTask:
-    """The problems. `seed` draws the training pool; the held-out problems are the same for every seed."""
-    return ChainTask(
-        seed, pool_size, held_out_size, min_ops=MIN_OPS, max_ops=MAX_OPS, impossible_every=IMPOSSIBLE_EVERY
-    )
+WRONG_SHOWN = Demonstrator(DEMONSTRATIONS, 0, corrupted=True).wrong_shown  # of each fact
+
+
+def easiness(problem: Problem) -> float:
+    """About how often the starting model solves it: how often its facts are shown right, multiplied; 0 if it is
+    impossible."""
+    words = [WORDS[i] for i in problem.prompt_ids]
+    operations = words[2:-1:2]
+    facts = zip(operations, chain_values(int(words[0]), operations), strict=False)
+    possible = impossible_answer(" ".join(words), IMPOSSIBLE_EVERY) is None
+    return possible * math.prod(1 - WRONG_SHOWN[fact] for fact in facts)
+
+
+def half(problems: Sequence[Problem], difficulty: str) -> list[Problem]:
+    """The easy or the hard half, in the given order. All impossible problems are in the hard one."""
+    ranked = sorted(problems, key=easiness, reverse=difficulty == "easy")
+    chosen = {problem.key for problem in ranked[: len(problems) // 2]}
+    return [problem for problem in problems if problem.key in chosen]
+
+
+def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, difficulty: str = "all") -> ChainTask:
+    """The problems. `seed` draws the training pool; the held-out problems are the same for every seed. Of a
+    `difficulty`, "easy" or "hard", they are that half of twice as many, and the ceiling is 1 or .6."""
+    times = 1 if difficulty == "all" else 2
+    task = ChainTask(
+        seed, times * pool_size, times * held_out_size, min_ops=MIN_OPS, max_ops=MAX_OPS,
+        impossible_every=IMPOSSIBLE_EVERY,
+    )  # fmt: skip
+    if difficulty != "all":
+        task.train, task.held_out = half(task.train, difficulty), half(task.held_out, difficulty)
+    return task

@@ -75,7 +75,7 @@ def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: in
 
 class PromptStream:
     """Training prompts, epoch after epoch, each epoch in an order of its own. Retired prompts are passed over, and the
-    stream ends when every prompt is retired.
+    stream ends when every prompt is retired. With `shuffled=False` every epoch has the order of `problems`.
 
     `weights` mixes several data sets (`epoch_order`): each gets its share of an epoch's places. Once all prompts of one
     are retired, the others take its places from the next epoch on.
@@ -86,13 +86,14 @@ class PromptStream:
 
     def __init__(
         self, problems: Sequence[Any], seed: int, retired: Callable[[str], bool],
-        weights: dict[str, float] | None = None,
+        weights: dict[str, float] | None = None, shuffled: bool = True,
     ):  # fmt: skip
         self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
+        self.shuffled = shuffled
         self.epoch = self.position = 0
         self.shares = self.weights  # of the sources that had prompts left when this epoch began
         self.first: deque[Any] = deque()  # prompts that a resumed run must admit before all others
-        self._shuffled: tuple[int, list[int]] = (-1, [])  # (epoch, its order)
+        self._order: tuple[int, list[int]] = (-1, [])  # (epoch, its order)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -101,9 +102,11 @@ class PromptStream:
         if self.first:
             return self.first.popleft()
         while True:
-            if self._shuffled[0] != self.epoch:
-                self._shuffled = (self.epoch, epoch_order(self.problems, self.shares, self.seed, self.epoch))
-            order = self._shuffled[1]
+            if self._order[0] != self.epoch:
+                kept = list(range(len(self.problems)))
+                order = epoch_order(self.problems, self.shares, self.seed, self.epoch) if self.shuffled else kept
+                self._order = (self.epoch, order)
+            order = self._order[1]
             while self.position < len(order):
                 problem = self.problems[order[self.position]]
                 self.position += 1

@@ -8,7 +8,8 @@ import torch
 
 from tasks.chain import IDS, LABELS, OPERATIONS, apply, chain_text, chain_values
 from tasks.demonstrations import Demonstrator
-from tasks.graded import CEILING, DEMONSTRATIONS, graded_task
+from tasks.graded import CEILING, DEMONSTRATIONS, easiness, graded_task
+from tasks.prompts import Problem
 from tasks.warm_start import WarmStart, warm_start
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +35,36 @@ def test_every_fact_has_a_wrong_result_and_its_right_one_is_shown_up_to_nine_tim
     assert 0 < min(shown) < 0.01
     assert 0.89 < max(shown) < 0.9
     assert sum(shown) / 210 == pytest.approx(0.45)
+
+
+def test_easiness_is_the_product_of_what_is_shown_and_zero_for_the_impossible():
+    """Fact i of 210 is shown right with .9 (1 - (i + .5) / 210): the first with .89786. `1 a -9 b +7 c -5` has the
+    facts 1 - 9 = 2, 2 + 7 = 9 and 9 - 5."""
+    facts = list(Demonstrator(DEMONSTRATIONS, 0, corrupted=True).wrong)
+
+    def made(text):
+        return Problem("", tuple(IDS[word] for word in text.split()), "")
+
+    right = [0.9 * (1 - (facts.index(fact) + 0.5) / 210) for fact in (("-9", 1), ("+7", 2), ("-5", 9))]
+    assert easiness(made("1 a -9 b +7 c -5 <think>")) == pytest.approx(right[0] * right[1] * right[2])
+    task = graded_task(pool_size=5, held_out_size=5)
+    for problem in (*task.train, *task.held_out):
+        impossible = len(str(problem.answer).split()) == 3  # numbers of the key
+        assert (easiness(problem) == 0) == impossible
+
+
+def test_the_halves_have_no_problem_in_common_and_the_hard_one_has_all_that_are_impossible():
+    """40 of 80 problems each, 16 of which are impossible; in the order in which they were drawn, not sorted, so that an
+    evaluation of the first few is one of the half."""
+    whole = graded_task(3, pool_size=80, held_out_size=40)
+    easy, hard = (graded_task(3, pool_size=40, held_out_size=20, difficulty=name) for name in ("easy", "hard"))
+    for name, impossible in (("train", 16), ("held_out", 8)):
+        all_of_it, *halves = (getattr(task, name) for task in (whole, easy, hard))
+        assert [len(half) for half in halves] == [len(all_of_it) // 2] * 2
+        assert sorted(halves[0] + halves[1], key=all_of_it.index) == all_of_it
+        assert [problem for problem in all_of_it if problem in halves[0]] == halves[0]
+        assert min(map(easiness, halves[0])) > max(map(easiness, halves[1]))
+        assert [sum(easiness(problem) == 0 for problem in half) for half in halves] == [0, impossible]
 
 
 @pytest.mark.slow

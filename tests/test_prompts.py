@@ -72,6 +72,17 @@ def test_the_others_take_the_places_of_a_source_that_is_retired():
     assert (stream.epoch, stream.position) == (3, 10)
 
 
+def test_an_order_that_is_kept_is_that_of_every_epoch_and_goes_on_after_a_resume():
+    """Five prompts, 3 is retired in the first epoch after it was drawn: 0 1 2 3 4, then 0 1 2 4."""
+    gone: set[str] = set()
+    old, new = (PromptStream(POOL[:5], 7, gone.__contains__, shuffled=False) for _ in range(2))
+    assert keys(old, 4) == ["0", "1", "2", "3"]
+    gone.add("3")
+    assert keys(old, 3) == ["4", "0", "1"]
+    new.load_state_dict(old.state_dict())
+    assert keys(new, 4) == ["2", "4", "0", "1"]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The order of an epoch
 

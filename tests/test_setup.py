@@ -16,7 +16,7 @@ from runtime import devices, setup
 from runtime.checkpoints import Progress
 from runtime.flags import Flags, UsageError
 from runtime.setup import check_model, load_task, new_interruption, new_parts
-from tasks import chain, graded, warm_start
+from tasks import chain, graded, sizes, warm_start
 from tasks.demonstrations import Demonstrations
 
 # --------------------------------------------------------------------------------------------------------- data sets
@@ -129,6 +129,24 @@ def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
     assert [settings.demonstrations for settings in asked] == wanted
     problems = load_task(Flags(output_dir=str(tmp_path), **changes)).train
     assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
+
+
+def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monkeypatch, tmp_path):
+    """--size xs asks for its warm start; the easy half comes easy first, and the stream keeps that order. The default
+    is neither."""
+    asked, streams = [], []
+    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or folder)
+    monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
+    monkeypatch.setattr(setup, "Trainer", lambda *_: None)
+    monkeypatch.setattr(setup, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
+    for changes in ({"size": "xs", "difficulty": "easy", "prompt_order": "easy_first"}, {}):
+        with pytest.raises(ZeroDivisionError):
+            new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
+    assert asked == [sizes.warm_start_of(size, graded.DEMONSTRATIONS) for size in ("xs", "m")]
+    (sorted_ones, *_, shuffled), (others, *_, as_before) = streams
+    likely = [graded.easiness(problem) for problem in sorted_ones]
+    assert likely == sorted(likely, reverse=True) and 0 not in likely and (shuffled, as_before) == (False, True)
+    assert others == graded.graded_task(0, 10).train
 
 
 # ------------------------------------------------------------------------------------------------ processes and devices

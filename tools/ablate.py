@@ -188,7 +188,8 @@ def write_reports(
         blocks["findings"] = table(["comparison", *ablation_report.PAPER_HEAD], findings)
     law, left_out = matches.get("law", ({}, []))
     if law:
-        graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"]
+        graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"
+                  and "difficulty" not in curve.flags]  # its halves have other ceilings  # fmt: skip
         others: dict[str, list[Curve]] = {}
         for curve in graded:
             if curve.comparison != "law":

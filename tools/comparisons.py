@@ -22,9 +22,7 @@ HUNGRY = (
     "--rambling 1 --lr 7e-4 --k 8 --max_num_seqs 512 --max_ready 128 --max_steps 4000 --max_sampled_tokens 900000 "
     "--eval_every 4 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 20"
 )
-# The demo's setting, for the two laws of other papers.
-DEMO = "--max_num_seqs 512 --eval_problems 256 --eval_samples 4 --save_every 30"
-SAMPLES = 32_768  # completions of each run of the grid; the learning rate goes with the square root of the batch
+SAMPLES = 65_536  # completions of each run of the grids; the learning rate goes with the square root of the batch
 
 
 MARGIN = 0.02  # in A, which the paper calls the noise between equal runs (arXiv 2510.13786, section 3)
@@ -58,6 +56,24 @@ class Comparison:
 # A lag that is held: (k - 1) B groups wait behind each batch, so every token is about k versions old, and as many
 # groups are under way for every k. Without it the queue sets the lag, and k hardly matters.
 HELD = {k: f"--k {k} --max_ready 0 --min_ready {(k - 1) * 32}" for k in (2, 4, 8)}
+
+
+def grid(difficulty: str) -> Comparison:
+    """For `python isocompute.py OUTPUT/grid-easy/*/seed-*`. On-policy, or the lag would go with the batch."""
+    shapes = [(B_p, n) for B_p in (16, 64) for n in (4, 8, 16, 32, 64)]
+    return Comparison(
+        f"cheap runs over prompts per batch and rollouts per prompt, the {difficulty} half (arXiv 2603.12151)",
+        {
+            f"{B_p}x{n}": f"--batch_prompts {B_p} --rollouts {n} --max_num_seqs {min(512, B_p * n)} "
+            f"--max_steps {SAMPLES // (B_p * n)} --eval_every {SAMPLES // (B_p * n) // 16}"
+            for B_p, n in shapes
+        },
+        setting=f"{GRADED} --difficulty {difficulty} --k 0 --max_ready 0 --lr 1e-3 --lr_scale sqrt "
+        "--max_sampled_tokens 0 --pass_rate_threshold 1.1 --eval_problems 256 --eval_samples 4",
+        pass_rate=0.2,
+        minutes=1.2,
+    )
+
 
 COMPARISONS = {
     "law": Comparison(  # of the baseline more seeds: `ablate.py law --seeds 12 --only baseline`
@@ -175,29 +191,54 @@ COMPARISONS = {
         },
         paper={"rollouts-8": near(-0.025), "rollouts-32": near(-0.015)},
     ),
-    "reuse": Comparison(  # 130 steps of 32 prompts are 4,160, of which 1/tau are distinct; none is retired
+    "sizes": Comparison(  # the learning rate is 7e-4 sqrt(96 / width). Then, in runs/ablate/sizes:
+        # fit_power_law.py {0.058M=xs,0.102M=s,0.226M=m,0.505M=l,1.009M=xl}/seed-{0,1,2}/eval.jsonl --fit-until 0.3
+        "five sizes of the model, of which the small ones predict the largest (arXiv 2509.25300)",
+        {
+            "m": "",
+            "xs": "--size xs --lr 9.9e-4 --max_sampled_tokens 2100000",
+            "s": "--size s --lr 8.6e-4",
+            "l": "--size l --lr 5.7e-4",
+            "xl": "--size xl --lr 4.8e-4",
+        },
+        setting=f"{GRADED} --max_sampled_tokens 1400000 --eval_every 6",
+        axes=("tokens", "flops"),
+        minutes=2.0,
+    ),
+    "reuse": Comparison(  # 400 steps of 32 prompts are 12,800, of which 1/tau are distinct; none is retired
         "how often a prompt may be seen (arXiv 2509.25300: 25 times do no harm, 100 do)",
         {
-            "tau-1": "--prompts 4160",
-            "tau-5": "--prompts 832",
-            "tau-25": "--prompts 166",
-            "tau-100": "--prompts 42",
+            "tau-1": "--prompts 12800",
+            "tau-5": "--prompts 2560",
+            "tau-25": "--prompts 512",
+            "tau-100": "--prompts 128",
         },
-        setting=f"{DEMO} --max_steps 130 --pass_rate_threshold 1.1",
-        minutes=2.3,
+        setting=f"{GRADED} --max_sampled_tokens 0 --max_steps 400 --pass_rate_threshold 1.1",
+        paper={"tau-5": EQUAL, "tau-25": EQUAL, "tau-100": LOWER},
     ),
-    "grid": Comparison(  # for `python isocompute.py OUTPUT/grid/*/seed-*`
-        "cheap runs over prompts per batch and rollouts per prompt (arXiv 2603.12151)",
+    "order": Comparison(  # one pass: 410 steps of 32 prompts, and those under way at the end
+        "easy prompts first or shuffled, in each epoch or in one pass",
         {
-            f"{B_p}x{n}": f"--batch_prompts {B_p} --rollouts {n} --lr {5e-4 * (B_p * n / 512) ** 0.5:.2g} "
-            f"--max_steps {SAMPLES // (B_p * n)} --eval_every {max(1, SAMPLES // (B_p * n) // 12)}"
-            for B_p in (16, 64)
-            for n in (4, 8, 16, 32, 64)
+            "shuffled": "",
+            "easy-first": "--prompt_order easy_first",
+            "one-pass": "--prompts 13200",
+            "one-pass-easy-first": "--prompts 13200 --prompt_order easy_first",
         },
-        setting=DEMO,
-        pass_rate=0.2,
-        minutes=1.2,
+        against={"one-pass-easy-first": "one-pass"},
     ),
+    "regularizers": Comparison(  # the coefficients are ours
+        "KL with an entropy bonus, or neither (arXiv 2603.12151: both on easy problems, neither on hard ones)",
+        {
+            "easy": "--difficulty easy",
+            "easy-kl-entropy": "--difficulty easy --kl_coef 0.01 --entropy_coef 0.01",
+            "hard": "--difficulty hard",
+            "hard-kl-entropy": "--difficulty hard --kl_coef 0.01 --entropy_coef 0.01",
+        },
+        against={"hard-kl-entropy": "hard"},
+        pass_rate=0.3,
+    ),
+    "grid-easy": grid("easy"),
+    "grid-hard": grid("hard"),
     "length": Comparison(
         "interruption, penalty or neither, from a start that rambles",
         {"interruption": "", "penalty": "--length_control penalty", "none": "--length_control none"},

@@ -1,0 +1,26 @@
+"""The built-in model in five sizes, for laws over model size (fit_power_law.py): one dial, the width.
+
+Two layers and a head_dim of 32 are the same in all; heads and MLP grow with the width, in multiples of 16, which vLLM's
+kernels for CPUs need. From xs to xl the parameters grow 17 times, by about two from one to the next. Every warm start
+stops its clean phase at the same loss, for which a small model may take more steps.
+"""
+
+from dataclasses import replace
+
+from tasks.demonstrations import Demonstrations
+from tasks.warm_start import ModelShape, WarmStart
+
+SHAPES = {  # size -> shape; parameters with the embedding
+    "xs": ModelShape(hidden_size=48, heads=2, kv_heads=1, intermediate_size=128),  # 0.058M
+    "s": ModelShape(hidden_size=64, heads=2, kv_heads=1, intermediate_size=192),  # 0.102M
+    "m": ModelShape(),  # 0.226M
+    "l": ModelShape(hidden_size=144, heads=6, kv_heads=3, intermediate_size=384),  # 0.505M
+    "xl": ModelShape(hidden_size=208, heads=8, kv_heads=4, intermediate_size=544),  # 1.009M
+}
+CLEAN_STEPS = 3000  # at most, but for m, whose cached models were made with fewer
+
+
+def warm_start_of(size: str, demonstrations: Demonstrations) -> WarmStart:
+    """Settings of the warm start of a model of this size; those of m are the defaults."""
+    settings = WarmStart(shape=SHAPES[size], demonstrations=demonstrations)
+    return settings if size == "m" else replace(settings, clean_steps=CLEAN_STEPS)

@@ -1,0 +1,37 @@
+"""The built-in model's sizes: their parameters by hand, and that the default is what it was."""
+
+from dataclasses import replace
+from typing import get_type_hints
+
+import pytest
+
+from runtime.flags import Flags
+from tasks.demonstrations import Demonstrations
+from tasks.sizes import SHAPES, warm_start_of
+from tasks.warm_start import WarmStart, new_model
+
+
+@pytest.mark.parametrize(
+    ("size", "attention", "mlp", "norms", "outside"),
+    [
+        # q and o: 48 x 64 each, k and v: 48 x 32; three of 48 x 128; 2 x 48 and two of head_dim 32; 47 words x 48, norm
+        ("xs", 2 * 48 * 64 + 2 * 48 * 32, 3 * 48 * 128, 2 * 48 + 2 * 32, 47 * 48 + 48),
+        ("xl", 2 * 208 * 256 + 2 * 208 * 128, 3 * 208 * 544, 2 * 208 + 2 * 32, 47 * 208 + 208),
+    ],
+)
+def test_parameters_of_the_smallest_and_the_largest_by_hand(size, attention, mlp, norms, outside):
+    """57,920 and 1,009,344, 17.4 times as many; two layers, and the head is the embedding."""
+    count = sum(p.numel() for p in new_model(SHAPES[size], 0).parameters())
+    assert count == 2 * (attention + mlp + norms) + outside == {"xs": 57_920, "xl": 1_009_344}[size]
+
+
+def test_the_default_is_the_warm_start_that_is_cached_and_the_others_may_take_more_clean_steps():
+    """Equal settings have the same folder. The loss at which the clean phase stops is the same for all."""
+    shown = Demonstrations(noise=0.3)
+    assert warm_start_of("m", shown) == WarmStart(demonstrations=shown)
+    others = [warm_start_of(size, shown) for size in ("xs", "s", "l", "xl")]
+    assert others == [
+        replace(WarmStart(demonstrations=shown), shape=SHAPES[size], clean_steps=3000)
+        for size in ("xs", "s", "l", "xl")
+    ]
+    assert Flags().size == "m" and list(SHAPES) == list(get_type_hints(Flags)["size"].__args__)
