@@ -236,11 +236,13 @@ def test_a_gpu_gets_chunks_of_a_thousand_rows(monkeypatch):
     hidden, targets = torch.zeros(2, 1, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
     weight = torch.zeros(151_936, 1, device="meta")
     token_logprobs(hidden, weight, targets)
+    monkeypatch.setattr(fp32_head, "TF32", True)
+    token_logprobs(hidden, weight, targets)  # a device without an entry of its own
     monkeypatch.setitem(fp32_head.CHUNK_BYTES, "meta", fp32_head.CHUNK_BYTES["cuda"])
     token_logprobs(hidden, weight, targets)
-    monkeypatch.setattr(fp32_head, "TF32", True)
+    monkeypatch.setattr(fp32_head, "TF32", False)
     token_logprobs(hidden, weight, targets)
-    assert seen == [193, 193, 1104]
+    assert seen == [193, 193, 1104, 193]
 
 
 # ------------------------------------------------------------------------------------------ precision of the product
