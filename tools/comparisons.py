@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 
 # The setting of the final sweeps: the graded task, whose ceiling of .80 is known by construction (tasks/graded.py), run
-# to about eight C_mid (.3M to .4M tokens each), with 34 evaluations of 512 problems twice each. It was chosen on seeds
+# to about ten C_mid (.3M tokens each), with 34 evaluations of 512 problems twice each. It was chosen on seeds
 # 101 to 103, which are never used for results. --max_ready keeps the lag at 1 to 2 unless a row changes it.
 GRADED = (
     "--dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --k 8 --max_ready 32 --max_steps 4000 "
