@@ -49,7 +49,8 @@ def test_seven_requests_through_three_slots(model, tmp_path):
 
 
 def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_path):
-    """Five tokens of version 4, then twelve of version 5: those are what the new model says over the old one's cache."""
+    """Five tokens of version 4 and two more while version 5 is prepared but not live, then ten of version 5: those are
+    what the new model says over the old one's cache."""
     engine = new_engine(model, tmp_path)
     engine.stop = torch.tensor([-1])
     other = new_model(ModelShape(hidden_size=32, intermediate_size=64, init_std=0.3), seed=1)
@@ -57,15 +58,17 @@ def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_pat
     async def run():
         await engine.start()
         request = asyncio.create_task(engine.sample([5, 6, 7], 17, ""))
-        while not engine.inside or engine.lengths.max() < 3 + 5:
-            await asyncio.sleep(0)
-        engine.prepare(dict(other.named_parameters()), 5)
+        for tokens in (5, 7):
+            while not engine.inside or engine.lengths.max() < 3 + tokens:
+                await asyncio.sleep(0)
+            if tokens == 5:
+                engine.prepare(dict(other.named_parameters()), 5)
         await engine.update()
         return await request
 
     rollout = asyncio.run(run())
     old = rollout.versions.count(4)
-    assert rollout.versions == [4] * old + [5] * (17 - old) and 5 <= old <= 6
+    assert rollout.versions == [4] * old + [5] * (17 - old) and 7 <= old <= 8
     ids = torch.tensor([[5, 6, 7, *rollout.completion_ids]])
     cache = model(ids[:, : 3 + old - 1], use_cache=True).past_key_values  # the last old token is fed to the new model
     logits = other(ids[:, 3 + old - 1 : -1], past_key_values=cache).logits[0].detach()
