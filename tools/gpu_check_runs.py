@@ -224,8 +224,13 @@ def several_gpus(job: Job) -> str:
         raise NotRun("it needs two GPUs: `nccl`, tensor parallel, two trainer processes, data-parallel engines, Ray")
     second = "--generator_devices 1"
     two = f"--tensor_parallel 2 --generator_devices {'1,2' if count > 2 else '0,1 --weight_channel file'}"
-    cases = [("untied", stand_ins())] if job.cpu else [("tied", second), ("untied", second), ("tensor parallel", two)]
-    lines = [updates_in_flight(job, name, name != "untied", 5, flags) for name, flags in cases]
+    if job.cpu:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # or each of the two wants a NUMA node of its own
+        lines = [updates_in_flight(job, "tensor parallel", True, 5, "--tensor_parallel 2")]
+        lines.append(updates_in_flight(job, "untied", False, 5, stand_ins()))  # the last, since they stay
+    else:
+        cases = [("tied", second), ("untied", second), ("tensor parallel", two)]
+        lines = [updates_in_flight(job, name, name != "untied", 5, flags) for name, flags in cases]
     if count > 2:
         left = job.size(f"--generator_devices {','.join(map(str, range(2, count)))}", "")
         more = f" --max_steps 3 --save_every 0 --data_parallel {count - 2} {left}"

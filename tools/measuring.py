@@ -94,9 +94,12 @@ class Report:
         self.measured: Measured = {}
 
     def add(self, measured: Measured, unit: str) -> None:
-        """Measurements in one unit."""
+        """Measurements in one unit, said at once: the tables come at the end of what may take half an hour."""
         self.measured |= measured
-        self.rows += [[name, *spread(values), unit] for name, values in measured.items()]
+        rows = [[name, *spread(values), unit] for name, values in measured.items()]
+        self.rows += rows
+        for name, median, low, high, _ in rows:
+            print(f"{name}: {median:.4g} ({low:.4g} to {high:.4g}) {unit}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Prints the tables and the JSON line."""
