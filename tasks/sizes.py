@@ -1,12 +1,13 @@
 """The built-in model in five sizes, for laws over model size (fit_power_law.py): one dial, the width.
 
 Two layers and a head_dim of 32 are the same in all; heads and MLP grow with the width, in multiples of 16, which vLLM's
-kernels for CPUs need. From xs to xl the parameters grow 17 times, by about two from one to the next. Every warm start
-stops its clean phase at the same loss, for which a small model may take more steps.
+kernels for CPUs need. From xs to xl the parameters grow 17 times, by about two from one to the next. Both phases of
+every warm start stop at the same losses, for which a small model takes more steps, so that all sizes begin alike.
 """
 
 from dataclasses import replace
 
+from tasks.chain import WORDS
 from tasks.demonstrations import Demonstrations
 from tasks.warm_start import ModelShape, WarmStart
 
@@ -17,10 +18,19 @@ SHAPES = {  # size -> shape; parameters with the embedding
     "l": ModelShape(hidden_size=144, heads=6, kv_heads=3, intermediate_size=384),  # 0.505M
     "xl": ModelShape(hidden_size=208, heads=8, kv_heads=4, intermediate_size=544),  # 1.009M
 }
-CLEAN_STEPS = 3000  # at most, but for m, whose cached models were made with fewer
+STEPS = {"clean_steps": 3000, "corrupted_steps": 600}  # at most
+CORRUPTED_LOSS = 0.46  # that of m after its 90 steps
 
 
 def warm_start_of(size: str, demonstrations: Demonstrations) -> WarmStart:
     """Settings of the warm start of a model of this size; those of m are the defaults."""
     settings = WarmStart(shape=SHAPES[size], demonstrations=demonstrations)
-    return settings if size == "m" else replace(settings, clean_steps=CLEAN_STEPS)
+    return settings if size == "m" else replace(settings, **STEPS, corrupted_loss=CORRUPTED_LOSS)
+
+
+def parameters(size: str) -> int:
+    """How many the model has, those of the embedding, which is the head's too, among them."""
+    shape = SHAPES[size]
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * shape.hidden_size + 2 * shape.head_dim
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size  # and two norms
+    return len(WORDS) * shape.hidden_size + shape.layers * layer + shape.hidden_size

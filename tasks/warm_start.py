@@ -45,6 +45,7 @@ class WarmStart:
     clean_loss: float = 0.08
     clean_steps: int = 600
     corrupted_steps: int = 90
+    corrupted_loss: float = 0.0  # ends the second phase before its steps are made
     batch_size: int = 64
     lr: float = 3e-3
 
@@ -91,25 +92,26 @@ def train_warm_start(settings: WarmStart, seed: int, report: Callable[[str], Non
     model = new_model(settings.shape, seed)
     optimizer = warm_start_optimizer(model, settings.lr)
 
-    def batches(corrupted: bool, steps: int) -> Iterator[Batch]:
+    def phase(corrupted: bool, steps: int, enough: float) -> tuple[int, float]:
+        """(steps made, smoothed loss): `steps`, or fewer if the loss falls below `enough`."""
         demonstrator = Demonstrator(settings.demonstrations, seed, corrupted)
-        return (demonstrator.batch(settings.batch_size) for _ in range(steps))
+        batches = (demonstrator.batch(settings.batch_size) for _ in range(steps))
+        step, smoothed = 0, math.inf
+        for step, loss in enumerate(supervised_steps(model, optimizer, batches), 1):
+            smoothed = loss if step == 1 else 0.9 * smoothed + 0.1 * loss
+            if smoothed < enough:
+                break
+        return step, smoothed
 
-    smoothed, step = math.inf, 0
-    for loss in supervised_steps(model, optimizer, batches(False, settings.clean_steps)):
-        step += 1
-        smoothed = loss if step == 1 else 0.9 * smoothed + 0.1 * loss
-        if smoothed < settings.clean_loss:
-            break
-    else:
+    step, loss = phase(False, settings.clean_steps, settings.clean_loss)
+    if not loss < settings.clean_loss:
         raise RuntimeError(
-            f"the warm start's loss is {smoothed:.3f} after {step} clean steps, not below "
+            f"the warm start's loss is {loss:.3f} after {step} clean steps, not below "
             f"{settings.clean_loss}; raise clean_steps or try another seed"
         )
-    report(f"warm start: {step} clean steps, loss {smoothed:.3f}")
-    for loss in supervised_steps(model, optimizer, batches(True, settings.corrupted_steps)):
-        smoothed = 0.9 * smoothed + 0.1 * loss
-    report(f"warm start: {settings.corrupted_steps} corrupted steps, loss {smoothed:.3f}")
+    report(f"warm start: {step} clean steps, loss {loss:.3f}")
+    step, loss = phase(True, settings.corrupted_steps, settings.corrupted_loss)
+    report(f"warm start: {step} corrupted steps, loss {loss:.3f}")
     return model.eval()
 
 

@@ -1,13 +1,12 @@
 """The built-in model's sizes: their parameters by hand, and that the default is what it was."""
 
-from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
 
 from runtime.flags import Flags
 from tasks.demonstrations import Demonstrations
-from tasks.sizes import SHAPES, warm_start_of
+from tasks.sizes import SHAPES, parameters, warm_start_of
 from tasks.warm_start import WarmStart, new_model
 
 
@@ -23,15 +22,15 @@ def test_parameters_of_the_smallest_and_the_largest_by_hand(size, attention, mlp
     """57,920 and 1,009,344, 17.4 times as many; two layers, and the head is the embedding."""
     count = sum(p.numel() for p in new_model(SHAPES[size], 0).parameters())
     assert count == 2 * (attention + mlp + norms) + outside == {"xs": 57_920, "xl": 1_009_344}[size]
+    assert count == parameters(size)
 
 
-def test_the_default_is_the_warm_start_that_is_cached_and_the_others_may_take_more_clean_steps():
-    """Equal settings have the same folder. The loss at which the clean phase stops is the same for all."""
+def test_the_default_is_the_warm_start_that_is_cached_and_the_others_stop_at_the_same_losses():
+    """Equal settings have the same folder."""
     shown = Demonstrations(noise=0.3)
-    assert warm_start_of("m", shown) == WarmStart(demonstrations=shown)
+    assert warm_start_of("m", shown) == (default := WarmStart(demonstrations=shown))
     others = [warm_start_of(size, shown) for size in ("xs", "s", "l", "xl")]
-    assert others == [
-        replace(WarmStart(demonstrations=shown), shape=SHAPES[size], clean_steps=3000)
-        for size in ("xs", "s", "l", "xl")
-    ]
+    assert len({(other.clean_loss, other.corrupted_loss) for other in others}) == 1
+    assert all(other.clean_loss == default.clean_loss and other.corrupted_loss > 0 for other in others)
+    assert [other.shape for other in others] == [SHAPES[size] for size in ("xs", "s", "l", "xl")]
     assert Flags().size == "m" and list(SHAPES) == list(get_type_hints(Flags)["size"].__args__)

@@ -97,6 +97,13 @@ def test_warm_start_loads_in_transformers_and_is_the_same_every_time(tmp_path):
     assert AutoTokenizer.from_pretrained(one)("7 a +5")["input_ids"] == [IDS[word] for word in ("7", "a", "+5")]
 
 
+@pytest.mark.parametrize(("enough", "steps"), [(99.0, 1), (0.0, 2)])
+def test_the_second_phase_ends_at_its_loss_or_after_its_steps(enough, steps):
+    lines: list[str] = []
+    module.train_warm_start(replace(QUICK, corrupted_loss=enough), 0, lines.append)
+    assert f"{steps} corrupted steps" in lines[1]
+
+
 def test_a_warm_start_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="clean_steps"):
         warm_start(tmp_path, settings=replace(QUICK, clean_loss=0.0, clean_steps=2))
