@@ -1,9 +1,10 @@
 """Demonstrations: clean ones are right, corrupted ones have the mistakes and habits that were asked for."""
 
+from collections import Counter
 from dataclasses import replace
 
 from tasks.chain import IDS, LABELS, OPERATIONS, PHRASE, WORDS, ChainTask, apply, chain_values, is_held_out
-from tasks.demonstrations import Demonstrations, Demonstrator, last_two, wrong_results
+from tasks.demonstrations import Demonstrations, Demonstrator, last_two, wrong_from, wrong_results
 from tasks.prompts import Problem
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -116,6 +117,19 @@ def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
             assert wanted[t] == (row[t] if taught else -100)
         assert set(words[end:]) <= {"<pad>"}
     assert seen == {True, False}
+
+
+def test_three_wrong_results_share_what_one_had():
+    """Of 7 + 5 = 2 the wrong ones from 9 on are 9, 0 and 1; 30 % of the results are right."""
+    assert wrong_from(9, 2) == [9, 0, 1, 3, 4, 5, 6, 7, 8]
+    settings = Demonstrations(wrong_facts=1.0, wrong_results=3, noise=0.0)
+    demonstrator = Demonstrator(settings, 0, corrupted=True)
+    demonstrator.wrong["+5", 7] = 9
+    found = Counter(demonstrator.result("+5", 7) for _ in range(20_000))
+    assert found.keys() == {9, 0, 1, 2}
+    assert [found[digit] / 20_000 for digit in (2, 9, 0, 1)] == pytest.approx(
+        [0.3, 0.7 / 3, 0.7 / 3, 0.7 / 3], abs=0.015
+    )
 
 
 def test_streams_differ_in_problems_and_share_the_wrong_facts():

@@ -32,20 +32,20 @@ def test_every_fact_has_a_wrong_result_and_its_right_one_is_shown_up_to_nine_tim
     demonstrator = Demonstrator(DEMONSTRATIONS, 0, corrupted=True)
     shown = [1 - demonstrator.wrong_shown[operation, value] for operation in OPERATIONS for value in range(10)]
     assert len(shown) == 210
-    assert 0 < min(shown) < 0.01
+    assert 0.05 < min(shown) < 0.053
     assert 0.89 < max(shown) < 0.9
-    assert sum(shown) / 210 == pytest.approx(0.45)
+    assert sum(shown) / 210 == pytest.approx(0.475)
 
 
 def test_easiness_is_the_product_of_what_is_shown_and_zero_for_the_impossible():
-    """Fact i of 210 is shown right with .9 (1 - (i + .5) / 210): the first with .89786. `1 a -9 b +7 c -5` has the
+    """Fact i of 210 is shown right with .9 - .85 (i + .5) / 210: the first with .89798. `1 a -9 b +7 c -5` has the
     facts 1 - 9 = 2, 2 + 7 = 9 and 9 - 5."""
     facts = list(Demonstrator(DEMONSTRATIONS, 0, corrupted=True).wrong)
 
     def made(text):
         return Problem("", tuple(IDS[word] for word in text.split()), "")
 
-    right = [0.9 * (1 - (facts.index(fact) + 0.5) / 210) for fact in (("-9", 1), ("+7", 2), ("-5", 9))]
+    right = [0.9 - 0.85 * (facts.index(fact) + 0.5) / 210 for fact in (("-9", 1), ("+7", 2), ("-5", 9))]
     assert easiness(made("1 a -9 b +7 c -5 <think>")) == pytest.approx(right[0] * right[1] * right[2])
     task = graded_task(pool_size=5, held_out_size=5)
     for problem in (*task.train, *task.held_out):
