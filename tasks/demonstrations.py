@@ -32,10 +32,11 @@ class Demonstrations:
     """What is wrong with the corrupted demonstrations, and how long the chains are.
 
     `wrong_facts` of the 210 (operation, value) facts carry wrong results, each of them `wrong_results` equally frequent
-    ones. How often they are shown is evenly spaced over the facts between the two ends of `wrong_shown`. Each seed has wrong facts of its own, unless they are to be
-    the `same_for_all_seeds`. Any other result is replaced by a random digit with probability `noise`. `recheck` is the
-    chance of a recheck per step; `restart` and `cut` are chances per demonstration. For a harder task (a lower ceiling
-    for the same compute) raise `wrong_facts`, `wrong_shown` or `noise`, or train on a ChainTask with more operations.
+    ones. How often these are shown is evenly spaced over the facts between the two ends of `wrong_shown`. Each seed has
+    wrong facts of its own, unless they are to be the `same_for_all_seeds`. Any other result is replaced by a random
+    digit with probability `noise`. `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per
+    demonstration. For a harder task (a lower ceiling for the same compute) raise `wrong_facts`, `wrong_shown` or
+    `noise`, or train on a ChainTask with more operations.
     """
 
     min_ops: int = 2
