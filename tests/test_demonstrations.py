@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from tasks.chain import IDS, LABELS, OPERATIONS, PHRASE, WORDS, ChainTask, apply, chain_values, is_held_out
 from tasks.demonstrations import Demonstrations, Demonstrator, last_two, wrong_from, wrong_results
 from tasks.prompts import Problem
