@@ -25,8 +25,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import ablation_report
+import grid_report
 import law_report
 import log_report
+import size_report
 import sweep
 from comparisons import COMPARISONS
 from curve_files import InputError
@@ -197,6 +199,11 @@ def write_reports(
         law_report.write(law, others, left_out, folder)
         log_report.write(graded, law.get("baseline", []), folder)
         blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
+    if len(found := matches.get("sizes", ({}, []))[0]) > 2:
+        size_report.write(found, folder)
+    grids = {half: matches.get(f"grid-{half}", ({}, []))[0] for half in ("easy", "hard")}
+    if grids := {half: found for half, found in grids.items() if found}:
+        grid_report.write(grids, folder)
     if args.page:
         ablation_report.fill(Path(args.page), blocks)
 
