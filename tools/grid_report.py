@@ -85,7 +85,7 @@ def page(halves: Mapping[str, tuple[list[Run], Grid]]) -> str:
 
 
 def write(found: Mapping[str, Runs], folder: Path) -> None:
-    """FOLDER/isocompute.md and a picture of each half, from the finished runs of each grid by its name."""
+    """FOLDER/isocompute.* and a picture of each half, from the finished runs of each grid by its name."""
     halves = {}
     for name, runs in found.items():
         try:
@@ -95,4 +95,4 @@ def write(found: Mapping[str, Runs], folder: Path) -> None:
     for name, (_, grid) in halves.items():
         isocompute.plot(grid, str(folder / f"isocompute-{name}.png"))
     if halves:
-        save(page(halves), folder / "isocompute.md")
+        save(page(halves), (folder / "isocompute").with_suffix(".md"))

@@ -131,8 +131,8 @@ def page(sizes: Sizes) -> str:
 
 
 def write(found: Mapping[str, Sequence[Curve]], folder: Path) -> None:
-    """FOLDER/power-law.md and its picture, from the finished runs of each size by name."""
+    """FOLDER/power-law.*, from the finished runs of each size by name."""
     sizes = dict(sorted((parameters(name), runs) for name, runs in found.items()))
     law, points = law_of(sizes, "flops")
     fit_power_law.plot(law, points, [], str(folder / "power-law.png"))
-    save(page(sizes), folder / "power-law.md")
+    save(page(sizes), (folder / "power-law").with_suffix(".md"))
