@@ -5,6 +5,7 @@ Each rule yields one sentence that names the flag and the fix. The first sentenc
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib.util import find_spec
@@ -13,6 +14,12 @@ from pathlib import Path
 from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options
 
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+
+
+def runs_code(flags: Flags) -> bool:
+    """Whether a data set's reward runs what the model wrote."""
+    return "code" in flags.reward.split(",") or bool(re.search(":code(=|,|$)", flags.dataset))
+
 
 # Flags that do nothing without others: their names -> (what they need, whether these flags have it).
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
@@ -34,6 +41,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "reward_errors thinking apply_chat_template end_of_thinking stop_tokens":
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
+    "unsafe_code": ("a data set judged by `code`", runs_code),
     "generator_devices": ("engines on this host (Ray places its own)",
                           lambda flags: engine_options(flags).get("distributed_executor_backend") != "ray"),
     "interruption_phrase": ("--length_control interruption and a --dataset",
@@ -130,6 +138,8 @@ def data(flags: Flags) -> Iterator[str]:
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
     if flags.dataset in BUILT_IN and flags.reward not in ("task", "shuffled"):
         yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
+    if runs_code(flags) and not flags.unsafe_code:
+        yield "--dataset judged by code runs what the model writes; read docs/code.md, then add --unsafe_code true."
     if flags.dataset not in BUILT_IN and not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
     if flags.attn_implementation == "flash_attention_2":

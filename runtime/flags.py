@@ -72,7 +72,8 @@ class DataFlags:
 
     dataset: str = flag(
         "chain",
-        "`chain` or `graded` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][=WEIGHT],...",
+        "`chain` or `graded` (built in), or .jsonl / .parquet files or hub ids: "
+        "NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
     )
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     rambling: float = flag(
@@ -90,9 +91,10 @@ class DataFlags:
     held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
     reward: str = flag(
-        "task", "`task`: the data's own (exact for chain, math else); `math`, `exact`, `module:function`, one for each "
-        "data set; `shuffled`: the task's, permuted within the batch, as a control.",
+        "task", "`task`: the data's own (exact for chain, math else); `math`, `exact`, `code`, `module:function`, one "
+        "for each data set; `shuffled`: the task's, permuted within the batch, as a control.",
     )  # fmt: skip
+    unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
     reward_errors: Literal["raise", "zero"] = flag("raise", "A reward function that raises ends the run, or scores 0.")

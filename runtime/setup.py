@@ -269,7 +269,7 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
             flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
             reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
             end_of_thinking=flags.end_of_thinking or None, interruption_phrase=flags.interruption_phrase or None,
-            stop_tokens=flags.stop_tokens or None, judge=judge,
+            stop_tokens=flags.stop_tokens or None, judge=judge, unsafe_code=flags.unsafe_code,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error

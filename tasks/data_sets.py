@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.judges import VERIFIERS, Job, RewardPool
+from tasks.judges import Job, RewardPool
 from tasks.prompts import Problem
 from tasks.rows import DataSet, parse_data_sets, usable_rows
 from tasks.tokens import Endings, encode_prompts, find_endings
@@ -69,7 +69,7 @@ class DatasetTask:
         """Reads and splits one data set. Left out and counted in `skipped` are rows whose answer no verifier can read,
         prompts that are too long, and those that an earlier data set has. Raises ValueError."""
         reward = self._rewards[data.name]
-        rows = usable_rows(data, options.prompt_column, options.answer_column, reward not in VERIFIERS, self.skipped)
+        rows = usable_rows(data, options.prompt_column, options.answer_column, reward, self.skipped)
         readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
         encoded = encode_prompts(
             self.tokenizer, [row.messages for row in rows.values()], options.prompt_template,
@@ -121,23 +121,26 @@ class DatasetTask:
 
 def load_dataset_task(
     dataset: str, tokenizer: Any, options: PromptOptions = PromptOptions(), *, reward: str = "math",
-    reward_workers: int = 2, reward_timeout: float = 8.0, reward_errors: str = "raise",
+    reward_workers: int = 2, reward_timeout: float = 8.0, reward_errors: str = "raise", unsafe_code: bool = False,
     end_of_thinking: str | None = None, interruption_phrase: str | None = None, stop_tokens: str | None = None,
     judge: bool = True,
 ) -> DatasetTask:  # fmt: skip
     """A task of one data set or several, named as `rows.parse_data_sets` reads them.
 
-    `reward` is one name for all or one for each, separated by commas (see judges.py). `end_of_thinking`,
-    `interruption_phrase` and `stop_tokens` are found from the tokenizer where they are None. With `options.thinking`
-    False the whole completion is judged, otherwise what follows the end of thinking. `judge` False ends the worker
-    processes once the rows are checked, for a process that never scores. Raises ValueError naming the option to change,
-    in backticks.
+    `reward` is one name for all that name none there, or one for each, separated by commas (see judges.py, also for
+    `unsafe_code`). `end_of_thinking`, `interruption_phrase` and `stop_tokens` are found from the tokenizer where they
+    are None. With `options.thinking` False the whole completion is judged, otherwise what follows the end of thinking.
+    `judge` False ends the worker processes once the rows are checked, for a process that never scores. Raises
+    ValueError naming the option to change, in backticks.
     """
     named = parse_data_sets(dataset)
     rewards = [name.strip() for name in reward.split(",")]
     rewards = rewards * len(named) if len(rewards) == 1 else rewards
     if len(rewards) != len(named):
         raise ValueError(f"`reward` must be one name or one for each of the {len(named)} data sets, got {reward!r}")
+    if "," in reward and any(data.reward for data in named):
+        raise ValueError(f"`dataset` {dataset} names rewards, too; leave out `reward` {reward}")
+    rewards = [data.reward or name for data, name in zip(named, rewards, strict=True)]
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
     endings = find_endings(
@@ -147,7 +150,7 @@ def load_dataset_task(
     with contextlib.ExitStack() as undo:
         pool = RewardPool(
             rewards, workers=reward_workers, timeout=reward_timeout, errors=reward_errors,
-            end_of_thinking=endings.end_of_thinking,
+            end_of_thinking=endings.end_of_thinking, unsafe_code=unsafe_code,
         )  # fmt: skip
         undo.callback(pool.close)
         by_name = {data.name: name for data, name in zip(named, rewards, strict=True)}

@@ -7,6 +7,7 @@ carries whatever a tokenizer may decode to: lone surrogates, control characters,
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import math
@@ -21,9 +22,10 @@ from typing import Any, NamedTuple
 if __name__ == "__main__":  # started by its path, with tasks/ on the module path instead of the folder above
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from tasks import verifiers
+from tasks import code_answers, verifiers
+from tasks.sandbox import Sandbox, SandboxDied
 
-VERIFIERS = ("math", "exact")
+VERIFIERS = ("math", "exact", "code")
 MAX_FILE_BYTES = 64 * 2**20
 MAX_TRACEBACK_CHARS = 20_000
 
@@ -39,8 +41,8 @@ class Job(NamedTuple):
 
 class Verdict(NamedTuple):
     """`kind` says why: correct, wrong, unparsed (no answer in the completion), unfinished (its thinking never ended),
-    bad_answer (no verifier reads the data set's answer), verifier_error (math-verify or SymPy raised on it), timeout,
-    crash, memory, error (a user's function raised)."""
+    bad_answer (no verifier reads the data set's answer or tests), verifier_error (math-verify or SymPy raised on it),
+    timeout, crash, memory (a worker's, or a program's that was run), error (a user's function raised)."""
 
     reward: float
     correct: bool
@@ -77,8 +79,12 @@ def verdict_of(value: Any) -> Verdict:
     return Verdict(reward, correct, "correct" if correct else "wrong")
 
 
-def judge_one(job: Job, functions: dict[str, Callable[..., Any]], end_of_thinking: str, soft_timeout: int) -> Verdict:
-    """The verdict on one job. What a user's function raises passes through."""
+def judge_one(
+    job: Job, functions: dict[str, Callable[..., Any]], end_of_thinking: str, soft_timeout: int,
+    code_kind: Callable[[str | None, Any], str] | None = None,
+) -> Verdict:  # fmt: skip
+    """The verdict on one job; `code_kind` says what kind a code answer's is. What a user's function raises passes
+    through, and SandboxDied."""
     if job.name in functions:
         return verdict_of(functions[job.name](job.prompt, job.completion, job.answer))
     text = None if job.completion is None else verifiers.after_thinking(job.completion, end_of_thinking)
@@ -86,6 +92,8 @@ def judge_one(job: Job, functions: dict[str, Callable[..., Any]], end_of_thinkin
         kind = "unfinished"
     elif job.name == "math":
         kind = verifiers.math_kind(text, str(job.answer), soft_timeout)
+    elif job.name == "code" and code_kind is not None:
+        kind = code_kind(text, job.answer)
     else:
         kind = verifiers.exact_kind(text, str(job.answer))
     return Verdict(1.0 if kind == "correct" else -1.0, kind == "correct", kind)
@@ -98,17 +106,23 @@ def limit_processor_time(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(usage.ru_utime + usage.ru_stime + seconds), hard))
 
 
-def prepare(rewards: list[str], memory_mb: int) -> dict[str, Callable[..., Any]]:
-    """The user's functions among `rewards`, by name. Sets the process's limits: of memory once all is imported."""
+def prepare(
+    rewards: list[str], timeout: float, memory_mb: int
+) -> tuple[dict[str, Callable[..., Any]], Callable[[str | None, Any], str] | None]:
+    """The user's functions among `rewards`, by name, and `code_kind` with a sandbox. Sets the process's limits: of
+    memory once all is imported."""
     sys.path.insert(0, os.getcwd())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     functions = {name: load_function(name) for name in rewards if name not in VERIFIERS}
     if "math" in rewards:
         verifiers.warm_up()
+    code_kind = None
+    if "code" in rewards:  # within the run's deadline, so that a program which hangs costs no worker
+        code_kind = functools.partial(code_answers.code_kind, sandbox=Sandbox(), seconds=0.8 * timeout)
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20,) * 2)
-    return functions
+    return functions, code_kind
 
 
 def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: str) -> None:
@@ -123,7 +137,7 @@ def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: s
         print(json.dumps([verdict.kind, verdict.reward, verdict.correct, trace]), file=replies, flush=True)
 
     try:
-        functions = prepare(rewards, memory_mb)
+        functions, code_kind = prepare(rewards, timeout, memory_mb)
     except Exception:  # the run raises it again, with this traceback
         reply(Verdict(0.0, False, "error"), traceback.format_exc()[-MAX_TRACEBACK_CHARS:])
         return
@@ -131,7 +145,9 @@ def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: s
     for line in requests:
         limit_processor_time(4 * timeout)  # a function may use several threads
         try:
-            reply(judge_one(Job(*json.loads(line)), functions, end_of_thinking, max(1, int(timeout / 3))))
+            reply(judge_one(Job(*json.loads(line)), functions, end_of_thinking, max(1, int(timeout / 3)), code_kind))
+        except SandboxDied:  # the run takes this process's end for a crash, and starts another
+            return
         except MemoryError:
             reply(Verdict(-1.0, False, "memory"))
         except Exception:  # a user's function may raise anything: the run shows it and stops, or counts it

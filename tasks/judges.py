@@ -12,10 +12,12 @@ replaced; the completion counts as wrong and is counted by what happened:
 
 THE REWARDS
     math, exact       see verifiers.py
+    code              tests of the program in the completion, see code_answers.py; only with `unsafe_code`
     module:function   your own `function(prompt, completion, answer)`, imported in the worker. It returns True or False,
                       a number (above 0 is correct), a pair (reward, correct), or None for "cannot be parsed"
 
-SIMPLIFIED. The limits stop accidents, not an attacker: a worker has the user's rights.
+SIMPLIFIED. The limits stop accidents, not an attacker: a worker has the user's rights. (A program that `code` runs has
+none: see sandbox.py.)
 
 WHY NOT A LIBRARY. `concurrent.futures` cannot end a task that hangs. `pebble.ProcessPool` can, but leaves the worker's
 children running, gives up the whole pool when a worker dies between two tasks (as under the kernel's memory killer),
@@ -46,6 +48,7 @@ from typing import Any
 
 from tasks import judge_process
 from tasks.judge_process import VERIFIERS, Job, Verdict
+from tasks.sandbox import Sandbox
 
 MAX_REPLY_BYTES = 1_000_000
 START_TIMEOUT = 120.0
@@ -103,20 +106,22 @@ class RewardPool:
     """Judges completions in `workers` processes; may be called from several threads at once.
 
     Args:
-        rewards: names that jobs may use: `math`, `exact`, `module:function`.
+        rewards: names that jobs may use: `math`, `exact`, `code`, `module:function`.
         workers: number of processes.
         timeout: seconds for one completion; then its worker is killed and replaced, and the verdict is wrong.
         memory_mb: limit of a worker's address space in MiB, 0 for none (a function that uses CUDA needs that).
         errors: what an exception in a user's function does: `raise` stops the run with it; `zero` gives reward 0,
             counts it, and shows the first traceback on stderr.
-        end_of_thinking: text after which `math` and `exact` read; empty if the model does not think apart.
+        end_of_thinking: text after which `math`, `exact` and `code` read; empty if the model does not think apart.
+        unsafe_code: must be True for `code`, which runs programs that a model wrote.
     Raises:
-        ValueError: an unknown option, or a function that cannot be imported (with its traceback).
+        ValueError: an unknown option, or a function that cannot be imported (with its traceback), or `code` on a
+            machine that cannot confine programs.
     """
 
     def __init__(
         self, rewards: Sequence[str] = ("math",), *, workers: int = 2, timeout: float = 8.0, memory_mb: int = 2048,
-        errors: str = "raise", end_of_thinking: str = "",
+        errors: str = "raise", end_of_thinking: str = "", unsafe_code: bool = False,
     ) -> None:  # fmt: skip
         if errors not in ("raise", "zero"):
             raise ValueError(f"`reward_errors` must be raise or zero, got {errors!r}")
@@ -125,6 +130,13 @@ class RewardPool:
         for name in rewards:
             if name not in VERIFIERS and not re.fullmatch(r"[\w.]+:\w+", name):
                 raise ValueError(f"`reward` must be one of {', '.join(VERIFIERS)} or module:function, got {name!r}")
+        if "code" in rewards:
+            if not unsafe_code:
+                raise ValueError("`reward` code runs what a model writes; read docs/code.md, then set `unsafe_code`")
+            try:
+                Sandbox().close()  # a worker's would raise in the worker, with a traceback
+            except RuntimeError as error:
+                raise ValueError(f"`reward` code cannot be used on this machine: {error}") from error
         self.timeout, self.errors = timeout, errors
         self.counts: Counter[str] = Counter()  # verdicts by kind
         self._settings: dict[str, Any] = {
@@ -152,7 +164,7 @@ class RewardPool:
 
     def answers_readable(self, name: str, answers: Sequence[Any]) -> list[bool]:
         """For each answer: can the reward `name` read it? Asked before training, so that a bad row is known by then."""
-        if name != "math":
+        if name not in ("math", "code"):
             return [True] * len(answers)
         verdicts = self._threads.map(self._ask, [Job(name, "", None, answer) for answer in answers])
         return [verdict.kind == "wrong" for verdict in verdicts]
@@ -200,7 +212,7 @@ class RewardPool:
                 self._wait_ready(worker)
             try:
                 kind, reward, correct, trace = worker.exchange(request, self.timeout)
-                lost = kind == "memory"  # it may be short of memory for good
+                lost = kind == "memory" and job.name != "code"  # the worker may be short of memory for good
             except TimeoutError:
                 kind, reward, correct, trace, lost = "timeout", -1.0, False, "", True
             except EOFError as error:

@@ -11,6 +11,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.code_answers import TEST_COLUMNS, tests_of
+from tasks.judge_process import VERIFIERS
 from tasks.prompts import stable_key
 
 # The columns looked for, in this order, if none is named: GSM8K has question and answer, Polaris and DeepScaleR have
@@ -22,20 +24,23 @@ FILE_KINDS = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A file or a hub id with its configuration and split, and its weight in a mixture."""
+    """A file or a hub id with its configuration and split, its weight in a mixture, and its reward."""
 
     name: str
     config: str | None = None
     split: str | None = None  # None: `train`
     weight: float | None = None  # None: drawn in proportion to its size
+    reward: str | None = None  # None: the reward of all data sets that name none
 
 
 def parse_data_sets(text: str) -> list[DataSet]:
-    """Data sets of `NAME[:CONFIG[:SPLIT]][=WEIGHT],...`. NAME is a .jsonl or .parquet file or a Hugging Face id.
+    """Data sets of `NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...`. NAME is a .jsonl or .parquet file or a Hugging Face
+    id, REWARD one of VERIFIERS.
 
         "openai/gsm8k:main=2,my.jsonl=1"    draws two of three prompts from the first
         "openai/gsm8k:main,my.jsonl"        draws every prompt of both equally often
         "my/set::test"                      reads another split than `train`
+        "a.jsonl:math=2,my/set:main:code=1" judges the first as math, and runs what answers the second
 
     Raises ValueError on a weight that is not a positive number, on weights for some data sets only, on a name given
     twice, and on a file with a configuration or a split.
@@ -43,16 +48,19 @@ def parse_data_sets(text: str) -> list[DataSet]:
     found: list[DataSet] = []
     for part in map(str.strip, text.split(",")):
         names, equals, weight = part.partition("=")
+        before, _, last = names.rpartition(":")
+        names, reward = (before, last) if last in VERIFIERS else (names, None)
         name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
         try:
             value = float(weight) if equals else None
         except ValueError:
             value = math.nan
         if not name or not (value is None or 0 < value < math.inf):
-            raise ValueError(f"`dataset` must be NAME[:CONFIG[:SPLIT]][=WEIGHT],... weights above 0, got {part!r}")
+            form = "NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],..."
+            raise ValueError(f"`dataset` must be {form} weights above 0, got {part!r}")
         if ":" in names and (Path(name).suffix in FILE_KINDS or Path(name).is_file()):
-            raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give only its name")
-        found.append(DataSet(name, config or None, split or None, value))
+            raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give name and reward only")
+        found.append(DataSet(name, config or None, split or None, value, reward))
     if len({data.name for data in found}) < len(found):
         raise ValueError(f"`dataset` names a data set twice: {text}; raise its weight instead")
     if len({data.weight is None for data in found}) > 1:
@@ -161,20 +169,25 @@ class UsableRow(NamedTuple):
 
 
 def usable_rows(
-    data: DataSet, prompt_column: str | None, answer_column: str | None, raw_answers: bool, skipped: Counter[str]
+    data: DataSet, prompt_column: str | None, answer_column: str | None, reward: str, skipped: Counter[str]
 ) -> dict[str, UsableRow]:
     """{key: row} of a data set. Of equal prompts the first stays. What is left out is counted in `skipped`, by kind.
 
-    A column None looks through PROMPT_COLUMNS or ANSWER_COLUMNS. `raw_answers` keeps the answer as it is in the row,
-    for a user's reward function. The key is the hash of the prompt's text with its white space made equal.
+    A column None looks through PROMPT_COLUMNS or ANSWER_COLUMNS (for the reward `code` TEST_COLUMNS). A user's reward
+    function gets the answer as it is in the row. The key is the hash of the prompt's text with its white space made
+    equal.
     """
     rows = list(read_rows(data, skipped))
     prompt_column = find_column(rows, prompt_column, PROMPT_COLUMNS, "prompt_column", data.name)
-    answer_column = find_column(rows, answer_column, ANSWER_COLUMNS, "answer_column", data.name)
+    known = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
+    answer_column = find_column(rows, answer_column, known, "answer_column", data.name)
     kept: dict[str, UsableRow] = {}
     for row in rows:
         messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)
-        answer = given if raw_answers else final_answer(given)
+        if reward == "code":
+            answer = tests_of(row, given)
+        else:
+            answer = final_answer(given) if reward in VERIFIERS else given
         text = "\n\n".join(message["content"] for message in messages or [])
         key = stable_key(" ".join(text.split()))
         if messages is None:

@@ -298,7 +298,7 @@ def test_workers_end_with_a_run_that_is_killed(functions):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rewards": ["maths"]}, "`reward` must be one of math, exact or module:function"),
+        ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
         ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
         ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
         ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),

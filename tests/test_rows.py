@@ -17,7 +17,9 @@ def write_rows(path, rows):
 def read(name, prompt_column=None, answer_column=None, raw=False, split=None):
     """({key: (text, answer)}, skipped)."""
     skipped = Counter()
-    rows = usable_rows(DataSet(name, split=split), prompt_column, answer_column, raw, skipped)
+    rows = usable_rows(
+        DataSet(name, split=split), prompt_column, answer_column, "own:function" if raw else "math", skipped
+    )
     return {key: (row.text, row.answer) for key, row in rows.items()}, skipped
 
 
@@ -30,6 +32,12 @@ def test_parse_data_sets():
     assert parse_data_sets("a:main:test=3,b::train[:100]=1") == [
         DataSet("a", "main", "test", 3.0),
         DataSet("b", None, "train[:100]", 1.0),
+    ]
+    assert parse_data_sets("a.jsonl:math=2,b/c:main:test:code=1,d::train[:9]:exact=1,e:code:test=1") == [
+        DataSet("a.jsonl", None, None, 2.0, "math"),
+        DataSet("b/c", "main", "test", 1.0, "code"),
+        DataSet("d", None, "train[:9]", 1.0, "exact"),
+        DataSet("e", "code", "test", 1.0, None),  # a configuration that is named like a reward needs its split
     ]
     for bad in ("", "a=0", "a=-1", "a=x", "a=inf", "a=nan", "a,,b", "=1", "a=", ":main"):
         with pytest.raises(ValueError, match="`dataset` must be"):

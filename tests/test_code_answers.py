@@ -1,0 +1,414 @@
+"""Code answers: tests are taken apart, verdicts are right and cannot be faked, and data sets of code mix with others."""
+
+import json
+import math
+import os
+import random
+import signal
+import textwrap
+import time
+from collections import Counter
+
+import pytest
+from bpe import bpe_tokenizer
+from test_judges import group_of
+from test_rows import write_rows
+from test_sandbox import children
+
+from runtime.flag_checks import check_flags
+from runtime.flags import Flags, UsageError
+from runtime.metrics import evaluation_line
+from tasks.code_answers import code_kind, last_program, read_asserts
+from tasks.data_sets import PromptOptions, load_dataset_task
+from tasks.judges import Job, RewardPool
+from tasks.sandbox import Sandbox
+
+pytestmark = pytest.mark.long  # processes of its own, and deadlines
+DOUBLE = ["assert double(2) == 4", "assert double(-3) == -6"]
+
+
+@pytest.fixture(scope="module")
+def box():
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+def fenced(program):
+    return f"So:\n```python\n{program}\n```\nDone."
+
+
+def kind_of(box, program, tests, seconds=10.0, **setup):
+    return code_kind(fenced(program), {"tests": tests, **setup}, box, seconds)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Worked examples
+
+
+@pytest.mark.parametrize(("text", "program"), [
+    ("```python\na\n```", "a\n"), ("```python\na\n```\n```python\nb\n```", "b\n"), ("```Python3 \r\na\n```", "a\n"),
+    ("no fence", None), ("```\na\n```", None), ("```python\na", None), ("```python\na\n```\n```python\nb", None),
+    ("x ```python\na\n```", None), ("```python\n```", ""), ("  ```py\n  if a:\n    b\n  ```", "if a:\n  b\n"),
+    ("```python\na = '```'\n```", "a = '```'\n"), ("```python\na\n```\n```text\nb\n```", "a\n"), ("", None),
+])  # fmt: skip
+def test_the_last_fence(text, program):
+    found = last_program(text)
+    assert found == program if program is None else found.strip("\n") == program.strip("\n")
+
+
+@pytest.mark.parametrize(("test", "calls", "check"), [
+    ("assert f(1, 2) == 3", ["f(1, 2)"], "_values[0] == 3"),
+    ("assert 3 == f(1)", ["f(1)"], "3 == _values[0]"),
+    ("assert set(f((3, 4))) == set((4, 5))", ["f((3, 4))"], "set(_values[0]) == set((4, 5))"),
+    ("assert math.isclose(f(2), 3.1, rel_tol=0.1)", ["f(2)"], "math.isclose(_values[0], 3.1, rel_tol=0.1)"),
+    ("assert f(g(1))[0].name == 'x' and not h(2), f(9)", ["f(g(1))[0].name", "h(2)"], "_values[0] == 'x' and (not _values[1])"),
+    ("assert sorted(f(3), key=lambda p: p[0]) == []", ["f(3)"], "sorted(_values[0], key=lambda p: p[0]) == []"),
+    ("assert any(y == f(1) for y in (1, 2))", ["f(1)"], "any((y == _values[0] for y in (1, 2)))"),
+    ("assert sum(10, 15) == 6", ["sum(10, 15)"], "_values[0] == 6"),
+    ("assert Solution().run([1]) == 2", ["Solution().run([1])"], "_values[0] == 2"),
+])  # fmt: skip
+def test_an_assert_is_taken_apart(test, calls, check):
+    """What the program computes, and what is compared where it never was. No expected value is on the first side."""
+    found = read_asserts({"tests": [test]})
+    assert found.calls == [["eval", call] for call in calls]
+    assert found.checks[1:] == [["eval", f"bool({check})"]]
+
+
+def test_statements_and_imports_of_the_tests():
+    """Statements follow the program; the tests' own imports go to both sides, and their names are not the program's."""
+    tests = ["queue = [2, 1]\norder(queue)\nassert queue == [1, 2]", "assert Counter(f(1)) == Counter([1])"]
+    found = read_asserts(
+        {"tests": tests, "test_imports": ["from collections import Counter"], "test_setup_code": "n = 1"}
+    )
+    own = ["exec", "from collections import Counter"]
+    steps = [["exec", "queue = [2, 1]"], ["exec", "order(queue)"], ["eval", "queue"], ["eval", "f(1)"]]
+    assert found.calls == [own, ["exec", "n = 1"], *steps]
+    compared = ["_values[0] == [1, 2]", "Counter(_values[1]) == Counter([1])"]
+    assert found.checks[1:] == [own, *(["eval", f"bool({check})"] for check in compared)]
+
+
+@pytest.mark.parametrize("tests", [
+    [], [""], ["assert 1 == 1"], ["x ="], ["f(1)"], [1], None, {}, "", 5, [None], ["assert f(1) == 2", "def"],
+    ["assert all(f(x) == x for x in (1, 2))"], ["def check(c):\n assert c(1) == 2\ncheck(f)"],
+    ["for x in (1, 2):\n assert f(x) == x", "assert f(1) == 1"], ["import numpy", "assert f(1) == 1"],
+    ["from math import *", "assert f(1) == 1"], ["\0"], ["assert " + "(" * 500 + "f(1)" + ")" * 500],
+    {"inputs": ["1"], "outputs": []}, {"inputs": ["1"]}, {"inputs": [[1]], "outputs": [[2]]}, {"inputs": [], "outputs": []},
+    {"inputs": "1", "outputs": "2"}, '{"inputs": ["1"], "outputs": ["1"], "fn_name": "f"}', "{", "[]", "1" * 5000,
+], ids=repr)  # fmt: skip
+def test_tests_that_cannot_be_read_are_known_before_training(box, tests):
+    assert code_kind(None, {"tests": tests}, box, 1.0) == "bad_answer"
+
+
+@pytest.mark.parametrize(("kind", "program"), [
+    ("correct", "def double(x): return 2 * x"), ("wrong", "def double(x): return x * x"),
+    ("wrong", "def double(x): return abs(2 * x)"), ("wrong", "def double(x): raise ValueError"), ("wrong", "def double(x"),
+    ("wrong", ""), ("wrong", "def double(x): print(2 * x)"), ("wrong", "double = 4"), ("timeout", "while True: pass"),
+    ("timeout", "def double(x):\n while True: pass"), ("memory", "def double(x): return bytearray(8 << 30)"),
+    ("crash", "import ctypes\nctypes.string_at(0)"), ("correct", "class double(int):\n def __new__(self, x): return 2 * x"),
+    ("correct", "print('noise' * 9999)\ndef double(x):\n print(x)\n return 2.0 * x"), ("wrong", "double = lambda x: '4'"),
+])  # fmt: skip
+def test_kinds_of_asserts(box, kind, program):
+    assert kind_of(box, program, DOUBLE, seconds=1.0 if kind == "timeout" else 10.0) == kind
+
+
+@pytest.mark.parametrize(("kind", "program"), [
+    ("correct", "a, b = map(int, input().split())\nprint(a + b)"), ("correct", "print(sum(map(int, open(0).read().split())), end='')"),
+    ("wrong", "print(3)"), ("wrong", "print('3 7')"), ("wrong", ""), ("wrong", "input()\nprint(3)\ninput()"),
+    ("wrong", "print(sum(map(int, input().split())))\nraise SystemExit(1)"), ("timeout", "while True: pass"),
+    ("correct", "import sys\ndef main(): print(' ', sum(map(int, sys.stdin.readline().split())), ' \\n')\nif __name__ == '__main__': main()"),
+])  # fmt: skip
+def test_kinds_of_pairs(box, kind, program):
+    """As a dict, and as JSON of it. White space around words does not count."""
+    tests = {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}
+    seconds = 1.0 if kind == "timeout" else 10.0
+    assert kind_of(box, program, tests, seconds) == kind_of(box, program, json.dumps(tests), seconds) == kind
+
+
+def test_every_test_counts(box):
+    """Right in all but one of them is wrong; the first is right for both programs."""
+    for tests in (
+        ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"],
+        {"inputs": ["1", "2"], "outputs": ["1", "4"]},
+    ):
+        for program, kind in (("f = lambda x: x * x", "correct"), ("f = lambda x: x * x * x", "wrong")):
+            assert kind_of(box, program + "\nif __name__ == '__main__': print(f(int(input())))", tests) == kind
+
+
+@pytest.mark.parametrize(("value", "test"), [
+    ("{'a': (1, [2.5])}", "{'a': (1, [2.5])}"), ("[10 ** 5000]", "[10 ** 5000]"), ("{1, 2}", "{2, 1}"),
+    ("__import__('collections').Counter('aab')", "{'a': 2, 'b': 1}"), ("float('inf')", "float('inf')"), ("b'a'", "b'a'"),
+    ("True", "1"), ("None", "None"), ("'\\ud800'", "'\\ud800'"), ("1 + 2j", "1 + 2j"),
+])  # fmt: skip
+def test_values_are_compared_as_in_python(box, value, test):
+    assert kind_of(box, f"def f(): return {value}", [f"assert f() == {test}"]) == "correct"
+    assert kind_of(box, f"def f(): return {value}", [f"assert f() != {test}"]) == "wrong"
+    assert kind_of(box, f"def f(): return [{value}]", [f"assert f() == {test}"]) == "wrong"
+
+
+def test_the_programs_imports_serve_the_tests_and_helpers_follow_the_program(box):
+    """MBPP's tests use `math` where the program imports it, and set up objects of the program's own classes."""
+    assert (
+        kind_of(box, "import math\ndef f(): return 3.14159", ["assert math.isclose(f(), math.pi, rel_tol=0.01)"])
+        == "correct"
+    )
+    program = "class Node:\n def __init__(self, x): self.x = x\ndef value(node): return node.x"
+    assert kind_of(box, program, ["assert value(root) == 5"], test_setup_code="root = Node(5)") == "correct"
+    assert (
+        kind_of(box, program, ["assert value(root) == 5"], test_setup_code="while True: pass", seconds=0.5) == "timeout"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Verdicts cannot be faked
+
+HIDDEN = ["assert f(2) == 'sesame-8317'", "assert f(3) == 'sesame-8318'"]
+FAKES = {
+    "exit code 0": "import os\nos._exit(0)",
+    "exit code 0, later": "import os\ndef f(x): os._exit(0)",
+    "exit": "raise SystemExit(0)",
+    "magic words": "print('correct', 'done', '[true]', 'OK', 0)\nf = print",
+    "equals everything": "class E:\n __eq__ = lambda *a: True\n __ne__ = lambda *a: False\n __bool__ = lambda *a: True\nf = lambda x: E()",
+    "a string that equals everything": "class E(str):\n __eq__ = lambda *a: True\n __hash__ = str.__hash__\nf = lambda x: E('x')",
+    "true": "f = lambda x: True",
+    "what is none of the plain data": "f = lambda x: iter('sesame')",
+    "builtins replaced": "import builtins\nfor name in ('bool', 'str', 'eval', 'compile', 'isinstance', 'print'):\n setattr(builtins, name, lambda *a, **k: True)\nf = bool",
+    "json replaced": "import json\njson.dumps = lambda *a, **k: '[true, true]'\njson.loads = lambda *a, **k: [True, True]\nf = str",
+    "a reply of its own": "import os\nfor n in range(64):\n try: os.lseek(n, 0, 0), os.write(n, b'[true, true]')\n except OSError: pass\ndef f(x): os._exit(0)",
+    "a reply of data that none has": "import os\nfor n in range(64):\n try: os.write(n, b'{\"__class__\": \"sesame-8317\"}')\n except OSError: pass\ndef f(x): os._exit(0)",
+    "a reply that is no JSON": "import os\nos.write(3, b'x') if 0 else None\nfor n in range(3, 64):\n try: os.write(n, b'\\xff[' * 99)\n except OSError: pass\ndef f(x): os._exit(0)",
+    "the judge's frames": "import sys\ndef f(x):\n frame = sys._getframe()\n while frame:\n  for name, value in {**frame.f_globals, **frame.f_locals}.items():\n   if callable(value) and name in ('encode', 'decode', 'eval'): frame.f_globals[name] = lambda *a: True\n   if 'sesame' + '-' in repr(value): return 'sesame-' + repr(value).split('sesame-' + '')[-1][:4]\n  frame = frame.f_back",
+    "the tests in memory": "import gc\ndef f(x):\n for thing in gc.get_objects():\n  for inside in gc.get_referents(thing):\n   if isinstance(inside, (str, bytes)) and len(inside) < 1000 and str(8315 + x) in str(inside) and 'sesame' in str(inside)[:20]: return inside",
+    "the tests in files": "import os\ndef f(x):\n for n in range(64):\n  for read in (lambda: os.pread(n, 99999, 0), lambda: open(f'/proc/self/fd/{n}').read(), lambda: os.read(n, 99999)):\n   try: found = str(read())\n   except (OSError, ValueError): continue\n   if 'sesame' + '-' in found: return 'sesame-' + found.split('sesame-' + '')[x - 1][:4]",
+    "exceptions": "f = lambda x: (_ for _ in ()).throw(AssertionError)",
+    "the tests' variables": "_values = ['sesame', 'sesame']\nf = lambda x: _values[0]\n__builtins__['assert'] = 1 if isinstance(__builtins__, dict) else 0",
+    "endless data": "a = []\na.append(a)\nf = lambda x: a",
+    "deep data": "def f(x):\n a = []\n for i in range(100000): a = [a]\n return a",
+    "a generator of everything": "import itertools\nf = lambda x: itertools.count()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_a_verdict_cannot_be_faked(box, name):
+    """Not after the same tests were passed, either, by which time the expected values were in the sandbox."""
+    assert kind_of(box, "def f(x): return f'sesame-{8315 + x}'", HIDDEN) == "correct"
+    assert kind_of(box, FAKES[name], HIDDEN) in ("wrong", "memory", "crash")
+    pairs = {"inputs": ["2", "3"], "outputs": ["sesame-8317", "sesame-8318"]}
+    assert kind_of(box, "print(f'sesame-{8315 + int(input())}')", pairs) == "correct"
+    assert kind_of(box, f"{FAKES[name]}\nif __name__ == '__main__': print(f(int(input())))", pairs) in (
+        "wrong",
+        "memory",
+        "crash",
+    )
+
+
+@pytest.mark.parametrize(("test", "program"), [
+    ("assert set(f(1)) == {4, 5}", "set = lambda x: Fake()"), ("assert math.isclose(f(1), 3.0)", "import math\nmath.isclose = lambda *a: True"),
+    ("assert sorted(f(1)) == [1]", "import builtins\nbuiltins.sorted = lambda x: [1]"), ("assert len(f(1)) == 3", "len = lambda x: 3"),
+    ("from collections import Counter\nassert Counter(f(1)) == Counter('ab')", "import collections\ncollections.Counter = lambda x: 1"),
+    ("assert isinstance(f(1), str)", "isinstance = lambda *a: True"), ("assert f(1) in (2, 3)", "f = lambda x: Fake()"),
+    ("assert abs(f(1) - 5) < 1e-6", "class float(float): __sub__ = lambda *a: 5\nabs = lambda x: 0\nf = lambda x: float(0)"),
+])  # fmt: skip
+def test_what_compares_is_not_the_programs(box, test, program):
+    """The same names mean Python's own where the values are compared."""
+    fake = "class Fake:\n __eq__ = __ne__ = __lt__ = __contains__ = lambda *a: True\n __hash__ = lambda s: hash(2)\nf = lambda x: [0, 1]\n"
+    assert kind_of(box, fake + program, [test]) == "wrong"
+
+
+def test_data_that_are_slow_to_compare_cost_no_more_than_the_limit(box):
+    """Integers with one hash make a set quadratic, on the comparing side, too."""
+    program = "def f(): return {i * (2 ** 61 - 1): 0 for i in range(4000)}\ndef g(): return [f()] * 9"
+    assert kind_of(box, program, ["assert g() == 1"], seconds=1.0) in ("wrong", "timeout")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many programs, in the judges' processes
+
+PROBLEMS = [  # a program, what is right by another way, and arguments
+    ("def f(n):\n    total = 0\n    for i in range(n + 1): total += i * i\n    return total",
+     lambda n: n * (n + 1) * (2 * n + 1) // 6, lambda draw: [draw.randint(1, 999)]),
+    ("def f(a, b):\n    while b: a, b = b, a % b\n    return a", math.gcd, lambda draw: [draw.randint(1, 10**9) for _ in "ab"]),
+    ("def f(s):\n    out = ''\n    for c in s: out = c + out\n    return out",
+     lambda s: s[::-1], lambda draw: ["".join(draw.choices("abcxyz", k=9))]),
+    ("def f(xs):\n    xs = list(xs)\n    for i in range(len(xs)):\n        for j in range(i):\n            if xs[j] > xs[i]: xs[i], xs[j] = xs[j], xs[i]\n    return xs",
+     sorted, lambda draw: [[draw.randint(-99, 99) for _ in range(8)]]),
+    ("def f(a, n):\n    out = 1\n    for _ in range(n): out *= a\n    return out", pow, lambda draw: [draw.randint(2, 99), draw.randint(1, 99)]),
+]  # fmt: skip
+ENDINGS = {
+    "": "correct",
+    "\ng = f\ndef f(*a):\n    r = g(*a)\n    return r + r[:1] if isinstance(r, (str, list)) else r + 1": "wrong",
+    "\ndef f(*a): return None": "wrong",
+    "\ndef f(*a): raise ValueError": "wrong",
+    "\ng = f\ndef f(*a): print(g(*a))": "wrong",
+    "\nimport os\nos._exit(0)": "wrong",
+    "\n)": "wrong",
+    None: "unparsed",
+}
+
+
+def random_job(i):
+    """One of PROBLEMS with one of ENDINGS, judged by asserts or by stdin and stdout; and its kind."""
+    draw = random.Random(i)
+    (program, right, arguments), ending = draw.choice(PROBLEMS), draw.choice([*ENDINGS, *[""] * 6])
+    asked = [arguments(draw) for _ in range(3)]
+    if draw.random() < 0.5:
+        tests = [f"assert f({', '.join(map(repr, given))}) == {right(*given)!r}" for given in asked]
+    else:
+        tests = {"inputs": [json.dumps(given) for given in asked], "outputs": [str(right(*given)) for given in asked]}
+    text = (
+        program
+        if ending is None
+        else fenced(
+            program + ending + "\nif __name__ == '__main__':\n    import json\n    print(f(*json.loads(input())))"
+        )
+    )
+    return Job("code", "", text, {"tests": tests}), ENDINGS[ending]
+
+
+@pytest.mark.medium
+def test_a_thousand_programs_are_judged_right():
+    """About half of them are right, and the rest are wrong in seven ways. The known values come from other algorithms."""
+    jobs, kinds = zip(*map(random_job, range(1000)), strict=True)
+    with RewardPool(["code"], workers=2, timeout=60.0, unsafe_code=True) as pool:
+        assert [verdict.kind for verdict in pool.judge(jobs)] == list(kinds)
+        assert pool.counts == Counter(kinds)
+    assert 400 < pool.counts["correct"] < 700 and pool.counts["unparsed"] > 30
+
+
+def test_the_judges_count_code_by_kind_and_leave_no_process():
+    """A program that is short of memory, or too slow, costs no worker; a sandbox that dies costs one, and one verdict."""
+    texts = {
+        "correct": "x </think> " + fenced("def double(x): return 2 * x"), "wrong": "</think>" + fenced("double = abs"),
+        "unfinished": fenced("def double(x): return 2 * x"), "unparsed": "</think> 4", "timeout": "</think>" + fenced("while 1: pass"),
+        "memory": "</think>" + fenced("def double(x): return bytearray(8 << 30)"), "crash": "</think>" + fenced("import os\nos.abort()"),
+    }  # fmt: skip
+    with RewardPool(["code", "exact"], workers=1, timeout=4.0, end_of_thinking="</think>", unsafe_code=True) as pool:
+        (worker,) = [each.process.pid for each in pool._workers]
+        (server,) = children(worker)
+        assert pool.answers_readable("code", [{"tests": DOUBLE}, {"tests": []}]) == [True, False]
+        verdicts = pool.judge([Job("code", "", text, {"tests": DOUBLE}) for text in texts.values()])
+        assert [verdict.kind for verdict in verdicts] == list(texts) and pool.counts == dict.fromkeys(texts, 1)
+        assert [verdict[:2] for verdict in verdicts] == [(1.0, True)] + [(-1.0, False)] * 6
+        assert children(worker) == [server]
+        os.kill(server, signal.SIGKILL)
+        verdicts = pool.judge([Job("code", "", texts["correct"], {"tests": DOUBLE})] * 2)
+        assert [verdict.kind for verdict in verdicts] == ["crash", "correct"]
+        (worker,) = [each.process.pid for each in pool._workers]
+        last = [worker, *children(worker)]
+    deadline = time.monotonic() + 10
+    while any(group_of(pid) for pid in last) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(last) == 2 and not any(group_of(pid) for pid in last)
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_code_is_judged_only_if_asked_for_and_where_it_can_be_confined(monkeypatch, confined):
+    if confined:
+        with pytest.raises(ValueError, match=r"`reward` code runs what a model writes; .* set `unsafe_code`"):
+            RewardPool(["math", "code"])
+        return
+    monkeypatch.setattr("tasks.sandbox.platform.machine", lambda: "aarch64")
+    with pytest.raises(ValueError, match="`reward` code cannot be used on this machine: .* x86_64 only"):
+        RewardPool(["code"], unsafe_code=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data sets
+
+
+def sums(n):
+    return [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(n)]
+
+
+def programs(n):
+    return [{"question": f"Write add{i}.", "test_list": [f"assert add{i}(3) == {i + 3}"]} for i in range(n)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return bpe_tokenizer()
+
+
+def load(dataset, tokenizer, **options):
+    options = {"reward_workers": 1, "unsafe_code": True, **options}
+    return load_dataset_task(dataset, tokenizer, PromptOptions(held_out=2), **options)
+
+
+def test_math_and_code_in_one_task(tmp_path, tokenizer):
+    """Each data set is judged by its own reward, and the weights are as given. A row without tests, and one whose tests
+    cannot be read, are left out and counted."""
+    bad = [{"question": "no tests"}, {"question": "no asserts", "test_list": ["add(3)"]}]
+    math_rows, code_rows = (
+        write_rows(tmp_path / "a.jsonl", sums(9)),
+        write_rows(tmp_path / "b.jsonl", programs(9) + bad),
+    )
+    task = load(f"{math_rows}:math=2,{code_rows}:code=1", tokenizer)
+    try:
+        assert task.weights == {math_rows: 2.0, code_rows: 1.0}
+        assert Counter(problem.source for problem in task.train) == {math_rows: 7, code_rows: 7}
+        assert task.skipped == {"no_answer": 1, "unreadable_answer": 1}
+        for problem in task.train:
+            name = task.text(problem.prompt_ids).partition("Write ")[2].partition(".")[0]
+            number = problem.answer if problem.source == math_rows else name.removeprefix("add")
+            program = textwrap.dedent(f"""\
+                </think>The answer is {number}.
+                ```python
+                def {name or "f"}(x): return x + {number}
+                ```""")
+            ids = tokenizer.encode(program, add_special_tokens=False)
+            other = tokenizer.encode(
+                program.replace(f"+ {number}", "- 1").replace(f"is {number}", "is 77"), add_special_tokens=False
+            )
+            assert task.score(problem, [ids, other]) == [(1.0, True), (-1.0, False)]
+    finally:
+        task.close()
+
+
+def test_all_data_sets_by_one_reward(tmp_path, tokenizer):
+    rows = [{"problem": str(i), "input_output": json.dumps({"inputs": ["1"], "outputs": ["2"]})} for i in range(5)]
+    task = load(write_rows(tmp_path / "a.jsonl", rows), tokenizer, reward="code")
+    task.close()
+    assert len(task.train) == 3 and not task.skipped
+
+
+@pytest.mark.parametrize(("dataset", "options", "words"), [
+    ("a.jsonl:code", {}, "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer, question; name the right one"),
+    ("a.jsonl:code", {"unsafe_code": False}, "`reward` code runs what a model writes"),
+    ("a.jsonl:math,b.jsonl:code", {"reward": "math,code"}, "`dataset` a.jsonl:math,b.jsonl:code names rewards, too; leave out `reward` math,code"),
+    ("b.jsonl:math", {}, "no row has answer, ground_truth"),
+])  # fmt: skip
+def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, dataset, options, words):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "a.jsonl", sums(5))
+    write_rows(tmp_path / "b.jsonl", programs(5))
+    with pytest.raises(ValueError, match=words) as caught:
+        load(dataset, tokenizer, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", [
+    {"dataset": "a.jsonl:math=2,b.jsonl:code=1"}, {"dataset": "my/set:main:train:code"}, {"dataset": "a.jsonl", "reward": "code"},
+    {"dataset": "a.jsonl,b.jsonl", "reward": "math,code"},
+])  # fmt: skip
+def test_unsafe_code_is_asked_for_by_its_flag(flags):
+    """Before anything is loaded; and the flag is refused where nothing would run."""
+    flags = {"model": "some/model", **flags}
+    with pytest.raises(
+        UsageError, match="--dataset judged by code runs what the model writes; .* add --unsafe_code true"
+    ):
+        check_flags(Flags(**flags))
+    check_flags(Flags(**flags, unsafe_code=True))
+    for name in ("dataset", "reward"):
+        flags[name] = flags.get(name, "task").replace("code", "exact")
+    check_flags(Flags(**flags))
+    with pytest.raises(UsageError, match="--unsafe_code True does nothing without a data set judged by `code`"):
+        check_flags(Flags(**flags, unsafe_code=True))
+
+
+def test_an_evaluation_prints_the_pass_rate_of_each_data_set():
+    """`pass_rate_of`, which eval.jsonl has for a mixture, see test_weights_check.py."""
+    record = {
+        "step": 1, "pass_rate": 0.5, "n_samples": 1, "pass_at_k": 0.5, "tokens": 0, "truncated": 0, "interrupted": 0,
+        "mean_length": 1,
+    }  # fmt: skip
+    rates = {"data/a.jsonl": 0.25, "my/set": 0.75}
+    assert evaluation_line(record | {"pass_rate_of": rates}) == evaluation_line(record) + " · a.jsonl 0.250 · set 0.750"
