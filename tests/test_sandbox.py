@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from test_judges import group_of
 
 from tasks import sandbox
 from tasks.sandbox import MAX_OUTPUT_BYTES, SYSCALLS, Sandbox, SandboxDied, decode, encode
@@ -295,8 +297,19 @@ def test_other_machines_are_refused(monkeypatch):
         Sandbox()
 
 
-def test_a_server_that_was_killed_is_an_error():
-    with Sandbox() as box:
+def test_a_server_that_is_killed_is_an_error_and_takes_its_program_with_it():
+    """As by a kernel that is short of memory, or when the run is killed."""
+    with Sandbox() as box, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(printed, box, "import time\nwhile True: time.sleep(60)", seconds=60)
+        while not (program := children(box._server.pid)):
+            time.sleep(0.01)
+        time.sleep(0.2)  # it has begun
         box._server.kill()
-        with pytest.raises(SandboxDied, match="the process that starts programs died"):
-            printed(box, "print(1)")
+        for _ in range(2):
+            with pytest.raises(SandboxDied, match="the process that starts programs died"):
+                answer.result()
+            answer = thread.submit(printed, box, "print(1)")
+        deadline = time.monotonic() + 10
+        while group_of(program[0]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert group_of(program[0]) is None
