@@ -75,7 +75,7 @@ SYSCALLS = {  # x86_64; on files that are open, on the process's own memory, sig
     "getpid": 39, "getrandom": 318, "exit": 60, "exit_group": 231,
 }  # fmt: skip
 AUDIT_ARCH_X86_64 = 0xC000003E
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 RAISED, MEMORY, UNPROTECTED = 1, 3, 4  # exit codes of a run
 FORBIDDEN = "os.open('/', 0)", "os.stat('/')", "os.pipe()", "os.fork()", "os.kill(0, 0)"
 
@@ -235,7 +235,7 @@ def new_filter() -> bytes:
 def shut_in(seconds: float, filtered: bytes) -> None:
     """Sets this process's limits and filter, for good. If that is not possible, the process ends."""
     for kind, most in (
-        (resource.RLIMIT_AS, MEMORY_MB * 2**20), (resource.RLIMIT_FSIZE, MAX_OUTPUT_BYTES), (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_AS, MEMORY_MB * 2**20), (resource.RLIMIT_FSIZE, MAX_OUTPUT_BYTES),
         (resource.RLIMIT_CPU, math.ceil(seconds) + 1), (resource.RLIMIT_STACK, STACK_BYTES),
     ):  # fmt: skip
         hard = resource.getrlimit(kind)[1]
@@ -245,6 +245,7 @@ def shut_in(seconds: float, filtered: bytes) -> None:
     program = ctypes.create_string_buffer(struct.pack("HP", len(filtered) // 8, ctypes.addressof(code)))
     prctl, zero = ctypes.CDLL(None).prctl, ctypes.c_ulong(0)
     prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), zero, zero, zero)  # the server's death is its own
+    prctl(PR_SET_DUMPABLE, zero, zero, zero, zero)  # no core dump, which may start a program of the system's
     prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero)  # which lets an ordinary user set a filter
     if prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero) != 0:
         os._exit(UNPROTECTED)

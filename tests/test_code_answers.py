@@ -18,6 +18,7 @@ from test_sandbox import children
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError
 from runtime.metrics import evaluation_line
+from runtime.setup import load_task
 from tasks.code_answers import code_kind, last_program, read_asserts
 from tasks.data_sets import PromptOptions, load_dataset_task
 from tasks.judges import Job, RewardPool
@@ -341,7 +342,9 @@ def test_math_and_code_in_one_task(tmp_path, tokenizer):
         write_rows(tmp_path / "a.jsonl", sums(9)),
         write_rows(tmp_path / "b.jsonl", programs(9) + bad),
     )
-    task = load(f"{math_rows}:math=2,{code_rows}:code=1", tokenizer)
+    tokenizer.save_pretrained(tmp_path / "model")
+    both = f"{math_rows}:math=2,{code_rows}:code=1"
+    task = load_task(Flags(dataset=both, model=str(tmp_path / "model"), unsafe_code=True, held_out=2, reward_workers=1))
     try:
         assert task.weights == {math_rows: 2.0, code_rows: 1.0}
         assert Counter(problem.source for problem in task.train) == {math_rows: 7, code_rows: 7}

@@ -273,22 +273,20 @@ def test_other_values_become_what_they_are_derived_from_or_nothing():
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("PR_SET_NO_NEW_PRIVS = 1, 22, 38", "1, 9999, 38"),  # the kernel has no filters
+    ("PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38", "PR_SET_NO_NEW_PRIVS = 1, 4, 9999, 38"),  # the kernel has no filters
     ('"read": 0', '"read": 0, "open": 257'),  # a filter that permits too much
-    ("RLIMIT_CORE, 0", "RLIMIT_CORE, 1 / 0"),  # a limit that cannot be set
+    ("RLIMIT_FSIZE, MAX_OUTPUT_BYTES", "RLIMIT_FSIZE, 1 / 0"),  # a limit that cannot be set
 ])  # fmt: skip
 def test_what_is_not_confined_is_never_run(tmp_path, line, words):
     """The same file with one line changed. Before any program runs, `Sandbox` finds it out."""
     changed = (ROOT / "tasks" / "sandbox.py").read_text()
-    new = line.replace("1, 22, 38", words) if "22" in line else words
     assert line in changed
-    (tmp_path / "changed.py").write_text(changed.replace(line, new))
+    (tmp_path / "changed.py").write_text(changed.replace(line, words))
     spec = importlib.util.spec_from_file_location("changed", tmp_path / "changed.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with pytest.raises(RuntimeError, match="the kernel does not confine programs by seccomp filters here"):
         module.Sandbox()
-    assert children(os.getpid()) == children(os.getpid())
 
 
 def test_other_machines_are_refused(monkeypatch):
