@@ -650,16 +650,23 @@ class CurveReport:
     predictions: list[Prediction] = field(default_factory=list)  # at the end of the run, then where asked
 
 
-def load(source: str | Path | Sequence[Mapping], x: str | None = None) -> tuple:
+def of_data_set(rows: Sequence[Mapping], name: str) -> list[dict]:
+    """The records of `rows` with the figures of one of their `data_sets`; those without it are left out."""
+    return [{**row, **row["data_sets"][name]} for row in rows if name in row.get("data_sets", {})]
+
+
+def load(source: str | Path | Sequence[Mapping], x: str | None = None, data_set: str = "") -> tuple:
     """Read an `eval.jsonl`, or a list of such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
 
-    `x` is the column of compute; None: tokens on a CPU run (so marked, or without device-hours), else device_hours.
-    ValueError says what is wrong.
+    `data_set` takes the figures of one data set, not those over all that are trained on. `x` is the column of compute;
+    None: tokens on a CPU run (so marked, or without device-hours), else device_hours. ValueError says what is wrong.
     """
     if isinstance(source, (str, Path)):
         lines = [line for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
         source = json.loads("[" + ",\n".join(lines) + "]")
-    rows = [dict(row) for row in source]
+    rows = of_data_set(source, data_set) if data_set else [dict(row) for row in source]
+    if data_set and not rows:
+        raise ValueError(f"no record has a data set {data_set!r}")
     columns = {column for row in rows for column in row}
     hours, devices = any(row.get("device_hours") for row in rows), {row.get("device", "cpu") for row in rows}
     x = x or ("tokens" if (devices == {"cpu"} if "device" in columns else not hours) else "device_hours")
@@ -676,14 +683,15 @@ def load(source: str | Path | Sequence[Mapping], x: str | None = None) -> tuple:
 
 def curve(
     source: str | Path | Sequence[Mapping], *, x: str | None = None, name: str = "", fit_until: float = 1.0,
-    predict_at: Sequence[float] = (), plot: str | Path | None = None, **options: Any,
+    predict_at: Sequence[float] = (), plot: str | Path | None = None, data_set: str = "", **options: Any,
 ) -> CurveReport:  # fmt: skip
     """`load` a run, fit the points up to the share `fit_until` of its compute, compare the rest with the curve.
 
     `options` go to `fit`; `plot` is a PNG to write. Too few points give a verdict in the report, not an error.
     """
-    x, C, R, n = load(source, x)
+    x, C, R, n = load(source, x, data_set)
     name = name or (str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else "this run")
+    name += f", {data_set}" if data_set else ""
     real = np.isfinite(C) & np.isfinite(R)
     end = float(C[real].max(initial=0.0))
     unseen = real & (C > fit_until * end * ROUNDING)
@@ -805,6 +813,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--predict-at", type=float, nargs="+", default=[], metavar="C", help="predict at this compute, too")
     add("--method", choices=METHODS, default=METHODS[0])
     add("--plot", metavar="PNG", help="draw points, fit and extrapolation")
+    add("--data-set", default="", metavar="NAME", help="fit this data set of train.py's evaluations alone")
     options = vars(parser.parse_args(argv))
     files, plot, reports = options.pop("files"), options.pop("plot"), []
     try:

@@ -44,7 +44,7 @@ from runtime.checkpoints import Progress
 from runtime.disk import DISK, disk
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError, parse_flags
-from runtime.metrics import closing_table
+from runtime.metrics import closing_table, pass_rates
 from runtime.model import Row, full_tensors
 from runtime.setup import Parts, new_parts, start, with_flag_names
 from runtime.trainer import Trainer, TrainingBatch
@@ -297,8 +297,10 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
         folder.finish_model({"step": progress.step, "version": progress.version, "compute": recorder.compute()})
     recorder.bar.close()
     picture = folder.path / "curve.png"
-    curve = fit_sigmoid.curve(folder.path / "eval.jsonl", fit_until=0.5, plot=picture)
-    say(f"\nfitted to the first half of the compute ({picture}):\n{fit_sigmoid.format_report(curve)}\n")
+    evaluated = pass_rates(folder.read("eval.jsonl"))  # of all that is trained on, and of each data set
+    curves = [fit_sigmoid.curve(folder.path / "eval.jsonl", fit_until=0.5, data_set=name) for name in evaluated]
+    fit_sigmoid.plot_curves(curves, picture)
+    say(f"\nfitted to the first half of the compute ({picture}):\n{fit_sigmoid.format_report(*curves)}\n")
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))
 
 

@@ -38,7 +38,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "rambling size": ("the built-in model (no --model)", lambda flags: not flags.model),
     "difficulty prompt_order": ("--dataset graded", lambda flags: flags.dataset == "graded"),
-    "prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
+    "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "reward_errors thinking apply_chat_template end_of_thinking stop_tokens":
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
     "unsafe_code": ("a data set judged by `code`", runs_code),

@@ -40,7 +40,7 @@ class RunFlags:
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
     max_device_hours: float = flag(0.0, "Stop after these device-hours, evaluation left out; 0: no limit.", at_least=0)
     eval_every: int = flag(5, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
-    eval_problems: int = flag(256, "Held-out prompts of each data set per evaluation.", at_least=1)
+    eval_problems: int = flag(256, "Prompts of each data set per evaluation.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
     probe_every: int = flag(5, "Check generator against trainer log-probs, 16 completions every N steps.", at_least=1)
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
@@ -74,6 +74,9 @@ class DataFlags:
         "chain",
         "`chain` or `graded` (built in), or .jsonl / .parquet files or hub ids: "
         "NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
+    )
+    eval_dataset: str = flag(
+        "", "Also evaluated, never trained on: NAME=FILE or NAME=ID[:CONFIG[:SPLIT]],... (the paper's is AIME-24)."
     )
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     rambling: float = flag(

@@ -64,6 +64,7 @@ def evaluation_line(record: dict[str, Any]) -> str:
         f"evaluation at step {record['step']}: pass rate {record['pass_rate']:.3f} · pass@{record['n_samples']} "
         f"{record['pass_at_k']:.3f} · {record['tokens'] / 1e3:.0f}k tokens · truncated {record['truncated']:.1%} "
         f"· interrupted {record['interrupted']:.1%} · length {record['mean_length']:.1f}"
+        + "".join(f" · {name} {found['pass_rate']:.3f}" for name, found in record.get("data_sets", {}).items())
     )
     return line + "".join(apart)
 
@@ -103,17 +104,31 @@ def warnings_of(record: dict[str, Any], empty_steps: int) -> list[str]:
     return warnings
 
 
+def pass_rates(evaluations: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """A run's pass rates: under "" those over all that is trained on, then those of each data set of the last
+    evaluation, from the first that has it: a set may have come with a resume."""
+    rates = {"": [record["pass_rate"] for record in evaluations]}
+    for name in evaluations[-1].get("data_sets", {}):
+        found = [record["data_sets"][name] for record in evaluations if name in record.get("data_sets", {})]
+        rates[name] = [record["pass_rate"] for record in found]
+    return rates
+
+
+def start_and_end(rates: Sequence[float]) -> str:
+    """The first and the last pass rate of a run, and the mean of the last two, which is less noisy."""
+    return f"{rates[0]:.3f} -> {rates[-1]:.3f} (mean of the last two {sum(rates[-2:]) / len(rates[-2:]):.3f})"
+
+
 def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
     """Start and end, compute, waiting, lag, and where the files are."""
     steps = [record for record in folder.read("metrics.jsonl") if "step" in record]
-    rates = [record["pass_rate"] for record in folder.read("eval.jsonl")]
-    last_two = sum(rates[-2:]) / len(rates[-2:])
+    rates = pass_rates(folder.read("eval.jsonl"))
     compute = clock.now()
     seconds = max(1e-9, sum(record["seconds"] for record in steps))
     mean_lag = sum(record["lag_mean"] for record in steps) / max(1, len(steps))
     generator_idle = sum(record["generator_idle"] + record["sync_seconds"] for record in steps)
     rows = {
-        "pass rate": f"{rates[0]:.3f} -> {rates[-1]:.3f} (mean of the last two {last_two:.3f})",
+        "pass rate": f"\n{'':<16}".join(start_and_end(some) + (of and f" of {of}") for of, some in rates.items()),
         "compute": f"{compute['device_hours'] * 3600 / clock.devices:.0f} s on {clock.devices} x {device}, "
         f"{compute['flops']:.2e} FLOPs",
         "tokens": f"{compute['tokens']:,} sampled, {compute['trained_tokens']:,} trained",

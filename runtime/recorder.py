@@ -11,10 +11,10 @@ from torch import Tensor
 
 import filters
 import length_control
-from pipeline_rl import Group, lags
+from pipeline_rl import Group, Rollout, lags
 from runtime.checkpoints import Progress
 from runtime.flags import Flags, changed_flags
-from runtime.metrics import Clock, evaluation_line, step_line, warnings_of
+from runtime.metrics import Clock, evaluation_line, evaluation_record, step_line, warnings_of
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder
 from runtime.trainer import TrainingBatch
@@ -154,15 +154,28 @@ class Recorder:
                 record |= {"interrupted": rollout.interrupted, "prompt": prompt, "completion": completion}
                 self.folder.append("samples.jsonl", record)
 
-    def evaluation(self, record: dict[str, Any], correct: Sequence[int]) -> None:
-        """Writes and prints an evaluation, with the `correct` samples of each problem; under --eval_only it is printed
-        only."""
-        record = record | {"device": self.device}
+    def evaluation(self, record: dict[str, Any], of: dict[str, list[list[Rollout]]]) -> None:
+        """Writes and prints an evaluation: `record` says when it began, `of` holds the rollouts of each data set's
+        problems. The pass rate is that of the data sets that are trained on; each data set has its own beside it, if
+        there are several. Under --eval_only it is printed only."""
+        trained = [group for source in self.task.sources for group in of[source]]
+        record = record | evaluation_record(trained) | {"device": self.device}
+        apart = [source for source in of if len(self.task.sources) > 1 or source not in self.task.sources]
+        if apart:
+            record["data_sets"] = {source: evaluation_record(of[source]) for source in apart}
         if self.flags.eval_only:
             self.ranks.say(json.dumps(record))
         else:
             self.folder.append("eval.jsonl", record)
-            counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": list(correct)}
+            counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": correct_of(trained)}
+            if self.task.eval_sources:
+                counts["data_sets"] = {source: correct_of(of[source]) for source in self.task.eval_sources}
             self.folder.append("eval_counts.jsonl", counts)
-            self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"]}, step=record["step"])
+            rates = {f"eval/{source}/pass_rate": record["data_sets"][source]["pass_rate"] for source in apart}
+            self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
         self.ranks.say(evaluation_line(record))
+
+
+def correct_of(groups: Sequence[Sequence[Rollout]]) -> list[int]:
+    """How many samples of each problem are correct."""
+    return [sum(rollout.correct for rollout in group) for group in groups]

@@ -3,7 +3,8 @@
     config.json      every flag                     metrics.jsonl   the flags, then one record per step
     eval.jsonl       one record per evaluation      samples.jsonl   a few rollouts to read
     groups.jsonl     what each step consumed: [prompt key, correct, rollouts], and the rollouts' tokens, from step 0
-    eval_counts.jsonl  of each evaluation: how many of `n_samples` are correct, for each held-out problem in turn
+    eval_counts.jsonl  of each evaluation: how many of `n_samples` are correct, for each held-out problem in turn, and
+                     for those of each evaluation set
     checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed, so that one that exists is complete. Its

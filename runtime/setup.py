@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from runtime import checkpoints
 from runtime.checkpoints import Progress
 from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place, trainers_here
 from runtime.engine import RestartingEngine
-from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
+from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder
@@ -67,6 +68,8 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     finished = finished_model(flags, folder)
     model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
     task = load_task(flags, judge=ranks.main)
+    if flags.dataset not in BUILT_IN:
+        ranks.say(prompts_line(task))
     for sentence in check_memory(flags, ranks.accelerator, count_parameters(flags, model)):
         ranks.say(sentence)
     trainer = Trainer(flags, ranks.accelerator, model)
@@ -165,7 +168,7 @@ def resume(
     if not used <= {problem.key for problem in task.train}:
         raise UsageError(
             f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset, "
-            "--prompts and --seed as before."
+            "--prompts and --seed as before, and no --eval_dataset that has prompts of it."
         )
     try:
         history.load_state_dict(state["history"])
@@ -270,9 +273,18 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
             reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
             end_of_thinking=flags.end_of_thinking or None, interruption_phrase=flags.interruption_phrase or None,
             stop_tokens=flags.stop_tokens or None, judge=judge, unsafe_code=flags.unsafe_code,
+            eval_dataset=flags.eval_dataset,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error
+
+
+def prompts_line(task: Any) -> str:
+    """How many prompts a task of data sets has, and how many rows were left out and why."""
+    held_out = Counter(problem.source for problem in task.held_out)
+    kept = ", ".join(f"{held_out[name]} of {name}" for name in [*task.sources, *task.eval_sources])
+    left_out = ", ".join(f"{count} {kind}" for kind, count in task.skipped.items()) or "no row"
+    return f"{len(task.train)} prompts to train on; held out: {kept}; left out: {left_out}"
 
 
 def with_flag_names(message: str) -> str:

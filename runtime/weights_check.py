@@ -24,7 +24,6 @@ import torch
 
 from runtime.checkpoints import Progress
 from runtime.flags import Flags
-from runtime.metrics import evaluation_record
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -71,7 +70,7 @@ class Evaluator:
         self, flags: Flags, ranks: Ranks, task: Any, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
     ):
         self.flags, self.ranks, self.trainer, self.generator, self.recorder = flags, ranks, trainer, generator, recorder
-        self.held_out, self.sources = task.held_out, task.sources
+        self.held_out, self.sources = task.held_out, [*task.sources, *task.eval_sources]
         self.problems = [
             problem
             for source in self.sources
@@ -113,7 +112,7 @@ class Evaluator:
             )
 
     def begin_evaluation(self, progress: Progress) -> None:
-        """Starts an evaluation of the held-out prompts at the live version."""
+        """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""
         record = {"step": progress.step, "version": progress.version} | self.recorder.compute()
         future = self.generator.evaluate(self.problems, self.flags.eval_samples)
         self.under_way = Check(future, self.problems, progress.version, record)
@@ -147,14 +146,10 @@ class Evaluator:
                 f"weights check: {mixed} evaluation completions have tokens that version {check.version} did not sample"
             )
         if check.record is not None:
-            record = check.record | evaluation_record(groups)
-            if len(self.sources) > 1:
-                pairs = list(zip(check.problems, groups, strict=True))
-                record["pass_rate_of"] = {
-                    source: evaluation_record([g for problem, g in pairs if problem.source == source])["pass_rate"]
-                    for source in self.sources
-                }
-            self.recorder.evaluation(record, [sum(r.correct for r in group) for group in groups])
+            of: dict[str, list[Any]] = {source: [] for source in self.sources}
+            for problem, group in zip(check.problems, groups, strict=True):
+                of[problem.source].append(group)
+            self.recorder.evaluation(check.record, of)
         chosen = rng.sample(flat, min(CHECK_ROWS, len(flat)))
         rows = [Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
         return rows, [r.logprobs for _, r in chosen]

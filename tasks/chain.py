@@ -108,7 +108,7 @@ class ChainTask:
                 f"got {min_ops} and {max_ops}"
             )
         self.tokenizer = word_tokenizer()
-        self.sources = ["chain"]
+        self.sources, self.eval_sources = ["chain"], list[str]()
         self.weights: dict[str, float] = {}
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)

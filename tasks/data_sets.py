@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.eval_sets import add_eval_sets, parse_eval_sets
 from tasks.judges import Job, RewardPool
 from tasks.prompts import Problem
 from tasks.rows import DataSet, parse_data_sets, usable_rows
@@ -54,21 +55,25 @@ class DatasetTask:
     Has what every task has (prompts.py), and `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).
     """
 
-    def __init__(self, tokenizer: Any, endings: Endings, pool: RewardPool, rewards: dict[str, str]) -> None:
-        """`rewards` names the reward of each data set. Problems come by `add`."""
+    def __init__(
+        self, tokenizer: Any, endings: Endings, pool: RewardPool, rewards: dict[str, str], eval_sources: Sequence[str]
+    ) -> None:
+        """`rewards` names the reward of each data set, those that are only evaluated (`eval_sources`) too. Problems
+        come by `add` and `add_eval_sets`."""
         self.train: list[Problem] = []
         self.held_out: list[Problem] = []
         self.skipped: Counter[str] = Counter()
-        self.sources, self.weights = list(rewards), dict[str, float]()
+        self.sources, self.weights = [name for name in rewards if name not in eval_sources], dict[str, float]()
+        self.eval_sources = list(eval_sources)
         self.tokenizer, self.stop_ids = tokenizer, endings.stop_ids
         self.end_of_thinking_ids, self.phrase_ids = endings.end_of_thinking_ids, endings.phrase_ids
         self.thinking_end = endings.thinking_end
-        self._pool, self._rewards, self._prompts = pool, rewards, dict[str, str]()
+        self._pool, self._rewards, self._prompts = pool, rewards, dict[tuple[str, str], str]()
 
-    def add(self, data: DataSet, options: PromptOptions) -> None:
-        """Reads and splits one data set. Left out and counted in `skipped` are rows whose answer no verifier can read,
-        prompts that are too long, and those that an earlier data set has. Raises ValueError."""
-        reward = self._rewards[data.name]
+    def read(self, name: str, data: DataSet, options: PromptOptions) -> dict[str, Problem]:
+        """{key: problem} of one data set, under the source `name`. Left out and counted in `skipped` are rows whose
+        answer no verifier can read and prompts that are too long. Raises ValueError."""
+        reward = self._rewards[name]
         rows = usable_rows(data, options.prompt_column, options.answer_column, reward, self.skipped)
         readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
         encoded = encode_prompts(
@@ -81,16 +86,23 @@ class DatasetTask:
                 self.skipped["unreadable_answer"] += 1
             elif options.max_prompt_tokens is not None and len(ids) > options.max_prompt_tokens:
                 self.skipped["prompt_too_long"] += 1
-            elif key in self._prompts:
-                self.skipped["duplicate_prompt"] += 1
             else:
-                found[key], self._prompts[key] = Problem(key, tuple(ids), row.answer, data.name), row.text
-        if len(found) <= options.held_out:
+                found[key] = Problem(key, tuple(ids), row.answer, name)
+                self._prompts[name, key] = row.text
+        return found
+
+    def add(self, data: DataSet, options: PromptOptions) -> None:
+        """Reads and splits one data set. Prompts that an earlier one has are left out and counted. Raises
+        ValueError."""
+        known = {problem.key for problem in [*self.train, *self.held_out]}
+        found = self.read(data.name, data, options)
+        by_key = [found[key] for key in sorted(found) if key not in known]
+        self.skipped += Counter(duplicate_prompt=len(found) - len(by_key))
+        if len(by_key) <= options.held_out:
             raise ValueError(
-                f"`dataset` {data.name} has {len(found)} usable prompts (skipped: {dict(self.skipped)}), and "
+                f"`dataset` {data.name} has {len(by_key)} usable prompts (skipped: {dict(self.skipped)}), and "
                 f"`held_out` {options.held_out} leaves none to train on; lower it or add rows"
             )
-        by_key = [found[key] for key in sorted(found)]
         self.held_out += by_key[: options.held_out]
         self.train += by_key[options.held_out :]
 
@@ -105,7 +117,7 @@ class DatasetTask:
 
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
         """(reward, correct) of each completion of one problem, in order; a stop token at its end is not judged."""
-        name, prompt = self._rewards[problem.source], self._prompts[problem.key]
+        name, prompt = self._rewards[problem.source], self._prompts[problem.source, problem.key]
         bodies = [ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids for ids in completions]
         verdicts = self._pool.judge([Job(name, prompt, self.text(ids), problem.answer) for ids in bodies])
         return [(verdict.reward, verdict.correct) for verdict in verdicts]
@@ -123,24 +135,28 @@ def load_dataset_task(
     dataset: str, tokenizer: Any, options: PromptOptions = PromptOptions(), *, reward: str = "math",
     reward_workers: int = 2, reward_timeout: float = 8.0, reward_errors: str = "raise", unsafe_code: bool = False,
     end_of_thinking: str | None = None, interruption_phrase: str | None = None, stop_tokens: str | None = None,
-    judge: bool = True,
+    judge: bool = True, eval_dataset: str = "",
 ) -> DatasetTask:  # fmt: skip
-    """A task of one data set or several, named as `rows.parse_data_sets` reads them.
+    """A task of one data set or several, named as `rows.parse_data_sets` reads them, and of sets that are only
+    evaluated, as `eval_sets.parse_eval_sets` does.
 
-    `reward` is one name for all that name none there, or one for each, separated by commas (see judges.py, also for
-    `unsafe_code`). `end_of_thinking`, `interruption_phrase` and `stop_tokens` are found from the tokenizer where they
-    are None. With `options.thinking` False the whole completion is judged, otherwise what follows the end of thinking.
-    `judge` False ends the worker processes once the rows are checked, for a process that never scores. Raises
-    ValueError naming the option to change, in backticks.
+    `reward` is one name for all that name none there, or one for each, those of the evaluation sets last, separated by
+    commas (see judges.py, also for `unsafe_code`). `end_of_thinking`, `interruption_phrase` and `stop_tokens` are found
+    from the tokenizer where they are None. With `options.thinking` False the whole completion is judged, otherwise what
+    follows the end of thinking. `judge` False ends the worker processes once the rows are checked, for a process that
+    never scores. Raises ValueError naming the option to change, in backticks.
     """
-    named = parse_data_sets(dataset)
+    named, evaluated = parse_data_sets(dataset), parse_eval_sets(eval_dataset)
+    every, sources = [*named, *evaluated.values()], [*(data.name for data in named), *evaluated]
+    if len(set(sources)) < len(sources):
+        raise ValueError(f"`eval_dataset` {eval_dataset}: a name is that of a data set to train on; give another")
     rewards = [name.strip() for name in reward.split(",")]
-    rewards = rewards * len(named) if len(rewards) == 1 else rewards
-    if len(rewards) != len(named):
-        raise ValueError(f"`reward` must be one name or one for each of the {len(named)} data sets, got {reward!r}")
-    if "," in reward and any(data.reward for data in named):
-        raise ValueError(f"`dataset` {dataset} names rewards, too; leave out `reward` {reward}")
-    rewards = [data.reward or name for data, name in zip(named, rewards, strict=True)]
+    rewards = rewards * len(every) if len(rewards) == 1 else rewards
+    if len(rewards) != len(every):
+        raise ValueError(f"`reward` must be one name or one for each of the {len(every)} data sets, got {reward!r}")
+    if "," in reward and any(data.reward for data in every):
+        raise ValueError("`dataset` or `eval_dataset` names rewards, too; leave out `reward` " + reward)
+    rewards = [data.reward or name for data, name in zip(every, rewards, strict=True)]
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
     endings = find_endings(
@@ -153,10 +169,10 @@ def load_dataset_task(
             end_of_thinking=endings.end_of_thinking, unsafe_code=unsafe_code,
         )  # fmt: skip
         undo.callback(pool.close)
-        by_name = {data.name: name for data, name in zip(named, rewards, strict=True)}
-        task = DatasetTask(tokenizer, endings, pool, by_name)
+        task = DatasetTask(tokenizer, endings, pool, dict(zip(sources, rewards, strict=True)), list(evaluated))
         for data in named:
             task.add(data, options)
+        add_eval_sets(task, evaluated, options)
         if len(named) > 1:  # a single data set has all the places, whatever its weight
             task.weights = {data.name: data.weight for data in named if data.weight is not None}
         if judge:

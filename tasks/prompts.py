@@ -8,6 +8,7 @@ held-out set that training never sees, and a program that says of a completion w
 A TASK is any object with
     train, held_out            lists of `Problem`
     sources, weights           names of its data sets, and their weights in `PromptStream` (empty: drawn by size)
+    eval_sources               names of those that it only evaluates, whose problems are in `held_out`, too
     tokenizer, stop_ids        ids of the tokens that end a completion
     end_of_thinking_ids, phrase_ids, thinking_end    see length_control.Interruption
     score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one

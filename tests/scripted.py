@@ -189,8 +189,9 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(setup, "new_generator", new_generator)
     monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
     monkeypatch.setattr(setup, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
-    monkeypatch.setattr(train.fit_sigmoid, "curve", lambda *a, **k: None)  # half a second per picture
-    monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda curve: "")
+    monkeypatch.setattr(train.fit_sigmoid, "curve", lambda *a, **k: None)
+    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda *_: None)  # half a second
+    monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
         "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fit_report import records, write
+from test_fit_report import records, with_aime, write
 from test_fit_sigmoid import rounded_otherwise, run_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
@@ -58,6 +58,19 @@ def test_default_compute_without_device():
     assert load([row | {"device_hours": 0.0} for row in rows])[0] == "tokens"
     assert load([{"step": 1, "pass_rate": 0.1}])[0] == "step"
     assert load([{"flops": 1, "step": 1, "pass_rate": 0.1}])[0] == "flops"
+
+
+def test_a_data_set_of_the_evaluations(tmp_path, capsys):
+    """The points of `fit_sigmoid.curve` on the same file; the first record has no such data set."""
+    rows = with_aime(records())
+    x, C, R, n, last = load(rows, data_set="aime")
+    assert (x, last) == ("tokens", len(rows)) and (n == 120).all()
+    assert C.tolist() == [row["tokens"] for row in rows[1:]]
+    assert R.tolist() == [row["pass_rate"] / 2 for row in rows[1:]]
+    path = write(tmp_path / "eval.jsonl", rows)
+    assert fit_run(path, data_set="aime").report.fit.A == curve(path, data_set="aime").fit.A
+    assert main([str(path), "--data-set", "other"]) == 2
+    assert "eval.jsonl, line 1: no record has a data set 'other'" in capsys.readouterr().err
 
 
 def test_csv_with_named_columns(tmp_path):

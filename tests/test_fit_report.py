@@ -44,6 +44,26 @@ def test_load_reads_an_eval_file(tmp_path):
         load([rows[0], rows[1] | {"tokens": -1}])
 
 
+def with_aime(rows):
+    """The same records with a data set `aime` of 30 problems, half as often solved; the first record has none."""
+    aime = [{"pass_rate": row["pass_rate"] / 2, "n_prompts": 30, "n_samples": 4} for row in rows]
+    return [rows[0], *(row | {"data_sets": {"aime": of}} for row, of in zip(rows[1:], aime[1:], strict=True))]
+
+
+def test_a_data_set_has_a_curve_of_its_own(tmp_path, capsys):
+    """Its pass rates and numbers of samples, at the compute of the evaluation; a record without it is left out."""
+    rows = with_aime(records())
+    x, C, R, n = load(rows, data_set="aime")
+    assert x == "tokens" and C.tolist() == [row["tokens"] for row in rows[1:]] and (n == 120).all()
+    assert R.tolist() == [row["pass_rate"] / 2 for row in rows[1:]]
+    assert load(rows)[2].tolist() == [row["pass_rate"] for row in rows]
+    path = str(write(tmp_path / "eval.jsonl", rows))
+    assert main([path, "--data-set", "aime"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}, aime: ")
+    assert main([path, "--data-set", "other"]) == 2
+    assert "no record has a data set 'other'" in capsys.readouterr().err
+
+
 def test_report_holds_the_numbers():
     r = curve(records(), fit_until=0.5, cuts=())
     text, p = format_report(r), r.predictions[0]

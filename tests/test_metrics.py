@@ -84,6 +84,12 @@ def test_evaluation_by_hand():
         assert part in line
 
 
+def test_data_sets_end_the_line():
+    record = evaluation_record([[rollout(True)]]) | {"step": 0, "tokens": 0}
+    line = evaluation_line(record | {"data_sets": {"aime24": {"pass_rate": 0.1}, "math": {"pass_rate": 0.25}}})
+    assert line == evaluation_line(record) + " · aime24 0.100 · math 0.250"
+
+
 def step_record(**changes) -> dict:
     return {
         "step": 7, "pass_rate": 0.25, "length": 21.5, "lag_mean": 1.234, "lag_max": 3, "ratio_mean": 1.001,
@@ -129,6 +135,17 @@ def test_closing_table_by_hand(new_clock, tmp_path):
         "lag mean / max": "1.50 / 4 (k = 8)",
         "files": str(tmp_path),
     }
+
+
+def test_data_sets_are_in_the_closing_table(new_clock, tmp_path):
+    """An evaluation set that came with a resume: from its first evaluation, .2, to .3 and .5, whose mean is .4."""
+    folder = Folder(tmp_path)
+    for rate, of in ((0.1, {}), (0.4, {"aime": 0.2}), (0.4, {"aime": 0.3}), (0.6, {"aime": 0.5})):
+        found = {"data_sets": {name: {"pass_rate": rate} for name, rate in of.items()}} if of else {}
+        folder.append("eval.jsonl", {"pass_rate": rate} | found)
+    first, second = closing_table(folder, new_clock()[0], "cpu", 8).splitlines()[:2]
+    assert first == "pass rate       0.100 -> 0.600 (mean of the last two 0.500)"
+    assert second == "                0.200 -> 0.500 (mean of the last two 0.400) of aime"
 
 
 # ------------------------------------------------------------------------------------------------------------ warnings

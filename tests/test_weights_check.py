@@ -123,4 +123,6 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
 
     record = run({"evaluate": evaluate}, max_steps=1).evals[0]
     assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
-    assert record["pass_rate_of"] == {"chain": 0.0, "other": 1.0}
+    assert {name: (r["pass_rate"], r["n_prompts"]) for name, r in record["data_sets"].items()} == {
+        "chain": (0.0, 5), "other": (1.0, 5),
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fit_sigmoid import UNITS
+from fit_sigmoid import UNITS, of_data_set
 
 Rows = list[tuple[int, Mapping]]  # (line number, record)
 
@@ -96,6 +96,7 @@ def load(
     samples: str | float | None = None,
     scale: float = 1.0,
     x_start: str | float = 0.0,
+    data_set: str = "",
 ) -> Evaluations:
     """Read evaluations. InputError names the file, the line and the fix.
 
@@ -104,11 +105,16 @@ def load(
     samples  column or number of samples per point; None: n_prompts * n_samples where the file has both
     scale    the reward is multiplied by this
     x_start  a number, or "first" for the least compute: subtracted from the compute
+    data_set the figures of one data set of train.py's evaluations, instead of the mean over those trained on
     A record with `step` 0 is at compute 0: a clock that ran before the first step has trained nothing.
     """
     rows, name = read_rows(source), source if isinstance(source, (str, Path)) else "records"
     if not rows:
         raise InputError(f"{name}, line 1: there is no row, at most a header; give a record per evaluation")
+    if data_set:
+        rows = [(line, of) for line, row in rows for of in of_data_set([row], data_set)]
+        if not rows:
+            raise InputError(f"{name}, line 1: no record has a data set {data_set!r}; leave --data-set out")
     columns = {str(column) for _, row in rows for column in row}
     x = x or default_x(rows, columns)
     y = y or ("Value" if "Value" in columns and "pass_rate" not in columns else "pass_rate")

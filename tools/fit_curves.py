@@ -162,7 +162,8 @@ def number(text: Any, other: Any) -> Any:
 def fit_run(
     source: str | Path | Sequence[Mapping], *, x: str | None = None, y: str | None = None,
     samples: str | float | None = None, scale: float = 1.0, x_start: str | float = 0.0, fit_until: float = 1.0,
-    skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (), records: bool = False, **options: Any,
+    skip_below: float | str = 0.0, predict_at: Sequence[float | str] = (), records: bool = False, data_set: str = "",
+    **options: Any,
 ) -> Fitted:  # fmt: skip
     """`fit_sigmoid.curve` of a run that `curve_files.load` reads.
 
@@ -170,7 +171,7 @@ def fit_run(
     run's. With `records` points are fitted only if their reward is in a higher bin of .02 than all before, as in arXiv
     2603.12151; points not seen by the fit stay as they are. `options` go to `fit`.
     """
-    data = load(source, x=x, y=y, samples=samples, scale=scale, x_start=x_start)
+    data = load(source, x=x, y=y, samples=samples, scale=scale, x_start=x_start, data_set=data_set)
     end = float(data.C[np.isfinite(data.C) & np.isfinite(data.R)].max(initial=0.0))
     seen = ~(data.C > fit_until * end * fit_sigmoid.ROUNDING)
     keep = ~seen | np.isnan(data.R) | isocompute.record_points(data.C, data.R) | (not records)
@@ -184,6 +185,7 @@ def fit_run(
     if n is not None:
         rows = [row | {"n_prompts": k, "n_samples": 1} for row, k in zip(rows, n, strict=True)]
     name = str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else ""
+    name += f", {data_set}" if data_set else ""
     options |= {"skip_below": cut, "fit_until": fit_until, "predict_at": at}
     report = fit_sigmoid.curve(rows, x="compute", name=name, **options)
     report.x = data.x
@@ -249,7 +251,7 @@ def run(args: argparse.Namespace) -> str:
     check_options(args)
     options = {"R0": args.R0, "A_max": args.A_max, "method": args.method}
     options |= {"A_range": args.A_range} if args.A_range else {}
-    reading = {name: getattr(args, name) for name in ("x", "y", "samples", "scale", "x_start")}
+    reading = {name: getattr(args, name) for name in ("x", "y", "samples", "scale", "x_start", "data_set")}
     asked = {name: getattr(args, name) for name in ("fit_until", "skip_below", "predict_at", "records")}
     runs: list[Fitted] = []
     for file in args.files:
@@ -302,6 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--x-start", default="0", metavar="C", help="subtract this from the compute, or 'first': its least value")
     add("--y", help="column of the reward, in [0, 1] (default: pass_rate)")
     add("--scale", type=float, default=1.0, help="multiply the reward by this, 0.01 for percent")
+    add("--data-set", default="", metavar="NAME", help="fit this data set of train.py's evaluations alone")
     add("--samples", help="Bernoulli samples behind a point: column or number (default: n_prompts * n_samples)")
     add("--method", choices=fit_sigmoid.METHODS, default=fit_sigmoid.METHODS[0])
     add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute, predict the rest")
