@@ -125,7 +125,7 @@ class Interruption:
 
     def needs_phrase(self, completion_ids: Sequence[int], finish_reason: str | None) -> bool:
         """True if the first leg ran into its budget while still thinking (case a). Raises as `second_leg` does."""
-        return _was_cut(finish_reason) and self._answer_start(completion_ids) is None
+        return _was_cut(finish_reason) and self.answer_start(completion_ids) is None
 
     def second_leg(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str | None
@@ -140,7 +140,7 @@ class Interruption:
         if not _was_cut(finish_reason):
             return None
         so_far = [int(i) for i in (*prompt_ids, *completion_ids)]
-        answer_start = self._answer_start(completion_ids)
+        answer_start = self.answer_start(completion_ids)
         if answer_start is None:
             forced = list(self.phrase_ids)
             return SecondLeg(so_far + forced, forced, self.answer_budget)
@@ -151,7 +151,7 @@ class Interruption:
         """Mask of the complete completion, (n_first + n_forced + n_second,): 1 on sampled tokens, 0 on forced ones."""
         return [1] * n_first + [0] * n_forced + [1] * n_second
 
-    def _answer_start(self, ids: Sequence[int]) -> int | None:
+    def answer_start(self, ids: Sequence[int]) -> int | None:
         """Index of the first answer token, right after the first end of thinking; None while thinking lasts."""
         if self.thinking_end is not None:
             return self.thinking_end(ids)

@@ -42,7 +42,7 @@ from pipeline_rl import Group, Rollout
 from runtime import checkpoints
 from runtime.checkpoints import Progress
 from runtime.disk import DISK, disk
-from runtime.flag_checks import check_flags
+from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.metrics import closing_table, pass_rates
 from runtime.model import Row, full_tensors
@@ -330,7 +330,7 @@ def run_with(argv: Sequence[str]) -> int:
     parts = None
     try:
         flags = parse_flags(argv, __doc__)
-        for note in check_flags(flags):
+        for note in [*check_flags(flags), lr_note(flags)]:
             if os.environ.get("RANK", "0") == "0":
                 print(note)
         if flags.dry_run:

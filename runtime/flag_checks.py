@@ -11,7 +11,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options
+from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, engine_options
 
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
@@ -49,7 +49,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
 }  # fmt: skip
 
 USUAL = {  # values for real models, where the default suits the built-in task
-    "lr": "5e-7 to 1e-6", "min_budget": "768 to 10000", "max_budget": "1024 to 12000", "answer_budget": "128 to 2000",
+    "min_budget": "768 to 10000", "max_budget": "1024 to 12000", "answer_budget": "128 to 2000",
 }  # fmt: skip
 
 
@@ -231,3 +231,13 @@ def notes(flags: Flags) -> Iterator[str]:
         ]
         if left:
             yield f"left at what suits the built-in task: {', '.join(left)}"
+
+
+def lr_note(flags: Flags) -> str:
+    """The learning rate, and where it comes from."""
+    built_in = flags.dataset in BUILT_IN
+    default = DEFAULTS["lr"] if built_in else PRETRAINED_LR
+    whose = "the built-in model" if built_in else "a pretrained model (the paper's 8B: 5e-7; below 1B often more)"
+    if flags.lr == default:
+        return f"--lr {flags.lr:g}: the default for {whose}"
+    return f"--lr {flags.lr:g}: given, now or before a resume; {default:g} is the default for {whose}"

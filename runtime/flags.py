@@ -23,6 +23,9 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
 
 
 BUILT_IN = ("chain", "graded")  # the tasks that need no --model
+# The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
+# step (2603.12151), twice ScaleRL's for 8B. Models below 1B often take more.
+PRETRAINED_LR = 1e-6
 RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
 OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # never taken over by a resumed run
 
@@ -184,7 +187,10 @@ class LengthFlags:
 class OptimizerFlags:
     """AdamW and the trainer's memory."""
 
-    lr: float = flag(5e-4, "Learning rate (the paper's 8B model: 5e-7).", above=0)
+    lr: float = flag(
+        5e-4, f"Learning rate; with a --dataset of your own {PRETRAINED_LR:g} unless given (the paper's 8B: 5e-7).",
+        above=0,
+    )  # fmt: skip
     lr_schedule: Literal["constant", "cosine"] = flag("constant", "After the warm-up: constant (paper) or cosine to 0.")
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
@@ -218,14 +224,17 @@ OWN_FLAG = {  # vLLM's arguments that the trainer must know of
 
 
 def parse_flags(argv: Sequence[str], description: str) -> Flags:
-    """The flags of the command line; with --resume those of the earlier run, unless given again. argparse itself ends
-    with exit code 2 on an unknown flag or choice. Raises UsageError."""
+    """The flags of the command line; with --resume those of the earlier run, unless given again. A pretrained model has
+    a default --lr of its own. argparse itself ends with exit code 2 on an unknown flag or choice. Raises UsageError."""
     for word in argv:
         given = word.split("=")[0]
         if given.startswith("--") and (name := RENAMED.get(given[2:].replace("-", "_"))):
             raise UsageError(f"{given} has a new name; give --{name} instead.")
     parser = _parser(description.split("\n")[0])
     flags = Flags(**vars(parser.parse_args(argv)))
+    if flags.dataset not in BUILT_IN:
+        parser.set_defaults(lr=PRETRAINED_LR)
+        flags = Flags(**vars(parser.parse_args(argv)))
     if flags.resume:
         config = Path(flags.resume) / "config.json"
         if not config.is_file():

@@ -1,16 +1,19 @@
 """What a run measures: the clock that counts compute, the record and the line of a step and of an evaluation."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import length_control
+from length_control import COLLAPSE_TRUNCATION, HEALTHY_TRUNCATION
 from pipeline_rl import Generator, Rollout
 from runtime.run_folder import Folder
 
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3  # in a row
 UNFINISHED = 0.5  # share of completions whose thinking never ended
+FARTHEST = 4  # times the cap: beyond that the lengths under it say nothing
 
 
 class Clock:
@@ -117,6 +120,45 @@ def pass_rates(evaluations: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 def start_and_end(rates: Sequence[float]) -> str:
     """The first and the last pass rate of a run, and the mean of the last two, which is less noisy."""
     return f"{rates[0]:.3f} -> {rates[-1]:.3f} (mean of the last two {sum(rates[-2:]) / len(rates[-2:]):.3f})"
+
+
+def enough_tokens(lengths: Sequence[int], cut: Sequence[bool], cap: int) -> float:
+    """The cap at which HEALTHY_TRUNCATION of the completions would be cut, from those under another; inf if none ended
+    in the second half of it.
+
+    lengths, cut: (n,) tokens, and whether it was the cap that ended them. Assumed: beyond half of the cap they end at a
+    constant rate per token, so that the share still running is S(L) = S(cap) exp(-rate (L - cap)). The rate is the
+    number of endings there over the number of tokens there.
+    """
+    beyond = [(length - cap / 2, was_cut) for length, was_cut in zip(lengths, cut, strict=True) if length > cap / 2]
+    rate = sum(not was_cut for _, was_cut in beyond) / sum(tokens for tokens, _ in beyond)
+    return cap + math.log(sum(cut) / len(cut) / HEALTHY_TRUNCATION) / rate if rate else math.inf
+
+
+def budget_advice(
+    rollouts: Sequence[Rollout], control: length_control.Interruption | None, max_budget: int, answer_budget: int
+) -> str | None:
+    """If too many completions of the first evaluation are truncated: which budget to raise, and to what. Where thinking
+    is interrupted it is the answer that is cut, otherwise the whole completion."""
+    cut = [rollout.finish_reason == "length" for rollout in rollouts]
+    if sum(cut) <= COLLAPSE_TRUNCATION * len(cut):
+        return None
+    lengths = [len(rollout.completion_ids) for rollout in rollouts]
+    name, now, cap = "max_budget", max_budget, max_budget + answer_budget
+    if control:
+        starts = [control.answer_start(rollout.completion_ids) for rollout in rollouts]
+        lengths = [0 if start is None else length - start for length, start in zip(lengths, starts, strict=True)]
+        name, now, cap = "answer_budget", answer_budget, answer_budget
+    needed = enough_tokens(lengths, cut, cap)
+    wanted = min(needed, FARTHEST * cap) - (cap - now)
+    unit = 10 ** max(0, math.floor(math.log10(wanted)) - 1)  # two digits, rounded up
+    why = f"where {HEALTHY_TRUNCATION:.0%} would be, judging by the lengths of the others"
+    if needed > FARTHEST * cap:
+        why = "at least: hardly any of the long ones ended, and some may never do"
+    return (
+        f"Warning: {sum(cut) / len(cut):.0%} of completions are truncated before any training; raise --{name} from "
+        f"{now} to {math.ceil(wanted / unit) * unit}, {why}."
+    )
 
 
 def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:

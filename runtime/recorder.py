@@ -14,7 +14,7 @@ import length_control
 from pipeline_rl import Group, Rollout, lags
 from runtime.checkpoints import Progress
 from runtime.flags import Flags, changed_flags
-from runtime.metrics import Clock, evaluation_line, evaluation_record, step_line, warnings_of
+from runtime.metrics import Clock, budget_advice, evaluation_line, evaluation_record, step_line, warnings_of
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder
 from runtime.trainer import TrainingBatch
@@ -174,6 +174,11 @@ class Recorder:
             rates = {f"eval/{source}/pass_rate": record["data_sets"][source]["pass_rate"] for source in apart}
             self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
         self.ranks.say(evaluation_line(record))
+        if record["step"] == 0:
+            rollouts = [rollout for groups in of.values() for group in groups for rollout in group]
+            control, flags = self.generator.length_control, self.flags
+            if advice := budget_advice(rollouts, control, flags.max_budget, flags.answer_budget):
+                self.ranks.say(advice)
 
 
 def correct_of(groups: Sequence[Sequence[Rollout]]) -> list[int]:

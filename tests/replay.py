@@ -29,6 +29,7 @@ class Replay:
     """Has the trainer's side of `pipeline_rl.Generator`. `killed_after`: the step whose groups never come."""
 
     killed_after: int | None = None
+    length_control = None
     trainer: "train.Trainer"  # scores the evaluation rollouts
 
     def __init__(self, problems, rollouts, progress):

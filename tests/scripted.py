@@ -43,6 +43,7 @@ class ScriptedGenerator:
     rewards = staticmethod(lambda n, problem: [1.0, -1.0])
     mixed = False  # evaluation completions of two versions
     logprob = 0.0
+    length_control = None
 
     def __init__(self, problems, pacer):
         self.problems, self.pacer = problems, pacer

@@ -360,8 +360,8 @@ def test_off_policy_steps_are_rounded_up_and_it_says_so():
 
 
 def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
-    """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the learning rate and
-    the lengths of the built-in task, each named unless it was given."""
+    """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the lengths of the
+    built-in task, each named unless it was given."""
     [note] = check_flags(flags_with(lr_schedule="cosine", max_sampled_tokens=1000))
     assert "--lr_schedule cosine" in note and "--max_steps 130" in note
     assert check_flags(flags_with(lr_schedule="cosine")) == []
@@ -369,11 +369,35 @@ def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     assert "--min_budget 20 does nothing" in note
     data = {"dataset": "a.jsonl", "model": "org/model"}
     [note] = check_flags(flags_with(**data, max_budget=900))
-    assert all(f"--{name}" in note for name in ("lr 0.0005", "min_budget 26", "answer_budget 4"))
+    assert all(f"--{name}" in note for name in ("min_budget 26", "answer_budget 4"))
     assert "max_budget 9" not in note
     [note] = check_flags(flags_with(**data, length_control="none"))
-    assert "--lr" in note and "--min_budget" not in note  # which nothing draws
-    assert check_flags(flags_with(**data, lr=1e-6, min_budget=700, max_budget=900, answer_budget=100)) == []
+    assert "--max_budget 30" in note and "--min_budget" not in note  # which nothing draws
+    assert check_flags(flags_with(**data, min_budget=700, max_budget=900, answer_budget=100)) == []
+
+
+def test_a_pretrained_model_has_a_learning_rate_of_its_own(monkeypatch, capsys, tmp_path):
+    """5e-4 is for the built-in task, also where its model is given as a folder; a data set is for a pretrained model, and
+    has 1e-6. A given value wins, and that of the run before a resume. A sentence at the start says which it is."""
+    monkeypatch.chdir(tmp_path)
+    Path("old").mkdir()
+    Path("old/config.json").write_text(json.dumps({"dataset": "a.jsonl", "model": "org/model", "lr": 5e-4}))
+    data = "--dataset a.jsonl --model org/model"
+    for line, lr, said in (
+        ("", 5e-4, "--lr 0.0005: the default for the built-in model"),
+        ("--model runs/demo/model", 5e-4, "--lr 0.0005: the default for the built-in model"),
+        (data, 1e-6, "--lr 1e-06: the default for a pretrained model (the paper's 8B: 5e-7"),
+        (
+            f"{data} --lr 5e-4",
+            5e-4,
+            "--lr 0.0005: given, now or before a resume; 1e-06 is the default for a pretrained",
+        ),
+        ("--lr=1e-6", 1e-6, "--lr 1e-06: given, now or before a resume; 0.0005 is the default for the built-in model"),
+        ("--resume old", 5e-4, "--lr 0.0005: given, now or before a resume; 1e-06 is the default"),
+    ):
+        assert parse_flags(line.split(), "").lr == lr
+        assert train.main([*line.split(), "--dry_run", "true"]) == 0
+        assert said in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------- for all flags

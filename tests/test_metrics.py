@@ -1,14 +1,19 @@
 """runtime/metrics.py: the clock that counts compute, records, printed lines and warnings."""
 
+import math
+import random
 from types import SimpleNamespace
 
 import pytest
 
+import length_control
 from pipeline_rl import Counters, Rollout
 from runtime import metrics
 from runtime.metrics import (
     Clock,
+    budget_advice,
     closing_table,
+    enough_tokens,
     evaluation_line,
     evaluation_record,
     step_line,
@@ -162,6 +167,46 @@ def test_warnings_by_hand():
     for empty_steps in (3, 6):
         [line] = warnings_of({"truncated": 0.0}, empty_steps)
         assert f"{empty_steps} steps in a row had no group" in line
+
+
+def test_enough_tokens_by_hand():
+    """A cap of 100. Of 20 completions 4 are cut (1/5), 8 end at 60 and 8 by 50: beyond 50 there are 8 endings in 4 x 50 +
+    8 x 10 = 280 tokens. A fifth becomes a twentieth after log(4) / (8 / 280) = 48.5 more tokens. An answer
+    that ended at 90, beyond its budget of 40 (case d of length_control.py), is one ending in 70 tokens, and 20 of another."""
+    lengths, cut = [100] * 4 + [60] * 8 + [50] * 8, [True] * 4 + [False] * 16
+    assert enough_tokens(lengths, cut, 100) == pytest.approx(100 + 35 * math.log(4))
+    assert enough_tokens([100, 50], [True, False], 100) == math.inf
+    assert enough_tokens([90, 40], [False, True], 40) == pytest.approx(40 + 90 * math.log(10))
+
+
+def test_enough_tokens_finds_the_rate_of_a_geometric_length():
+    """Lengths that end with 1 % at each token: 5 % are longer than log(.05) / log(.99) = 298, whatever the cap is."""
+    draw = random.Random(0)
+    true = [math.ceil(math.log(1 - draw.random()) / math.log(0.99)) for _ in range(20_000)]
+    for cap in (100, 150, 200):
+        lengths = [min(length, cap) for length in true]
+        assert enough_tokens(lengths, [length > cap for length in true], cap) == pytest.approx(298, rel=0.05)
+
+
+def test_truncation_before_training_names_the_budget_to_raise():
+    """As above: 1/5 cut at 100 = 80 + 20 tokens, 149 are needed, so a max_budget of 129, and 130 with two digits. Of
+    answers after token 9, the mark, with a budget of 100: 149, and so 150. 10 % are no reason; where none of the long
+    ones ends, four times as much is only the least."""
+    groups = [(100, "length")] * 4 + [(60, "stop")] * 8 + [(50, "stop")] * 8
+    whole = [rollout(False, length, reason) for length, reason in groups]
+    said = budget_advice(whole, None, 80, 20)
+    assert said.startswith(
+        "Warning: 20% of completions are truncated before any training; raise --max_budget from 80 to 130,"
+    )
+    control = length_control.Interruption(5, 7, 100, [8, 9], [9])
+    answers = [rollout(False, length + 3, reason) for length, reason in groups]
+    for one in answers:
+        one.completion_ids = [1, 1, 9, *[5] * (len(one.completion_ids) - 3)]
+    assert "raise --answer_budget from 100 to 150, where 5% would be" in budget_advice(answers, control, 7, 100)
+    assert budget_advice([*whole, *[rollout(True)] * 20], None, 80, 20) is None  # 4 of 40
+    assert budget_advice([*whole, *[rollout(True)] * 19], None, 80, 20) is not None
+    endless = [rollout(False, 100, "length"), rollout(True, 9)]
+    assert "raise --max_budget from 80 to 380, at least: hardly any" in budget_advice(endless, None, 80, 20)
 
 
 def test_a_model_that_never_ends_its_thinking_is_mentioned_once():

@@ -74,6 +74,21 @@ def test_correct_samples_of_each_held_out_problem(run):
     assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
 
 
+def test_truncation_is_explained_before_training_only(run, capsys):
+    """Every completion of every evaluation is cut: the budget to raise is named at step 0, and not at steps 4 and 8."""
+
+    def rollout(self, reward, version=None):
+        made = ScriptedGenerator.rollout(self, reward, version)
+        made.finish_reason, made.completion_ids = "length", [9] * 34
+        made.logprobs, made.mask, made.versions = [0.0] * 34, [1] * 34, made.versions[:1] * 34
+        return made
+
+    run({"rollout": rollout}, length_control="none")
+    out = capsys.readouterr().out
+    assert out.count("raise --max_budget from 30 to 140, at least") == 1
+    assert out.index("evaluation at step 0") < out.index("raise --max_budget") < out.index("step    1")
+
+
 def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
     """Completions that would clear the screen, ring, or rename the window: samples.jsonl is plain ASCII without control
     characters, from which the text comes back whole; nothing of it is printed."""
