@@ -300,6 +300,7 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     evaluated = pass_rates(folder.read("eval.jsonl"))  # of all that is trained on, and of each data set
     curves = [fit_sigmoid.curve(folder.path / "eval.jsonl", fit_until=0.5, data_set=name) for name in evaluated]
     fit_sigmoid.plot_curves(curves, picture)
+    recorder.picture(picture, progress.step)
     say(f"\nfitted to the first half of the compute ({picture}):\n{fit_sigmoid.format_report(*curves)}\n")
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))
 

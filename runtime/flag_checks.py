@@ -56,7 +56,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
     changed in place, and a note says so."""
-    for refusals in (single_flags, schedule, length, loss, data, engine, idle_flags, folders):
+    for refusals in (single_flags, schedule, length, loss, data, engine, reports, idle_flags, folders):
         for sentence in refusals(flags):
             raise UsageError(sentence)
     engine_options(flags)  # raises UsageError itself
@@ -155,6 +155,12 @@ def engine(flags: Flags) -> Iterator[str]:
     """The engine in torch is for the built-in model."""
     if flags.engine == "torch" and (flags.model or flags.dtype != "float32"):
         yield "--engine torch samples from the built-in model, in float32; leave out --model and --dtype, or --engine."
+
+
+def reports(flags: Flags) -> Iterator[str]:
+    """A tracker whose package is there: accelerate would leave it out without a word."""
+    if flags.report_to != "none" and not find_spec(flags.report_to):
+        yield f"--report_to {flags.report_to}: pip install {flags.report_to}, or leave it out."
 
 
 def idle_flags(flags: Flags) -> Iterator[str]:

@@ -50,7 +50,9 @@ class RunFlags:
     keep: int = flag(2, "Checkpoints to keep.", at_least=1)
     eval_only: bool = flag(False, "Evaluate the model, or that of --resume, once, print it, write nothing.")
     dry_run: bool = flag(False, "Print the resolved configuration and what would run, then end.")
-    report_to: Literal["none", "tensorboard", "wandb"] = flag("none", "Also log through this tracker.")
+    report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag(
+        "none", "Also log through this tracker, project `scalerl`; trackio and wandb: pip install them."
+    )
 
 
 @dataclass

@@ -4,8 +4,10 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +62,10 @@ class Recorder:
             self.folder.replace("config.json", json.dumps(settings, indent=1))
             self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
             self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
-        self.ranks.accelerator.init_trackers("scalerl", config=settings)
+        folder = self.flags.output_dir
+        name = f"{folder} from step {step}" if step else folder  # trackio and wandb cannot take steps back
+        of = {"trackio": {"name": name}, "wandb": {"name": name, "dir": folder}}
+        self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=of)
 
     def compute(self) -> dict[str, float]:
         """Compute so far (`Clock.now`); empty on ranks other than 0."""
@@ -137,7 +142,7 @@ class Recorder:
             record["verdicts"] = dict(self.task.counts)
         self.counters, self.logged, self.seconds = counters, now, dict.fromkeys(self.seconds, 0.0)
         self.folder.append("metrics.jsonl", record)
-        numbers = {name: x for name, x in record.items() if isinstance(x, int | float)}
+        numbers = {name: x for name, x in record.items() if isinstance(x, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
         self.bar.update()
         self.ranks.say(step_line(record))
@@ -179,6 +184,22 @@ class Recorder:
             control, flags = self.generator.length_control, self.flags
             if advice := budget_advice(rollouts, control, flags.max_budget, flags.answer_budget):
                 self.ranks.say(advice)
+
+    def picture(self, path: Path, step: int) -> None:
+        """Shows the tracker a PNG, as `curve`."""
+        if self.flags.report_to == "none":
+            return
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(path).convert("RGB"))[None]  # (1, height, width, 3)
+        for tracker in self.ranks.accelerator.trackers:
+            if tracker.name == "trackio":  # accelerate's tracker has no `log_images` for it
+                import trackio
+
+                tracker.log({"curve": trackio.Image(pixels[0])}, step=step)
+            else:
+                shape = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+                tracker.log_images({"curve": pixels}, step=step, **shape)
 
 
 def correct_of(groups: Sequence[Sequence[Rollout]]) -> list[int]:

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
+
 import pipeline_rl
 import train
 from runtime import setup
@@ -130,7 +132,8 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
 
     monkeypatch.setattr(setup, "new_generator", new_generator)
     monkeypatch.setattr(train, "new_parts", new_scored_parts)
-    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda *_: None)  # half a second each
+    empty = Image.new("RGB", (4, 3))
+    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: empty.save(path))  # half a second each
 
 
 @dataclass
