@@ -46,6 +46,7 @@ from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.metrics import closing_table, pass_rates
 from runtime.model import Row, full_tensors
+from runtime.model_card import push, write_card
 from runtime.setup import Parts, new_parts, start, with_flag_names
 from runtime.trainer import Trainer, TrainingBatch
 from runtime.weights_check import RunFailed
@@ -301,8 +302,12 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     curves = [fit_sigmoid.curve(folder.path / "eval.jsonl", fit_until=0.5, data_set=name) for name in evaluated]
     fit_sigmoid.plot_curves(curves, picture)
     recorder.picture(picture, progress.step)
-    say(f"\nfitted to the first half of the compute ({picture}):\n{fit_sigmoid.format_report(*curves)}\n")
+    report = fit_sigmoid.format_report(*curves)
+    write_card(folder, flags, report)
+    say(f"\nfitted to the first half of the compute ({picture}):\n{report}\n")
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))
+    if flags.push_to_hub:
+        push(folder, flags.push_to_hub)
 
 
 def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str) -> None:

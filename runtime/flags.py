@@ -27,7 +27,8 @@ BUILT_IN = ("chain", "graded")  # the tasks that need no --model
 # step (2603.12151), twice ScaleRL's for 8B. Models below 1B often take more.
 PRETRAINED_LR = 1e-6
 RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
-OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")  # never taken over by a resumed run
+# Never taken over by a resumed run.
+OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run", "push_to_hub")
 
 
 @dataclass
@@ -53,6 +54,7 @@ class RunFlags:
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag(
         "none", "Also log through this tracker, project `scalerl`; trackio and wandb: pip install them."
     )
+    push_to_hub: str = flag("", "Upload model/ to this private repository, OWNER/NAME, at the end; empty: never.")
 
 
 @dataclass

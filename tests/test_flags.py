@@ -213,7 +213,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",
         "--generator_devices 1 --engine_args distributed_executor_backend=ray",
         "--attn_implementation flash_attention_2", "--attn_implementation flash_attention_2 --dtype bfloat16",
-        "--size xl --model a/b", "--eval_dataset a=b.jsonl", "--difficulty easy", "--prompt_order easy_first", "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
+        "--size xl --model a/b", "--eval_dataset a=b.jsonl", "--push_to_hub name", "--difficulty easy", "--prompt_order easy_first", "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
         "--rollouts 16 --max_num_seqs 15 --data_parallel 2",
     ],
 )  # fmt: skip
