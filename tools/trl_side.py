@@ -48,6 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, help="folder of the model and its tokenizer")
     parser.add_argument("--dataset", default="", help="of a pretrained model; left out, the chain task of the built-in")
+    parser.add_argument("--held_out", type=int, default=256, help="problems of the --dataset kept for evaluation")
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max_steps", type=int, default=130)
@@ -64,7 +65,9 @@ def load_task(args: argparse.Namespace, tokenizer: Any) -> Any:
     """The problems and the judge that train.py has for the same `--dataset`."""
     from tasks import chain, data_sets
 
-    return data_sets.load_dataset_task(args.dataset, tokenizer) if args.dataset else chain.ChainTask(seed=args.seed)
+    if not args.dataset:
+        return chain.ChainTask(seed=args.seed)
+    return data_sets.load_dataset_task(args.dataset, tokenizer, data_sets.PromptOptions(held_out=args.held_out))
 
 
 class Journal:
