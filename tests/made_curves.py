@@ -1,12 +1,7 @@
 """Runs made by hand, as tools/curves.py reads them."""
 
-import sys
-from pathlib import Path
-
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import curves
+import numpy as np
 
 from fit_sigmoid import sigmoid
 

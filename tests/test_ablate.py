@@ -5,16 +5,13 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import ablate
 import curves
+import pytest
 import sweep
 from ablate import UsageError, plan
 from comparisons import COMPARISONS, Comparison

@@ -1,15 +1,11 @@
 """tools/ablation_figures.py and tools/ablation_report.py: the numbers of a report, worked by hand."""
 
 import math
-import sys
-from pathlib import Path
 
-import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import ablation_figures as figures
 import ablation_report
+import numpy as np
+import pytest
 from comparisons import EQUAL, Comparison, near
 from made_curves import made
 

@@ -2,14 +2,10 @@
 
 import gzip
 import json
-import sys
-from pathlib import Path
 
+import curves
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import curves
 from made_curves import made, rows
 
 

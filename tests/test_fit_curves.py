@@ -2,17 +2,13 @@
 
 import json
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fit_report import records, with_aime, write
-from test_fit_sigmoid import rounded_otherwise, run_of
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 from curve_files import InputError, load
 from fit_curves import early_transient, fit_run, format_run, linearized, main, plot_slopes, power_law, windows
+from test_fit_report import records, with_aime, write
+from test_fit_sigmoid import rounded_otherwise, run_of
 
 from fit_sigmoid import curve, fit, format_report, sigmoid
 

@@ -8,14 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from test_makefile import commands
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import gpu_check
 import gpu_check_runs
+import pytest
 from gpu_check import CHECKS, Check
 from gpu_check_job import Job, NotRun
+from test_makefile import commands
 
 from runtime import devices
 from runtime.flags import parse_flags

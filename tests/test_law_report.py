@@ -1,18 +1,15 @@
 """tools/law_report.py and tools/log_report.py: how well the law held and what the logs knew, on runs made by hand."""
 
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import ablate
 import curves
 import law_report
 import log_report
+import numpy as np
+import pytest
 from made_curves import made, rows
 
 from fit_sigmoid import Prediction

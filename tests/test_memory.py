@@ -1,16 +1,13 @@
 """tools/memory.py: bytes by hand, and by another way of counting; the commands of the pages fit the cards they name."""
 
 import re
-import sys
 from pathlib import Path
 
+import memory
 import pytest
 import torch
 from saved_bytes import saved_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import memory
 
 from runtime.flags import Flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers

@@ -2,20 +2,17 @@
 
 import itertools
 import json
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import plan
 import pytest
 from fake_engine import FakeEngine, Problem, generating
+from simulated_cluster import Setting, Simulation, lognormal, simulate
 
 from pipeline_rl import lags
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import plan
-from simulated_cluster import Setting, Simulation, lognormal, simulate
 
 # One prompt a step, one completion of 100 tokens for each, 10 ms a token however many run: 1 s. Updates take no time.
 HAND = Setting(

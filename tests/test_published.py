@@ -1,14 +1,11 @@
 """tools/published.py: what follows from the printed constants, and that docs/published.md is the page it writes."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import published
+import pytest
 from published import CHENG, KHATRI, PAGE, SIZES, TAN, K, curve, overtakes, range_of_equal_runs, window_A
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "published.md").read_text()
