@@ -16,27 +16,28 @@ def test_least_squares_is_the_global_minimum():
     rng = np.random.default_rng(4)
     for i in range(8):
         C, R, truth, _ = draw(rng, spanning=i % 2 == 0)
-        f, (A, Q) = fit(C, R), multi_start(C, R, truth, rng)
+        f, (A, Q) = fit(C, R, cuts=()), multi_start(C, R, truth, rng)
         assert squares(f) <= Q * (1 + 1e-7)
         if f.identifiable:
             assert f.A == pytest.approx(A, abs=1e-4)
 
 
 def test_a_fit_with_intervals_is_fast():
-    """Well under 0.1 s of CPU time, and 0.5 s with the backtests; the least of seven, because other work may run at the
-    same time."""
-    C, R = run_of(n=60)
+    """Well under 0.1 s of CPU time, and 0.5 s with the backtests; one of seven must be, because other work may run at
+    the same time."""
+
+    def seconds(cuts):
+        start = time.process_time()
+        fit(*run_of(n=60), cuts=cuts)
+        return time.process_time() - start
+
     for cuts, most in (((), 0.1), (CUTS, 0.5)):
-        spent = []
-        for _ in range(7):
-            start = time.process_time()
-            fit(C, R, cuts=cuts)
-            spent.append(time.process_time() - start)
-        assert min(spent) < most
+        assert any(seconds(cuts) < most for _ in range(7))
 
 
 def test_coverage_in_short():
-    found = paper_range(30, seed=5, reference=False)
+    """Backtests, left out here, only widen the intervals."""
+    found = paper_range(30, seed=5, reference=False, cuts=())
     assert found["A covered"] >= 0.85 and found["curve at 2 C covered"] >= 0.85
 
 

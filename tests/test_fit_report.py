@@ -128,6 +128,7 @@ def test_three_runs_of_the_tasks_shape_are_covered():
         assert p.evaluation[0] <= p.measured <= p.evaluation[1] and r.held_out_covered >= 0.8
 
 
+@pytest.mark.usefixtures("quick_fits")
 def test_plots_show_every_group_of_points(tmp_path):
     """Pixels of the dashed extrapolation, the band and the markers: the picture with them differs from one without."""
     pytest.importorskip("matplotlib")
@@ -147,6 +148,7 @@ def test_plots_show_every_group_of_points(tmp_path):
 # ----------------------------------------------------------------------------------------------------- the command line
 
 
+@pytest.mark.usefixtures("quick_fits")
 def test_bad_input_is_one_sentence_with_its_place(tmp_path, capsys):
     good, rows = write(tmp_path / "eval.jsonl", records()), records()
     gpu, few = write(tmp_path / "gpu.jsonl", records(device="H100")), write(tmp_path / "few.jsonl", records(n=3))
@@ -175,6 +177,7 @@ def test_two_runs_on_the_command_line(tmp_path, capsys):
     assert (tmp_path / "c.png").stat().st_size > 5000
 
 
+@pytest.mark.usefixtures("quick_fits")
 def test_a_repeated_or_equal_zero_is_no_error(tmp_path):
     rows = records()
     assert main([str(write(tmp_path / "eval.jsonl", [rows[0], *rows]))]) == 0

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from made_curves import made, rows
 
-from fit_sigmoid import Prediction
+from fit_sigmoid import CUTS, Prediction, fit
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_fits")]
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
@@ -101,8 +101,9 @@ def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path):
 
 
 @pytest.mark.skipif(not (RESULTS / "curves.csv.gz").exists(), reason="no sweep has been published yet")
-def test_three_published_runs_give_their_rows_again():
-    """What `make refit` does, for the first, the middle and the last run of the committed table."""
+def test_three_published_runs_give_their_rows_again(monkeypatch):
+    """What `make refit` does, backtests and all, for the first, the middle and the last run of the committed table."""
+    monkeypatch.setitem(fit.__kwdefaults__, "cuts", CUTS)
     text = (RESULTS / "law.md").read_text()
     found = curves.curves_of(curves.read_rows(RESULTS / "curves.csv.gz"))
     runs = [run for run in found if run.finished and run.comparison == "law"]

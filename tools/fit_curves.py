@@ -52,7 +52,7 @@ def early_transient(
 
     F = ((Q_all - Q_rest) / k) / dispersion of the rest. A cut is proposed only at p < alpha.
     """
-    everything = fit(C, R, n_samples=n_samples)
+    everything = fit(C, R, n_samples=n_samples, cuts=())  # only its curve is needed
     C, R, n, _ = everything.points
     best = Transient(0.0, 0, 1.0, 0.0, everything.A, everything.A)
     if math.isnan(everything.A):
