@@ -2,6 +2,7 @@
 it does its work there."""
 
 import ast
+import json
 import shutil
 import subprocess
 import sys
@@ -71,53 +72,79 @@ def test_imports_what_it_declares(name):
     assert imported_packages(tree) == at_import
 
 
+# Isolated Python (-I: neither the current folder nor PYTHONPATH, -B: no bytecode) with one folder on the path. The packages
+# are imported once, since that takes seconds; then each script has a process of its own.
+RUNNER = """
+import importlib, json, os, runpy, sys
+import matplotlib.figure, scipy.optimize, torch
+
+for folder, name, arguments in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        os.chdir(folder)
+        log = os.open(folder + ".txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1), os.dup2(log, 2)
+        sys.path.insert(0, folder)
+        module = importlib.import_module(name)
+        assert module.__file__.startswith(folder) and module.__doc__
+        assert not set(%r) - {name} & set(sys.modules)
+        print("imported", flush=True)
+        sys.argv = [name + ".py", *arguments]
+        try:
+            runpy.run_path(module.__file__, run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, end
+        sys.stdout.flush()
+        os._exit(0)  # the end of an interpreter that holds torch takes a second
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+""" % [path.stem for path in ROOT.glob("*.py")]
+TABLES = {
+    "fit_power_law": (  # L = X^-K / 2, K = .1 and .15: K_max .3 and N0 twice the smaller size
+        ["--x", "samples"],
+        ["N,samples,pass_rate", *(f"{n}B,{x},{1 - x**-k / 2}" for n, k in ((1, 0.1), (2, 0.15)) for x in (1, 2, 4, 8))],
+        "K_max  0.3000",
+    ),
+    "isocompute": (  # n = 4 is better below C = 205, n = 16 above
+        ["--budget", "700"],
+        ["B_p,n,step,pass_rate",
+         *(f"1,{n},{m},{top * m * n / (m * n + mid)}" for n, top, mid in ((4, 0.5, 20), (16, 0.9, 200)) for m in range(1, 200))],
+        "n = 16 rollouts, B_p = 1 prompts, M = 43 updates",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """{(file, whether a table is there): (exit code, what was printed, files in the folder at the end)}."""
+    runs = []
+    for name, table in [*((name, False) for name in CONCEPTS), *((name, True) for name in TABLES)]:
+        folder, arguments = tmp_path_factory.mktemp(name), ["--help"] * (PRINTED[name] == "usage:")
+        shutil.copy(ROOT / f"{name}.py", folder)
+        if table:
+            arguments, rows, _ = TABLES[name]
+            (folder / "runs.csv").write_text("\n".join(rows))
+            arguments = ["runs.csv", *arguments, "--plot", "out.png"]
+        runs.append((name, table, folder, arguments))
+    asked = json.dumps([(str(folder), name, arguments) for name, _, folder, arguments in runs])
+    codes = subprocess.check_output([sys.executable, "-I", "-B", "-c", RUNNER, asked], text=True, timeout=240).split()
+    return {
+        (name, table): (int(code), Path(f"{folder}.txt").read_text(), sorted(p.name for p in folder.iterdir()))
+        for (name, table, folder, _), code in zip(runs, codes, strict=True)
+    }
+
+
 @pytest.mark.parametrize("name", CONCEPTS)
-def test_works_alone_in_an_empty_folder(name, tmp_path):
-    """Isolated Python (-I: neither the current folder nor PYTHONPATH) with only the file's copy on the path. It must
-    import without output, import nothing of ours and leave no file behind; then, as a script, print and end with 0.
-    """
-    shutil.copy(ROOT / f"{name}.py", tmp_path)
-    others = {p.stem for p in ROOT.glob("*.py")} - {name}
-    code = f"""
-import runpy, sys
-sys.path.insert(0, {str(tmp_path)!r})
-import {name} as module
-assert module.__file__.startswith({str(tmp_path)!r}) and module.__doc__ and not {others!r} & set(sys.modules)
-print("imported", flush=True)
-sys.argv = ["{name}.py", *{["--help"] if PRINTED[name] == "usage:" else []}]
-runpy.run_path(module.__file__, run_name="__main__")
-"""
-    done = subprocess.run(
-        [sys.executable, "-I", "-B", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("imported\n") and PRINTED[name] in done.stdout
-    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.py"]
+def test_works_alone_in_an_empty_folder(name, alone):
+    """It imports without output, imports nothing of ours and leaves no file behind; as a script it prints and ends with 0."""
+    code, printed, files = alone[name, False]
+    assert code == 0 and printed.startswith("imported\n") and PRINTED[name] in printed, printed
+    assert files == [f"{name}.py"]
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "table", "printed"),
-    [
-        (  # L = X^-K / 2, K = .1 and .15: K_max .3 and N0 twice the smaller size
-            "fit_power_law", ["--x", "samples"],
-            ["N,samples,pass_rate", *(f"{n}B,{x},{1 - x**-k / 2}" for n, k in ((1, 0.1), (2, 0.15)) for x in (1, 2, 4, 8))],
-            "K_max  0.3000",
-        ),
-        (  # n = 4 is better below C = 205, n = 16 above
-            "isocompute", ["--budget", "700"],
-            ["B_p,n,step,pass_rate",
-             *(f"1,{n},{m},{top * m * n / (m * n + mid)}" for n, top, mid in ((4, 0.5, 20), (16, 0.9, 200)) for m in range(1, 200))],
-            "n = 16 rollouts, B_p = 1 prompts, M = 43 updates",
-        ),
-    ],
-)  # fmt: skip
-def test_the_laws_read_a_csv_in_an_empty_folder(name, arguments, table, printed, tmp_path):
-    shutil.copy(ROOT / f"{name}.py", tmp_path)
-    (tmp_path / "runs.csv").write_text("\n".join(table))
-    command = [sys.executable, "-I", "-B", f"{name}.py", "runs.csv", *arguments, "--plot", "out.png"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"{name}.py", "out.png", "runs.csv"])
+@pytest.mark.parametrize("name", TABLES)
+def test_the_laws_read_a_csv_in_an_empty_folder(name, alone):
+    code, printed, files = alone[name, True]
+    assert code == 0 and TABLES[name][2] in printed, printed
+    assert files == sorted([f"{name}.py", "out.png", "runs.csv"])
 
 
 def test_helpers_of_the_same_name_agree():
