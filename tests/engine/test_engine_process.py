@@ -8,9 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from runtime.engine_process import WholeCompletions, skip_inner_tokens
 
-PauseState = pytest.importorskip("vllm.v1.core.sched.interface").PauseState
+@pytest.fixture(scope="module")
+def module():
+    """runtime/engine_process.py. It imports vLLM, which every test process that collects this file would wait for."""
+    from runtime import engine_process
+
+    return engine_process
 
 
 def output(request, tokens, done=False, prefill=None):
@@ -33,7 +37,7 @@ def sampled(*logprobs):
 
 
 @pytest.fixture
-def scheduler(monkeypatch):
+def scheduler(module, monkeypatch):
     """Without vLLM's own scheduling: `steps` are the messages of its `update_from_output`, before the log-probs."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutputs
@@ -44,27 +48,27 @@ def scheduler(monkeypatch):
                 one.new_logprobs = runner.logprobs.slice_request(index, len(one.new_token_ids))
         return {0: EngineCoreOutputs(outputs=step)}
 
-    made = object.__new__(WholeCompletions)
-    made._partial, made._pauses, made._pause_state = {}, 0, PauseState.UNPAUSED
+    made = object.__new__(module.WholeCompletions)
+    made._partial, made._pauses, made._pause_state = {}, 0, module.PauseState.UNPAUSED
     monkeypatch.setattr(Scheduler, "update_from_output", update_from_output)
     monkeypatch.setattr(Scheduler, "finish_requests", lambda self, ids, status: ids)
     return made
 
 
-def test_a_completion_over_two_pauses(scheduler):
+def test_a_completion_over_two_pauses(scheduler, module):
     """A step that was under way when the second pause began ends in it, and is by the weights before it. Said twice, a
     pause is one, and so is its end."""
-    sent = []
+    sent, paused, unpaused = [], module.PauseState.PAUSED_ALL, module.PauseState.UNPAUSED
     for step, runner in (
         ([output("a", [5], prefill="stats"), output("b", [6])], sampled([-1.0], [-2.0])),
-        (PauseState.PAUSED_ALL, None),
-        (PauseState.PAUSED_ALL, None),
-        (PauseState.UNPAUSED, None),
+        (paused, None),
+        (paused, None),
+        (unpaused, None),
         ([output("a", [7]), output("b", [9], done=True)], sampled([-0.25], [-8.0])),
-        (PauseState.PAUSED_ALL, None),
+        (paused, None),
         ([output("a", [8])], sampled([-4.0])),
-        (PauseState.UNPAUSED, None),
-        (PauseState.UNPAUSED, None),
+        (unpaused, None),
+        (unpaused, None),
         ([output("a", [3, 2], done=True)], sampled([-0.125, -0.0625])),
     ):
         if runner is None:
@@ -79,10 +83,10 @@ def test_a_completion_over_two_pauses(scheduler):
     assert a.prefill_stats == "stats" and a.new_logprobs is None and scheduler._partial == {}
 
 
-def test_another_vllm_is_refused_with_the_fix(monkeypatch):
+def test_another_vllm_is_refused_with_the_fix(module, monkeypatch):
     monkeypatch.setattr("vllm.__version__", "0.33.1")
     with pytest.raises(RuntimeError, match=r"vLLM 0\.32\.x, not 0\.33\.1: .*requirements.*scheduler_cls=null"):
-        WholeCompletions()
+        module.WholeCompletions()
 
 
 @pytest.mark.parametrize(("aborted", "left"), [("a", {"b"}), (["a", "b"], set()), (None, set())])
@@ -93,11 +97,11 @@ def test_aborted_requests_leave_nothing_behind(scheduler, aborted, left):
 
 
 @pytest.mark.parametrize("length", [1, 4, 6])
-def test_vllm_is_asked_at_the_borders_of_blocks_only(length):
+def test_vllm_is_asked_at_the_borders_of_blocks_only(module, length):
     """Blocks of four: for the prompt, then for the first token in a block, which needs a new one, and for the last, with
     which the block goes into the cache. (That vLLM needs no more: log-probs and prefills in test_weights_in_flight.py.)"""
     asked, request = [], SimpleNamespace(num_computed_tokens=0)
-    allocate = skip_inner_tokens(lambda one, count: asked.append(one.num_computed_tokens) or "new", "nothing", 4)
+    allocate = module.skip_inner_tokens(lambda one, _: asked.append(one.num_computed_tokens) or "new", "nothing", 4)
     found = [allocate(request, length)]
     for request.num_computed_tokens in range(length, 12):
         found.append(allocate(request, 1))

@@ -5,12 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transfers_on_cpu  # noqa: F401  # puts its stand-ins in place
 from fake_engine import problems
 from real_engine import new_engine, new_generator
 from tiny_model import TinyModel
 
 from runtime.weight_channels import Meta, TransferWeights
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_ins():
+    """Put in place when they are imported, and not before: vLLM takes seconds."""
+    import transfers_on_cpu  # noqa: F401
+
 
 BUFFER = 40_000  # bytes; the model has 340,000, so that it travels in many pieces
 
