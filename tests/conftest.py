@@ -4,9 +4,14 @@ the path of tests/engine/."""
 from typing import Any
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Not at the top of this file: the process that shares the tests out would wait for the import as well."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -58,48 +58,40 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
     assert choose(monkeypatch, 4, 2, visible="2,3,6,7", data_parallel=2) == ("nccl", "6,7", 2)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "trainers", "changes", "words"),
-    [
-        (0, 1, {"generator_devices": "0"}, "--generator_devices and --weight_channel"),
-        (0, 1, {"weight_channel": "nccl"}, "this host has none"),
-        (2, 1, {"generator_devices": "2"}, "this host has 2, 0 to 1"),
-        (4, 2, {"generator_devices": "2,2", "data_parallel": 2}, "--generator_devices 2,2"),
-        (4, 2, {"generator_devices": "2,x", "data_parallel": 2}, "--generator_devices 2,x"),
-        (4, 2, {"tensor_parallel": 8}, "need 8"),
-        (2, 2, {"weight_channel": "nccl"}, "--weight_channel nccl needs"),
-        (4, 2, {"weight_channel": "ipc", "generator_devices": "3"}, "--weight_channel ipc needs"),
-        (4, 2, {"data_parallel": 3, "generator_devices": "0,1,2"}, "trainers' own GPUs, 0 to 1"),
-        (4, 2, {"generator_devices": "1,2", "data_parallel": 2}, "trainers' own GPUs, 0 to 1"),  # neither nor
-        (2, 1, {"engine": "torch"}, "--engine torch is for a CPU"),
-        (2, 4, {}, "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
-        (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "file"}, "channel file .* Ray"),
-        (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "ipc"}, "channel ipc .* Ray"),
-        (1, 1, {"weight_address": "10.0.0.1"}, "--weight_address is for --weight_channel nccl, .* `ipc`; leave it out"),
-        (2, 1, {"weight_address": "10.0.0.1", "weight_channel": "file"}, "--weight_address .* this run has `file`"),
-        (0, 1, {"weight_address": "10.0.0.1"}, "--weight_address .* this run has `file`"),
-        (1, 1, {"packed": True, "tokens_per_microbatch": 4097}, "--packed true .* masks of 4097 x 4097"),
-        (1, 1, {"packed": True, "tokens_per_microbatch": 4097, "attn_implementation": "sdpa"}, "--packed true"),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "trainers", "changes", "words"), [
+    (0, 1, {"generator_devices": "0"}, "--generator_devices and --weight_channel"),
+    (0, 1, {"weight_channel": "nccl"}, "this host has none"),
+    (2, 1, {"generator_devices": "2"}, "this host has 2, 0 to 1"),
+    (4, 2, {"generator_devices": "2,2", "data_parallel": 2}, "--generator_devices 2,2"),
+    (4, 2, {"generator_devices": "2,x", "data_parallel": 2}, "--generator_devices 2,x"),
+    (4, 2, {"tensor_parallel": 8}, "need 8"),
+    (2, 2, {"weight_channel": "nccl"}, "--weight_channel nccl needs"),
+    (4, 2, {"weight_channel": "ipc", "generator_devices": "3"}, "--weight_channel ipc needs"),
+    (4, 2, {"data_parallel": 3, "generator_devices": "0,1,2"}, "trainers' own GPUs, 0 to 1"),
+    (4, 2, {"generator_devices": "1,2", "data_parallel": 2}, "trainers' own GPUs, 0 to 1"),  # neither nor
+    (2, 1, {"engine": "torch"}, "--engine torch is for a CPU"),
+    (2, 4, {}, "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
+    (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "file"}, "channel file .* Ray"),
+    (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "ipc"}, "channel ipc .* Ray"),
+    (1, 1, {"weight_address": "10.0.0.1"}, "--weight_address is for --weight_channel nccl, .* `ipc`; leave it out"),
+    (2, 1, {"weight_address": "10.0.0.1", "weight_channel": "file"}, "--weight_address .* this run has `file`"),
+    (0, 1, {"weight_address": "10.0.0.1"}, "--weight_address .* this run has `file`"),
+    (1, 1, {"packed": True, "tokens_per_microbatch": 4097}, "--packed true .* masks of 4097 x 4097"),
+    (1, 1, {"packed": True, "tokens_per_microbatch": 4097, "attn_implementation": "sdpa"}, "--packed true"),
+])  # fmt: skip
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, changes, words):
     with pytest.raises(UsageError, match=words):
         choose(monkeypatch, gpus, trainers, **changes)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "changes", "share"),
-    [
-        (0, {}, None),
-        (1, {}, 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
-        (1, {"weight_channel": "file"}, 0.35),
-        (2, {}, 0.85),  # its own, but the parts of a transfer by `nccl` come on top of what it takes
-        (2, {"weight_channel": "file"}, None),
-        (2, {"gpu_memory_utilization": "0.9"}, None),
-        (1, {"gpu_memory_utilization": "0.5"}, None),
-        (1, {"engine_args": "gpu_memory_utilization=0.2"}, None),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "changes", "share"), [
+    (0, {}, None),
+    (1, {}, 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
+    (1, {"weight_channel": "file"}, 0.35),
+    (2, {}, 0.85),  # its own, but the parts of a transfer by `nccl` come on top of what it takes
+    (2, {"weight_channel": "file"}, None), (2, {"gpu_memory_utilization": "0.9"}, None),
+    (1, {"gpu_memory_utilization": "0.5"}, None), (1, {"engine_args": "gpu_memory_utilization=0.2"}, None),
+])  # fmt: skip
 def test_an_engine_on_a_trainers_gpu_leaves_room_for_it(monkeypatch, capsys, gpus, changes, share):
     channel, _ = made_on(monkeypatch, gpus, **changes)
     assert channel.engine_args.get("gpu_memory_utilization") == share
@@ -120,16 +112,12 @@ def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch,
 OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
 
 
-@pytest.mark.parametrize(
-    ("build", "visible", "says", "refused"),
-    [
-        ("13.0", None, OLD, True),
-        ("13.0", "0", OLD, True),
-        ("13.0", "", OLD, False),  # hidden on purpose: the run is for the CPU
-        ("13.0", None, "Found no NVIDIA driver on your system.", False),  # a CPU with torch's build for GPUs
-        (None, None, "Torch not compiled with CUDA enabled", False),
-    ],
-)
+@pytest.mark.parametrize(("build", "visible", "says", "refused"), [
+    ("13.0", None, OLD, True), ("13.0", "0", OLD, True),
+    ("13.0", "", OLD, False),  # hidden on purpose: the run is for the CPU
+    ("13.0", None, "Found no NVIDIA driver on your system.", False),  # a CPU with torch's build for GPUs
+    (None, None, "Torch not compiled with CUDA enabled", False),
+])  # fmt: skip
 def test_a_driver_that_is_too_old_is_not_taken_for_a_machine_without_a_gpu(monkeypatch, build, visible, says, refused):
     """torch says so in `torch.cuda.init` only; `is_available` is False in every case."""
 
@@ -198,16 +186,13 @@ def test_host_memory_that_does_not_hold_the_weights_of_all_ranks_is_said(monkeyp
     assert told(monkeypatch, 0, host=1) == []  # a model that is not known
 
 
-@pytest.mark.parametrize(
-    ("billions", "elastic", "patience", "words"),
-    [
-        (8, True, None, "a checkpoint has 96 GB, 96 s at 1 GB/s, but the launcher kills what still saves 30 s after"),
-        (8, True, "60", "60 s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=288"),
-        (8, True, "300", ""),
-        (2, True, None, ""),  # 24 s
-        (8, False, None, ""),  # plain python: nobody kills it
-    ],
-)
+@pytest.mark.parametrize(("billions", "elastic", "patience", "words"), [
+    (8, True, None, "a checkpoint has 96 GB, 96 s at 1 GB/s, but the launcher kills what still saves 30 s after"),
+    (8, True, "60", "60 s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=288"),
+    (8, True, "300", ""),
+    (2, True, None, ""),  # 24 s
+    (8, False, None, ""),  # plain python: nobody kills it
+])  # fmt: skip
 def test_a_save_that_takes_longer_than_the_launcher_waits_is_said(monkeypatch, billions, elastic, patience, words):
     elastic = "x" if elastic else None
     for name, value in (("TORCHELASTIC_RUN_ID", elastic), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience)):

@@ -125,14 +125,10 @@ def test_every_size_counts_the_same():
     assert results[0].K_max == pytest.approx(results[1].K_max, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("slopes", "words"),
-    [
-        ((0.1, 0.1, 0.1), "K has saturated"),
-        ((0.001, 0.002, 0.004), "only K_max / N0 is known"),
-        ((-0.05, 0.1, 0.12), "size 1 does not rise"),
-    ],
-)
+@pytest.mark.parametrize(("slopes", "words"), [
+    ((0.1, 0.1, 0.1), "K has saturated"), ((0.001, 0.002, 0.004), "only K_max / N0 is known"),
+    ((-0.05, 0.1, 0.12), "size 1 does not rise"),
+])  # fmt: skip
 def test_what_cannot_be_known_is_said(slopes, words):
     rng = np.random.default_rng(1)
     N, X = np.repeat([1.0, 2.0, 4.0], 20), np.tile(np.geomspace(1, 100, 20), 3)
@@ -155,17 +151,14 @@ def test_one_size_is_a_line():
 # ------------------------------------------------------------------------------------------------ bad input and commands
 
 
-@pytest.mark.parametrize(
-    ("points", "words"),
-    [
-        (([], [], []), "no point to fit"),
-        (([1] * 3, [1, 2, 4], [0.5, 0.4]), "flat and of equal length"),
-        (([1] * 3, [1, 2, 4], [0.5, 0.4, 0.0]), "leave out points with a pass rate of 1"),
-        (([1] * 3, [0, 2, 4], [0.5, 0.4, 0.3]), "above 0"),
-        (([1] * 3, [1, 2, 2], [0.5, 0.4, 0.3]), "size 1 has 2 different X"),
-        (([1] * 3, [1, 2, 4], [0.3, 0.4, 0.5]), "the reward rises at no size"),
-    ],
-)
+@pytest.mark.parametrize(("points", "words"), [
+    (([], [], []), "no point to fit"),
+    (([1] * 3, [1, 2, 4], [0.5, 0.4]), "flat and of equal length"),
+    (([1] * 3, [1, 2, 4], [0.5, 0.4, 0.0]), "leave out points with a pass rate of 1"),
+    (([1] * 3, [0, 2, 4], [0.5, 0.4, 0.3]), "above 0"),
+    (([1] * 3, [1, 2, 2], [0.5, 0.4, 0.3]), "size 1 has 2 different X"),
+    (([1] * 3, [1, 2, 4], [0.3, 0.4, 0.5]), "the reward rises at no size"),
+])  # fmt: skip
 def test_bad_points(points, words):
     with pytest.raises(ValueError, match=words):
         fit(*points)

@@ -456,20 +456,16 @@ def test_an_adapter_on_the_head_is_refused_by_name():
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"hidden": torch.zeros(2, 3, 4)}, r"hidden must be \(M, H\)"),
-        ({"hidden": torch.zeros(2, 3)}, r"hidden must be \(M, H\)"),
-        ({"weight": torch.zeros(4)}, r"hidden must be \(M, H\)"),
-        ({"targets": torch.zeros(3, dtype=torch.long)}, r"targets must be \(M,\) = \(2,\)"),
-        ({"targets": torch.zeros(2, 1, dtype=torch.long)}, r"targets must be \(M,\)"),
-        ({"bias": torch.zeros(4)}, r"bias must be \(V,\) = \(6,\)"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"temperature": -1.0}, "temperature must be above 0"),
-        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    ({"hidden": torch.zeros(2, 3, 4)}, r"hidden must be \(M, H\)"),
+    ({"hidden": torch.zeros(2, 3)}, r"hidden must be \(M, H\)"),
+    ({"weight": torch.zeros(4)}, r"hidden must be \(M, H\)"),
+    ({"targets": torch.zeros(3, dtype=torch.long)}, r"targets must be \(M,\) = \(2,\)"),
+    ({"targets": torch.zeros(2, 1, dtype=torch.long)}, r"targets must be \(M,\)"),
+    ({"bias": torch.zeros(4)}, r"bias must be \(V,\) = \(6,\)"),
+    ({"temperature": 0.0}, "temperature must be above 0"), ({"temperature": -1.0}, "temperature must be above 0"),
+    ({"chunk_tokens": 0}, "chunk_tokens must be at least 1"),
+])  # fmt: skip
 def test_errors(change, message):
     good = {"hidden": torch.zeros(2, 4), "weight": torch.zeros(6, 4), "targets": torch.zeros(2, dtype=torch.long)}
     token_logprobs(**good)

@@ -295,18 +295,14 @@ def test_workers_end_with_a_run_that_is_killed(functions):
 # Options, start, protocol
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
-        ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
-        ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
-        ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),
-        ({"errors": "ignore"}, "`reward_errors` must be raise or zero"),
-        ({"workers": 0}, "`reward_workers`"),
-        ({"timeout": 0.0}, "`reward_timeout`"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
+    ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
+    ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
+    ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),
+    ({"errors": "ignore"}, "`reward_errors` must be raise or zero"),
+    ({"workers": 0}, "`reward_workers`"), ({"timeout": 0.0}, "`reward_timeout`"),
+])  # fmt: skip
 def test_bad_options_are_refused_by_name(functions, options, words):
     with pytest.raises(ValueError, match=words):
         RewardPool(**options)

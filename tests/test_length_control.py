@@ -20,22 +20,18 @@ def cut(**change) -> Interruption:
 # ----------------------------------------------------------------------------------------------- worked examples
 
 
-@pytest.mark.parametrize(
-    "completion, reason, forced, left",
-    [
-        ([3, 3, 3], "length", [7, 9], 4),  # a: thinking was cut; the answer budget of 4 is untouched
-        ([], "length", [7, 9], 4),
-        ([3, 9, 4, 4, 4], "length", [], 1),  # b: thinking ended at 9, three of four answer tokens are sampled
-        ([3, 3, 9], "length", [], 4),  # the mark is the last token of the budget
-        ([3, 9, 4, 9], "length", [], 2),  # a second mark inside the answer is an answer token like any other
-        ([3, 9, 4, 4, 4, 4], "length", [], None),  # c: no answer token is left, so the completion is truncated
-        ([3, 9, 4, 4, 4, 4, 4], "length", [], None),
-        ([3, 9, 4], "stop", [], None),  # d: it finished
-        ([3] * 12, "stop", [], None),  # at the very length of the budget, too: the finish reason tells
-        ([3] * 10, "abort", [], None),
-        ([3] * 10, None, [], None),
-    ],
-)
+@pytest.mark.parametrize("completion, reason, forced, left", [
+    ([3, 3, 3], "length", [7, 9], 4),  # a: thinking was cut; the answer budget of 4 is untouched
+    ([], "length", [7, 9], 4),
+    ([3, 9, 4, 4, 4], "length", [], 1),  # b: thinking ended at 9, three of four answer tokens are sampled
+    ([3, 3, 9], "length", [], 4),  # the mark is the last token of the budget
+    ([3, 9, 4, 9], "length", [], 2),  # a second mark inside the answer is an answer token like any other
+    ([3, 9, 4, 4, 4, 4], "length", [], None),  # c: no answer token is left, so the completion is truncated
+    ([3, 9, 4, 4, 4, 4, 4], "length", [], None),
+    ([3, 9, 4], "stop", [], None),  # d: it finished
+    ([3] * 12, "stop", [], None),  # at the very length of the budget, too: the finish reason tells
+    ([3] * 10, "abort", [], None), ([3] * 10, None, [], None),
+])  # fmt: skip
 def test_second_leg_by_hand(completion, reason, forced, left):
     leg = left and SecondLeg(prompt_ids=[1, 2, *completion, *forced], forced_ids=forced, max_tokens=left)
     assert cut().second_leg([1, 2], completion, reason) == leg
@@ -139,22 +135,19 @@ def test_tuples_and_arrays_serve_as_ids(kind):
     assert {type(i) for i in leg.prompt_ids + leg.forced_ids} == {int}
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"min_budget": 13}, r"smallest thinking budget \(13\) must not exceed the largest \(12\)"),
-        ({"min_budget": 0}, "budgets must be at least 1 token, got 0 and 4"),
-        ({"answer_budget": 0}, "budgets must be at least 1 token, got 10 and 0"),
-        ({"end_of_thinking_ids": []}, "end_of_thinking_ids is empty"),
-        ({"phrase_ids": [9, 7]}, "phrase_ids must end with end_of_thinking_ids"),
-        ({"phrase_ids": []}, "phrase_ids must end with end_of_thinking_ids"),
-        ({"phrase_ids": [9], "end_of_thinking_ids": [8, 9]}, "phrase_ids must end with end_of_thinking_ids"),
-        ({"phrase_ids": [7]}, "tokenize phrase and mark together, as a space before .* or a newline after it changes"),
-        ({"phrase_ids": PHRASE, "end_of_thinking_ids": "</think>"}, "phrase_ids must be token ids, got the text 'Okay"),
-        ({"end_of_thinking_ids": ["</think>"]}, "end_of_thinking_ids must be token ids, got the text"),
-        ({"end_of_thinking_ids": "9"}, "end_of_thinking_ids must be token ids, got the text"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    ({"min_budget": 13}, r"smallest thinking budget \(13\) must not exceed the largest \(12\)"),
+    ({"min_budget": 0}, "budgets must be at least 1 token, got 0 and 4"),
+    ({"answer_budget": 0}, "budgets must be at least 1 token, got 10 and 0"),
+    ({"end_of_thinking_ids": []}, "end_of_thinking_ids is empty"),
+    ({"phrase_ids": [9, 7]}, "phrase_ids must end with end_of_thinking_ids"),
+    ({"phrase_ids": []}, "phrase_ids must end with end_of_thinking_ids"),
+    ({"phrase_ids": [9], "end_of_thinking_ids": [8, 9]}, "phrase_ids must end with end_of_thinking_ids"),
+    ({"phrase_ids": [7]}, "tokenize phrase and mark together, as a space before .* or a newline after it changes"),
+    ({"phrase_ids": PHRASE, "end_of_thinking_ids": "</think>"}, "phrase_ids must be token ids, got the text 'Okay"),
+    ({"end_of_thinking_ids": ["</think>"]}, "end_of_thinking_ids must be token ids, got the text"),
+    ({"end_of_thinking_ids": "9"}, "end_of_thinking_ids must be token ids, got the text"),
+])  # fmt: skip
 def test_impossible_settings(change, message):
     with pytest.raises(ValueError, match=message) as error:
         cut(**change)

@@ -106,17 +106,14 @@ def test_eps_max_is_an_absolute_cap_without_a_lower_clamp():
 
 
 @pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
-@pytest.mark.parametrize(
-    "rho, sign, loss_over_a, slope",
-    [
-        (2.0, 1, -1.5, 0.0),  # above, A > 0: held at 1 + eps_high
-        (0.1, 1, -0.1, -0.1),  # below, A > 0: free to grow back
-        (2.0, -1, -2.0, -2.0),  # above, A < 0: free to shrink back
-        (0.1, -1, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
-        (1.45, 1, -1.45, -1.45),  # inside above; eps_low and eps_high swapped would clip here
-        (0.55, -1, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
-    ],
-)
+@pytest.mark.parametrize("rho, sign, loss_over_a, slope", [
+    (2.0, 1, -1.5, 0.0),  # above, A > 0: held at 1 + eps_high
+    (0.1, 1, -0.1, -0.1),  # below, A > 0: free to grow back
+    (2.0, -1, -2.0, -2.0),  # above, A < 0: free to shrink back
+    (0.1, -1, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
+    (1.45, 1, -1.45, -1.45),  # inside above; eps_low and eps_high swapped would clip here
+    (0.55, -1, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
+])  # fmt: skip
 def test_clip_quadrants(name, rho, sign, loss_over_a, slope):
     """eps_low = .4, eps_high = .5, A = +-1/2, gradient = slope * A. grpo has one eps for both sides: see below."""
     token_loss, metrics, grad = run_ratios(name, [rho], 0.5 * sign, eps_low=0.4, eps_high=0.5)

@@ -112,15 +112,12 @@ def test_exit_code_and_verdict(card, code, words, tmp_path, capsys):
     assert words in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "--model must be a folder, a hub id, or one of Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
-        ("--model /nowhere", "--model /nowhere is no folder of a Hugging Face model"),
-        ("--model Qwen/Qwen3-8B --generator_devices 3", "--generator_devices 3"),
-        ("--model Qwen/Qwen3-8B --k -1", "--k must be at least 0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("", "--model must be a folder, a hub id, or one of Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
+    ("--model /nowhere", "--model /nowhere is no folder of a Hugging Face model"),
+    ("--model Qwen/Qwen3-8B --generator_devices 3", "--generator_devices 3"),
+    ("--model Qwen/Qwen3-8B --k -1", "--k must be at least 0"),
+])  # fmt: skip
 def test_what_cannot_be_counted_is_refused(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         memory.main(["--card_gb", "80", *words.split()])

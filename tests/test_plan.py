@@ -238,16 +238,13 @@ def test_the_table_has_a_line_for_each_schedule(capsys):
     assert all(f"| {name} |" in printed for name in found) and "trainers: 100 tokens/s" in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--k -1", "--k: pipeline needs batch_prompts >= 1 and k >= 0"),
-        ("--engines 1 --max_num_seqs 8", "--rollouts 16 do not fit the engines' slots; raise --max_num_seqs or"),
-        ("--like /nowhere", "--like: /nowhere is not the folder of a run"),
-        ("--lengths 8000", "--lengths: must be two numbers, A,B, not '8000'"),
-        ("--mfu 0", "--mfu: must be a number above 0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("--k -1", "--k: pipeline needs batch_prompts >= 1 and k >= 0"),
+    ("--engines 1 --max_num_seqs 8", "--rollouts 16 do not fit the engines' slots; raise --max_num_seqs or"),
+    ("--like /nowhere", "--like: /nowhere is not the folder of a run"),
+    ("--lengths 8000", "--lengths: must be two numbers, A,B, not '8000'"),
+    ("--mfu 0", "--mfu: must be a number above 0"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         plan.main(words.split())

@@ -41,16 +41,13 @@ def data_flags(folder, **changes):
     return Flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "prompt_ends", "correct"),
-    [
-        ({}, "again wait", [False, True]),
-        ({"thinking": "true"}, "again wait <think>", [False, True]),
-        ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
-        ({"apply_chat_template": False}, "again", [False, True]),
-        ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "prompt_ends", "correct"), [
+    ({}, "again wait", [False, True]),
+    ({"thinking": "true"}, "again wait <think>", [False, True]),
+    ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
+    ({"apply_chat_template": False}, "again", [False, True]),
+    ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
+])  # fmt: skip
 def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, prompt_ends, correct):
     """The end of the prompts, and the verdicts on `7` and on `wait </think> 7`."""
     task = load_task(data_flags(chat_model, **changes))
@@ -207,18 +204,14 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
     assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
 
 
-@pytest.mark.parametrize(
-    ("changes", "trainers", "here", "devices"),
-    [
-        ({}, 1, 1, 2),  # one trains, one samples, fourteen are idle
-        ({"generator_devices": "0"}, 1, 1, 1),  # shared
-        ({"tensor_parallel": 2, "data_parallel": 2}, 1, 1, 5),
-        ({"data_parallel": 4}, 4, 4, 8),
-        ({"data_parallel": 4, "generator_devices": "0,1,2,3"}, 4, 4, 4),
-        ({"generator_devices": "8"}, 16, 8, 17),  # trainers on two hosts
-        ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 8, 8, 16),
-    ],
-)
+@pytest.mark.parametrize(("changes", "trainers", "here", "devices"), [
+    ({}, 1, 1, 2),  # one trains, one samples, fourteen are idle
+    ({"generator_devices": "0"}, 1, 1, 1),  # shared
+    ({"tensor_parallel": 2, "data_parallel": 2}, 1, 1, 5), ({"data_parallel": 4}, 4, 4, 8),
+    ({"data_parallel": 4, "generator_devices": "0,1,2,3"}, 4, 4, 4),
+    ({"generator_devices": "8"}, 16, 8, 17),  # trainers on two hosts
+    ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 8, 8, 16),
+])  # fmt: skip
 def test_device_hours_count_devices_in_use(monkeypatch, changes, trainers, here, devices):
     """On a host with sixteen GPUs, whose first `here` train."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)

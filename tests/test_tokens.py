@@ -51,18 +51,13 @@ def test_a_mark_that_is_one_token_is_found_by_its_id():
     assert found.phrase_ids[-1:] == found.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
 
 
-@pytest.mark.parametrize(
-    ("think", "options", "end"),
-    [
-        (True, {}, "</think>"),
-        (True, {"thinking": True}, "</think>"),
-        (True, {"thinking": False}, ""),  # instruct models that never think know the token, too
-        (False, {}, ""),
-        (False, {"thinking": True}, "</think>"),
-        (False, {"thinking": True, "end_of_thinking": "DONE"}, "DONE"),
-        (False, {"end_of_thinking": "</think>"}, "</think>"),
-    ],
-)
+@pytest.mark.parametrize(("think", "options", "end"), [
+    (True, {}, "</think>"), (True, {"thinking": True}, "</think>"),
+    (True, {"thinking": False}, ""),  # instruct models that never think know the token, too
+    (False, {}, ""), (False, {"thinking": True}, "</think>"),
+    (False, {"thinking": True, "end_of_thinking": "DONE"}, "DONE"),
+    (False, {"end_of_thinking": "</think>"}, "</think>"),
+])  # fmt: skip
 def test_whether_a_model_thinks(think, options, end):
     tokenizer = bpe_tokenizer(think=think)
     found = find_endings(tokenizer, **options)
@@ -91,14 +86,11 @@ def test_stop_tokens_are_given_by_name():
     assert found.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
-        ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
-        ({"stop_tokens": ""}, "`stop_tokens`: the tokenizer has no token ''"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
+    ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
+    ({"stop_tokens": ""}, "`stop_tokens`: the tokenizer has no token ''"),
+])  # fmt: skip
 def test_bad_options_are_refused_by_name(options, words):
     with pytest.raises(ValueError, match=words.replace("|", r"\|")):
         find_endings(bpe_tokenizer(), **options)

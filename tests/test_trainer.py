@@ -109,19 +109,15 @@ def test_learning_rates_by_hand():
     assert learning_rate(Flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=8), 0) == pytest.approx(0.5e-3)
 
 
-@pytest.mark.parametrize(
-    ("loss", "changes", "options"),
-    [
-        ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
-        ("gspo", {}, {}),
-        ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
-        ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}),
-        ("grpo", {}, {}),
-        ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
-        ("tis", {"tis_cap": 3.0, "tis_level": "sequence"}, {"cap": 3.0, "level": "sequence"}),
-        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3, "cap": 2.0, "level": "token"}),
-    ],
-)
+@pytest.mark.parametrize(("loss", "changes", "options"), [
+    ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
+    ("gspo", {}, {}),
+    ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
+    ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}), ("grpo", {}, {}),
+    ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
+    ("tis", {"tis_cap": 3.0, "tis_level": "sequence"}, {"cap": 3.0, "level": "sequence"}),
+    ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3, "cap": 2.0, "level": "token"}),
+])  # fmt: skip
 def test_clip_options(loss, changes, options):
     """What was given reaches the loss, what was not stays at the loss's own default; the loss takes all of it."""
     assert clip_options(Flags(loss=loss, **changes)) == options
@@ -275,14 +271,11 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "recompute"),
-    [
-        ("Qwen3", {"tie_word_embeddings": True}, False),
-        ("Phi", {"partial_rotary_factor": 0.5}, True),  # its head has a bias
-        ("Qwen3Moe", MIXTURE, True),
-    ],
-)
+@pytest.mark.parametrize(("kind", "more", "recompute"), [
+    ("Qwen3", {"tie_word_embeddings": True}, False),
+    ("Phi", {"partial_rotary_factor": 0.5}, True),  # its head has a bias
+    ("Qwen3Moe", MIXTURE, True),
+])  # fmt: skip
 def test_bfloat16_is_that_of_a_bfloat16_model_over_fp32_weights(kind, more, recompute, tmp_path, new_accelerator):
     """The oracle is the same model loaded in bfloat16. Log-probs, and the gradient of one microbatch, are its own to the
     last bit; those of several microbatches are summed in FP32. Weights, gradients and moments are FP32."""
@@ -392,18 +385,15 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
 # ------------------------------------------------------------------------------------------------------ refused models
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "plain"),
-    [
-        ("Granite", {"logits_scaling": 8.0}, False),
-        ("Gemma2", {}, False),  # final_logit_softcapping 30
-        ("Gemma2", {"final_logit_softcapping": None}, True),
-        ("Bert", {"is_decoder": True}, False),  # a layer more before the head
-        ("Phi", {}, True),  # with a bias
-        ("Mixtral", {"num_local_experts": 2}, True),
-        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}, True),  # calls its body's decoder, not its body
-    ],
-)
+@pytest.mark.parametrize(("kind", "more", "plain"), [
+    ("Granite", {"logits_scaling": 8.0}, False),
+    ("Gemma2", {}, False),  # final_logit_softcapping 30
+    ("Gemma2", {"final_logit_softcapping": None}, True),
+    ("Bert", {"is_decoder": True}, False),  # a layer more before the head
+    ("Phi", {}, True),  # with a bias
+    ("Mixtral", {"num_local_experts": 2}, True),
+    ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}, True),  # calls its body's decoder, not its body
+])  # fmt: skip
 def test_a_head_that_is_more_than_a_product_is_refused(kind, more, plain, tmp_path):
     """The trainer's head is W h + b; a Granite's log-probs would be nats off. The model's attention stays as it was."""
     folder = saved_model(kind, tmp_path, **more)
@@ -441,13 +431,10 @@ def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path, ne
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-6 * float(gradients[0].abs().max()))
 
 
-@pytest.mark.parametrize(
-    ("kind", "more"),
-    [
-        ("Qwen3", {"attention_dropout": 0.5}),
-        ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}),  # drops by the layer's own flag
-    ],
-)
+@pytest.mark.parametrize(("kind", "more"), [
+    ("Qwen3", {"attention_dropout": 0.5}),
+    ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}),  # drops by the layer's own flag
+])  # fmt: skip
 def test_gradient_checkpointing_switches_no_dropout_on(kind, more, tmp_path):
     """Log-probs twice the same, and those without it."""
     folder = saved_model(kind, tmp_path, **more)
