@@ -80,45 +80,29 @@ def test_csv_with_named_columns(tmp_path):
 GOOD = "tokens,pass_rate\n0,0.1\n10,0.15\n20,0.3\n30,0.4\n40,0.45\n50,0.47\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "line", "words"),
-    [
-        ("a.csv", GOOD.replace("pass_rate", "accuracy"), 1, "no column 'pass_rate'; name another with --y"),
-        ("a.csv", GOOD.replace("tokens", "hours"), 1, "there are: hours, pass_rate"),
-        ("a.csv", GOOD.replace("20,", "-20,"), 4, "tokens is -20"),
-        ("a.csv", GOOD.replace("20,", "inf,"), 4, "tokens is inf"),
-        ("a.csv", GOOD.replace("0.3", "30"), 4, "pass_rate is 30; rewards lie in [0, 1]"),
-        ("a.csv", GOOD.replace("0.3", "-0.3"), 4, "pass_rate is -0.3"),
-        ("a.csv", GOOD.replace("0.3", "high"), 4, "'high'; write a number"),
-        ("a.csv", GOOD + "0,0.2\n", 8, "0.2 at tokens = 0 but 0.1 on an earlier line; keep one"),
-        ("a.csv", "tokens,pass_rate\n0,0.1\n10,0.2\n20,0.3\n", 4, "3 usable points"),
-        ("a.csv", "", 1, "the file is empty"),
-        ("a.csv", "tokens,pass_rate\n", 1, "there is no row, at most a header"),
-        (
-            "a.csv",
-            "hours,rate\n1,0.1\n",
-            1,
-            "no column 'device_hours', 'pass_rate'; name another with --x, --y, there are",
-        ),
-        ("a.csv", GOOD.replace("0.3", "30"), 4, "--scale (0.01 for percent)"),
-        (
-            "a.csv",
-            GOOD.replace("pass_rate", "a - pass_rate,b - pass_rate").replace(",0.", ",0.1,0."),
-            1,
-            "2 columns end in 'pass_rate': a - pass_rate, b - pass_rate; give one in full with --y",
-        ),
-        (
-            "a.csv",
-            "tokens,pass_rate\n" + "".join(f"{1763410000 + 600 * i},{0.1 + 0.05 * i}\n" for i in range(9)),
-            10,
-            "compute that starts at 1.76341e+09 and ends at 1.76341e+09: subtract its start (--x-start first)",
-        ),
-        ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n{"tokens": 2, "pass_\n', 2, "not JSON"),
-        ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n[3]\n', 2, "not a JSON object"),
-        ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1, "n_prompts": 0, "n_samples": 2}\n', 1, "0 samples"),
-        ("b.csv", None, 1, "not a readable text file"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "line", "words"), [
+    ("a.csv", GOOD.replace("pass_rate", "accuracy"), 1, "no column 'pass_rate'; name another with --y"),
+    ("a.csv", GOOD.replace("tokens", "hours"), 1, "there are: hours, pass_rate"),
+    ("a.csv", GOOD.replace("20,", "-20,"), 4, "tokens is -20"),
+    ("a.csv", GOOD.replace("20,", "inf,"), 4, "tokens is inf"),
+    ("a.csv", GOOD.replace("0.3", "30"), 4, "pass_rate is 30; rewards lie in [0, 1]"),
+    ("a.csv", GOOD.replace("0.3", "-0.3"), 4, "pass_rate is -0.3"),
+    ("a.csv", GOOD.replace("0.3", "high"), 4, "'high'; write a number"),
+    ("a.csv", GOOD + "0,0.2\n", 8, "0.2 at tokens = 0 but 0.1 on an earlier line; keep one"),
+    ("a.csv", "tokens,pass_rate\n0,0.1\n10,0.2\n20,0.3\n", 4, "3 usable points"),
+    ("a.csv", "", 1, "the file is empty"),
+    ("a.csv", "tokens,pass_rate\n", 1, "there is no row, at most a header"),
+    ("a.csv", "hours,rate\n1,0.1\n", 1, "no column 'device_hours', 'pass_rate'; name another with --x, --y, there are"),
+    ("a.csv", GOOD.replace("0.3", "30"), 4, "--scale (0.01 for percent)"),
+    ("a.csv", GOOD.replace("pass_rate", "a - pass_rate,b - pass_rate").replace(",0.", ",0.1,0."), 1,
+     "2 columns end in 'pass_rate': a - pass_rate, b - pass_rate; give one in full with --y"),
+    ("a.csv", "tokens,pass_rate\n" + "".join(f"{1763410000 + 600 * i},{0.1 + 0.05 * i}\n" for i in range(9)), 10,
+     "compute that starts at 1.76341e+09 and ends at 1.76341e+09: subtract its start (--x-start first)"),
+    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n{"tokens": 2, "pass_\n', 2, "not JSON"),
+    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1}\n[3]\n', 2, "not a JSON object"),
+    ("a.jsonl", '{"tokens": 1, "pass_rate": 0.1, "n_prompts": 0, "n_samples": 2}\n', 1, "0 samples"),
+    ("b.csv", None, 1, "not a readable text file"),
+])  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, name, text, line, words):
     path = tmp_path / name
     if text is not None:
@@ -326,22 +310,6 @@ def test_command_line_json_and_options(tmp_path, capsys):
     assert run["x"] == "step" and run["held_out_rmse"] is None and run["predictions"][1]["C"] == 180
     assert run["fit"]["A_interval"][0] < run["fit"]["A"] and "curves" not in run["fit"]
     assert len(result[f"windows of {run['name']}"]) == 4 and result[f"power law of {run['name']}"]["A"] <= 1
-    assert (
-        main(
-            [
-                str(path),
-                "--windows",
-                "--power-law",
-                "--R0",
-                "0.07",
-                "--method",
-                "paper_grid",
-                "--A-range",
-                "0.9",
-                "0.99",
-            ]
-        )
-        == 0
-    )
+    assert main([str(path), *"--windows --power-law --R0 0.07 --method paper_grid --A-range 0.9 0.99".split()]) == 0
     text = capsys.readouterr().out
     assert "windows of compute" in text and "A - D / C^B" in text and "0.070" in text and "given" in text

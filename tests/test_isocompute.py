@@ -224,11 +224,10 @@ def test_an_unstable_batch_is_not_recommended(few_draws):
 # ------------------------------------------------------------------------------------------------ bad input and commands
 
 
-def test_bad_input(few_draws):
+def test_bad_input():
     for words, call in (
         ("at least 5", lambda: fit_n_star([1, 2], [1, 2], [])),
         ("n\\* is 8 at every C", lambda: fit_n_star([1, 2, 3, 4, 5], [8] * 5, [])),
-        ("a budget of 3 completions lies below", lambda: recommend([curve(32, n, 4000) for n in (4, 16, 64)], 3)),
         ("k must be from 1 to 4", lambda: of_k([1], 4, 5)),
     ):
         with pytest.raises(ValueError, match=words):
@@ -272,33 +271,19 @@ GRID = "B_p,n,step,pass_rate\n" + "".join(
 )  # n = 4 is better below C = 205, n = 16 above
 
 
-@pytest.mark.parametrize(
-    ("text", "budget", "words"),
-    [
-        (
-            GRID.replace("pass_rate", "reward"),
-            "700",
-            "grid.csv has no 'pass_rate', but B_p, n, step, reward; --y names",
-        ),
-        (
-            GRID + "1,16,200,85\n",
-            "700",
-            "grid.csv: B_p 1, n 16, pass_rate 85: needs whole numbers from 1 on, and a reward in [0, 1]",
-        ),
-        (GRID + "1,0,200,0.5\n", "700", "B_p 1, n 0, pass_rate 0.5: needs whole numbers"),
-        (GRID + "1,8.5,200,0.5\n", "700", "B_p 1, n 8.5, pass_rate 0.5"),
-        (GRID + "1,16,200,high\n", "700", "could not convert string to float: 'high'"),
-        (GRID, "3", "a budget of 3 completions lies below what the runs compare, 16 to 796"),
-        (GRID, "nan", "a budget of nan completions"),
-        (GRID.replace("1,16,", "1,4,"), "700", "at least two values of n that reach the same C"),
-        (
-            "B_p,n,step,pass_rate\n1,4,1,0.5\n",
-            "700",
-            "at least two values of n that reach the same C; B_p 1, n 4 has 1 p",
-        ),
-        ("", "700", "at least two values of n"),
-    ],
-)
+@pytest.mark.parametrize(("text", "budget", "words"), [
+    (GRID.replace("pass_rate", "reward"), "700", "grid.csv has no 'pass_rate', but B_p, n, step, reward; --y names"),
+    (GRID + "1,16,200,85\n", "700",
+     "grid.csv: B_p 1, n 16, pass_rate 85: needs whole numbers from 1 on, and a reward in [0, 1]"),
+    (GRID + "1,0,200,0.5\n", "700", "B_p 1, n 0, pass_rate 0.5: needs whole numbers"),
+    (GRID + "1,8.5,200,0.5\n", "700", "B_p 1, n 8.5, pass_rate 0.5"),
+    (GRID + "1,16,200,high\n", "700", "could not convert string to float: 'high'"),
+    (GRID, "3", "a budget of 3 completions lies below what the runs compare, 16 to 796"),
+    (GRID, "nan", "a budget of nan completions"),
+    (GRID.replace("1,16,", "1,4,"), "700", "at least two values of n that reach the same C"),
+    ("B_p,n,step,pass_rate\n1,4,1,0.5\n", "700", "two values of n that reach the same C; B_p 1, n 4 has 1 p"),
+    ("", "700", "at least two values of n"),
+])  # fmt: skip
 def test_bad_files_and_budgets_are_one_sentence(few_draws, text, budget, words, tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(text)
     assert main([str(tmp_path / "grid.csv"), "--budget", budget]) == 2

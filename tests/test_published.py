@@ -59,9 +59,6 @@ def test_the_tool_writes_page_and_pictures(monkeypatch, tmp_path):
     monkeypatch.setattr(published, "extrapolate", lambda *_: none)
     monkeypatch.setattr(published, "window_A", lambda *_: (0.6, 0.7))
     assert published.main(["--output", str(tmp_path)]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "published.md",
-        "published_laws.png",
-        "published_runs.png",
-    ]
+    files = ["published.md", "published_laws.png", "published_runs.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert "| 1.5k to 50k | 0.645 | 1 | 0.6 | 0.70 |" in (tmp_path / "published.md").read_text()

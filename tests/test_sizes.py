@@ -10,14 +10,11 @@ from tasks.sizes import SHAPES, parameters, warm_start_of
 from tasks.warm_start import WarmStart, new_model
 
 
-@pytest.mark.parametrize(
-    ("size", "attention", "mlp", "norms", "outside"),
-    [
-        # q and o: 48 x 64 each, k and v: 48 x 32; three of 48 x 128; 2 x 48 and two of head_dim 32; 47 words x 48, norm
-        ("xs", 2 * 48 * 64 + 2 * 48 * 32, 3 * 48 * 128, 2 * 48 + 2 * 32, 47 * 48 + 48),
-        ("xl", 2 * 208 * 256 + 2 * 208 * 128, 3 * 208 * 544, 2 * 208 + 2 * 32, 47 * 208 + 208),
-    ],
-)
+@pytest.mark.parametrize(("size", "attention", "mlp", "norms", "outside"), [
+    # q and o: 48 x 64 each, k and v: 48 x 32; three of 48 x 128; 2 x 48 and two of head_dim 32; 47 words x 48, norm
+    ("xs", 2 * 48 * 64 + 2 * 48 * 32, 3 * 48 * 128, 2 * 48 + 2 * 32, 47 * 48 + 48),
+    ("xl", 2 * 208 * 256 + 2 * 208 * 128, 3 * 208 * 544, 2 * 208 + 2 * 32, 47 * 208 + 208),
+])  # fmt: skip
 def test_parameters_of_the_smallest_and_the_largest_by_hand(size, attention, mlp, norms, outside):
     """57,920 and 1,009,344, 17.4 times as many; two layers, and the head is the embedding."""
     count = sum(p.numel() for p in new_model(SHAPES[size], 0).parameters())
