@@ -185,19 +185,26 @@ def wait_for(path):
     raise AssertionError(f"{path} did not appear")
 
 
+def ctrl_c_once(*paths):
+    """A thread that sends this process Ctrl-C when all of these are there; it is to be waited for."""
+
+    def interrupt():
+        for path in paths:
+            wait_for(path)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_ctrl_c_ends_the_run_with_a_checkpoint_and_the_next_call_resumes_it(program, damaged, tmp_path):
     """Ctrl-C during the second of four runs. Then: the first is not run again, the second is resumed (begun again if its
     checkpoint is damaged), the others follow."""
     call, script, calls = program
     script({"one/dapo/0": {"wait": 20, "damage": damaged}})
-
-    def interrupt():
-        wait_for(tmp_path / "runs/one/dapo/seed-0/waiting")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = ctrl_c_once(tmp_path / "runs/one/dapo/seed-0/waiting")
     assert call("one", "--seeds", "2") == 130
     thread.join()
     assert names(calls()) == ["one/base/0", "one/dapo/0"]
@@ -214,14 +221,7 @@ def test_two_runs_at_a_time_both_get_ctrl_c(program, tmp_path):
     """With --jobs 2 the first two of four run together; Ctrl-C reaches both, no other begins, and both are resumed."""
     call, script, calls = program
     script({"one/base/0": {"wait": 20}, "one/dapo/0": {"wait": 20}})
-
-    def interrupt():
-        for variant in ("base", "dapo"):
-            wait_for(tmp_path / f"runs/one/{variant}/seed-0/waiting")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = ctrl_c_once(*(tmp_path / f"runs/one/{variant}/seed-0/waiting" for variant in ("base", "dapo")))
     assert call("one", "--seeds", "2", "--jobs", "2") == 130
     thread.join()
     assert sorted(names(calls())) == ["one/base/0", "one/dapo/0"]

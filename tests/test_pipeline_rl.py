@@ -38,6 +38,13 @@ def finished(number: int) -> Group:
     return Group(number, SimpleNamespace(key=str(number), prompt_ids=[1]), 0, [])
 
 
+def finish_new(pacer: Pacer, count: int) -> None:
+    """Admits so many groups, one after the other, each finished before the next."""
+    for _ in range(count):
+        assert pacer.may_admit()
+        pacer.finish(finished(pacer.admit()))
+
+
 def test_pipeline_by_hand():
     """B = 2, k = 1: four groups at most. 0 and 1 train while 2 and 3 run; their places come free when they are live."""
     pacer = Pacer(2, 1)
@@ -107,10 +114,7 @@ def test_max_ready_by_hand():
     for given, limit in ((None, 2), (2, 2), (3, 3)):
         pacer = Pacer(2, 8, max_ready=given)
         assert pacer.max_ready == limit
-        for number in range(limit):
-            assert pacer.may_admit()
-            pacer.admit()
-            pacer.finish(finished(number))
+        finish_new(pacer, limit)
         assert not pacer.may_admit() and pacer.outstanding < pacer.capacity
         pacer.take(2)
         assert pacer.may_admit()
@@ -131,8 +135,7 @@ def test_what_the_trainer_took_is_replaced(options, entered):
         pacer.finish(finished(number))
     assert not pacer.may_admit()
     pacer.take(2), pacer.release(2)
-    for _ in range(entered):
-        pacer.finish(finished(pacer.admit()))
+    finish_new(pacer, entered)
     assert not pacer.may_admit() and pacer.outstanding == pacer.ready == 2 + entered
 
 
@@ -167,9 +170,7 @@ def test_groups_behind_a_running_one_are_not_ready():
 def test_no_group_enters_past_the_bound():
     """B = 2, k = 0: a third group would train at lag 1. With two ready, k = 8 and max_ready = 2 a third may not either."""
     for pacer, counts in ((Pacer(2, 0), "2 of 2 are outstanding"), (Pacer(2, 8), "2 of 2 ready")):
-        for number in range(2):
-            pacer.admit()
-            pacer.finish(finished(number))
+        finish_new(pacer, 2)
         with pytest.raises(RuntimeError, match=counts):
             pacer.admit()
         assert pacer.admitted == pacer.outstanding == 2
@@ -180,10 +181,9 @@ def test_min_ready_by_hand():
     at the end of the prompts."""
     pacer = Pacer(2, 2, min_ready=3)
     assert pacer.max_ready == 5
-    for number in range(5):
+    for _ in range(5):
         assert not pacer.may_take(2) and pacer.take(2) is None
-        pacer.admit()
-        pacer.finish(finished(number))
+        finish_new(pacer, 1)
     assert not pacer.may_admit() and pacer.may_take(2) and not pacer.may_take(3)
     assert [group.number for group in pacer.take(2)] == [0, 1]
     assert pacer.ready == 3 and pacer.take(2) is None and pacer.training == 2

@@ -29,6 +29,14 @@ def channel(monkeypatch):
     weights.close()
 
 
+@pytest.fixture
+def dead():
+    """Number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    return process.pid
+
+
 # ------------------------------------------------------------------------------------------------- the weight file
 
 
@@ -78,12 +86,10 @@ def test_other_ranks_help_to_gather_and_write_nothing(monkeypatch):
     assert not channel.folder.exists()
 
 
-def test_files_of_dead_processes_are_removed(channel):
+def test_files_of_dead_processes_are_removed(channel, dead):
     """A dead process's folder goes; those of living processes, this one among them, and other names stay."""
     base = channel.folder.parent
-    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    dead.wait()
-    names = (f"{dead.pid}-x", f"{os.getppid()}-x", "notes-x")
+    names = (f"{dead}-x", f"{os.getppid()}-x", "notes-x")
     folders = {name: base / f"{weight_channels.PREFIX}{name}" for name in names}
     try:
         for folder in folders.values():
@@ -102,12 +108,10 @@ def test_files_of_dead_processes_are_removed(channel):
                 folder.rmdir()
 
 
-def test_a_folder_in_use_in_another_container_stays(channel):
+def test_a_folder_in_use_in_another_container_stays(channel, dead):
     """It shares /dev/shm but no pids: that in the folder's name is of no process here. It stays while it is locked, as
     every folder is whose process lives."""
-    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    dead.wait()
-    other = channel.folder.with_name(f"{weight_channels.PREFIX}{dead.pid}-x")
+    other = channel.folder.with_name(f"{weight_channels.PREFIX}{dead}-x")
     other.mkdir()
     holder = os.open(other, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
@@ -121,11 +125,9 @@ def test_a_folder_in_use_in_another_container_stays(channel):
 
 
 @pytest.mark.parametrize("moment", ["looked at", "removed"])
-def test_another_process_may_remove_the_same_folder_first(channel, monkeypatch, moment):
+def test_another_process_may_remove_the_same_folder_first(channel, dead, monkeypatch, moment):
     """Ranks, or two runs, that start at once find the same folder of a dead process: none of them fails."""
-    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    dead.wait()
-    stale = channel.folder.with_name(f"{weight_channels.PREFIX}{dead.pid}-x")
+    stale = channel.folder.with_name(f"{weight_channels.PREFIX}{dead}-x")
     stale.mkdir()
     (stale / "weights.safetensors").write_bytes(b"old")
     exists, rmtree = Path.exists, shutil.rmtree

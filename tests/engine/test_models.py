@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bpe import train_tokenizer
 
 from runtime import model as policy
 
@@ -38,16 +39,11 @@ def word_problems(count, seed=0):
 
 def new_tokenizer():
     """Byte-level BPE, trained on the spot, with a chat template that opens the thinking."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    made.train_from_iterator([row["question"] + row["answer"] for row in word_problems(500)], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>")
-    tokenizer.chat_template = TEMPLATE
+    texts = [row["question"] + row["answer"] for row in word_problems(500)]
+    tokenizer = train_tokenizer(pre_tokenizers.ByteLevel(add_prefix_space=False), texts, SPECIAL, 400)
+    tokenizer.pad_token, tokenizer.chat_template = "<|end|>", TEMPLATE
     return tokenizer
 
 
