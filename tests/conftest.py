@@ -38,6 +38,16 @@ def model(tmp_path_factory):
     return small_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, model):
+    """The folder and the end of a run of replay.py that never stopped."""
+    from replay import go
+
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return folder, go(monkeypatch, folder, model)
+
+
 @pytest.fixture
 def program(monkeypatch, tmp_path, model, capsys):
     """train.py on recorded rollouts, in tmp_path / "run"."""

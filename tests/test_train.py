@@ -397,7 +397,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
-def test_the_engine_dies_while_weights_are_pushed(monkeypatch, program, tmp_path, model):
+def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
     """The push of version 3 fails for good; the trainer hears of it when it pushes version 4, in the middle of step 4. Exit
     code 1, the checkpoint of step 4 named; that step is logged, so the resumed run's logs are those of one that never
     stopped."""
@@ -407,12 +407,11 @@ def test_the_engine_dies_while_weights_are_pushed(monkeypatch, program, tmp_path
             raise pipeline_rl.EngineDied("the vLLM engine died 2 times")
         Replay.push(self, tensors, version, release)
 
-    go(monkeypatch, tmp_path / "whole", model)
     code, out, _ = program(script={"push": push})
     assert code == 1 and "train.py: the vLLM engine died 2 times; checkpoint" in out
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
     assert program("--resume")[0] == 0
-    assert_same_logs(tmp_path / "run", tmp_path / "whole")
+    assert_same_logs(tmp_path / "run", whole[0])
 
 
 @pytest.mark.parametrize("fault", ["gradient", "weights"])
