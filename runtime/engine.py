@@ -155,7 +155,7 @@ async def watched(vllm: Any, calls: Coroutine) -> Any:
 
     task = asyncio.ensure_future(calls)
     try:
-        while not (await asyncio.wait([task], timeout=0.5))[0]:
+        while not (await asyncio.wait([task], timeout=0.1))[0]:
             if vllm.errored:
                 raise EngineDeadError
         return task.result()

@@ -132,7 +132,7 @@ def test_groups_admitted_while_the_engine_restarts_are_no_second_death(made, mon
         await asyncio.sleep(0.1)
 
     monkeypatch.setattr(FakeVLLM, "collective_rpc", slowly)
-    monkeypatch.setattr(FakeVLLM, "seconds", 0.01)
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.002)
     engine = new_engine()
     with generating(problems(40), engine, Pacer(40, 0)) as generator:
         wait_until(lambda: generator.pacer.admitted > 2)
