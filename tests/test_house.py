@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def imports(source: str, ours: set[str], package: str = "") -> set[str]:
     return {name for name in found | {f"{package}.{name}" for name in found} if name in ours}
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Each of our modules with those that it imports."""
     return {
