@@ -1,14 +1,12 @@
 """fit_power_law.py: published constants back from exact data, intervals that cover, and what follows from the law."""
 
 import csv
-import doctest
 import json
 import math
 
 import numpy as np
 import pytest
 
-import fit_power_law
 from fit_power_law import fit, main, number
 from tools.law_benchmark import recover_sizes, sizes_draw
 
@@ -241,7 +239,3 @@ def test_what_is_left_out_is_counted(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "points left out: {'no number': 4, 'flops is not above 0': 2, 'pass_rate is 1': 1}" in out
     assert "K_max  0.3000" in out
-
-
-def test_the_docstring_runs():
-    assert doctest.testmod(fit_power_law).failed == 0

@@ -1,6 +1,5 @@
 """isocompute.py: record points and the law by hand, published constants back, a grid whose best n is known."""
 
-import doctest
 import itertools
 import json
 from collections import Counter
@@ -298,7 +297,3 @@ def test_what_is_left_out_is_counted(few_draws, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "rows left out: {'no number': 2}" in out and "398 of 401 rewards are fitted (all), none at C = 0" in out
     assert "left out: B_p 1, n 12 has 2 points to fit (all), and a curve needs 4" in out
-
-
-def test_the_docstring_runs():
-    assert doctest.testmod(isocompute).failed == 0

@@ -1,6 +1,7 @@
 """tools/memory.py: bytes by hand, and by another way of counting; the commands of the pages fit the cards they name."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import memory
@@ -29,6 +30,7 @@ def tiny(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@cache
 def trainer(ranks: int = 1, **flags) -> dict[str, float]:
     return memory.trainer_bytes(Qwen3Config(**TINY), Flags(**FLAGS | flags), ranks, ranks == 1)
 

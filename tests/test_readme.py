@@ -87,7 +87,9 @@ def test_every_file_named_exists():
         assert all((ROOT / name).exists() or (path.parent / name).exists() for name in names), (path, names)
 
 
-@pytest.mark.parametrize("module", ["losses", "filters", "length_control", "pipeline_rl"])
+@pytest.mark.parametrize(
+    "module", ["losses", "filters", "length_control", "pipeline_rl", "fit_power_law", "isocompute"]
+)
 def test_docstring_examples(module):
     """The examples that are doctests in the module docstrings."""
     found = doctest.testmod(importlib.import_module(module))
