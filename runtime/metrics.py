@@ -61,15 +61,14 @@ def evaluation_record(groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
 
 
 def evaluation_line(record: dict[str, Any]) -> str:
-    """The printed line of one evaluation; a mixture's has the pass rate of each data set at its end."""
-    apart = [f" · {name.rpartition('/')[2]} {rate:.3f}" for name, rate in record.get("pass_rate_of", {}).items()]
-    line = (
+    """The printed line of one evaluation, with the pass rate of each data set at its end if there are several."""
+    apart = {name.rpartition("/")[2]: found["pass_rate"] for name, found in record.get("data_sets", {}).items()}
+    return (
         f"evaluation at step {record['step']}: pass rate {record['pass_rate']:.3f} · pass@{record['n_samples']} "
         f"{record['pass_at_k']:.3f} · {record['tokens'] / 1e3:.0f}k tokens · truncated {record['truncated']:.1%} "
         f"· interrupted {record['interrupted']:.1%} · length {record['mean_length']:.1f}"
-        + "".join(f" · {name} {found['pass_rate']:.3f}" for name, found in record.get("data_sets", {}).items())
+        + "".join(f" · {name} {rate:.3f}" for name, rate in apart.items())
     )
-    return line + "".join(apart)
 
 
 def step_line(record: dict[str, Any]) -> str:

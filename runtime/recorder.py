@@ -167,7 +167,8 @@ class Recorder:
         record = record | evaluation_record(trained) | {"device": self.device}
         apart = [source for source in of if len(self.task.sources) > 1 or source not in self.task.sources]
         if apart:
-            record["data_sets"] = {source: evaluation_record(of[source]) for source in apart}
+            found = record["data_sets"] = {source: evaluation_record(of[source]) for source in apart}
+            record["pass_rate_of"] = {source: figures["pass_rate"] for source, figures in found.items()}
         if self.flags.eval_only:
             self.ranks.say(json.dumps(record))
         else:
@@ -176,7 +177,7 @@ class Recorder:
             if self.task.eval_sources:
                 counts["data_sets"] = {source: correct_of(of[source]) for source in self.task.eval_sources}
             self.folder.append("eval_counts.jsonl", counts)
-            rates = {f"eval/{source}/pass_rate": record["data_sets"][source]["pass_rate"] for source in apart}
+            rates = {f"eval/{source}/pass_rate": rate for source, rate in record.get("pass_rate_of", {}).items()}
             self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
         self.ranks.say(evaluation_line(record))
         if record["step"] == 0:

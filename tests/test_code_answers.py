@@ -17,7 +17,6 @@ from test_sandbox import children
 
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError
-from runtime.metrics import evaluation_line
 from runtime.setup import load_task
 from tasks.code_answers import code_kind, last_program, read_asserts
 from tasks.data_sets import PromptOptions, load_dataset_task
@@ -405,13 +404,3 @@ def test_unsafe_code_is_asked_for_by_its_flag(flags):
     check_flags(Flags(**flags))
     with pytest.raises(UsageError, match="--unsafe_code True does nothing without a data set judged by `code`"):
         check_flags(Flags(**flags, unsafe_code=True))
-
-
-def test_an_evaluation_prints_the_pass_rate_of_each_data_set():
-    """`pass_rate_of`, which eval.jsonl has for a mixture, see test_weights_check.py."""
-    record = {
-        "step": 1, "pass_rate": 0.5, "n_samples": 1, "pass_at_k": 0.5, "tokens": 0, "truncated": 0, "interrupted": 0,
-        "mean_length": 1,
-    }  # fmt: skip
-    rates = {"data/a.jsonl": 0.25, "my/set": 0.75}
-    assert evaluation_line(record | {"pass_rate_of": rates}) == evaluation_line(record) + " · a.jsonl 0.250 · set 0.750"

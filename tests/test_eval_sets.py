@@ -113,7 +113,8 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     for record, count in zip(evaluations[3:], counts[3:], strict=True):
         assert (record["n_prompts"], record["data_sets"]["own"]["n_prompts"]) == (4, 3)
         assert record["pass_rate"] == sum(count["correct"]) / 4
-        assert record["data_sets"]["own"]["pass_rate"] == sum(count["data_sets"]["own"]) / 3
+        rate = sum(count["data_sets"]["own"]) / 3
+        assert record["data_sets"]["own"]["pass_rate"] == record["pass_rate_of"]["own"] == rate
     trained = Counter(key for r in Folder(run).read("groups.jsonl") for key, *_ in r["groups"])
     taken = next(row for row in rows if stable_key(row["prompt"]) in trained)
     again = write_rows(tmp_path / "again.jsonl", [taken])

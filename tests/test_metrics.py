@@ -91,7 +91,7 @@ def test_evaluation_by_hand():
 
 def test_data_sets_end_the_line():
     record = evaluation_record([[rollout(True)]]) | {"step": 0, "tokens": 0}
-    line = evaluation_line(record | {"data_sets": {"aime24": {"pass_rate": 0.1}, "math": {"pass_rate": 0.25}}})
+    line = evaluation_line(record | {"data_sets": {"data/aime24": {"pass_rate": 0.1}, "math": {"pass_rate": 0.25}}})
     assert line == evaluation_line(record) + " · aime24 0.100 · math 0.250"
 
 
