@@ -158,8 +158,9 @@ def load_dataset_task(
     rewards = rewards * len(every) if len(rewards) == 1 else rewards
     if len(rewards) != len(every):
         raise ValueError(f"`reward` must be one name or one for each of the {len(every)} data sets, got {reward!r}")
-    if "," in reward and any(data.reward for data in every):
-        raise ValueError("`dataset` or `eval_dataset` names rewards, too; leave out `reward` " + reward)
+    for option, text, some in (("dataset", dataset, named), ("eval_dataset", eval_dataset, evaluated.values())):
+        if "," in reward and any(data.reward for data in some):
+            raise ValueError(f"`{option}` {text} names rewards, too; leave out `reward` {reward}")
     rewards = [data.reward or name for data, name in zip(every, rewards, strict=True)]
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
