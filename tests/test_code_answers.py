@@ -108,7 +108,7 @@ def test_tests_that_cannot_be_read_are_known_before_training(box, tests):
     ("correct", "print('noise' * 9999)\ndef double(x):\n print(x)\n return 2.0 * x"), ("wrong", "double = lambda x: '4'"),
 ])  # fmt: skip
 def test_kinds_of_asserts(box, kind, program):
-    assert kind_of(box, program, DOUBLE, seconds=1.0 if kind == "timeout" else 10.0) == kind
+    assert kind_of(box, program, DOUBLE, seconds=0.8 if kind == "timeout" else 10.0) == kind
 
 
 @pytest.mark.parametrize(("kind", "program"), [
@@ -120,7 +120,7 @@ def test_kinds_of_asserts(box, kind, program):
 def test_kinds_of_pairs(box, kind, program):
     """As a dict, and as JSON of it. White space around words does not count."""
     tests = {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}
-    seconds = 1.0 if kind == "timeout" else 10.0
+    seconds = 0.4 if kind == "timeout" else 10.0
     assert kind_of(box, program, tests, seconds) == kind_of(box, program, json.dumps(tests), seconds) == kind
 
 
@@ -274,6 +274,7 @@ def test_a_thousand_programs_are_judged_right():
     assert 400 < pool.counts["correct"] < 700 and pool.counts["unparsed"] > 30
 
 
+@pytest.mark.medium
 def test_the_judges_count_code_by_kind_and_leave_no_process():
     """A program that is short of memory, or too slow, costs no worker; a sandbox that dies costs one, and one verdict."""
     texts = {
@@ -333,6 +334,7 @@ def load(dataset, tokenizer, **options):
     return load_dataset_task(dataset, tokenizer, PromptOptions(held_out=2), **options)
 
 
+@pytest.mark.medium
 def test_math_and_code_in_one_task(tmp_path, tokenizer):
     """Each data set is judged by its own reward, and the weights are as given. A row without tests, and one whose tests
     cannot be read, are left out and counted."""
@@ -376,7 +378,7 @@ def test_all_data_sets_by_one_reward(tmp_path, tokenizer):
     ("a.jsonl:code", {}, "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer, question; name the right one"),
     ("a.jsonl:code", {"unsafe_code": False}, "`reward` code runs what a model writes"),
     ("a.jsonl:math,b.jsonl:code", {"reward": "math,code"}, "`dataset` a.jsonl:math,b.jsonl:code names rewards, too; leave out `reward` math,code"),
-    ("b.jsonl:math", {}, "no row has answer, ground_truth"),
+    ("b.jsonl:exact", {}, "no row has answer, ground_truth"),
 ])  # fmt: skip
 def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, dataset, options, words):
     monkeypatch.chdir(tmp_path)
