@@ -28,8 +28,8 @@ def test_thinking_that_is_cut_goes_on_behind_the_phrase():
 
 
 def test_a_completion_that_ends_by_itself_has_one_leg():
-    sample, _ = sampler([3, 9, 4, 4, STOP])  # its fifth and last token is the stop
-    assert before_and_after.completion(sample, [STOP], [1], CONTROL, 99) == [3, 9, 4, 4, STOP]
+    sample, _ = sampler([3, 3, 3, 9, STOP])  # its fifth and last token is the stop
+    assert before_and_after.completion(sample, [STOP], [1], CONTROL, 99) == [3, 3, 3, 9, STOP]
     sample, _ = sampler([3] * 7)
     assert before_and_after.completion(sample, [STOP], [1], None, 7) == [3] * 7
 
