@@ -1,6 +1,7 @@
 """Fixtures of several files, which tests come first, and which share a process. That this file is here also puts tests/ on
 the path of tests/engine/."""
 
+import atexit
 import gc
 from typing import Any
 
@@ -63,9 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """No garbage collection looks again at what the imports left, a million objects and 0.4 s each time."""
+    """No garbage collection looks again at what the imports left, a million objects and 0.4 s each time, before the end
+    of the process (where what is left would be called leaked)."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
