@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = args.model or (warm_model(args.seed) if small else random_model(root / "model", args.size))
         both = ["--model", model, "--seed", str(args.seed), "--batch_prompts", str(args.batch_prompts),
                 "--dtype", args.dtype]  # fmt: skip
-        if args.dataset:  # a pretrained model would move far; here each side computes its steps and stays
-            both += ["--dataset", args.dataset, "--held_out", "256", "--lr", "1e-30"]
+        if args.dataset:  # a pretrained model must not move: at this rate not even a weight of 0 does
+            both += ["--dataset", args.dataset, "--held_out", "256", "--lr", "1e-60"]
         mine = [*both, *QUIET, "--length_control", "none", "--max_budget", str(longest - 4)]
         every_row = ["--zero_variance_filter", "false", "--pass_rate_threshold", "2"]
         commands = {"ours, every row trains": (ours(*mine, *every_row), 1)}
