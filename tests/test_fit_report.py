@@ -128,6 +128,7 @@ def test_three_runs_of_the_tasks_shape_are_covered():
         assert p.evaluation[0] <= p.measured <= p.evaluation[1] and r.held_out_covered >= 0.8
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_fits")
 def test_plots_show_every_group_of_points(tmp_path):
     """Pixels of the dashed extrapolation, the band and the markers: the picture with them differs from one without."""
@@ -168,6 +169,7 @@ def test_bad_input_is_one_sentence_with_its_place(tmp_path, capsys):
         assert out == "" and words in err and err.count("\n") == 1 and err.startswith(f"fit_sigmoid.py: {place}")
 
 
+@pytest.mark.long
 def test_two_runs_on_the_command_line(tmp_path, capsys):
     """Tables of two equal runs, a prediction, the picture and the comparison."""
     files = [str(write(tmp_path / f"{i}.jsonl", records(n=40, seed=i, n_prompts=20_000))) for i in range(2)]

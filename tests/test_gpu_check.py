@@ -18,6 +18,8 @@ from test_makefile import commands
 from runtime import devices
 from runtime.flags import parse_flags
 
+pytestmark = pytest.mark.long  # processes of its own
+
 ROOT = Path(__file__).parent.parent
 
 STAND_INS = """

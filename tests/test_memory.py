@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from runtime.flags import Flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -53,6 +53,7 @@ def test_the_page_is_what_the_tool_writes():
     assert "| Qwen2.5 base, compute, intra | 0.005 | 0.014 | 0.025 | 0.047 | 0.070 | 0.096 | 0.114 |" in DOCUMENT
 
 
+@pytest.mark.long
 def test_the_tool_writes_page_and_pictures(monkeypatch, tmp_path):
     """With the slow simulations taken out."""
     none = dict.fromkeys(("sd of A", "identifiable", "median error", "covered", "width"), 0.0)
