@@ -24,7 +24,7 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
 
 BUILT_IN = ("chain", "graded")  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
-# step (2603.12151), twice ScaleRL's for 8B. Models below 1B often take more.
+# step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
 RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
 # Never taken over by a resumed run.
@@ -83,7 +83,7 @@ class DataFlags:
         "NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
     )
     eval_dataset: str = flag(
-        "", "Also evaluated, never trained on: NAME=FILE or NAME=ID[:CONFIG[:SPLIT]],... (the paper's is AIME-24)."
+        "", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... (the paper's is AIME-24)."
     )
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     rambling: float = flag(

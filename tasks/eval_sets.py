@@ -15,7 +15,7 @@ from tasks.rows import DataSet, parse_data_sets
 
 
 def parse_eval_sets(text: str) -> dict[str, DataSet]:
-    """{name: data set} of `NAME=DATA[:CONFIG[:SPLIT]],...`; the names are those of the evaluations, in the order given.
+    """{name: data set} of `NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...`, in the order given; the names are ours.
 
         "aime24=aime24.jsonl,math=HuggingFaceH4/MATH-500::test"
 
@@ -25,7 +25,7 @@ def parse_eval_sets(text: str) -> dict[str, DataSet]:
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, data = map(str.strip, part.partition("="))
         if not re.fullmatch(r"[\w.-]+", name) or not data or "=" in data:
-            raise ValueError(f"`eval_dataset` must be NAME=FILE or NAME=ID[:CONFIG[:SPLIT]],... got {part!r}")
+            raise ValueError(f"`eval_dataset` must be NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... got {part!r}")
         if name in found:
             raise ValueError(f"`eval_dataset` has the name {name} twice; give each set its own")
         [found[name]] = parse_data_sets(data)

@@ -390,7 +390,8 @@ def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, data
 
 
 @pytest.mark.parametrize("flags", [
-    {"dataset": "a.jsonl:math=2,b.jsonl:code=1"}, {"dataset": "my/set:main:train:code"}, {"dataset": "a.jsonl", "reward": "code"},
+    {"dataset": "a.jsonl:math=2,b.jsonl:code=1"}, {"dataset": "my/set:main:train:code"}, {"dataset": "a.jsonl", "eval_dataset": "mbpp=b.jsonl:code"},
+    {"dataset": "a.jsonl", "reward": "code"},
     {"dataset": "a.jsonl,b.jsonl", "reward": "math,code"},
 ])  # fmt: skip
 def test_unsafe_code_is_asked_for_by_its_flag(flags):
@@ -401,8 +402,7 @@ def test_unsafe_code_is_asked_for_by_its_flag(flags):
     ):
         check_flags(Flags(**flags))
     check_flags(Flags(**flags, unsafe_code=True))
-    for name in ("dataset", "reward"):
-        flags[name] = flags.get(name, "task").replace("code", "exact")
+    flags = {name: value.replace("code", "exact") for name, value in flags.items()}
     check_flags(Flags(**flags))
     with pytest.raises(UsageError, match="--unsafe_code True does nothing without a data set judged by `code`"):
         check_flags(Flags(**flags, unsafe_code=True))

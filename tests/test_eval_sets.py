@@ -39,8 +39,9 @@ def test_names_by_hand():
     assert parse_eval_sets("aime24=a.jsonl, math-500 = HuggingFaceH4/MATH-500::test") == {
         "aime24": DataSet("a.jsonl"), "math-500": DataSet("HuggingFaceH4/MATH-500", None, "test"),
     }  # fmt: skip
+    assert parse_eval_sets("mbpp=b.jsonl:code") == {"mbpp": DataSet("b.jsonl", reward="code")}
     for bad in ("a.jsonl", "=a.jsonl", "a=", "a/b=c.jsonl", "a b=c.jsonl", "a=c.jsonl=2"):
-        with pytest.raises(ValueError, match="`eval_dataset` must be NAME=FILE"):
+        with pytest.raises(ValueError, match="`eval_dataset` must be NAME=DATA"):
             parse_eval_sets(bad)
     with pytest.raises(ValueError, match="has the name a twice"):
         parse_eval_sets("a=b.jsonl,a=c.jsonl")
