@@ -117,11 +117,11 @@ class DatasetTask:
 
     def question(self, problem: Problem) -> str:
         """The problem's prompt as its data set has it."""
-        return self._prompts[problem.key]
+        return self._prompts[problem.source, problem.key]
 
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
         """(reward, correct) of each completion of one problem, in order; a stop token at its end is not judged."""
-        name, prompt = self._rewards[problem.source], self._prompts[problem.source, problem.key]
+        name, prompt = self._rewards[problem.source], self.question(problem)
         bodies = [ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids for ids in completions]
         verdicts = self._pool.judge([Job(name, prompt, self.text(ids), problem.answer) for ids in bodies])
         return [(verdict.reward, verdict.correct) for verdict in verdicts]

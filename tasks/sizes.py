@@ -18,14 +18,16 @@ SHAPES = {  # size -> shape; parameters with the embedding
     "l": ModelShape(hidden_size=144, heads=6, kv_heads=3, intermediate_size=384),  # 0.505M
     "xl": ModelShape(hidden_size=208, heads=8, kv_heads=4, intermediate_size=544),  # 1.009M
 }
-STEPS = {"clean_steps": 3000, "corrupted_steps": 600}  # at most
+CLEAN_STEPS, CORRUPTED_STEPS = 3000, 600  # at most
 CORRUPTED_LOSS = 0.46  # that of m after its 90 steps
 
 
 def warm_start_of(size: str, demonstrations: Demonstrations) -> WarmStart:
     """Settings of the warm start of a model of this size; those of m are the defaults."""
     settings = WarmStart(shape=SHAPES[size], demonstrations=demonstrations)
-    return settings if size == "m" else replace(settings, **STEPS, corrupted_loss=CORRUPTED_LOSS)
+    if size == "m":
+        return settings
+    return replace(settings, clean_steps=CLEAN_STEPS, corrupted_steps=CORRUPTED_STEPS, corrupted_loss=CORRUPTED_LOSS)
 
 
 def parameters(size: str) -> int:
