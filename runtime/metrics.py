@@ -153,7 +153,7 @@ def budget_advice(
     unit = 10 ** max(0, math.floor(math.log10(wanted)) - 1)  # two digits, rounded up
     why = f"where {HEALTHY_TRUNCATION:.0%} would be, judging by the lengths of the others"
     if needed > FARTHEST * cap:
-        why = "at least: hardly any of the long ones ended, and some may never do"
+        why = "at least: too few of the long ones ended to tell more"
     return (
         f"Warning: {sum(cut) / len(cut):.0%} of completions are truncated before any training; raise --{name} from "
         f"{now} to {math.ceil(wanted / unit) * unit}, {why}."

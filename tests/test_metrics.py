@@ -206,7 +206,7 @@ def test_truncation_before_training_names_the_budget_to_raise():
     assert budget_advice([*whole, *[rollout(True)] * 20], None, 80, 20) is None  # 4 of 40
     assert budget_advice([*whole, *[rollout(True)] * 19], None, 80, 20) is not None
     endless = [rollout(False, 100, "length"), rollout(True, 9)]
-    assert "raise --max_budget from 80 to 380, at least: hardly any" in budget_advice(endless, None, 80, 20)
+    assert "raise --max_budget from 80 to 380, at least: too few of" in budget_advice(endless, None, 80, 20)
 
 
 def test_a_model_that_never_ends_its_thinking_is_mentioned_once():
