@@ -370,7 +370,7 @@ def test_objects_in_a_sharded_checkpoint_run_no_code(sharded):
 
 
 def test_no_text_becomes_code():
-    """No eval, exec or unpickling in our source; torch.load only with weights_only; code that comes with a model only on
+    """No eval, exec or unpickling in our source but in the sandbox; torch.load only with weights_only; code that comes with a model only on
     --trust_remote_code."""
     sources = [file for folder in (".", "runtime", "tasks", "tools") for file in (ROOT / folder).glob("*.py")]
     picklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
@@ -383,7 +383,7 @@ def test_no_text_becomes_code():
             assert "class _Plain(Unpickler):" in file.read_text() and "def find_class(" in file.read_text()
         if isinstance(node, ast.Call):
             called, options = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
-            assert called not in ("eval", "exec", "os.system")
+            assert called not in ("eval", "exec", "os.system") or file.name == "sandbox.py"  # where it is shut in
             assert "shell" not in options
             assert not called.endswith("torch.load") or options.get("weights_only") == "True"
             assert "trust_remote_code" not in options or options["trust_remote_code"] == "flags.trust_remote_code"

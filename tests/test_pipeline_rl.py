@@ -507,8 +507,8 @@ def test_min_ready_ends_with_the_prompts():
     none."""
     engine = FakeEngine(length=lambda ids, most: 1 if ids[0] < 2 else most)
     prompts = [Problem(f"p{i}", [i]) for i in range(4)]
+    engine.held = True
     with generating(prompts, engine, Pacer(2, 1, min_ready=1), rollouts=1) as generator:
-        engine.held = True
         wait_until(lambda: generator.pacer.admitted == 4)
         assert not generator.in_loop(lambda g: g.exhausted) and generator.pacer.ready < 3
         engine.held = False
