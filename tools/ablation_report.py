@@ -65,8 +65,8 @@ def amount(value: float) -> str:
     """0.0123, 12.3, 512k: three digits of anything."""
     if not math.isfinite(value):
         return "–"
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size <= abs(value) < 1e15:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 

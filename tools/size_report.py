@@ -106,8 +106,8 @@ def budget_table(sizes: Sizes, axis: str) -> str:
 
 
 def of(value: float, ends: tuple[float, float]) -> str:
-    """`value [low, high]`."""
-    return "{} [{}, {}]".format(*map(amount, (value, *ends)))
+    """`value [low, high]`, or that it is not known, where the interval is wider than a million times."""
+    return "not known" if ends[1] > 1e6 * ends[0] else "{} [{}, {}]".format(*map(amount, (value, *ends)))
 
 
 def page(sizes: Sizes) -> str:
