@@ -100,8 +100,8 @@ def budget_table(sizes: Sizes, axis: str) -> str:
         measured = {size: mean_rate(runs, axis, X) for size, runs in sizes.items()}
         known = {size: rate for size, rate in measured.items() if np.isfinite(rate)}
         best, chosen = max(known, key=known.__getitem__, default=0), int(law.best_size(X))
-        rows.append([amount(X), amount(chosen), amount(best), f"{known.get(chosen, np.nan):.3f}",
-                     f"{known.get(best, np.nan):.3f}"])  # fmt: skip
+        rows.append([amount(X), amount(chosen), amount(best), f"{known[chosen]:.3f}" if chosen in known else "–",
+                     f"{known[best]:.3f}" if known else "–"])  # fmt: skip
     return table([AXES[axis], "best size by the law", "measured", "pass rate of the law's choice", "of the best"], rows)
 
 
@@ -112,14 +112,14 @@ def of(value: float, ends: tuple[float, float]) -> str:
 
 def page(sizes: Sizes) -> str:
     """The whole page."""
-    text = ["# The power law over model size, on our own runs", __doc__.partition("\n\n")[2].strip().replace("\n", " "),
+    text = ["# The power law over model size, on our own runs", __doc__.partition("\n\n")[2].strip().replace("\n", " ").replace("UNTIL", f"a pass rate of {UNTIL:g}"),
             size_table(sizes)]  # fmt: skip
     for axis, unit in AXES.items():
         law, points = law_of(sizes, axis)
         across_law, copied, ratio = across(points)
         text += [
             f"## Over {unit}",
-            f"K_max {of(law.K_max, law.K_max_interval)}, N0 {of(law.N0, law.N0_interval)} parameters, RMSE of log L "
+            f"K_max {of(law.K_max, law.K_max_interval)}, N0 in parameters {of(law.N0, law.N0_interval)}, RMSE of log L "
             f"{law.rmse:.3f} over {len(points)} points." + "".join(f" Note: {note}." for note in law.notes),
             f"- Within a model: the later half of each rise, from the earlier half: RMSE of log L {within(points):.3f}."
             f"\n- Across models: the later half of the largest one's rise, with the slope that the smaller ones give "
