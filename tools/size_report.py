@@ -112,7 +112,8 @@ def of(value: float, ends: tuple[float, float]) -> str:
 
 def page(sizes: Sizes) -> str:
     """The whole page."""
-    text = ["# The power law over model size, on our own runs", __doc__.partition("\n\n")[2].strip().replace("\n", " ").replace("UNTIL", f"a pass rate of {UNTIL:g}"),
+    about = " ".join(__doc__.partition("\n\n")[2].split()).replace("UNTIL", f"a pass rate of {UNTIL:g}")
+    text = ["# The power law over model size, on our own runs", about,
             size_table(sizes)]  # fmt: skip
     for axis, unit in AXES.items():
         law, points = law_of(sizes, axis)
