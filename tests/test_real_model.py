@@ -166,7 +166,9 @@ def test_make_real_gives_flags_that_can_work(tmp_path):
     """What `make real` would run: the packages without theirs, both tools, and a train.py that no check refuses."""
     for file in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
         shutil.copy(file, tmp_path)
-    said = subprocess.check_output(["make", "--no-print-directory", "-n", "real", "PROBLEMS=expressions"], cwd=tmp_path, text=True)
+    said = subprocess.check_output(
+        ["make", "--no-print-directory", "-n", "real", "PROBLEMS=expressions"], cwd=tmp_path, text=True
+    )
     installs, _, makes, trains, compares = said.replace("\\\n", " ").splitlines()[-5:]
     assert installs.endswith("pip install -q --no-deps -r requirements-real.txt") and "--problems expressions" in makes
     parsed = flags.parse_flags(trains.split("train.py ")[1].split(), "")
