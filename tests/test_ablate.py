@@ -328,6 +328,26 @@ def test_the_file_of_curves_gives_the_reports_of_the_folders(program, monkeypatc
     assert "no readable" in capsys.readouterr().err
 
 
+def test_a_sweep_goes_on_from_the_file_of_curves(program, monkeypatch, tmp_path, capsys):
+    """The folders of seed 0 are lost and their curves kept: of two seeds only seed 1 is run, and the report has both. A
+    failed run of the file is run again."""
+    call, script, calls = program
+    script({"one/dapo/0": {"exit": 3}})
+    assert call("one", "--seeds", "1") == 1
+    file, folder = str(tmp_path / "c.csv.gz"), tmp_path / "runs"
+    assert curves.main([str(folder), "--output", file]) == 0
+    shutil.rmtree(folder)
+    script({})
+    assert call("one", "--seeds", "2", "--finished", file, "--dry-run") == 0
+    assert "base, seed 0: finished" in (said := capsys.readouterr().out) and "1 of 4 runs are finished" in said
+    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
+    assert call("one", "--seeds", "2", "--finished", file) == 0
+    assert sorted(names(calls()[2:])) == ["one/base/1", "one/dapo/0", "one/dapo/1"]
+    assert "base" in (folder / "results/one.md").read_text()
+    with pytest.raises(SystemExit):
+        call("one", "--finished", file, "--curves", file)
+
+
 def test_all_names_a_comparison_with_a_baseline_only(program, monkeypatch, tmp_path, capsys):
     """Of two, only the baseline that it shares with one is there: there is nothing to compare."""
     call, _, _ = program

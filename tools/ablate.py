@@ -5,6 +5,7 @@
     python tools/ablate.py losses --report               # only the report of what is finished
     python tools/ablate.py all                           # every comparison, the law, and what the logs know
     python tools/ablate.py all --curves FILE             # the same reports from `curves.py`'s file, without any runs
+    python tools/ablate.py all --finished FILE           # what is finished in that file is not run again
 
 `comparisons.py` says what is compared, `sweep.py` makes the runs, `curves.py` reads them, `ablation_report.py`,
 `law_report.py` and `log_report.py` say what came out. Each run is a process of `train.py` in
@@ -19,7 +20,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,19 +120,22 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="list the commands and end")
     add("--report", action="store_true", help="no runs, only the report of the finished ones")
     add("--curves", default="", metavar="FILE", help="no runs, the report of those in this file of tools/curves.py")
+    add("--finished", default="", metavar="FILE", help="runs that this file of tools/curves.py has are taken from it")
     add("--page", default="", metavar="FILE", help="a page that gets its tables, law and findings, written anew "
         "between the marks <!-- refit NAME --> and <!-- end -->")  # fmt: skip
     args = parser.parse_args(argv)
     if min(args.seeds, args.jobs) < 1:
         parser.error("--seeds and --jobs must be at least 1")
+    if args.curves and args.finished:
+        parser.error("--curves makes no runs, so that --finished has nothing to spare; give one of them")
     return args
 
 
-def list_commands(runs: Mapping[tuple[str, int], Run], minutes: float) -> None:
-    """What would be run, and how long it may take."""
+def list_commands(runs: Mapping[tuple[str, int], Run], minutes: float, spared: Collection[Run]) -> None:
+    """What would be run, and how long it may take. `spared`: runs whose curve is known."""
     left = 0
     for (variant, seed), run in runs.items():
-        done = run.finished()
+        done = run in spared or run.finished()
         left += not done
         print(f"{variant}, seed {seed}: {'finished' if done else shlex.join(run.command())}")
     print(f"{len(runs) - left} of {len(runs)} runs are finished; the others take about {left * minutes:.0f} minutes")
@@ -196,7 +200,8 @@ def write_reports(
         for curve in graded:
             if curve.comparison != "law":
                 others.setdefault(curve.comparison, []).append(curve)
-        law_report.write(law, others, left_out, folder)
+        chain, not_there = matches.get("chain", ({}, []))
+        law_report.write(law, others, chain.get("chain", []), [*left_out, *not_there], folder)
         log_report.write(graded, law.get("baseline", []), folder)
         blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:
@@ -215,20 +220,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = list(COMPARISONS) if args.comparison == "all" else [args.comparison]
     code = 0
     try:
-        rows = read_rows(Path(args.curves)) if args.curves else []
-        seeds = sorted({int(row["seed"]) for row in rows}) or range(args.seeds)
+        rows = read_rows(Path(args.curves or args.finished)) if args.curves or args.finished else []
+        seeds = sorted({int(row["seed"]) for row in rows}) if args.curves else range(args.seeds)
         budget = budget_flags(args.budget)
         plans = {name: plan(name, seeds, output, budget, args.only) for name in names}
         runs = [run for of_one in plans.values() for run in of_one.values()]
+        known = {curve.run for curve in curves_of(rows) if curve.finished}
+        spared = {run for run in runs if str(run.folder.relative_to(output)) in known}
         if args.dry_run:
             for name, of_one in plans.items():
-                list_commands(of_one, COMPARISONS[name].minutes)
+                list_commands(of_one, COMPARISONS[name].minutes, spared)
             return 0
         if not (args.report or args.curves):
-            code = sweep.make(runs, output, args.jobs)
+            code = sweep.make([run for run in runs if run not in spared], output, args.jobs)
         if code not in (2, 130):
-            curves = {curve.run: curve for curve in curves_of(rows or collect(output))}
-            write_reports(plans, curves, output, args)
+            made = [] if args.curves else collect(output)
+            folders = {row["run"] for row in made}
+            rows = [*made, *(row for row in rows if row["run"] not in folders)]
+            write_reports(plans, {curve.run: curve for curve in curves_of(rows)}, output, args)
     except (UsageError, InputError) as error:
         print(f"ablate.py: {error}", file=sys.stderr)
         return 2
