@@ -33,11 +33,11 @@ REPRODUCED, REFUTED, UNSEEN = "reproduced", "refuted", "cannot be seen at this s
 
 
 @cache
-def fitted(curve: Curve, axis: str, until: float = 1.0) -> fit_sigmoid.CurveReport:
+def fitted(curve: Curve, axis: str, until: float = 1.0, early: float = EARLY) -> fit_sigmoid.CurveReport:
     """The fit to the first `until` of a run's compute on that axis; made once, since comparisons share runs. Points of
-    the graded task before EARLY tokens are left out, but for the one at 0."""
+    the graded task before `early` tokens are left out, but for the one at 0."""
     name, points = f"{curve.variant} seed {curve.seed}", curve.points
-    later = points[axis][points["tokens"] >= (EARLY if curve.flags.get("dataset") == "graded" else 0)]
+    later = points[axis][points["tokens"] >= (early if curve.flags.get("dataset") == "graded" else 0)]
     return fit_sigmoid.curve(curve.evals(), x=axis, fit_until=until, name=name, skip_below=min(later, default=0.0))
 
 

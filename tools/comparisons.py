@@ -16,6 +16,9 @@ GRADED = (
     "--max_sampled_tokens 2000000 --eval_every 10 --eval_problems 512 --eval_samples 2 --probe_every 6 "
     "--save_every 120 --engine torch"
 )
+# The task where the law fails: a thinking budget that is too short for its longest chains, and a calm learning rate.
+CHAIN = GRADED.replace("graded --min_budget 14 --max_budget 18", "chain --min_budget 18 --max_budget 22")
+CHAIN = CHAIN.replace("7e-4", "3e-4").replace("2000000", "3000000")
 VLLM = GRADED.replace("torch", "vllm")  # where time or bfloat16 is compared
 # A length-hungry start: all demonstrations of the warm start think all over again, so that half of the first
 # completions are cut, and yet every problem fits if the policy learns to stop.
@@ -84,6 +87,21 @@ COMPARISONS = {
             "sample-average": "--aggregation sample",
             "prompt-normalization": "--normalize_advantages prompt",
             "dapo-0.26": "--loss dapo",
+        },
+    ),
+    "chain": Comparison(
+        "the task where half a run does not predict the other: all short chains are learned at once, long ones never",
+        {"chain": ""},
+        setting=CHAIN,
+        minutes=2.1,
+    ),
+    "unstable": Comparison(
+        "what makes runs fall, and what the logs say before they do",
+        {
+            "baseline": "",
+            "lr-2e-3": "--lr 2e-3",
+            "lr-2e-3-lag-8": f"--lr 2e-3 {HELD[8]}",
+            "lr-4e-3-lag-8": f"--lr 4e-3 {HELD[8]}",
         },
     ),
     "leave-one-out": Comparison(

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import fitted, interval, pooled_sd, seeds_needed
+from ablation_figures import EARLY, fitted, interval, pooled_sd, seeds_needed
 from ablation_report import amount, apart_text, save
 from curves import Curve
 from fit_curves import power_law
@@ -24,7 +25,12 @@ from tasks.graded import CEILING
 
 AXIS = "tokens"
 CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
+CHAIN_FAILS = (
+    "**Where the law fails.** The task `chain`, with a budget too short for its longest chains: all short chains are "
+    "learned together and the long ones never, so that its curve is a cliff."
+)
 RULES = ("sigmoid", "power law", "the pass rate stays")
+LEFT_OUT = (0.0, 100e3, 150e3, 200e3, 250e3)  # tokens at the start: other choices of EARLY
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
 
 
@@ -112,18 +118,18 @@ def share_of(found: Sequence[bool]) -> str:
     return f"{sum(found)} of {len(found)} ({np.mean(found):.0%})"
 
 
-def sum_row(name: str, share: float, curves: Sequence[Curve]) -> list[str]:
-    """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
-    reports = [fitted(curve, AXIS, share) for curve in curves]
+def sum_row(name: str, share: float, curves: Sequence[Curve], early: float = EARLY) -> list[str]:
+    """All of these runs, fitted to `share` of their compute without the first `early`, in SUM_HEAD's columns."""
+    reports = [fitted(curve, AXIS, share, early) for curve in curves]
     seen = [report.fit_until / fitted(curve, AXIS).fit.C_mid for report, curve in zip(reports, curves, strict=True)]
-    errors = [error(curve, share, "sigmoid") for curve in curves]
+    errors = [report.predictions[0].reward - report.predictions[0].measured for report in reports]
     widths = [report.predictions[0].evaluation[1] - report.predictions[0].evaluation[0] for report in reports]
     later = share < 1  # at the end there is nothing left to predict
     return [
         name, str(len(curves)), f"{np.median(seen):.1f}", share_of([inside(r) for r in reports]) if later else "–",
         f"{np.median(np.abs(errors)):.3f}" if later else "–", mean_error(errors) if later else "–",
         f"{np.median(widths):.3f}" if later else "–", share_of([r.fit.identifiable for r in reports]),
-        share_of([covers(r.fit) for r in reports]),
+        share_of([covers(r.fit) for r in reports]) if curves[0].flags.get("dataset") == "graded" else "–",
     ]  # fmt: skip
 
 
@@ -137,6 +143,16 @@ def rules_table(curves: Sequence[Curve]) -> str:
                 rows.append([name, rule, str(len(errors)), f"{np.median(np.abs(errors)):.3f}",
                              f"{np.max(np.abs(errors)):.3f}", mean_error(errors)])  # fmt: skip
     return table(["fitted", "rule", "runs", "median error", "largest", "mean error [95 %]"], rows)
+
+
+def left_out_table(curves: Sequence[Curve]) -> str:
+    """The same fits with more or less of the start left out."""
+    rows = [
+        [amount(early) if early else "nothing", *sum_row(name, share, curves, early)]
+        for early in LEFT_OUT
+        for name, share in (CUTS | {"all of it": 1.0}).items()
+    ]
+    return table(["tokens left out", *SUM_HEAD], rows)
 
 
 def power_table(groups: Mapping[str, Sequence[Curve]]) -> str:
@@ -171,8 +187,14 @@ def summary(curves: Sequence[Curve]) -> str:
     ])  # fmt: skip
 
 
-def page(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], left_out: Sequence[str]) -> str:
-    """Markdown. `groups`: the comparison's runs by variant; `others`: the runs of other comparisons, by comparison."""
+def page(
+    groups: Mapping[str, Sequence[Curve]],
+    others: Mapping[str, Sequence[Curve]],
+    chain: Sequence[Curve],
+    left_out: Sequence[str],
+) -> str:
+    """Markdown. `groups`: the comparison's runs by variant; `others`: the runs of other comparisons, by comparison;
+    `chain`: runs of the task on which the law fails."""
     curves = [curve for some in groups.values() for curve in some]
     text = [
         "# The law: half a run predicts the other half",
@@ -182,6 +204,9 @@ def page(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Cu
         summary(curves),
         "**Each run.** Compute in sampled tokens; in bold a prediction whose interval the end left.",
         table(ROW_HEAD, [row(curve) for curve in curves]),
+        f"**What is left out at the start** is {amount(EARLY)} tokens in all other tables. The same fits without more "
+        "or less of it:",
+        left_out_table(curves),
         "**How many seeds a comparison needs** to see a difference in four of five cases, at 5 %, two-sided (Student's "
         "t). The spread is that of the first variant over its seeds, and that of the paired differences to it.",
         power_table(groups),
@@ -191,26 +216,39 @@ def page(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Cu
         text += ["**The other comparisons, fitted to half.** Each run is counted once. They hold variants that were "
                  "made to be worse, so nothing is promised for them.",
                  table(["comparison", *SUM_HEAD[1:]], rows)]  # fmt: skip
+    if chain:
+        rows = [sum_row(name, share, chain) for name, share in CUTS.items()]
+        text += [CHAIN_FAILS, table(SUM_HEAD, rows)]
     return "\n\n".join(text) + "\n"
 
 
-def draw(groups: Mapping[str, Sequence[Curve]], path: Path, shown: int = 3) -> None:
-    """A PNG. Left: the first runs, the fit to the first half, its band for the rest, and what came (hollow). Right: the
-    end of each run, predicted with its interval, and measured."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
-    for i, curve in enumerate(next(iter(groups.values()))[:shown]):
+def draw_halves(axes: Any, curves: Sequence[Curve]) -> None:
+    """Runs, the fit to the first half of each, its band for the rest, and what came (hollow)."""
+    for i, curve in enumerate(curves):
         half, color = fitted(curve, AXIS, 0.5), f"C{i}"
         seen = half.fit_until >= half.C
-        left.plot(half.C[seen], half.R[seen], "o", color=color, ms=4, label=f"{curve.variant} {curve.seed}")
-        left.plot(half.C[~seen], half.R[~seen], "o", color=color, mfc="white", ms=4)
+        axes.plot(half.C[seen], half.R[seen], "o", color=color, ms=4, label=f"{curve.variant} {curve.seed}")
+        axes.plot(half.C[~seen], half.R[~seen], "o", color=color, mfc="white", ms=4)
         for start, stop, style in ((0, half.fit_until, "-"), (half.fit_until, half.C[-1], "--")):
-            left.plot(grid := np.linspace(start, stop, 100), half.fit.predict(grid), style, color=color)
-        left.fill_between(grid, *half.fit.interval(grid, noise=True), color=color, alpha=0.12, lw=0)
+            axes.plot(grid := np.linspace(start, stop, 100), half.fit.predict(grid), style, color=color)
+        axes.fill_between(grid, *half.fit.interval(grid, noise=True), color=color, alpha=0.12, lw=0)
+    axes.set(xlabel="sampled tokens", ylabel="pass rate on held-out prompts", ylim=(0, 1))
+    axes.xaxis.set_major_formatter(lambda value, _: amount(value))
+
+
+def draw(groups: Mapping[str, Sequence[Curve]], chain: Sequence[Curve], path: Path, shown: int = 3) -> None:
+    """A PNG. Left: the first runs. Middle: those of the task on which the law fails. Right: the end of each run of
+    `groups`, predicted with its interval, and measured."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(17 if chain else 12, 4.6), layout="constrained")
+    left, *middle, right = figure.subplots(1, 3 if chain else 2, width_ratios=(1.5, 1.5, 1) if chain else (1.5, 1))
+    draw_halves(left, next(iter(groups.values()))[:shown])
     left.axhline(CEILING, color="gray", ls=":", label=f"the ceiling, {CEILING:g} by construction")
-    left.set(xlabel="sampled tokens", ylabel="pass rate on held-out prompts", ylim=(0, 1))
+    left.set_title("graded: problems differ in how soon they are learned", fontsize=9)
+    if chain:
+        draw_halves(middle[0], chain[:shown])
+        middle[0].set_title("chain: short chains are learned at once, the longest never", fontsize=9)
     y, names = 0, []
     for i, some in enumerate(groups.values()):
         for curve in some:
@@ -223,16 +261,16 @@ def draw(groups: Mapping[str, Sequence[Curve]], path: Path, shown: int = 3) -> N
     right.invert_yaxis()
     right.axvline(CEILING, color="gray", ls=":")
     right.set_xlabel("end: predicted from half, measured (hollow)")
-    left.legend(fontsize=8)
-    for panel in (left, right):
+    for panel in (left, *middle, right):
         panel.grid(alpha=0.3)
-    left.xaxis.set_major_formatter(lambda value, _: amount(value))
+    for panel in (left, *middle):
+        panel.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
-def write(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], left_out: Sequence[str],
-          folder: Path) -> None:  # fmt: skip
+def write(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], chain: Sequence[Curve],
+          left_out: Sequence[str], folder: Path) -> None:  # fmt: skip
     """FOLDER/law.* from finished runs; the arguments as in `page`."""
     folder.mkdir(parents=True, exist_ok=True)
-    draw(groups, folder / "law.png")
-    save(page(groups, others, left_out), (folder / "law").with_suffix(".md"))
+    draw(groups, chain, folder / "law.png")
+    save(page(groups, others, chain, left_out), (folder / "law").with_suffix(".md"))
