@@ -56,7 +56,7 @@ refit: setup  ## every table of RESULTS.md and docs/results/ from the curves of 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium"
 
-test-medium: $(TESTS)/installed-dev  ## what takes up to half a minute each: engines that die, several ranks, simulations
+test-medium: $(TESTS)/installed-dev  ## engines that die, several ranks, simulations, the tools that make the evidence
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m medium
 
 test-unit: $(TESTS)/installed-dev  ## concept files, runtime with a fake engine, tasks: seconds, and no vLLM

@@ -9,7 +9,7 @@ import pytest
 from comparisons import EQUAL, Comparison, near
 from made_curves import made
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_fits")]
+pytestmark = [pytest.mark.medium, pytest.mark.usefixtures("quick_fits")]
 
 ONE = Comparison("first", {"base": "", "dapo": "--loss dapo"}, setting="--k 4")
 

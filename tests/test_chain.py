@@ -86,6 +86,7 @@ def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
     assert lengths == set(range(2, 9))
 
 
+@pytest.mark.long
 def test_sizes_and_ranges_are_respected():
     """There are 10 * 21^2 = 4410 problems of two operations, an eighth of them held out: 700 is no endless loop."""
     small = ChainTask(seed=3, pool_size=40, held_out_size=30, min_ops=3, max_ops=4)

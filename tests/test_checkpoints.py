@@ -42,6 +42,7 @@ def assert_same_state(one, other):
 # ------------------------------------------------------------------------------------------------------------- resuming
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed_after", [2, 5])
 def test_resumed_run_is_bit_equal(run, whole, tmp_path, killed_after):
     """Killed at and after a save: weights, Adam's moments, curriculum and logs are those of a run that
@@ -52,6 +53,7 @@ def test_resumed_run_is_bit_equal(run, whole, tmp_path, killed_after):
     assert [r["step"] for r in without_times(tmp_path / "cut", "metrics.jsonl")] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
     """Seven steps, then two more: the weights are bit for bit those of a run of nine, each step stands in the logs once,
     and the final evaluation of step 7 stays."""
@@ -65,6 +67,7 @@ def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
     assert not [f.name for f in (tmp_path / "run").iterdir() if f.name.startswith("model.")]
 
 
+@pytest.mark.long
 def test_a_stop_in_mid_step_keeps_every_prompt(program, whole, tmp_path):
     """Ctrl-C while step 4's evaluation is waited for: its batch was taken but not trained, so its prompts come first
     after the resume, in their old order, and are trained exactly once."""
@@ -88,6 +91,7 @@ def test_a_stop_in_mid_step_keeps_every_prompt(program, whole, tmp_path):
     assert ended["history"] == expected["history"] and ended["prompts"] == expected["prompts"]
 
 
+@pytest.mark.long
 def test_an_evaluation_killed_in_the_middle(run, whole, tmp_path):
     """Killed while the evaluation of step 3 is waited for: the resumed run makes it, once, and the logs are the same."""
 
@@ -103,6 +107,7 @@ def test_an_evaluation_killed_in_the_middle(run, whole, tmp_path):
     assert_same_logs(tmp_path / "run", whole[0])
 
 
+@pytest.mark.long
 def test_hours_are_kept_over_a_resume(program, tmp_path):
     """The hours of steps 1 to 3 are spent when the run goes on: a budget of as many is reached before step 4."""
     program("--max_steps", "3")
@@ -113,6 +118,7 @@ def test_hours_are_kept_over_a_resume(program, tmp_path):
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_flags_given_again_win_and_are_logged(run, program, tmp_path):
     """--resume with another learning rate: a line says so, config.json and metrics.jsonl have it. What does not fit the
     checkpoint's prompts is refused in one sentence."""
@@ -152,6 +158,7 @@ def test_checkpoint_of_other_shapes(run, tmp_path):
         run("run", "--resume", "--model", other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["optimizer.bin", "model.safetensors"])
 def test_a_checkpoint_of_zeros(run, program, tmp_path, name):
     """Right size, no content: one sentence with the checkpoint's name, exit code 2."""
@@ -165,6 +172,7 @@ def test_a_checkpoint_of_zeros(run, program, tmp_path, name):
 # ----------------------------------------------------------------------------------------------------- full disks
 
 
+@pytest.mark.long
 def test_only_a_disk_is_called_a_disk(program, monkeypatch):
     """What else a save may raise is no full disk: memory that ran out and a lost peer stay what they are (torch's errors
     are RuntimeErrors, too), and a folder without permission is called that."""
@@ -185,6 +193,7 @@ def test_only_a_disk_is_called_a_disk(program, monkeypatch):
     assert code == 1 and re.fullmatch(r"train.py: cannot write .*/model.safetensors: Permission denied; .*\n", err)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("how", ["torch", "safetensors", "sharded", "file"])
 def test_what_a_full_and_a_read_only_disk_raise(tmp_path, how):
@@ -211,6 +220,7 @@ def test_what_a_full_and_a_read_only_disk_raise(tmp_path, how):
             assert found[0] == number and found[1].startswith(str(folder))
 
 
+@pytest.mark.long
 def test_full_disk_ends_with_one_sentence_and_goes_on_with_more_room(program, whole, tmp_path):
     """A disk of 300 kB holds the first checkpoint and not the second: exit code 1, the path, and once there is room the
     resumed run writes the logs of one that never stopped."""
@@ -225,6 +235,7 @@ def test_full_disk_ends_with_one_sentence_and_goes_on_with_more_room(program, wh
         assert_same_logs(tmp_path / "run", whole[0])
 
 
+@pytest.mark.long
 def test_full_disk_under_the_logs(program, tmp_path, monkeypatch):
     """The disk is full when a step is logged, not saved: the same end; half a line is cut off by the resumed run."""
     original = Folder.append
@@ -277,6 +288,7 @@ def replace(checkpoint, name, content):
     (checkpoint / "state.json").write_text(json.dumps(state))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "form"), [("optimizer.bin", "torch"), ("random_states_0.pkl", "pickle")])
 @pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_runs_no_code(run, program, tmp_path, name, form):
@@ -319,6 +331,7 @@ def sharded(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_sharded_checkpoint_runs_no_code(run, program, tmp_path, sharded):
     """A real `.metadata` is plain data and is accepted; one that calls os.system is refused in one sentence before
@@ -369,6 +382,7 @@ def test_objects_in_a_sharded_checkpoint_run_no_code(sharded):
     assert own["optimizer"]["param_groups"] == [{"lr": 0.001, "betas": (0.9, 0.999), "fused": None}]  # AdamW's defaults
 
 
+@pytest.mark.long
 def test_no_text_becomes_code():
     """No eval, exec or unpickling in our source but in the sandbox; torch.load only with weights_only; code that comes with a model only on
     --trust_remote_code."""

@@ -12,6 +12,8 @@ from tasks import data_sets, judges
 from tasks.data_sets import PromptOptions, load_dataset_task
 from tasks.prompts import epoch_order
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def tokenizer():

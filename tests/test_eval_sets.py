@@ -14,6 +14,8 @@ from tasks.eval_sets import parse_eval_sets
 from tasks.prompts import stable_key
 from tasks.rows import DataSet
 
+pytestmark = pytest.mark.long
+
 
 def sums(n, start=0):
     return [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(start, start + n)]

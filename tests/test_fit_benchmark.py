@@ -9,7 +9,7 @@ from test_fit_sigmoid import run_of, squares
 from fit_sigmoid import CUTS, fit
 from tools.fit_benchmark import REGIMES, draw, multi_start, no_ceiling, paper_range, regime
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.medium
 
 
 def test_least_squares_is_the_global_minimum():

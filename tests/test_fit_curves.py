@@ -12,7 +12,7 @@ from test_fit_sigmoid import rounded_otherwise, run_of
 
 from fit_sigmoid import curve, fit, format_report, sigmoid
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_fits")]
+pytestmark = [pytest.mark.medium, pytest.mark.usefixtures("quick_fits")]
 
 # ----------------------------------------------------------------------------------------------------- a worked example
 

@@ -170,6 +170,7 @@ def test_sizes_as_people_write_them():
             number(text)
 
 
+@pytest.mark.long
 def test_command_line(tmp_path, capsys):
     """Two runs and a CSV of two sizes; points without a logarithm are counted."""
     for size, slope in (("1B", 0.1), ("3B", 0.15)):

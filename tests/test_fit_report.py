@@ -9,6 +9,8 @@ from test_fit_sigmoid import run_of
 
 from fit_sigmoid import curve, fit, format_report, load, main, plot_curves, sigmoid
 
+pytestmark = pytest.mark.medium
+
 
 def records(n=19, every=50_000, n_prompts=512, seed=0, **extra):
     """Evaluations of a run of the built-in task's shape, as train.py writes them."""
@@ -149,6 +151,7 @@ def test_plots_show_every_group_of_points(tmp_path):
 # ----------------------------------------------------------------------------------------------------- the command line
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_fits")
 def test_bad_input_is_one_sentence_with_its_place(tmp_path, capsys):
     good, rows = write(tmp_path / "eval.jsonl", records()), records()

@@ -51,6 +51,7 @@ def test_the_top_level_is_the_papers():
     assert {path.stem for path in ROOT.glob("*.py")} == CONCEPTS | {"train"}
 
 
+@pytest.mark.long
 def test_concept_files_import_nothing_of_ours():
     assert {name: found for name, found in graph().items() if name in CONCEPTS and found} == {}
 

@@ -150,6 +150,7 @@ def test_a_curve_knows_its_error():
     assert 178 <= covered <= 198
 
 
+@pytest.mark.long
 def test_the_envelope_takes_the_best_n_that_reached_each_c():
     """A small n that is better early and a large one that is better late; neither counts outside its own run. A run of
     three rewards has no curve, and is named."""
@@ -170,6 +171,7 @@ def test_the_envelope_takes_the_best_n_that_reached_each_c():
         fit_grid([early, Run(1, 16, M.tolist(), (0.1 * M / (M + 20)).tolist())])
 
 
+@pytest.mark.long
 def test_seeds_share_a_curve_and_gaps_are_not_compared():
     """Two seeds of n = 4, .02 above and below, are fitted as one. Of C from 16 to 256,000 only that counts at which two n
     were: n = 4 ends at 796, n = 16 at 3,184, and n = 256 and 1,024 begin at 128,000."""
@@ -270,6 +272,7 @@ GRID = "B_p,n,step,pass_rate\n" + "".join(
 )  # n = 4 is better below C = 205, n = 16 above
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("text", "budget", "words"), [
     (GRID.replace("pass_rate", "reward"), "700", "grid.csv has no 'pass_rate', but B_p, n, step, reward; --y names"),
     (GRID + "1,16,200,85\n", "700",

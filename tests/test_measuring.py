@@ -15,6 +15,8 @@ import subjects
 import torch
 from fake_engine import FakeEngine, generating
 
+pytestmark = pytest.mark.long
+
 
 def test_cases_take_turns():
     """A B A B, never A A B B: what else the machine does falls on both."""

@@ -88,6 +88,7 @@ def test_a_run_ends_with_a_card_and_pushes_nothing(program, hub, tmp_path):
     assert (tmp_path / "run" / "model" / "curve.png").exists() and hub == []
 
 
+@pytest.mark.long
 def test_a_model_is_pushed_on_request_and_only_in_that_call(program, hub, tmp_path):
     """The repository is made before the run, private; the folder with its card goes there at the end. A resumed run must
     be asked again; an evaluation never pushes."""

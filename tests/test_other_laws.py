@@ -12,7 +12,7 @@ from made_curves import made
 from fit_sigmoid import sigmoid
 from tasks.sizes import parameters
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.medium
 
 
 def on_the_law(name, seed=0, K_max=0.3, N0=150_000, n=320):

@@ -635,6 +635,7 @@ def interleave(
     return lags
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("schedule", "k"), [("pipeline", 0), ("pipeline", 1), ("pipeline", 8), ("ppo_off_policy", 3)])
 def test_the_lag_bound_under_random_delays(schedule, k):
     """lag <= k for every token (k - 1 for PPO-off-policy), no deadlock, no prompt lost or doubled, strict order, and

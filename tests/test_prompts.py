@@ -193,6 +193,7 @@ def test_a_mixture_goes_on_from_its_saved_place(n):
 # Keys
 
 
+@pytest.mark.long
 def test_keys_are_stable_across_processes():
     """The first 16 hex digits of SHA-256, whatever PYTHONHASHSEED says; so are the problems of the built-in task."""
     from tasks.chain import ChainTask

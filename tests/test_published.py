@@ -8,6 +8,8 @@ import published
 import pytest
 from published import CHENG, KHATRI, PAGE, SIZES, TAN, K, curve, overtakes, range_of_equal_runs, window_A
 
+pytestmark = pytest.mark.medium
+
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "published.md").read_text()
 
 

@@ -110,6 +110,7 @@ def test_verdicts_are_logged(monkeypatch, tmp_path, model):
     assert record["verdicts"] == {"correct": 5, "timeout": 2}
 
 
+@pytest.mark.long
 def test_saving_is_timed(monkeypatch, tmp_path, model):
     """Two seconds in each save, after steps 2, 4 and 6: the record of the next step says so."""
     finish_checkpoint, clock, real = Folder.finish_checkpoint, [0.0], time.monotonic

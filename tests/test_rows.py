@@ -77,6 +77,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_row_shapes_out_of_the_box(tmp_path, shape, kind):

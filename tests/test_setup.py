@@ -41,6 +41,7 @@ def data_flags(folder, **changes):
     return Flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("changes", "prompt_ends", "correct"), [
     ({}, "again wait", [False, True]),
     ({"thinking": "true"}, "again wait <think>", [False, True]),
@@ -128,6 +129,7 @@ def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
     assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
 
 
+@pytest.mark.long
 def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monkeypatch, tmp_path):
     """--size xs asks for its warm start; the easy half comes easy first, and the stream keeps that order. The default
     is neither."""

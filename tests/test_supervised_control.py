@@ -58,6 +58,7 @@ def test_control_has_the_answer_budget_of_a_run(monkeypatch):
     assert judged == [ids_of("a +5 2 </think> a a 6 2")]
 
 
+@pytest.mark.long
 def test_control_writes_the_records_of_an_evaluation(tmp_path, monkeypatch):
     quick = WarmStart(clean_loss=99.0, corrupted_steps=2, batch_size=4)
     monkeypatch.setattr(control, "WarmStart", lambda: quick)

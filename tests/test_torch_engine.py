@@ -77,6 +77,7 @@ def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_pat
     assert (torch.tensor(rollout.logprobs) - plain(other, ids[0].tolist())[2:]).abs().max() > 0.1  # not vacuous
 
 
+@pytest.mark.long
 def test_tokens_are_drawn_by_their_probability(model, tmp_path):
     """4,000 first tokens after one prompt: each is drawn as often as its probability says, within 5 standard errors."""
     engine = new_engine(model, tmp_path, slots=500)

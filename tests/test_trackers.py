@@ -12,6 +12,8 @@ from runtime import flag_checks
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("package", ["tensorboard", "trackio", "wandb"])
 def test_a_missing_package_is_one_sentence(monkeypatch, package):

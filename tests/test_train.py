@@ -163,6 +163,7 @@ def some_equal(equal):
     return {"rewards": staticmethod(lambda n, problem: [1.0, 1.0] if equal(n) else [1.0, -1.0])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("k", [0, 2, 8])
 def test_the_loop_on_the_pipeline_schedule(run, k):
     """Every step one version and one push of its B groups; prompts in the stream's order; lag up to k and no more;
@@ -299,6 +300,7 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
 # -------------------------------------------------------------------------------------------------------------- budgets
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limit", "steps"), [(0.0, 3), (1e-12, 0), (1e3, 3)])
 def test_a_budget_of_device_hours_ends_the_run(run, limit, steps):
     """0 is no limit; 1e-12 hours have passed before the first step; 1,000 have not after the last."""
@@ -324,6 +326,7 @@ def contents(folder):
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
+@pytest.mark.long
 def test_eval_only_reads_a_finished_run_and_writes_nothing(program, tmp_path):
     """The model of step 7 is evaluated, with or without checkpoints; every file of the run stays as it is, and a later
     resume trains on. What is printed has the run's own step, tokens and FLOPs."""
@@ -345,6 +348,7 @@ def test_eval_only_reads_a_finished_run_and_writes_nothing(program, tmp_path):
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 9))
 
 
+@pytest.mark.long
 def test_eval_only_of_a_run_that_is_not_finished(monkeypatch, program, tmp_path, model):
     """Killed at step 5: the checkpoint of step 4 is evaluated. Finished, made longer and killed again at step 9, it is
     the checkpoint of step 8 and not the old `model/`, which is still there. Nothing is written, not even by a stop."""
@@ -366,6 +370,7 @@ def test_eval_only_of_a_run_that_is_not_finished(monkeypatch, program, tmp_path,
     assert code == 143 and "nothing was evaluated" in out and contents(tmp_path / "run") == before
 
 
+@pytest.mark.long
 def test_eval_only_of_a_model_needs_no_folder(program, tmp_path):
     """Also where --output_dir holds a run of its own: nothing there is touched."""
     code, out, err = program("--eval_only", "true")
@@ -397,6 +402,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.long
 def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
     """The push of version 3 fails for good; the trainer hears of it when it pushes version 4, in the middle of step 4. Exit
     code 1, the checkpoint of step 4 named; that step is logged, so the resumed run's logs are those of one that never

@@ -166,6 +166,7 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
 # ------------------------------------------------------------------------------------------------------------ gradients
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["cispo", "tis"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("tokens", "ranks"), [(12, 1), (12, 2), (1, 3), (2048, 2)])
@@ -237,6 +238,7 @@ def test_score_is_the_policys_own_logprobs_on_the_whole_batch(model_folder):
         torch.testing.assert_close(sum(parts), whole, atol=1e-5, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_and_parameters_that_cost_flops(monkeypatch, tmp_path, new_accelerator, tied):
     """The lookup of an embedding costs nothing and the head's product vocabulary x hidden: P is all parameters if one
@@ -272,6 +274,7 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "more", "recompute"), [
     ("Qwen3", {"tie_word_embeddings": True}, False),
     ("Phi", {"partial_rotary_factor": 0.5}, True),  # its head has a bias
@@ -349,6 +352,7 @@ def test_one_process_is_a_group_of_its_own_on_a_gpu_too(monkeypatch, new_acceler
     group.barrier()
 
 
+@pytest.mark.long
 def test_the_reference_of_a_bfloat16_run_is_its_first_policy(tmp_path, new_accelerator):
     """To the last bit, so that the KL penalty begins at 0."""
     folder = saved_model("Qwen3", tmp_path)
@@ -359,6 +363,7 @@ def test_the_reference_of_a_bfloat16_run_is_its_first_policy(tmp_path, new_accel
     assert trainer.gradients(hand_batch())["kl"] > 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator):
     """Two steps, or one, a checkpoint, a new trainer and the other. A trainer of another dtype refuses the checkpoint."""
@@ -386,6 +391,7 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
 # ------------------------------------------------------------------------------------------------------ refused models
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "more", "plain"), [
     ("Granite", {"logits_scaling": 8.0}, False),
     ("Gemma2", {}, False),  # final_logit_softcapping 30
@@ -414,6 +420,7 @@ def test_a_model_that_does_not_load_is_refused(tmp_path):
 # --------------------------------------------------------------------------------------------- gradient checkpointing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path, new_accelerator):
     """Four layers, 2,048 positions: at most a quarter of the bytes for backward, and the same gradient."""
@@ -451,6 +458,7 @@ def test_gradient_checkpointing_of_a_model_without_such_layers_is_refused(tmp_pa
         trainer_of(folder, gradient_checkpointing=True)
 
 
+@pytest.mark.long
 def test_the_gpu_page_says_what_a_real_model_keeps_for_backward(monkeypatch):
     """Qwen3-0.6B, 16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without
     data. What each of its 28 layers keeps is the difference of a model with two and one with one."""

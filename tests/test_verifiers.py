@@ -11,6 +11,8 @@ from tasks.judge_process import judge_one
 from tasks.judges import Job, RewardPool, Verdict
 from tasks.verifiers import after_thinking, exact_kind, last_box, math_kind, plain
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def pool():

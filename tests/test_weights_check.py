@@ -41,6 +41,7 @@ def digests(changes: list[list[int]]):
     return {"weight_digests": weight_digests}
 
 
+@pytest.mark.long
 def test_an_engine_that_no_update_reaches_ends_the_run(run):
     """In bfloat16 the log-probs may agree all the same; the bytes of one worker's weights do not change. Seen after the
     first update, or with save_every = 2 at the second save after the last update that arrived."""
@@ -94,6 +95,7 @@ def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
         run(trainer={"experts": experts, "off": [math.nan, 0.0]}, dtype=dtype)
 
 
+@pytest.mark.long
 def test_the_median_row_decides_for_a_mixture_of_experts(run):
     """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
     for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
@@ -104,6 +106,7 @@ def test_the_median_row_decides_for_a_mixture_of_experts(run):
         run(trainer={"off": [0.1, 0.0]})
 
 
+@pytest.mark.long
 def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
     """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
     from tasks import chain

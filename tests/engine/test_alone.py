@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.medium
 def test_the_file_alone_drives_an_engine(tmp_path):
     """It samples, takes six batches, pushes new weights of a tied head in flight after each, prints the lags, at most
     k = 2, and ends; no other file of ours is there."""
