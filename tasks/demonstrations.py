@@ -31,18 +31,18 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), 
 class Demonstrations:
     """What is wrong with the corrupted demonstrations, and how long the chains are.
 
-    `wrong_facts` of the 210 (operation, value) facts carry wrong results, each of them `wrong_results` equally frequent
-    ones. How often these are shown is evenly spaced over the facts between the two ends of `wrong_shown`. Each seed has
-    wrong facts of its own, unless they are to be the `same_for_all_seeds`. Any other result is replaced by a random
-    digit with probability `noise`. `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per
-    demonstration. For a harder task (a lower ceiling for the same compute) raise `wrong_facts`, `wrong_shown` or
-    `noise`, or train on a ChainTask with more operations.
+    `wrong_facts` of the 210 (operation, value) facts carry wrong results: each of them one and the same, or with
+    `any_wrong_result` all nine, equally often. How often these are shown is evenly spaced over the facts between the
+    two ends of `wrong_shown`. Each seed has wrong facts of its own, unless they are to be the `same_for_all_seeds`. Any
+    other result is replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step;
+    `restart` and `cut` are chances per demonstration. For a harder task (a lower ceiling for the same compute) raise
+    `wrong_facts`, `wrong_shown` or `noise`, or train on a ChainTask with more operations.
     """
 
     min_ops: int = 2
     max_ops: int = 8
     wrong_facts: float = 0.40
-    wrong_results: int = 1
+    any_wrong_result: bool = False
     wrong_shown: tuple[float, float] = (0.70, 0.70)
     same_for_all_seeds: bool = False
     noise: float = 0.18
@@ -59,11 +59,6 @@ def wrong_results(share: float, seed: int) -> dict[tuple[str, int], int]:
         (operation, value): (chain.apply(operation, value) + rng.randint(1, 9)) % 10
         for operation, value in rng.sample(facts, round(share * len(facts)))
     }
-
-
-def wrong_from(first: int, right: int) -> list[int]:
-    """The nine wrong digits in rising order, beginning with `first`; 0 follows 9."""
-    return [digit % 10 for digit in range(first, first + 10) if digit % 10 != right]
 
 
 def evenly_spaced(facts: Sequence[tuple[str, int]], ends: tuple[float, float]) -> dict[tuple[str, int], float]:
@@ -91,8 +86,9 @@ class Demonstrator:
         if not self.corrupted:
             return right
         if (operation, value) in self.wrong and self.rng.random() < self.wrong_shown[operation, value]:
-            count, first = self.settings.wrong_results, self.wrong[operation, value]
-            return first if count == 1 else self.rng.choice(wrong_from(first, right)[:count])
+            if not self.settings.any_wrong_result:
+                return self.wrong[operation, value]
+            return self.rng.choice([digit for digit in range(10) if digit != right])
         return self.rng.randrange(10) if self.rng.random() < self.settings.noise else right
 
     def thinking(self, start: int, operations: Sequence[str]) -> list[str]:

@@ -59,6 +59,7 @@ def test_sigmoid_by_hand():
     assert sigmoid(100.0, 0.2, np.array([0.6, 0.8]), 2.0, 100.0) == pytest.approx([0.4, 0.5])
 
 
+@pytest.mark.long
 def test_the_example_of_the_docstring_prints_what_it_says():
     assert doctest.testmod(module) == (0, 7)
 
@@ -80,6 +81,7 @@ def test_best_R0_by_hand():
     assert (R0[0], curvature[0], Q[0]) == pytest.approx((0.24, 1.25, 0.0084))
 
 
+@pytest.mark.long
 def test_every_check_can_be_the_reason():
     """One run for each row of the table, named by what fails in it; the reason is the row's own sentence."""
     rise = sigmoid(X, 0.2, 0.6, 3, 5) + NOISE
@@ -129,6 +131,7 @@ def test_inflation_by_hand():
     assert fit(C, wave).uncertainty.dispersion > 3 * squares(fit(C, wave)) / 57
 
 
+@pytest.mark.long
 def test_interval_of_an_evaluation_by_hand():
     """Half-widths add in quadrature: hypot(curve, t sd), sd^2 = dispersion p (1 - p) / n, or dispersion without n."""
     C, R = run_of(n=30)
@@ -182,6 +185,7 @@ def test_binomial_weights_are_maximum_likelihood():
     assert abs(plain.A - expit(v[1])) > 3e-3  # without weights it is another estimate
 
 
+@pytest.mark.long
 def test_held_parameters_and_bound():
     C, R = run_of()
     assert fit(C, R, A=0.58).A == 0.58 and fit(C, R, A=0.58).A_interval == (0.58, 0.58)
@@ -200,6 +204,7 @@ def test_a_rising_curve_never_falls():
 # ----------------------------------------------------------------------------------------------------- the paper's grid
 
 
+@pytest.mark.long
 def test_paper_grid_against_brute_force():
     """All cells of the grid with B from a scan of 3,000 values: no `curve_fit`, no preselection of cells."""
     C, R = run_of(n=14, seed=2)
@@ -215,6 +220,7 @@ def test_paper_grid_against_brute_force():
     assert (f.A, f.C_mid, f.R0) == (pytest.approx(A), pytest.approx(mid), R[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("truth", "edge"), [((0.82, 0.93, 2.0, 2500.0), 0.8), ((0.02, 0.30, 2.0, 2500.0), 0.45)])
 def test_a_ceiling_outside_the_grid_is_reported_as_that(truth, edge):
     """The run rises to .93, or to .30, and stays: it neither lacks a rise nor falls away. No curve of the grid falls."""
@@ -227,6 +233,7 @@ def test_a_ceiling_outside_the_grid_is_reported_as_that(truth, edge):
     assert wide.identifiable and wide.A == pytest.approx(truth[1], abs=0.0101)
 
 
+@pytest.mark.long
 def test_the_grid_keeps_to_what_is_held():
     """And without a point at C = 0, R0 is that of the least-squares fit."""
     C, R = run_of(n=20, seed=3)
@@ -307,6 +314,7 @@ def test_the_number_of_samples_of_a_repeated_point_does_not_depend_on_the_order(
 # ------------------------------------------------------------------------------------------------------ the uncertainty
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_samples", [None, 3000])
 def test_interval_of_A_is_the_profile(n_samples):
     """Definition: with A held at an end of its interval, the best Q exceeds the least one by 1.1 dispersion t^2. So much
@@ -433,6 +441,7 @@ def two_steps(C):
     return sigmoid(C, 0.05, 0.5, 4, 10) + sigmoid(C, 0, 0.4, 4, 70)
 
 
+@pytest.mark.long
 def test_a_run_that_breaks_the_law_widens_its_own_intervals():
     """At C = 50 the first step is over and the second begins. One sigmoid through all of it claims a ceiling near .55,
     where .9 is to come. Fits to its first parts have predicted too little, so it may not claim to know."""
@@ -537,6 +546,7 @@ def fits_of(*ceilings, B=(1.8, 1.8), sd=0.002, **options):
     return [fit(*run_of((0.3, A, b, 2500.0), sd=sd, seed=i), **options) for i, (A, b) in pairs]
 
 
+@pytest.mark.long
 def test_equal_ceilings_share_A_and_compare_B():
     both = compare(*fits_of(0.60, 0.61, B=(1.3, 2.2)), names=["slow", "fast"])
     assert both.shared_A == pytest.approx((both.fits[0].A + both.fits[1].A) / 2)
@@ -551,6 +561,7 @@ def test_refits_keep_what_the_fits_were_given():
     assert (given.R0, given.points.n_samples[0], given.options["level"], given.n_points) == (0.29, 9000, 0.8, 40)
 
 
+@pytest.mark.long
 def test_refits_use_the_method_of_the_fits():
     """B on the grid, which has 2,000 and then every 10.1: at the shared A, from the measured R0."""
     both = compare(*fits_of(0.60, 0.61, method="paper_grid", C_mid_range=(2000, 3000)))
@@ -559,6 +570,7 @@ def test_refits_use_the_method_of_the_fits():
         assert (f.C_mid - 2000) / (1000 / 99) == pytest.approx(round((f.C_mid - 2000) / (1000 / 99)), abs=1e-6)
 
 
+@pytest.mark.long
 def test_margin_is_inclusive():
     """.590 and .610, the paper's leave-one-out runs, agree; .590 and .611 do not."""
     a, b = fits_of(0.60, 0.61)
