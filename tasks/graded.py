@@ -25,9 +25,9 @@ For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, 
 
 So the task was made to show the law, and is no evidence that other tasks obey it; chain.py is one that does not. Nor is
 it exact here: the first rise is less steep than the rest, since near the end few groups have unequal rewards and the
-whole gradient goes to them; and the last few facts, right in some problems and wrong in others, come later than the law
-says. The fits of RESULTS.md leave out the first .65 C_mid, as the paper's leave out 0.6 of it. B comes out at 2.7: eight
-tenths of the gain within a factor of five of compute, where the paper's own B of 2 takes nine.
+whole gradient goes to them; and the last few facts, right in some problems and wrong in others, come later than the
+law says. The fits of RESULTS.md leave out the first .65 C_mid, as the paper's leave out 0.6 of it. B comes out at 2.7:
+eight tenths of the gain within a factor of five of compute, where the paper's own B of 2 takes nine.
 
     python train.py --dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --max_steps 290
 
