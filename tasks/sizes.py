@@ -19,7 +19,7 @@ SHAPES = {  # size -> shape; parameters with the embedding
     "xl": ModelShape(hidden_size=208, heads=8, kv_heads=4, intermediate_size=544),  # 1.009M
 }
 CLEAN_STEPS, CORRUPTED_STEPS = 3000, 600  # at most
-CORRUPTED_LOSS = 0.46  # that of m after its 90 steps
+CORRUPTED_LOSS = 0.67  # that of m after its 90 steps on the graded task
 
 
 def warm_start_of(size: str, demonstrations: Demonstrations) -> WarmStart:
