@@ -36,7 +36,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "tensor_parallel data_parallel engine_args weight_channel max_restarts":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
-    "rambling size": ("the built-in model (no --model)", lambda flags: not flags.model),
+    "rambling size vocabulary": ("the built-in model (no --model)", lambda flags: not flags.model),
     "difficulty prompt_order": ("--dataset graded", lambda flags: flags.dataset == "graded"),
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "reward_errors thinking apply_chat_template end_of_thinking stop_tokens":

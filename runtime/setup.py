@@ -137,7 +137,7 @@ def new_accelerator(flags: Flags) -> Any:
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
     shown = graded.DEMONSTRATIONS if flags.dataset == "graded" else Demonstrations()
-    settings = sizes.warm_start_of(flags.size, replace(shown, restart=flags.rambling))
+    settings = sizes.warm_start_of(flags.size, replace(shown, restart=flags.rambling), flags.vocabulary)
     return ranks.from_main(
         lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=settings, report=ranks.say))
     )

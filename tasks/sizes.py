@@ -22,10 +22,10 @@ CLEAN_STEPS, CORRUPTED_STEPS = 3000, 600  # at most
 CORRUPTED_LOSS = 0.67  # that of m after its 90 steps on the graded task
 
 
-def warm_start_of(size: str, demonstrations: Demonstrations) -> WarmStart:
-    """Settings of the warm start of a model of this size; those of m are the defaults."""
-    settings = WarmStart(shape=SHAPES[size], demonstrations=demonstrations)
-    if size == "m":
+def warm_start_of(size: str, demonstrations: Demonstrations, vocabulary: int = len(WORDS)) -> WarmStart:
+    """Settings of the warm start of a model of this size and these rows; those of m with the words are the defaults."""
+    settings = WarmStart(shape=replace(SHAPES[size], vocabulary=vocabulary), demonstrations=demonstrations)
+    if settings.shape == ModelShape():
         return settings
     return replace(settings, clean_steps=CLEAN_STEPS, corrupted_steps=CORRUPTED_STEPS, corrupted_loss=CORRUPTED_LOSS)
 
@@ -35,4 +35,4 @@ def parameters(size: str) -> int:
     shape = SHAPES[size]
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * shape.hidden_size + 2 * shape.head_dim
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size  # and two norms
-    return len(WORDS) * shape.hidden_size + shape.layers * layer + shape.hidden_size
+    return shape.vocabulary * shape.hidden_size + shape.layers * layer + shape.hidden_size

@@ -25,7 +25,11 @@ from tasks.prompts import stable_key
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The tiny Qwen3: about 0.2M parameters. head_dim is 32 because vLLM's CPU attention refuses 24."""
+    """The tiny Qwen3: about 0.2M parameters. head_dim is 32 because vLLM's CPU attention refuses 24.
+
+    `vocabulary` counts the rows of the embedding, which is the head, too. Those beyond the task's words stand for no
+    word, but are in the softmax: the demonstrations teach that they are improbable, and no more.
+    """
 
     hidden_size: int = 96
     layers: int = 2
@@ -34,6 +38,7 @@ class ModelShape:
     head_dim: int = 32
     intermediate_size: int = 256
     init_std: float = 0.08
+    vocabulary: int = len(WORDS)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def new_model(shape: ModelShape, seed: int) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=len(WORDS), hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
         intermediate_size=shape.intermediate_size, tie_word_embeddings=True, initializer_range=shape.init_std,
         max_position_embeddings=256, eos_token_id=IDS["<eos>"], pad_token_id=IDS["<pad>"], bos_token_id=None,

@@ -189,6 +189,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0",
         "--save_every -1", "--keep 0", "--prompts 0", "--max_sampled_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",
         "--max_hours -1", "--max_device_hours -1", "--peak_tflops -1", "--restart_window 0", "--rambling 1.1", "--rambling -0.1",
+        "--vocabulary 46", "--vocabulary 100 --model a/b",
         "--lr -1e-3", "--lr nan", "--lr inf", "--temperature 0", "--eps_max 0", "--pass_rate_threshold 0",
         "--clip_grad 0", "--tis_cap 0", "--beta1 1", "--beta2 -0.1", "--adam_eps 0", "--weight_decay -1",
         "--warmup_steps -1", "--tokens_per_microbatch 0", "--threads 0", "--kl_coef nan", "--entropy_coef -1",

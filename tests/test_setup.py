@@ -96,11 +96,12 @@ def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, cont
 
 
 def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
-    """A model with 40 tokens cannot answer a task with 47; a tokenizer without </think> cannot be interrupted."""
+    """A model with 40 tokens cannot answer a task with 47, one with more can; a tokenizer without </think> cannot be interrupted."""
     config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
     task = chain.ChainTask(pool_size=8, held_out_size=8)
     with pytest.raises(UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
         check_model(Flags(), config, task, None)
+    check_model(Flags(), SimpleNamespace(max_position_embeddings=256, vocab_size=32_768), task, None)
     task.end_of_thinking_ids = ()
     with pytest.raises(UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
         new_interruption(Flags(), task)
@@ -131,17 +132,18 @@ def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
 
 @pytest.mark.long
 def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monkeypatch, tmp_path):
-    """--size xs asks for its warm start; the easy half comes easy first, and the stream keeps that order. The default
+    """--size xs and 64 rows ask for their warm start; the easy half comes easy first, and the stream keeps that order. The default
     is neither."""
     asked, streams = [], []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or folder)
     monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
     monkeypatch.setattr(setup, "Trainer", lambda *_: None)
     monkeypatch.setattr(setup, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
-    for changes in ({"size": "xs", "difficulty": "easy", "prompt_order": "easy_first"}, {}):
+    for changes in ({"size": "xs", "vocabulary": 64, "difficulty": "easy", "prompt_order": "easy_first"}, {}):
         with pytest.raises(ZeroDivisionError):
             new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
-    assert asked == [sizes.warm_start_of(size, graded.DEMONSTRATIONS) for size in ("xs", "m")]
+    shown = graded.DEMONSTRATIONS
+    assert asked == [sizes.warm_start_of("xs", shown, 64), sizes.warm_start_of("m", shown)]
     (sorted_ones, *_, shuffled), (others, *_, as_before) = streams
     likely = [graded.easiness(problem) for problem in sorted_ones]
     assert likely == sorted(likely, reverse=True) and 0 not in likely and (shuffled, as_before) == (False, True)
