@@ -154,8 +154,8 @@ class ChainTask:
         return [self.reward(problem, completion) for completion in completions]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The words of `ids`, special ones included."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        """The words of `ids`, special ones included; <99> for an id without a word, which `decode` would leave out."""
+        return " ".join(WORDS[i] if i < len(WORDS) else f"<{i}>" for i in ids)
 
     def close(self) -> None:
         """Nothing to release: there are no worker processes."""

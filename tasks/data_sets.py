@@ -18,6 +18,7 @@ SIMPLIFIED. All rows are held in memory. Near-duplicates (other words, the same 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,8 +113,12 @@ class DatasetTask:
         return self._pool.counts
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens included."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        """The text of `ids`, special tokens included; U+FFFD where ids have no token, which `decode` leaves out: models
+        may have more rows than their tokenizer has tokens."""
+        parts = itertools.groupby(ids, lambda i: i < len(self.tokenizer))
+        return "".join(
+            self.tokenizer.decode(list(some), skip_special_tokens=False) if known else "\ufffd" for known, some in parts
+        )
 
     def question(self, problem: Problem) -> str:
         """The problem's prompt as its data set has it."""

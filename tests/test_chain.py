@@ -121,6 +121,17 @@ def test_impossible_answers_are_drawn_by_the_text():
     assert all(230 < digits.count(digit) < 370 for digit in DIGITS)
 
 
+def test_ids_without_a_word_are_wrong_in_an_answer_and_seen_in_a_text(task):
+    """A model may have more rows than the task has words. `decode` would leave such ids out: `6 <47> 2` would read as
+    the right answer. In the thinking they are as free as any word."""
+    right = ids_of("</think> 6 2 <eos>")
+    assert len(WORDS) == 47
+    for wrong in ([*right[:2], 47, *right[2:]], [*right[:-1], 32_767], [47, 48], right[:1] + [99_999] * 3):
+        assert task.reward(PROBLEM, wrong) == (-1.0, False)
+    assert task.reward(PROBLEM, [47, *right]) == (1.0, True)
+    assert task.text([*right[:2], 47, *right[2:]]) == "</think> 6 <47> 2 <eos>"
+
+
 def test_score_keeps_the_order_and_leaves_its_input_unchanged(task):
     right, wrong = ids_of("</think> 6 2 <eos>"), ids_of("</think> 6 3 <eos>")
     copies = [list(right), list(wrong)]

@@ -60,6 +60,16 @@ def test_scores_are_of_what_follows_the_thinking(tmp_path, tokenizer, load):
     assert task.counts == Counter(correct=3, unfinished=2, wrong=3)
 
 
+def test_ids_without_a_token_are_seen_in_the_text_and_spoil_an_answer(tmp_path, tokenizer, load):
+    """`</think>1?2` must not be judged as 12, as `decode` would have it."""
+    task = load(write_rows(tmp_path / "a.jsonl", sums(20)))
+    problem = next(problem for problem in task.train if problem.answer == "12")
+    first, second = (tokenizer.encode(text, add_special_tokens=False) for text in ("</think>1", "2"))
+    spoiled = [*first, len(tokenizer), len(tokenizer) + 9999, *second]
+    assert task.text(spoiled) == "</think>1\ufffd2" and tokenizer.decode(spoiled) == "</think>12"
+    assert task.score(problem, [spoiled, first + second]) == [(-1.0, False), (1.0, True)]
+
+
 def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, load):
     """The ten smallest SHA-256 of the prompts are held out; order, duplicates and template change nothing."""
     rows = sums(60)
