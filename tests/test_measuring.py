@@ -5,6 +5,7 @@ import json
 import sys
 from types import SimpleNamespace
 
+import benchmark_head
 import benchmark_pacer
 import benchmark_race
 import benchmark_scale
@@ -76,6 +77,15 @@ def test_no_attention_gives_each_position_its_own_value():
     out, _ = benchmark_scale.no_attention(None, torch.zeros(2, 6, 5, 4), None, value)
     assert out.shape == (2, 5, 6, 4)
     assert torch.equal(out[1, 2, 5], value[1, 2, 2]) and torch.equal(out[1, 2, 4], value[1, 2, 2])
+
+
+def test_a_bfloat16_head_rounds_more_the_more_logits_there_are():
+    """Spread by 4, the largest of 40 logits are near 9, where the steps are 1/16 and the mean error of rounding is a
+    quarter of that, 1/64. It counts twice, in the token's logit and in the normalizer, which cancels if that token has
+    most of the probability. The largest of 4,096 are near 14, and their token has less of it."""
+    few, many = benchmark_head.rounding(40), benchmark_head.rounding(4096)
+    assert max(few["FP32"], many["FP32"]) < 5e-6
+    assert 1 / 640 < few["bfloat16"] < 1 / 64 and 1.5 * few["bfloat16"] < many["bfloat16"] < 2 / 64
 
 
 def test_the_queue_that_gives_a_lag():

@@ -5,6 +5,10 @@
 
 Peak memory is what a forward and backward pass takes beyond inputs, weight and weight gradient, as a share of one FP32
 (tokens, vocabulary) tensor. Errors are those against the same computation in float64.
+
+Rounding is what a bfloat16 head costs: the mean |log-prob - float64's| of sampled tokens, all from the same bfloat16
+hidden states and head. The logits are spread alike in every vocabulary, but the more there are the larger is the
+largest, and with it the steps of bfloat16: --vocabularies 40 4096 32768 151936.
 """
 
 import math
@@ -22,6 +26,8 @@ import fp32_head
 
 TOKENS, HIDDEN = 4096, 256
 CHECKED = 512  # tokens compared with float64
+SPREAD = 4.0  # standard deviation of the logits that are rounded: of 151,936 the largest is near 20
+ROUNDED = 2**21  # how many of them, at most
 
 
 def full_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -95,6 +101,21 @@ def errors(vocabulary: int) -> tuple[float, float]:
     return float((found - true).abs().max()), error
 
 
+def rounding(vocabulary: int) -> dict[str, float]:
+    """{product: mean |log-prob - float64's|} of tokens drawn from the policy, for a head in FP32 and in bfloat16."""
+    random = torch.Generator().manual_seed(0)
+    tokens = min(TOKENS, max(1, ROUNDED // vocabulary))
+    hidden = torch.randn(tokens, HIDDEN, generator=random).bfloat16()  # (M, H)
+    weight = (torch.randn(vocabulary, HIDDEN, generator=random) * SPREAD / math.sqrt(HIDDEN)).bfloat16()  # (V, H)
+    exact = (hidden.double() @ weight.double().T).log_softmax(-1)  # (M, V)
+    targets = torch.multinomial(exact.exp(), 1, generator=random)  # (M, 1)
+    true = exact.gather(1, targets).squeeze(1)
+    return {
+        name: (fp32_head.token_logprobs(hidden, weight, targets.squeeze(1), fp32=fp32)[0] - true).abs().mean().item()
+        for name, fp32 in (("FP32", True), ("bfloat16", False))
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("--vocabularies", type=positive, nargs="+", default=[32_000, 151_936], help="(32000 151936)")
@@ -114,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report.figures += [
             Figure(f"time / full logits, V = {V:,}", ratios(*found.values()), most=1.5 if large else None),
             Figure(f"peak memory / one (M, V) tensor, V = {V:,}", [share], most=0.1 if large else None),
+            *(Figure(f"rounding of a head in {name}, V = {V:,}", [gap]) for name, gap in rounding(V).items()),
         ]
     error, gradient = errors(max(args.vocabularies))
     report.figures += [
