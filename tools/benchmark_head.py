@@ -27,7 +27,7 @@ import fp32_head
 TOKENS, HIDDEN = 4096, 256
 CHECKED = 512  # tokens compared with float64
 SPREAD = 4.0  # standard deviation of the logits that are rounded: of 151,936 the largest is near 20
-ROUNDED = 2**21  # how many of them, at most
+ROUNDED = 2**23  # how many of them, at most
 
 
 def full_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
