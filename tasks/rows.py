@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -122,16 +122,29 @@ def field_of(row: dict[str, Any], column: str) -> Any:
     return value
 
 
-def find_column(rows: list[dict[str, Any]], wanted: str | None, known: Sequence[str], option: str, name: str) -> str:
-    """The column to read: `wanted`, or the first of `known` that any row has. Raises ValueError naming the option."""
-    for column in [wanted] if wanted else known:
-        if any(field_of(row, column) is not None for row in rows):
-            return column
-    there = ", ".join(sorted({str(key) for row in rows[:100] for key in row})) or "none at all"
-    raise ValueError(
-        f"`dataset` {name}: no row has {wanted or ', '.join(known)}; its columns are {there}; "
-        f"name the right one with `{option}`"
-    )
+def find_columns(
+    rows: list[dict[str, Any]], wanted: Mapping[str, tuple[str | None, Sequence[str]]], name: str
+) -> list[str]:
+    """The column to read for each option: the one it names, or else the first of those known that any row has.
+
+    `wanted` is {option: (column or None, known columns)}. Raises ValueError naming every option without a column.
+    """
+    found: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for option, (given, known) in wanted.items():
+        choices = [given] if given else known
+        column = next((choice for choice in choices if any(field_of(row, choice) is not None for row in rows)), None)
+        if column is None:
+            missing[option] = ", ".join(choices)
+        else:
+            found[option] = column
+    if missing:
+        there = ", ".join(sorted({str(key) for row in rows[:100] for key in row})) or "none at all"
+        raise ValueError(
+            f"`dataset` {name}: no row has {', and none has '.join(missing.values())}; its columns are {there}; name "
+            f"the right one{'s' * (len(missing) > 1)} with {' and '.join(f'`{option}`' for option in missing)}"
+        )
+    return list(found.values())
 
 
 def clean_text(text: str) -> str:
@@ -178,9 +191,9 @@ def usable_rows(
     equal.
     """
     rows = list(read_rows(data, skipped))
-    prompt_column = find_column(rows, prompt_column, PROMPT_COLUMNS, "prompt_column", data.name)
     known = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
-    answer_column = find_column(rows, answer_column, known, "answer_column", data.name)
+    options = {"prompt_column": (prompt_column, PROMPT_COLUMNS), "answer_column": (answer_column, known)}
+    prompt_column, answer_column = find_columns(rows, options, data.name)
     kept: dict[str, UsableRow] = {}
     for row in rows:
         messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)

@@ -144,6 +144,18 @@ def test_a_users_function_gets_the_rows_own_answer(tmp_path):
         ("good.jsonl", {"prompt_column": "text"}, "(?s)no row has text.*columns are b, question.*`prompt_column`"),
         ("good.jsonl", {"answer_column": "label"}, "(?s)no row has label.*columns are b, question.*`answer_column`"),
         ("good.jsonl", {}, "(?s)no row has answer, ground_truth.*`answer_column`"),
+        (
+            "other.jsonl",
+            {},
+            "^`dataset` other.jsonl: no row has prompt, problem, question, instruction, and none has answer, ground_truth, "
+            "final_answer, reward_model.ground_truth, solution; its columns are a, b; name the right ones with "
+            "`prompt_column` and `answer_column`$",
+        ),
+        (
+            "other.jsonl",
+            {"prompt_column": "text", "answer_column": "b"},
+            "^`dataset` other.jsonl: no row has text; its columns are a, b; name the right one with `prompt_column`$",
+        ),
         ("no/such", {}, r"(?s)`dataset` no/such cannot be loaded \(DatasetNotFoundError.*NAME:CONFIG"),
     ],
 )
@@ -157,6 +169,7 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch, name, col
     monkeypatch.setattr(datasets, "load_dataset", offline)
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "good.jsonl", [{"question": "a", "b": 1}])
+    write_rows(tmp_path / "other.jsonl", [{"a": 1, "b": 1}])
     for file in ("notes.txt", "broken.parquet", "empty.jsonl"):
         (tmp_path / file).write_text("")
     with pytest.raises(ValueError, match=words):
