@@ -41,3 +41,13 @@ def test_the_report_has_both_sides_under_each_problem():
         "    before  wrong  It is 5.",
         f"    after   right  {'4' * 89}…",
     ]
+
+
+def test_the_report_leaves_out_a_programs_tests():
+    record = {
+        "question": "Write f.",
+        "answer": {"tests": ["assert f()"]},
+        "before": ("no", False),
+        "after": ("f", True),
+    }
+    assert before_and_after.report([record]).splitlines()[0] == "Write f."

@@ -76,17 +76,18 @@ def report(records: Sequence[dict[str, Any]]) -> str:
     """Each problem with both completions below it, in one line each."""
     lines = []
     for record in records:
-        lines.append(f"{one_line(record['question'])}    ({record['answer']})")
+        answer = "" if isinstance(record["answer"], dict) else f"    ({record['answer']})"  # a dict has tests
+        lines.append(f"{one_line(record['question'], 130)}{answer}")
         for side in ("before", "after"):
             text, right = record[side]
             lines.append(f"    {side:<8}{'right' if right else 'wrong':<7}{one_line(text)}")
     return "\n".join(lines)
 
 
-def one_line(text: str) -> str:
-    """`text` with its white space made equal, cut to 90 characters."""
+def one_line(text: str, most: int = 90) -> str:
+    """`text` with its white space made equal, cut to `most` characters."""
     words = " ".join(text.split())
-    return words if len(words) <= 90 else words[:89] + "…"
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
