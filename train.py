@@ -44,6 +44,7 @@ from runtime.checkpoints import Progress
 from runtime.disk import DISK, disk
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
+from runtime.lora import adapter_tensors, save_adapter
 from runtime.metrics import closing_table, pass_rates
 from runtime.model import Row, full_tensors
 from runtime.model_card import push, write_card
@@ -288,6 +289,7 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     state: dict[str, Tensor] = {}
     for name, tensor in full_tensors(parts.trainer.model, torch.float32):  # on every rank: a collective
         state |= {name: tensor.cpu()} if parts.ranks.main else {}
+    adapter = adapter_tensors(parts.trainer.model)  # likewise
     if not parts.ranks.main:
         return
     folder, recorder, say = parts.folder, parts.recorder, parts.ranks.say
@@ -295,6 +297,8 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
         new = folder.begin_model()
         parts.trainer.model.save_pretrained(new, state_dict=state)
         parts.task.tokenizer.save_pretrained(new)
+        if adapter:
+            save_adapter(parts.trainer.model, adapter, new / "adapter")
         folder.finish_model({"step": progress.step, "version": progress.version, "compute": recorder.compute()})
     recorder.bar.close()
     picture = folder.path / "curve.png"

@@ -3,10 +3,11 @@
 All of it is asked before the model is loaded. What P parameters need at least; the rest comes on top (activations, the
 engine's cache, CUDA's own memory):
 
-    a trainer's GPU    16 P bytes: FP32 weights, gradient, two moments of AdamW; under FSDP2 divided by the ranks
+    a trainer's GPU    16 P bytes: FP32 weights, gradient, two moments of AdamW; under FSDP2 divided by the ranks. With
+                       LoRA adapters 4 P, and 16 for each parameter of theirs, which are left out here
     an engine's GPU    2 P bytes, in float32 4 P, divided by tensor x pipeline parallel, within its share of the GPU
     the host           4 P bytes for each trainer process: every rank loads the FP32 weights before FSDP2 shards them
-    a checkpoint       12 P bytes: weights and moments
+    a checkpoint       12 P bytes: weights and moments; with adapters 4 P
 """
 
 import os
@@ -17,7 +18,7 @@ import torch
 from psutil import virtual_memory
 
 from runtime import weight_channels
-from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers
+from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, has_adapters
 
 VLLM_SHARE = 0.92  # of a GPU's memory that an engine takes by vLLM's default
 SHARED = 0.35  # on a GPU on which a trainer runs, too: vLLM's would starve it
@@ -132,18 +133,24 @@ def check_memory(flags: Flags, accelerator: Any, parameters: int) -> Iterator[st
     too small whatever the batch."""
     if torch.cuda.is_available():
         check_gpu_memory(flags, accelerator, parameters)
-    trainers, each, available = trainers_here(), 4 if torch.cuda.is_available() else 16, virtual_memory().available
+    states = state_bytes(flags)
+    trainers, each, available = trainers_here(), 4 if torch.cuda.is_available() else states, virtual_memory().available
     if (needed := trainers * each * parameters) > available:
         yield (
             f"{trainers} trainer processes load {gigabytes(needed)} into this host's memory, which has "
             f"{gigabytes(available)}; start fewer, or Linux may kill them"
         )
     patience = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
-    if "TORCHELASTIC_RUN_ID" in os.environ and (seconds := 12 * parameters / 1e9) > patience:
+    if "TORCHELASTIC_RUN_ID" in os.environ and (seconds := min(12, states) * parameters / 1e9) > patience:
         yield (
             f"a checkpoint has {seconds:.0f} GB, {seconds:.0f} s at 1 GB/s, but the launcher kills what still saves "
             f"{patience:.0f} s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={3 * seconds:.0f}"
         )
+
+
+def state_bytes(flags: Flags) -> int:
+    """Bytes that a trainer holds for each parameter of the model."""
+    return 4 if flags.eval_only or has_adapters(flags) else 16
 
 
 def check_gpu_memory(flags: Flags, accelerator: Any, parameters: int) -> None:
@@ -152,7 +159,7 @@ def check_gpu_memory(flags: Flags, accelerator: Any, parameters: int) -> None:
     free, total = torch.cuda.mem_get_info(accelerator.device)
     copy = getattr(torch, flags.dtype).itemsize * parameters
     sharded = accelerator.is_fsdp2 or flags.dtype == "bfloat16"  # whose mixed precision is that of FSDP2
-    states = (4 if flags.eval_only else 16) * parameters / (accelerator.num_processes if sharded else 1)
+    states = state_bytes(flags) * parameters / (accelerator.num_processes if sharded else 1)
     states += copy if flags.kl_coef else 0  # the initial model
     weights = copy * flags.data_parallel / engine_workers(flags)
     needs = [("a trainer", here, states, free - share * total * (here in devices))]

@@ -11,7 +11,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, engine_options
+from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, engine_options, has_adapters
 
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
@@ -36,6 +36,8 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "tensor_parallel data_parallel engine_args weight_channel max_restarts":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
+    "lora_alpha lora_targets": ("--lora_rank above 0", lambda flags: flags.lora_rank > 0),
+    "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),
     "rambling size vocabulary": ("the built-in model (no --model)", lambda flags: not flags.model),
     "difficulty prompt_order": ("--dataset graded", lambda flags: flags.dataset == "graded"),
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
@@ -56,7 +58,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
     changed in place, and a note says so."""
-    for refusals in (single_flags, schedule, length, loss, data, engine, reports, idle_flags, folders):
+    for refusals in (single_flags, schedule, length, loss, data, lora, engine, reports, idle_flags, folders):
         for sentence in refusals(flags):
             raise UsageError(sentence)
     engine_options(flags)  # raises UsageError itself
@@ -151,6 +153,15 @@ def data(flags: Flags) -> Iterator[str]:
         yield f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json."
 
 
+def lora(flags: Flags) -> Iterator[str]:
+    """Adapters whose package is there, and a folder that holds one."""
+    folder = flags.lora_adapter
+    if has_adapters(flags) and not find_spec("peft"):
+        yield "--lora_rank and --lora_adapter need a package: pip install peft, or leave them out."
+    if folder and not Path(folder, "adapter_config.json").is_file():
+        yield f"--lora_adapter {folder} is no folder of an adapter; it has no adapter_config.json."
+
+
 def engine(flags: Flags) -> Iterator[str]:
     """The engine in torch is for the built-in model."""
     if flags.engine == "torch" and (flags.model or flags.dtype != "float32"):
@@ -193,8 +204,10 @@ def folders(flags: Flags) -> Iterator[str]:
             yield (
                 f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true."
             )
-    if flags.overwrite and flags.model and folder.resolve() in Path(flags.model).resolve().parents:
-        yield f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
+    for name in ("model", "lora_adapter"):
+        used = getattr(flags, name)
+        if flags.overwrite and used and folder.resolve() in Path(used).resolve().parents:
+            yield f"--overwrite would delete --{name} {used}, which lies in --output_dir; choose another folder."
 
 
 # ------------------------------------------------------------------------------------------------- what is only noted

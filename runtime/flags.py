@@ -73,6 +73,10 @@ class ModelFlags:
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
     peak_tflops: float = flag(0.0, "Peak TFLOP/s of a trainer's device, for `mfu`; 0: not known.", at_least=0)
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
+    lora_rank: int = flag(0, "LoRA: r, rank of adapters, trained instead of the weights; 0: none.", at_least=0)
+    lora_alpha: int = flag(32, "LoRA: alpha; what the adapters add to the weights is scaled by alpha / r.", at_least=1)
+    lora_targets: str = flag("all-linear", "LoRA: names of the layers, as q_proj,v_proj; all-linear: all but the head.")
+    lora_adapter: str = flag("", "LoRA: folder of a saved adapter to go on from, which has its own rank.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
 
@@ -255,6 +259,9 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
                 f"--output_dir {flags.output_dir}: --resume {flags.resume} goes on in its own folder; leave "
                 "--output_dir out, or resume a copy of the folder."
             )
+        for name in ("lora_rank", "lora_alpha", "lora_targets", "lora_adapter"):
+            if getattr(flags, name) != (had := saved.get(name, DEFAULTS[name])):
+                raise UsageError(f"--{name}: the adapters of --resume {flags.resume} have {had!r}; leave it out.")
     return flags
 
 
@@ -320,6 +327,11 @@ def engine_options(flags: Flags) -> dict[str, Any]:
             "it out and set --fp32_head, which is for both sides."
         )
     return options
+
+
+def has_adapters(flags: Flags) -> bool:
+    """Whether LoRA adapters are trained (lora.py)."""
+    return bool(flags.lora_rank or flags.lora_adapter)
 
 
 def engine_workers(flags: Flags) -> int:

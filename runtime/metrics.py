@@ -20,11 +20,15 @@ class Clock:
     """The compute of a run so far, without start-up and without evaluation's share of the time.
 
     parameters: P, those that each token is multiplied with. devices: accelerators in use on both sides, or CPU cores.
-    past: what a run before a resume had used.
+    past: what a run before a resume had used. frozen: a frozen weight needs no gradient, a third of training's FLOPs
+    (those of the adapters in its place are few, and left out).
     """
 
-    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float]):
+    def __init__(
+        self, generator: Generator, parameters: int, devices: int, past: dict[str, float], frozen: bool = False
+    ):
         self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
+        self.training_flops = (4 if frozen else 6) * parameters  # of a token
         self.started = time.monotonic()
         self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
 
@@ -37,7 +41,7 @@ class Clock:
         counters, past = self.generator.counters, self.past
         seconds = time.monotonic() - self.started - counters.eval_seconds
         # FLOPs: 2 P for each token that the generator computes, 6 P for each that the trainer does
-        flops = 2 * self.parameters * (counters.prefilled + counters.sampled) + 6 * self.parameters * self.forwarded
+        flops = 2 * self.parameters * (counters.prefilled + counters.sampled) + self.training_flops * self.forwarded
         return {
             "tokens": past.get("tokens", 0) + counters.sampled,
             "trained_tokens": past.get("trained_tokens", 0) + self.trained_tokens,

@@ -192,12 +192,27 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
 
 
-def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor in `dtype`) of each parameter, one at a time. Gathering a shard is a collective, so every rank
-    must iterate. A tied head appears once, under the embedding's name."""
+def merged_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor or shard) of each parameter as the model without LoRA adapters (lora.py) has it: an adapter is
+    merged, W + alpha / r · B A. Shards are multiplied as such, so every rank must iterate."""
     for name, parameter in model.named_parameters():
-        tensor: Any = parameter.detach().to(dtype)  # before shards travel
-        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        layer, wrapped, kind = name.partition(".base_layer.")  # peft's name for what an adapter wraps
+        if wrapped and kind == "weight":
+            parameter = parameter + model.get_submodule(layer).get_delta_weight("default")
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter.detach()
+
+
+def whole(tensor: Any) -> Tensor:
+    """The tensor, gathered from all ranks if it is a shard."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor in `dtype`) of each parameter, adapters merged, one at a time. Gathering a shard is a collective,
+    so every rank must iterate. A tied head appears once, under the embedding's name."""
+    for name, parameter in merged_parameters(model):
+        yield name, whole(parameter.to(dtype))  # rounded before shards travel
 
 
 class CheckpointTensors:
@@ -209,7 +224,7 @@ class CheckpointTensors:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
         self.model, self.dtype = model, dtype
         # name of a parameter -> the tensors, without data, that a checkpoint has for it
-        self._stored = {name: self._as_stored(name, x.detach().to("meta")) for name, x in model.named_parameters()}
+        self._stored = {name: self._as_stored(name, x.to("meta")) for name, x in merged_parameters(model)}
 
     def _as_stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         from transformers.core_model_loading import revert_weight_conversion
@@ -240,6 +255,6 @@ def active_parameters(model: PreTrainedModel) -> int:
     (head, _), embedding = head_of(model), model.get_input_embeddings().weight
     total = head.numel() if head is embedding else 0
     for name, parameter in model.named_parameters():
-        if parameter is not embedding:
+        if parameter is not embedding and ".lora_" not in name:  # the generator has adapters merged
             total += parameter.numel() * visited // experts(model.config) if ".experts." in name else parameter.numel()
     return total

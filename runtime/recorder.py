@@ -15,7 +15,7 @@ import filters
 import length_control
 from pipeline_rl import Group, Rollout, lags
 from runtime.checkpoints import Progress
-from runtime.flags import Flags, changed_flags
+from runtime.flags import Flags, changed_flags, has_adapters
 from runtime.metrics import Clock, budget_advice, evaluation_line, evaluation_record, step_line, warnings_of
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder
@@ -46,7 +46,7 @@ class Recorder:
         """Compute counts from now on, on top of that of the run before a resume."""
         if self.ranks.main:
             self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
-            self.clock = Clock(self.generator, parameters, devices, past)
+            self.clock = Clock(self.generator, parameters, devices, past, has_adapters(self.flags))
             self.counters, self.logged = vars(self.generator.counters).copy(), time.monotonic()
 
     def open(self, step: int) -> None:
@@ -137,7 +137,7 @@ class Recorder:
         )  # fmt: skip
         if self.flags.peak_tflops and batch:
             possible = (record["seconds"] - record["trainer_idle"]) * self.ranks.count * self.flags.peak_tflops * 1e12
-            record["mfu"] = 6 * self.clock.parameters * positions / possible  # without the products inside attention
+            record["mfu"] = self.clock.training_flops * positions / possible  # without the products inside attention
         if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
             record["verdicts"] = dict(self.task.counts)
         self.counters, self.logged, self.seconds = counters, now, dict.fromkeys(self.seconds, 0.0)

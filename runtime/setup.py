@@ -70,6 +70,8 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         ranks.from_main(lambda: new_repository(flags.push_to_hub))
     finished = finished_model(flags, folder)
     model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
+    if finished:  # its adapters are merged
+        flags.lora_rank, flags.lora_adapter = 0, ""
     task = load_task(flags, judge=ranks.main)
     if flags.dataset not in BUILT_IN:
         ranks.say(prompts_line(task))

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 import losses
-from runtime.flags import Flags, UsageError
+from runtime.flags import Flags, UsageError, has_adapters
+from runtime.lora import add_adapters
 from runtime.model import (
     CheckpointTensors,
     Microbatch,
@@ -64,8 +65,8 @@ class Trainer:
                 parameter.data = parameter.data.to(self.dtype)
             self.reference = self._policy(reference).to(accelerator.device)
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=flags.lr, betas=(flags.beta1, flags.beta2), eps=flags.adam_eps,
-            weight_decay=flags.weight_decay, fused=True,
+            [parameter for parameter in model.parameters() if parameter.requires_grad], lr=flags.lr,
+            betas=(flags.beta1, flags.beta2), eps=flags.adam_eps, weight_decay=flags.weight_decay, fused=True,
         )  # fmt: skip
         if self.dtype == torch.bfloat16:
             hold_in_bfloat16(accelerator)
@@ -200,6 +201,10 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
             f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "
             "(as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
         )
+    if hasattr(model, "peft_config"):  # transformers has loaded both
+        raise UsageError(f"--model {folder} is an adapter; give its base as --model and this as --lora_adapter.")
+    if has_adapters(flags):
+        add_adapters(flags, model, folder)
     if flags.gradient_checkpointing and not recompute_layers(model):
         raise UsageError(f"--gradient_checkpointing true: {type(model).__name__} has no layers for it; leave it out.")
     return model

@@ -28,7 +28,8 @@ from measuring import above_zero, positive, table
 
 from runtime.devices import RECEIVING, SHARED, generator_devices
 from runtime.flag_checks import check_flags
-from runtime.flags import BUILT_IN, Flags, UsageError, engine_options, parse_flags
+from runtime.flags import BUILT_IN, Flags, UsageError, engine_options, has_adapters, parse_flags
+from runtime.lora import add_adapters
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
 from runtime.weight_channels import BUFFER
 
@@ -98,6 +99,11 @@ def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[s
     from transformers import AutoModelForCausalLM
 
     n = max(flags.tokens_per_microbatch, longest_row(flags))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        if has_adapters(flags):  # what they keep for the backward pass is about what the layers alone keep
+            add_adapters(flags, model, flags.model)
+    states = sum(parameter.numel() * (16 if parameter.requires_grad else 4) for parameter in model.parameters())
     microbatch = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
     with without_data(ranks) as mesh:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -114,11 +120,11 @@ def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[s
             kept = by_kind(tracker)["Activation"] - gradients
             logprobs.sum().backward()
         peak = by_kind(tracker, "peak")
-    states = 4 * peak.pop("Sharded Param")  # the weights, as much again of gradients, and two moments
+    del peak["Sharded Param"]  # among the states
     gathered = sum(peak.pop(kind, 0) for kind in ("Unsharded Param", "All Gather", "Unsharded Grad", "Reduce Scatter"))
     largest = max(parameter.numel() for parameter in model.parameters()) * getattr(torch, flags.dtype).itemsize
     return {
-        "FP32 weights, gradients, moments": states,
+        "FP32 weights, gradients, moments": states / ranks,
         "layers and head, gathered": gathered,
         "kept for the backward pass": kept,
         "head, recomputation of a layer": sum(peak.values()) - gradients - kept,

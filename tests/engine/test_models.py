@@ -118,6 +118,25 @@ def test_mixture_of_experts(tmp_path):
     check_a_run("Qwen3Moe", tmp_path, load_again=False)
 
 
+@pytest.mark.medium
+def test_adapters_reach_the_engine_merged(tmp_path):
+    """The weights check compares log-probs at every version and hashes of all weights around the first update; what is
+    saved is the base but for its linear layers."""
+    from transformers import AutoModelForCausalLM
+
+    start = save("Qwen3", tmp_path)
+    steps = train(tmp_path, "run", "--model", "start", "--lora_rank", "4")
+    assert sum(step.get("updated", 0) for step in steps) >= 3
+    gaps = [step["logprob_gap"] for step in steps if "logprob_gap" in step]
+    assert len(gaps) >= 3 and max(gaps) < 1e-4
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    trained = dict(model.named_parameters())
+    moved = {name for name, tensor in start.named_parameters() if (tensor - trained[name]).abs().max() > 1e-3}
+    assert moved == {name for name in trained if "proj" in name}
+    [step] = train(tmp_path, "again", "--model", "run/model", "--max_steps", "1")  # its adapter is not loaded as well
+    assert step["logprob_gap"] < 1e-4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Qwen3Moe", "Mixtral"])
 def test_whole_architectures(kind, tmp_path):
