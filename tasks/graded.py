@@ -18,7 +18,8 @@ For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, 
   seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems: a late one is a small step.
 - ANY of the nine wrong results takes the rest. With one and the same, a fact that was right in 5 % of the samples could
   be lost for good: as the policy becomes more certain of everything, what is twenty times as likely becomes a thousand
-  times as likely. In one seed of three such a fact, sampled right five times in 2,000, kept the pass rate at .775.
+  times as likely. In one seed of three such a fact, sampled right five times in 2,000, kept the pass rate at .775; now
+  it is one run of twenty.
 - ONE PROBLEM IN FIVE has a key that the policy practically never samples (`chain.impossible_answer`). These stand for
   what is too hard for a real model: there is no reward to learn from. So the ceiling A is .8 by construction, and a fit
   can be judged by whether it finds that number.
@@ -26,8 +27,8 @@ For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, 
 So the task was made to show the law, and is no evidence that other tasks obey it; chain.py is one that does not. Nor is
 it exact here: the first rise is less steep than the rest, since near the end few groups have unequal rewards and the
 whole gradient goes to them; and the last few facts, right in some problems and wrong in others, come later than the
-law says. The fits of RESULTS.md leave out the first .65 C_mid, as the paper's leave out 0.6 of it. B comes out at 2.7:
-eight tenths of the gain within a factor of five of compute, where the paper's own B of 2 takes nine.
+law says. The fits of RESULTS.md leave out the first 0.6 C_mid, as the paper's do. B comes out at 3.3: eight tenths of
+the gain within a factor of four of compute, where the paper's own B of 2 takes nine.
 
     python train.py --dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --max_steps 290
 

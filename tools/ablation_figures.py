@@ -25,8 +25,8 @@ from curves import Curve
 import fit_sigmoid
 
 RELATIVE = ("C_mid shared", "tokens", "step", "device_hours")  # differences of logarithms, shown in percent
-# Tokens: .65 C_mid, as the paper leaves out the first 1,500 GPU-hours of its 8B run, 0.6 C_mid. Chosen on tuning seeds;
-# docs/results/law.md says what other choices give.
+# Tokens: 0.6 C_mid, as the paper leaves out the first 1,500 GPU-hours of its 8B run. docs/results/law.md says what
+# other choices give.
 EARLY = 100_000
 FALL = 0.1  # an evaluation this far below the best before it
 REPRODUCED, REFUTED, UNSEEN = "reproduced", "refuted", "cannot be seen at this size"

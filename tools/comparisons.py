@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass, field
 
 # The setting of the final sweeps: the graded task, whose ceiling of .80 is known by construction (tasks/graded.py), run
-# to about 13 C_mid (.15M tokens each), with 30 evaluations of 512 problems twice each. It was chosen on seeds 101 to
-# 106, which are never used for results. --max_ready keeps the lag at 1 to 2 unless a row changes it.
+# to about eleven C_mid (.17M tokens each), with 30 evaluations of 512 problems twice each. It was chosen on seeds 101
+# to 106, which are never used for results. --max_ready keeps the lag at 1 to 2 unless a row changes it.
 GRADED = (
     "--dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --k 8 --max_ready 32 --max_steps 4000 "
     "--max_sampled_tokens 2000000 --eval_every 10 --eval_problems 512 --eval_samples 2 --probe_every 6 "
