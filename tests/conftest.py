@@ -73,12 +73,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several test processes, a file's tests run in one of them, and all that need a real engine in the same one."""
+    """With several test processes, a file's tests run in one of them, and all that share a real engine in the same one;
+    the medium ones have engines of their own."""
     from xdist.scheduler import LoadScopeScheduling
+
+    shared = config.option.markexpr != "medium"
 
     class OneEngine(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/engine" if nodeid.startswith("tests/engine/") else nodeid.split("::")[0]
+            return "tests/engine" if shared and nodeid.startswith("tests/engine/") else nodeid.split("::")[0]
 
     config.option.loadscopereorder = False  # else the file with the most tests would come first
     return OneEngine(config, log)
