@@ -60,7 +60,7 @@ test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium"
 
 test-medium: $(TESTS)/installed-dev  ## engines that die, several ranks, simulations, the tools that make the evidence
-	$(TESTS)/bin/python -m pytest $(SPREAD) -m medium
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "medium and not slow"
 
 test-unit: $(TESTS)/installed-dev  ## concept files, runtime with a fake engine, tasks: seconds, and no vLLM
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not long" --ignore tests/engine

@@ -77,7 +77,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     the medium ones have engines of their own."""
     from xdist.scheduler import LoadScopeScheduling
 
-    shared = config.option.markexpr != "medium"
+    shared = not config.option.markexpr.startswith("medium")
 
     class OneEngine(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
