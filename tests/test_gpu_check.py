@@ -18,7 +18,7 @@ from test_makefile import commands
 from runtime import devices
 from runtime.flags import parse_flags
 
-pytestmark = pytest.mark.long  # processes of its own
+pytestmark = pytest.mark.medium  # processes of its own
 
 ROOT = Path(__file__).parent.parent
 
@@ -134,7 +134,6 @@ def test_no_process_outlives_its_check(stand_ins, tmp_path):
     assert gpu_check.marked() == []
 
 
-@pytest.mark.medium
 def test_a_check_that_hangs_is_ended_with_its_processes(stand_ins, tmp_path, monkeypatch):
     """Those in sessions of their own, too; 5 s are the limit here."""
     monkeypatch.setattr(gpu_check, "LIMIT", 5 / 60 / 2)

@@ -114,6 +114,7 @@ def test_the_policys_logprobs_are_those_of_the_merged_model(recompute, tmp_path)
 # ----------------------------------------------------------------------------------------------------------- training
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_move_and_nothing_else_does(dtype, tmp_path, new_accelerator):  # noqa: F811
     """At first the policy is the model itself. After two steps each adapter has moved and no bit of the base has; only
@@ -147,6 +148,7 @@ def test_adapters_move_and_nothing_else_does(dtype, tmp_path, new_accelerator): 
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
 
+@pytest.mark.long
 def test_the_first_a_is_the_seeds(tmp_path):
     """Whatever was drawn before, as on ranks that did not make the model; and what is drawn afterwards is not changed."""
     folder, found = saved_model("Qwen3", tmp_path), []
@@ -174,6 +176,7 @@ def adapted(tmp_path_factory, model):
         return folder, go(monkeypatch, folder, model, *RANK)
 
 
+@pytest.mark.long
 def test_a_run_saves_the_merged_model_and_the_adapter(adapted, model):
     """`model/` loads as any model and has the names of the base; of its tensors the two targets differ. peft puts
     `model/adapter` onto the base, and the logits are those of `model/`."""
@@ -190,12 +193,14 @@ def test_a_run_saves_the_merged_model_and_the_adapter(adapted, model):
     assert (logits(with_adapter) - logits(loaded(model))).abs().max() > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed_after", [2, 5])
 def test_a_resumed_run_is_bit_equal(adapted, model, monkeypatch, tmp_path, killed_after):
     go(monkeypatch, tmp_path / "cut", model, *RANK, killed_after=killed_after)
     assert_same_state(adapted[1], go(monkeypatch, tmp_path / "cut", model, "--resume"))
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_a_saved_adapter(adapted, model, monkeypatch, tmp_path):
     """It begins with the policy that the first run ended with, and its adapter replaces the first."""
     folder, first = adapted

@@ -16,7 +16,7 @@ import subjects
 import torch
 from fake_engine import FakeEngine, generating
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.medium
 
 
 def test_cases_take_turns():

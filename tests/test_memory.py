@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from runtime.flags import Flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.medium
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {

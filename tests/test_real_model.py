@@ -213,6 +213,7 @@ SOLUTIONS = {  # what is asked for: a solution by hand, and then what is nearly 
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_programs_for_functions_get_their_verdicts(seed):
     rows = {row["prompt"][-1]["content"].partition(" returns ")[2]: row for row in real_model.functions(2000, seed)}

@@ -251,6 +251,7 @@ def test_hostile_answers_of_a_data_set_do_no_harm(pool):
     assert not any(verdict.correct for verdict in verdicts)
 
 
+@pytest.mark.medium
 def test_random_completions_never_crash_a_worker(pool):
     rng = random.Random(0)
     pieces = r"\frac{ } { \boxed{ $ 1 2 x \sqrt ^ _ & \\ \left( \right) , = \begin{pmatrix} \end{pmatrix} \text{ % \pi ! \cup [ )"
