@@ -173,7 +173,7 @@ def power_table(groups: Mapping[str, Sequence[Curve]]) -> str:
 
 
 def summary(curves: Sequence[Curve]) -> str:
-    """How well the law held over these runs, and against the simpler rules."""
+    """How well the law held over these runs."""
     ratios = [noise_ratio(curve) for curve in curves]
     sums = [sum_row(name, share, curves) for name, share in (CUTS | {"all of it": 1.0}).items()]
     return "\n\n".join([
@@ -181,9 +181,7 @@ def summary(curves: Sequence[Curve]) -> str:
         "minus measured pass rate at the last evaluation.",
         table(SUM_HEAD, sums),
         f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}, "
-        f"largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}. Simpler rules on "
-        "the same points:",
-        rules_table(curves),
+        f"largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
     ])  # fmt: skip
 
 
@@ -202,6 +200,8 @@ def page(
         + (f" Left out: {', '.join(left_out)}." if left_out else ""),
         "![law](law.png)",
         summary(curves),
+        "**Simpler rules** on the same points:",
+        rules_table(curves),
         "**Each run.** Compute in sampled tokens; in bold a prediction whose interval the end left.",
         table(ROW_HEAD, [row(curve) for curve in curves]),
         f"**What is left out at the start** is {amount(EARLY)} tokens in all other tables. The same fits without more "
