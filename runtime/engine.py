@@ -114,6 +114,8 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
 
     async def _replace(self, dead: Any) -> None:
         """Replaces the engine `dead` by a new one; of many callers the first one does it."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         async with self._restarting:
             if self.vllm is not dead:
                 return
@@ -128,6 +130,9 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
             self._deaths.append(self.version)
             self.counters.restarts += 1
             self.ready = False  # nothing may enter a new engine that has not got its weights yet
+            # vLLM tells the running requests in a task of its own, which `shutdown` cancels. If a push saw the death
+            # first, nobody has told them yet, and they would wait forever.
+            dead.output_processor.propagate_error(EngineDeadError())
             dead.shutdown(timeout=1)
             try:
                 await self.start()

@@ -113,7 +113,8 @@ class EngineDeadError(Exception):
 
 
 class FakeVLLM:
-    """The calls of AsyncLLM that the engine makes. Dead, it fails requests and answers nothing else."""
+    """The calls of AsyncLLM that the engine makes. Dead, it fails requests and answers nothing else; once it was shut
+    down, it fails only those that are told."""
 
     made: ClassVar[list["FakeVLLM"]] = []
     seconds = 0.0  # that a token takes
@@ -121,7 +122,9 @@ class FakeVLLM:
     def __init__(self, args: Any):
         self.args, self.errored, self.calls, self.version = args, False, [], "default"
         self.placed: list[int] = []  # the replica of each request
-        self.engine_core = self
+        self.engine_core = self.output_processor = self
+        self.tells: Any = EngineDeadError()  # what a request gets that looks after the death
+        self.told: Any = None
         FakeVLLM.made.append(self)
 
     async def generate(self, prompt: Any, params: Any, request_id: str, data_parallel_rank: int) -> Any:
@@ -129,8 +132,10 @@ class FakeVLLM:
         self.placed.append(data_parallel_rank)
         for _ in range(params.max_tokens):
             await asyncio.sleep(self.seconds)
-            if self.errored:
-                raise EngineDeadError
+            while self.errored:
+                if self.tells:
+                    raise self.tells
+                await asyncio.sleep(1)
         span = SimpleNamespace(version=self.version, start=0, end=params.max_tokens)
         done = SimpleNamespace(
             token_ids=[5] * params.max_tokens,
@@ -163,8 +168,12 @@ class FakeVLLM:
         await self._answer(f"version {version}")
         self.version = version
 
+    def propagate_error(self, error: Exception) -> None:
+        self.told = error
+
     def shutdown(self, timeout: float) -> None:
         self.calls.append("shutdown")
+        self.tells = self.told
 
 
 def install_fake_vllm(monkeypatch: Any) -> list[FakeVLLM]:

@@ -174,6 +174,23 @@ def test_an_engine_that_dies_in_a_push_starts_with_the_new_weights(made):
         assert generator.counters.restarts == 1
 
 
+def test_requests_learn_of_a_death_that_a_push_saw_first(made, monkeypatch):
+    """vLLM tells them in a task that ends with its shutdown, and by then the push has replaced the engine: they would
+    wait forever, and so would the trainer. They are redone by the new engine."""
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.3)  # the push looks every .1 s
+    engine = new_engine()
+    with generating(problems(2), engine, Pacer(2, 0)) as generator:
+        wait_until(lambda: generator.in_loop(lambda g: g.inside) == [4])
+        monkeypatch.setattr(FakeVLLM, "seconds", 0.001)
+        made[0].errored = True
+        generator.push({}, 1, 0)
+        generator.settle()
+        wait_until(lambda: generator.pacer.ready == 2)
+        groups = generator.take(2)
+    assert [group.version for group in groups] == [1, 1] and generator.counters.redone_groups == 2
+    assert generator.counters.restarts == 1
+
+
 def test_an_engine_that_dies_while_it_loads_leaves_no_task(made):
     """The pause is answered, the load is not. A task that waited forever would be told of when it is collected, and that
     would pass for an error of the run."""
