@@ -36,6 +36,11 @@ def test_a_run_that_keeps_the_law():
     assert not law_report.covers(law_report.fitted(graded(A=0.7), "tokens").fit)
 
 
+def test_long_runs_have_three_c_mid_in_their_first_half():
+    """2,100 tokens are 7 C_mid of 300 and 5.6 of 375: half of them 3.5 and 2.8."""
+    assert law_report.is_long(graded()) and not law_report.is_long(graded(C_mid=375.0))
+
+
 def test_a_run_that_falls_is_counted():
     """To .2 after its first half: the law's error is .786 - .2, and the prediction is bold. Of two runs one is inside."""
     falls = graded(1, rates=[*graded().points["pass_rate"][:21], *[0.2] * 20])
