@@ -17,6 +17,8 @@ from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wa
 import pipeline_rl
 from pipeline_rl import FORCED, Exhausted, Generator, Group, Pacer, Rollout, StopRequested, check_arrival, lags
 
+pytestmark = pytest.mark.timeout(30)  # a bound that is broken often shows as a wait without end
+
 
 @pytest.mark.parametrize(("schedule", "k", "most"), [("pipeline", 0, 0), ("pipeline", 3, 3), ("ppo_off_policy", 3, 2)])
 def test_the_simulation_of_the_file_keeps_to_the_bound(schedule, k, most):
