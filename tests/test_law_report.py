@@ -59,6 +59,15 @@ def test_inside_is_of_an_evaluation_not_of_the_curve():
     assert [law_report.inside(SimpleNamespace(predictions=[end])) for end in ends] == [False, True, True, False]
 
 
+def test_the_plateau_is_the_mean_of_the_last_eight():
+    """.77 and .79 in turns: .78. What came before does not count."""
+    run = made(rates=[0.1, *[0.0] * 31, *[0.77, 0.79] * 4])
+    intervals = (0.779, 0.781), (0.781, 0.8), (0.7, 0.779)
+    assert [law_report.finds_plateau(SimpleNamespace(A_interval=i), run) for i in intervals] == [True, False, False]
+    falls = graded(1, rates=[*graded().points["pass_rate"][:33], *[0.4] * 8])
+    assert law_report.sum_row("half", 0.5, [run, falls])[-1] == "1 of 2 (50%)"
+
+
 def test_the_simpler_rules_by_hand():
     """R = .9 - .8 / C^.5 in units of 50 tokens: the power law finds its own curve. That the pass rate stays: the mean at
     C = 19 and 20, minus the end. With three points and the start there is no power law."""
@@ -93,7 +102,7 @@ def test_what_is_left_out_at_the_start_changes_the_fit():
     rates = sigmoid(C, 0.15, 0.8, 2.0, 200e3) - 0.1 * ((C > 0) & (C < 150e3))
     run = made(rates=rates, every=50e3, flags={"dataset": "graded"})
     lines = [line.strip("| ").split(" | ") for line in law_report.left_out_table([run]).splitlines()[2:]]
-    errors = {(early, share): cell[:6] for early, share, *_, cell, _, _, _ in lines}
+    errors = {(early, share): cell[:6] for early, share, *_, cell, _, _, _, _ in lines}
     assert [errors[early, "half"] for early in ("150k", "200k")] == ["+0.000", "+0.000"] and len(lines) == 15
     assert max(float(errors[early, "a quarter"]) for early in ("nothing", "50k")) < -0.05
 
@@ -118,7 +127,7 @@ def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path):
         "2 runs of the graded task" in text
         and "Left out: baseline seed 2 (failed (exit code 1)), chain seed 1 (unfinished)." in text
     )
-    assert "**Where the law fails.**" in text and text.rstrip().endswith("| – |")  # chain has no known ceiling
+    assert "**Where the law fails.**" in text and "| – | 1 of 1 (100%) |" in text.splitlines()[-1]  # no known ceiling
     found = curves.curves_of(curves.read_rows(file))
     assert all(
         f"| {' | '.join(law_report.row(run))} |" in text for run in found if run.finished and run.comparison == "law"

@@ -24,6 +24,7 @@ from fit_sigmoid import CurveReport, SigmoidFit, span, unit_variance
 from tasks.graded import CEILING
 
 AXIS = "tokens"
+PLATEAU = 8  # evaluations at the end of a run
 CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
 CHAIN_FAILS = (
     "**Where the law fails.** The task `chain`, with a budget too short for its longest chains: all short chains are "
@@ -37,6 +38,11 @@ EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison 
 def covers(fit: SigmoidFit) -> bool:
     """Whether the interval of A holds the known ceiling."""
     return fit.A_interval[0] <= CEILING <= fit.A_interval[1]
+
+
+def finds_plateau(fit: SigmoidFit, curve: Curve) -> bool:
+    """Whether the interval of A holds the mean of the run's last evaluations."""
+    return fit.A_interval[0] <= curve.points["pass_rate"][-PLATEAU:].mean() <= fit.A_interval[1]
 
 
 def inside(report: CurveReport) -> bool:
@@ -105,7 +111,7 @@ def row(curve: Curve) -> list[str]:
 
 
 SUM_HEAD = ["fitted", "runs", "C_mid seen, median", "end inside its 95 % interval", "median error", "mean error [95 %]",
-            "width of the interval, median", "ceiling identifiable", "A holds .80"]  # fmt: skip
+            "width of the interval, median", "ceiling identifiable", "A holds .80", "A holds the plateau"]  # fmt: skip
 
 
 def mean_error(errors: Sequence[float]) -> str:
@@ -130,6 +136,7 @@ def sum_row(name: str, share: float, curves: Sequence[Curve], early: float = EAR
         f"{np.median(np.abs(errors)):.3f}" if later else "–", mean_error(errors) if later else "–",
         f"{np.median(widths):.3f}" if later else "–", share_of([r.fit.identifiable for r in reports]),
         share_of([covers(r.fit) for r in reports]) if curves[0].flags.get("dataset") == "graded" else "–",
+        share_of([finds_plateau(report.fit, curve) for report, curve in zip(reports, curves, strict=True)]),
     ]  # fmt: skip
 
 
@@ -184,7 +191,8 @@ def summary(curves: Sequence[Curve]) -> str:
     sums = [sum_row(name, share, curves) for name, share in (CUTS | {"all of it": 1.0}).items()]
     return "\n\n".join([
         f"{len(curves)} runs of the graded task, whose ceiling is {CEILING:g} by construction. Errors are predicted "
-        "minus measured pass rate at the last evaluation.",
+        f"minus measured pass rate at the last evaluation. The plateau is the mean of a run's last {PLATEAU} "
+        "evaluations.",
         table(SUM_HEAD, sums),
         f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}, "
         f"largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
