@@ -100,6 +100,8 @@ COMPARISONS = {
         {
             "baseline": "",
             "lr-2e-3": "--lr 2e-3",
+            "lr-3e-3": "--lr 3e-3",
+            "lr-1e-3-lag-8": f"--lr 1e-3 {HELD[8]}",
             "lr-2e-3-lag-8": f"--lr 2e-3 {HELD[8]}",
             "lr-4e-3-lag-8": f"--lr 4e-3 {HELD[8]}",
         },
