@@ -36,6 +36,12 @@ def fall_of(curve: Curve) -> int | None:
     return int(low[0]) if low.size else None
 
 
+def learns(curve: Curve) -> bool:
+    """Whether any evaluation lies as far above the first as a fall lies below the best."""
+    rates = curve.points["pass_rate"]
+    return bool(rates.max() - rates[0] > FALL)
+
+
 def alarm_of(curve: Curve, signal: str) -> int | None:
     """Number of the evaluation with the first alarm, None if there is none, or too few values to know what is usual."""
     end, values = first_third(curve), curve.points[signal]
@@ -71,6 +77,8 @@ def correlation(curves: Sequence[Curve], signal: str, share: float) -> str:
 
 def page(curves: Sequence[Curve], baseline: Sequence[Curve]) -> str:
     """Markdown. `baseline`: the runs with the flags of the setting, which differ in their seeds only."""
+    never = [curve.run for curve in curves if not learns(curve)]
+    curves, baseline = ([curve for curve in some if learns(curve)] for some in (curves, baseline))
     falling = [(curve, fall) for curve in curves if (fall := fall_of(curve)) is not None]
     early = [curve for curve, fall in falling if fall <= first_third(curve)]
     ends = [(curve.points["entropy"][1], curve.points["entropy"][-1]) for curve in curves]
@@ -80,7 +88,8 @@ def page(curves: Sequence[Curve], baseline: Sequence[Curve]) -> str:
         "# What the logs already know",
         f"{len(falling)} of {len(curves)} runs fall: an evaluation lies more than {FALL:g} below the best before it"
         + (f" (in brackets its number): {names}." if names else ".")
-        + (f" {len(early)} of them within their first third, where no alarm is possible." if early else ""),
+        + (f" {len(early)} of them within their first third, where no alarm is possible." if early else "")
+        + (f" Left out are {len(never)} runs that never learn: {', '.join(never)}." if never else ""),
         f"An alarm is a figure outside of mean ± {SDS:g} standard deviations of the run's own first third, at any "
         "evaluation after it; each value is a mean over the steps since the evaluation before. The lead is in "
         "evaluations. A false alarm is one in a run that never falls.",
