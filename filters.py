@@ -57,8 +57,8 @@ def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
-    _, group = torch.unique(group_ids, return_inverse=True)  # (N,)
-    slots = torch.zeros_like(rewards)  # (N,) one slot for each group; with P groups the first P are used
+    ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
+    slots = rewards.new_zeros(len(ids))  # (P,)
     highest, lowest = (slots.scatter_reduce(0, group, rewards, f, include_self=False) for f in ("amax", "amin"))
     return (highest != lowest)[group]  # (N,)
 
@@ -165,7 +165,7 @@ class DynamicSampling:
         """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept.
 
         Raises RuntimeError if the batch is full already, ValueError for a group without rewards, and PromptsExhausted
-        after 10 B discarded groups in a row (DAPO's own code gives up after 10 batches).
+        after 10·B discarded groups in a row (DAPO's own code gives up after 10 batches).
         """
         if self.full:
             raise RuntimeError("DynamicSampling: the batch is full; call take() before the next offer().")

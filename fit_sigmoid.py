@@ -25,14 +25,16 @@ This file climbs from the law to the command line. Each step uses those before i
 
    The interval of A, of B or of a prediction runs from its least to its greatest value over the curves kept. This is a
    profile likelihood. (A bootstrap would need refits and would break at the bound A <= 1.) The three factors:
-   - dispersion: the variance of the residuals over that of pure sampling noise, so 1 is as expected. It is raised where
-     neighboring residuals agree. Where the numbers of samples are known it is pulled toward 1 and never below.
+   - dispersion: where the numbers of samples are known, the variance of the residuals divided by that of pure sampling
+     noise, pulled toward 1 and never below it; else the variance itself. Raised where neighboring residuals agree.
    - t: Student's quantile. Each interval is about one quantity, and t^2 is the F quantile for one parameter.
-   - 1.1 makes up for luck: we call narrow intervals identifiable, and some are narrow by chance.
+   - 1.1 corrects a selection: a ceiling is called identifiable if its interval is narrow, and some are so by chance.
    The law itself may be wrong for a run. So it is tested on the run: `backtest` fits 50, 60, 70 and 80 % of the compute
    and predicts the rest. Where the points came out above such a prediction by more than its interval, say by 1.5 times
-   its upper half-width, the upper half-widths of A and of predictions beyond the data grow 1.5 times; and so below.
-4. VERDICT. `CHECKS` is the table of what must hold before the ceiling A is called identifiable.
+   its upper half-width, the upper half-widths of A and of predictions beyond the data grow 1.5 times; likewise below.
+4. VERDICT. A is identifiable if the pass rate rises and does not fall at the end, if few ceilings fit (their interval
+   is at most 0.1 wide), if the curve bends in C and in log C or has stopped rising, and if the data reach 2 C_mid. Else
+   `reason` says what failed first, and intervals that would say too much are opened: `CHECKS` is the table.
 5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 6. SEARCH. How the least Q and the set of curves are found. Not needed to use or trust a result.
 7. REPORT, picture and command line for the `eval.jsonl` of a run.
@@ -273,7 +275,7 @@ def clean(
     order = order[real[order]]
     C, R, n = C[order], R[order], None if n is None else n[order]
     if (C < 0).any() or (R < 0).any() or (R > top).any() or (n is not None and (n <= 0).any()):
-        raise ValueError(f"compute must be >= 0, rewards in [0, {top:g}] and n_samples > 0")
+        raise ValueError(f"compute must be >= 0, pass rates in [0, {top:g}] and n_samples > 0")
     repeated = np.zeros(C.size, dtype=bool)
     repeated[1:] = (np.diff(C) == 0) & (np.diff(R) == 0)
     if (~repeated & (C == 0)).sum() > 1:
@@ -364,43 +366,47 @@ def intervals_of(curves: np.ndarray, C: np.ndarray, A_max: float) -> Intervals:
 # gain A - R0: ceilings 0.1 apart say nothing about a run that gains 0.1.
 MAX_WIDTH = 0.1
 RISE_ALPHA = 0.05  # a flat line must be this unlikely before the pass rate is said to rise
+FLAT_ALPHA = 0.001  # and this unlikely before it is said to have risen to a ceiling
 LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend toward a ceiling
 SLOPE_SDS = 2.0  # standard errors from which on a line rises or falls; a line that does not rise is a ceiling reached
 REACH = 2.0  # in C_mid: how far the data must go before they bound the ceiling from above
 LATE_SHARE, LATE_SDS = 5, 4.0  # the last fifth of the points may lie this many standard errors below the curve
 
 # What must hold before A is called identifiable, by what is looked at; the first row that fails gives the reason.
-# (condition, a test that is True when it is violated, reason); `e` are the numbers of `evidence`
+# (condition; a test that is True when it is violated; which intervals say too much then, and are opened; the reason);
+# `e` are the numbers of `evidence`
 CHECKS = {
     "points": (
-        ("enough points", lambda e: e.n < 4 or e.computes < 3,
+        ("enough points", lambda e: e.n < 4 or e.computes < 3, "none",
          "{n} usable points, but four unknowns need at least 4, at three or more values of C > 0: "
          "evaluate more often or fit a larger part"),
-        ("compute counts from the start", lambda e: e.first > e.last / 2 and not e.cut,
+        ("compute counts from the start", lambda e: e.first > e.last / 2 and not e.starts_late, "none",
          "compute that starts at {first:g} and ends at {last:g}: subtract its start"),
     ),
     "curve": (
-        ("noise is measured", lambda e: e.dof <= 0,
+        ("noise is measured", lambda e: e.dof <= 0, "none",
          "{n} points leave no residual to measure the noise by: add points, or give n_samples"),
-        ("reward rises", lambda e: e.p_flat > RISE_ALPHA,
-         "the reward {moves} by C = {end}: there is no ceiling to fit"),
-        ("end stays on the curve", lambda e: e.late < -LATE_SDS * e.noise,
+        ("pass rate rises", lambda e: e.p_flat > RISE_ALPHA, "A and R0",
+         "the pass rate {moves} by C = {end}: there is no ceiling to fit"),
+        ("end stays on the curve", lambda e: e.late < -LATE_SDS * e.noise, "A",
          "the last {late_n} points lie below the curve: the run falls away from any ceiling"),
     ),
     "ceiling": (  # where A is fitted
-        ("data and not the bound hold A", lambda e: e.A > e.A_max - 1e-6 and e.reach < e.A_max - MAX_WIDTH / 2,
+        ("data and not the bound hold A", lambda e: e.A > e.A_max - 1e-6 and e.reach < e.A_max - MAX_WIDTH / 2, "none",
          "the bound A <= {A_max:g} stopped the fit and not the data, which reach {reach:.2f} by C = {end}"),
-        ("few ceilings fit", lambda e: e.width > min(MAX_WIDTH, e.gain / 2),  # width of the set, A up to 1.25 A_max
+        ("few ceilings fit", lambda e: e.width > min(MAX_WIDTH, e.gain / 2), "none",  # A up to 1.25 A_max
          "ceilings from {low:.2f} to {high:.2f} fit: the data reach {reach:.2f} by C = {end}"),
-        ("curve bends in C", lambda e: p_of_line(e, e.C / e.C[-1]) > LINE_ALPHA,
+        ("curve bends in C", lambda e: p_of_line(e, e.C / e.C[-1]) > LINE_ALPHA, "A above",
          "a straight line in C fits about as well: no ceiling shows by C = {end}"),
-        ("curve bends in log C", lambda e: p_of_line(e, np.log(e.C)) > LINE_ALPHA,
+        ("curve bends in log C", lambda e: p_of_line(e, np.log(e.C)) > LINE_ALPHA, "A above",
          "a straight line in log C fits about as well: no ceiling shows by C = {end}"),
-        ("data reach 2 C_mid", lambda e: e.last < REACH * e.C_mid,
+        ("rise is no luck", lambda e: e.p_flat > FLAT_ALPHA, "A above",
+         "a flat line fits about as well: no ceiling shows by C = {end}"),
+        ("data reach 2 C_mid", lambda e: e.last < REACH * e.C_mid, "A above",
          "the data end at {shown:.1f} C_mid: the ceiling is at least {low:.2f}"),
     ),
     "grid": (  # of the paper
-        ("A lies inside the grid", lambda e: e.A < e.grid[0] + 1e-9 or e.grid[1] - 1e-9 < e.A < e.A_max,
+        ("A lies inside the grid", lambda e: e.A < e.grid[0] + 1e-9 or e.grid[1] - 1e-9 < e.A < e.A_max, "none",
          "A lies on the edge of the grid {grid[0]:g}..{grid[1]:g}: widen A_range"),
     ),
 }  # fmt: skip
@@ -409,9 +415,9 @@ CHECKS = {
 def judge(f: SigmoidFit, *stages: str) -> None:
     """Make the checks of these stages. The first that fails gives `f.reason` and opens intervals that say too much."""
     e = evidence(f)
-    for name, fails, reason in (check for stage in stages for check in CHECKS[stage]):
+    for _, fails, opens, reason in (check for stage in stages for check in CHECKS[stage]):
         if not f.reason and fails(e):
-            f.reason, f.intervals = reason.format(**vars(e)), opened(f, e, name)
+            f.reason, f.intervals = reason.format(**vars(e)), opened(f, e, opens)
 
 
 def evidence(f: SigmoidFit) -> SimpleNamespace:
@@ -420,7 +426,7 @@ def evidence(f: SigmoidFit) -> SimpleNamespace:
     A_max, curves = f.options["A_max"], f.uncertainty.curves
     e = SimpleNamespace(n=C.size, first=C.min(initial=math.inf), last=C.max(initial=0.0))
     e.computes = np.unique(C[C > 0]).size
-    e.cut = left_out["skipped"] or left_out["zero"] or f.options["A"] is not None  # a late start by choice, or a refit
+    e.starts_late = left_out["skipped"] or left_out["zero"] or f.options["A"] is not None  # by choice, or a refit
     if math.isnan(f.A):
         return e
     e.A, e.A_max, e.gain, e.grid = f.A, A_max, f.A - f.R0, f.options["A_range"]
@@ -460,15 +466,13 @@ def p_of_line(e: SimpleNamespace, x: np.ndarray) -> float:
     return f_test_p(Q_line - e.Q, 2, e.dof, e.dispersion) if rises else 0.0
 
 
-def opened(f: SigmoidFit, e: SimpleNamespace, failed: str) -> Intervals:
-    """The intervals of `f` without the ends that a failed check puts in doubt."""
+def opened(f: SigmoidFit, e: SimpleNamespace, opens: str) -> Intervals:
+    """The intervals of `f` without the ends that a failed check puts in doubt: `opens` is its entry in CHECKS."""
     i, A_max = f.intervals, f.options["A_max"]
-    if failed == "end stays on the curve":
-        return i._replace(A=(0.0, A_max))
-    if failed.startswith(("curve bends", "data reach 2")):
-        return i._replace(A=(i.A[0], A_max))
-    if failed != "reward rises":
+    if opens == "none":
         return i
+    if opens in ("A", "A above"):
+        return i._replace(A=(0.0 if opens == "A" else i.A[0], A_max))
     R0 = i.R0
     if f.options["R0"] is None:  # every curve that is flat from the first point fits: only a measurement tells R0
         sd = math.sqrt(SAFETY * e.dispersion / e.w[0]) if e.first == 0 else math.inf
@@ -629,7 +633,7 @@ class Prediction(NamedTuple):
     """The curve at one compute, its interval, the interval of an evaluation made there, what was measured (or NaN)."""
 
     C: float
-    reward: float
+    pass_rate: float
     curve: tuple[float, float]
     evaluation: tuple[float, float]
     measured: float
@@ -645,9 +649,9 @@ class CurveReport:
     fit_until: float  # compute up to which points were fitted
     C: np.ndarray = field(repr=False)  # (N,) all points
     R: np.ndarray = field(repr=False)  # (N,)
-    held_out_points: int = 0
-    held_out_rmse: float = math.nan
-    held_out_covered: float = math.nan  # share of the held-out points inside the interval of an evaluation
+    unseen_points: int = 0
+    unseen_rmse: float = math.nan
+    unseen_covered: float = math.nan  # share of the unseen points inside the interval of an evaluation
     predictions: list[Prediction] = field(default_factory=list)  # at the end of the run, then where asked
 
 
@@ -707,8 +711,8 @@ def curve(
         report.predictions.append(Prediction(at, float(f.predict(at)), (low, high), (least, most), measured))
     if unseen.any():
         low, high = f.interval(C[unseen], noise=True, n_samples=n_new)
-        report.held_out_rmse = math.sqrt(np.mean((f.predict(C[unseen]) - R[unseen]) ** 2))
-        report.held_out_covered = float(np.mean((low <= R[unseen]) & (R[unseen] <= high)))
+        report.unseen_rmse = math.sqrt(np.mean((f.predict(C[unseen]) - R[unseen]) ** 2))
+        report.unseen_covered = float(np.mean((low <= R[unseen]) & (R[unseen] <= high)))
     if plot is not None:
         plot_curves([report], plot)
     return report
@@ -733,11 +737,11 @@ def format_report(*reports: CurveReport) -> str:
 
 
 def _block(r: CurveReport) -> list[tuple[str, str]]:
-    f, i, held = r.fit, r.fit.intervals, ""
+    f, i, unseen = r.fit, r.fit.intervals, ""
     if math.isnan(f.A):
         return [(f"{r.name}: ", f"no fit: {f.reason}")]
-    if r.held_out_points:
-        held = f"; {r.held_out_rmse:.4f} held out, {r.held_out_covered:.0%} of it inside the intervals"
+    if r.unseen_points:
+        unseen = f"; {r.unseen_rmse:.4f} unseen, {r.unseen_covered:.0%} of it inside the intervals"
     left_out = ", ".join(f"{count} {why}" for why, count in f.points.left_out.items())
     rows = [
         (f"{r.name}: ", f"{r.x} up to {short(r.fit_until)}, {f.options['level']:.0%} intervals"),
@@ -746,11 +750,11 @@ def _block(r: CurveReport) -> list[tuple[str, str]]:
         ("B     efficiency", f"{f.B:.2f}   {span(i.B)}"),
         ("C_mid half the gain", f"{short(f.C_mid)}   {span(i.C_mid)} {UNITS.get(r.x, r.x)}"),
         ("R0    before RL", f"{f.R0:.3f}  {span(i.R0, 3)} {f.R0_source}"),
-        ("points", f"{f.n_points} fitted, {r.held_out_points} held out; left out: {left_out}"),
-        ("RMSE", f"{f.rmse:.4f} fitted{held}"),
+        ("points", f"{f.n_points} fitted, {r.unseen_points} unseen; left out: {left_out}"),
+        ("RMSE", f"{f.rmse:.4f} fitted{unseen}"),
     ]
     for p in r.predictions:
-        text = f"{p.reward:.3f}  curve {span(p.curve, 3)}, an evaluation {span(p.evaluation, 3)}"
+        text = f"{p.pass_rate:.3f}  curve {span(p.curve, 3)}, an evaluation {span(p.evaluation, 3)}"
         if not math.isnan(p.measured):
             hit = p.evaluation[0] <= p.measured <= p.evaluation[1]
             text += f"; measured {p.measured:.3f}, {'inside' if hit else 'OUTSIDE'}"

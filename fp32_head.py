@@ -13,12 +13,13 @@ helps partly at best. With hidden states h, head W, bias b, temperature T and sa
     log p_j = z_j - log sum_i exp z_i                FP32 log-softmax
     logprob = log p_y,   entropy = -sum_j p_j log p_j
 
-GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. `GENERATOR_ARGS` does not change that. It changes
-only the product: on CUDA and ROCm bfloat16 factors are summed in FP32, elsewhere the factors are first cast to FP32.
-Both give the same number. But a trainer often keeps its head in FP32 (the master copy), and those weights are not the
-ones that vLLM rounded to bfloat16. So the trainer must compute with `rounded(master, torch.bfloat16)`.
-Seven things must be equal on both sides. The caller sees to five: the rounded W, the rounded h, the bias, the
-temperature, and which position predicts which token. This file sees to two: FP32 product and FP32 log-softmax.
+GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. Its option `head_dtype`, which `GENERATOR_ARGS`
+sets, changes only the product: on CUDA and ROCm bfloat16 factors are summed in FP32, elsewhere the factors are first
+cast to FP32. That is the same number up to the order of the sum. But a trainer often keeps its head in FP32 (the master
+copy), and those weights are not the ones that vLLM rounded to bfloat16. So the trainer must compute with
+`rounded(master, torch.bfloat16)`. Seven things must be equal on both sides. `token_logprobs` sees to two, FP32 product
+and FP32 log-softmax. `Scorer` sees to four more: the rounded W, the rounded h, the bias, and which position predicts
+which token. The temperature is the caller's.
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
@@ -90,7 +91,7 @@ def token_logprobs(
             from 0 to V - 1 (not -100): mask its log-prob afterwards.
         temperature: the generator's, or rho is not 1 between equal weights.
         bias: (V,) or None.
-        chunk_tokens: C; None fills the device's `CHUNK_BYTES`.
+        chunk_tokens: C; None fills `CHUNK_BYTES` of a CPU, and on CUDA its own once `TF32` is on.
         entropy_grad: let the entropy carry a gradient; otherwise it is a monitor.
         fp32: False computes the product in the dtype of `hidden`, for the ablation (H1).
     Returns:

@@ -11,7 +11,7 @@ requests, the legs. With a budget of 11 tokens, answer_budget 4:
     a   no </think> in 11 tokens             leg 2: prompt + 11 tokens + PHRASE, up to 4 tokens
     b   </think> is token 8, cut at 11       3 answer tokens so far; leg 2: prompt + 11 tokens, up to 1 more
     c   </think> is token 6, cut at 11       5 answer tokens, none left: no leg 2, the completion is truncated
-    d   <eos> before token 11                finished: no leg 2, however long its answer
+    d   <eos> by token 11                    finished: no leg 2, however long its answer
 
 Every sampled token of both legs trains; only PHRASE is masked. The answer budget counts the sampled tokens after
 </think>, in both legs. Nobody enforces it within leg 1, so in case d an answer may be longer.
@@ -21,15 +21,13 @@ L_cache tokens before the cap L_max: 0 up to L_max - L_cache, -1/2 in the middle
 
     penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
-Hugging Face's `generate` and other batch engines have one limit for all rows and give no finish reason. There, leg 1
-is: generate max(budgets) tokens, cut each row to its own budget, and call a row "length" if it has no stop token left.
-
 SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
-complete one.
+complete one. Engines that have one limit for all rows and give no finish reason, such as Hugging Face's `generate`: for
+leg 1, generate max(budgets) tokens, cut each row to its own budget, and call it "length" if no stop token is left.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
-no log-prob to divide by (where an array needs one on forced tokens, any value does). T2: ScaleRL adds the penalty only
-to correct answers, DAPO to all; the caller chooses.
+no log-prob to divide by (where an array needs a log-prob for forced tokens, any number does). T2: ScaleRL adds the
+penalty only to correct answers, DAPO to all; the caller chooses.
 
 Case a, then case b, with token 9 as </think>:
 

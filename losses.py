@@ -22,13 +22,15 @@ Between 0.80 and 1.26 both factors are rho. CISPO silences no token; it only lim
 `normalize_advantages` gives A, a loss gives the term inside the sums (with a minus, because we minimize), and
 `aggregation_weights` gives 1 / (P n_g). The loss of a step is `(weights * token_loss).sum()`.
 
-SYMBOLS. N rows, one for each rollout · T completion positions, padded · P groups, n_g trained tokens of group g · A
-advantage · sg stop-gradient · mask 1 on tokens that train: sampled, not forced, not padding · group_ids which group
-each row belongs to, e.g. 0 0 1 1: not token ids, and a prompt drawn twice makes two groups.
+SYMBOLS. N rows, one for each rollout (a sample, sequence or completion in papers) · T completion positions, padded · P
+groups, n_g trained tokens of group g · A advantage · sg stop-gradient · mask 1 on tokens that train: sampled, not
+forced, not padding · group_ids which group each row belongs to, e.g. 0 0 1 1: not token ids, and a prompt drawn twice
+makes two groups.
 
 SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work with advantages and weights for
 each token; but `gspo` and sequence-level `tis` would take the packed row for one sequence. Log-ratios are bounded to
-+-20 before `exp` (a ratio of 5e8): past it DAPO's unlimited case has no gradient either.
++-20 before `exp` (a ratio of 5e8): beyond that the one row without a limit, DAPO's with A < 0, has no gradient either.
+L1, L2 and L3 number choices where papers differ or are silent.
 
 Two tokens with rho = 7.39 and 0.61, one for each side of the table, then the loss of a group of two rows:
 
@@ -80,7 +82,7 @@ def normalize_advantages(
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     _, group, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)  # (P,), (N,), (P,)
-    slots = torch.zeros_like(rewards)  # (N,) one slot for each group; the first P <= N of them are used
+    slots = rewards.new_zeros(len(sizes))  # (P,)
     highest, lowest = (slots.scatter_reduce(0, group, rewards, f, include_self=False) for f in ("amax", "amin"))
     unequal = (highest != lowest)[group]  # (N,)
     values = rewards if rewards.dtype == torch.float64 else rewards.float()
@@ -202,12 +204,13 @@ def tis(
 ) -> LossAndMetrics:  # fmt: skip
     """PPO's clip against the trainer's own old log-probs, times a truncated engine correction (Yao et al. 2025).
 
-    Only here is the ratio split in two: the other losses have the engine's mismatch inside rho, and this factor on top
-    would correct it twice. `old_logprobs` (N, T) are the trainer's before the first update on this batch. If that is
+    Only here is the ratio split in two: rho = (pi / pi_old) * w, with w = pi_old / pi_gen for what the engine computes
+    differently. PPO's clip acts on the first factor, and a cap on w. (The other losses have both inside rho, and w on
+    top would correct twice.) `old_logprobs` (N, T) are the trainer's before the first update on this batch. If that is
     the only update, as under PipelineRL, pi_old is pi: the clip never acts, and the gradient of level `token` is that
     of CISPO with eps_max = cap, to the bit. `tis_capped` in the metrics counts tokens above the cap.
 
-    level: w = pi_old / pi_gen of each `token`, or their product over the `sequence` (Liu et al. 2025, "When Speed Kills
+    level: w of each `token`, or their product over the `sequence` (Liu et al. 2025, "When Speed Kills
     Stability"). A token's ratio ignores that pi_old might not have come to this token at all, so its gradient is biased
     even without the cap; the product's is not, but it varies more. Another level raises ValueError.
     """
@@ -273,7 +276,9 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estimator: str = "k3") -> Tensor:
     """Estimate of KL(pi || pi_ref) for each sampled token. ScaleRL uses none; GRPO (2402.03300) uses k3.
 
-        r = pi_ref / pi         mean over tokens of pi      mean of its gradient
+    With r = pi_ref / pi:
+
+             value              mean over tokens of pi      mean of its gradient
         k1   -log r             KL(pi || pi_ref)            0: a monitor, not a loss
         k2   (log r)^2 / 2      biased                      that of KL(pi || pi_ref)
         k3   r - 1 - log r      KL(pi || pi_ref)            that of KL(pi_ref || pi)

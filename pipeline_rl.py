@@ -15,10 +15,12 @@ on by a later policy than the one that sampled it:
 THE BOUND. Groups are numbered as they enter the engine and trained strictly in that order. A new one may enter only
 while the following holds (it is necessary; a second condition is below):
 
-    outstanding < (k + 1) · B             outstanding: admitted, and the step that trains them is not yet live
+    outstanding < (k + 1) · B             outstanding: admitted, and the weights of the step that trains them are
+                                          not yet live in the engine; B groups train in a step
 
-A group that enters at version w has at most (k + 1)·B − 1 outstanding groups before it. So it trains in one of the
-next k + 1 steps: in the first its lag is 0, in the last it is k. For B = 2 and k = 1:
+A group that enters at version w has at most (k + 1)·B − 1 outstanding groups before it, which fill at most k whole
+steps. So it trains in one of the next k + 1 steps: at version w in the first, and at w + k in the last. Its tokens were
+sampled at w or later, and their lag is at most k. For B = 2 and k = 1:
 
     version live       0          1          2          3
     groups admitted    0 1 2 3    4 5        6 7        8 9
@@ -30,13 +32,14 @@ done when it is taken, and not when its step's weights are live, k = 0 would tra
 whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4, 5, 6, and so
 on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
-The bound is not a target, since groups that wait only grow old. The second condition: a group enters if fewer than B
-finished ones wait that the trainer could take now, or in the place of one that it took. So the work under way grows
-until the trainer need not wait, and then it neither grows nor shrinks. Groups that finished behind a running one do not
-count as ready: the trainer cannot take them, and if they counted, one long completion would empty the engine. Two dials
-are for studies of the lag. `max_ready` = m: nothing enters while m groups are ready, not even in another's place (the
-engine may then run dry while long completions all end together). `min_ready` = m raises the lag by about m / B: the
-trainer takes B groups only while m more are ready.
+The bound is not a target, since groups that wait only grow old. Hence the second condition. Call a group *ready* if it
+and all older ones are finished, so that the trainer could take it now, and *under way* if it is admitted and not yet
+taken. A new group enters while fewer than B are ready; and also, however many are ready, while fewer groups are under
+way than there were at the peak, for then it replaces one that was taken. So the number under way grows only while the
+trainer would have to wait, and it never shrinks. (A group that finished behind a running one is not ready. If it
+counted, one long completion would empty the engine.) Two dials are for studies of the lag. `max_ready` = m: nothing
+enters while m groups are ready, not even as a replacement (the engine may then run dry while long completions all end
+together). `min_ready` = m raises the lag by about m / B: the trainer takes B groups only while m more are ready.
 
 PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer keeps at
 most k·B groups outstanding. The caller does the freezing: it pushes once, after the k-th step, and releases all k·B
@@ -48,7 +51,8 @@ The trainer counts v and names it in `push`; it is live when the engine has load
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
 SIMPLIFIED. One reward function; this engine never restarts. Restarts, Ray, other ways for the weights and a faster
-scheduler are in runtime/engine.py and extend this file. `python pipeline_rl.py` simulates it.
+scheduler are in runtime/engine.py, which extends this file: `EngineDied`, `together` and the counts of `restarts` and
+`redone_groups` are here for it, and can be skipped. `python pipeline_rl.py` simulates the pacing.
 
     >>> pacer = Pacer(batch_prompts=2, k=1)
     >>> numbers = [pacer.admit() for _ in range(4)]
@@ -154,8 +158,8 @@ class Pacer:
     Args:
         batch_prompts: B.
         k: `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
-        max_ready: nothing enters while this many groups are ready. None: what a take needs, but those that the trainer
-            takes are replaced in any case.
+        max_ready: nothing enters while this many groups are ready. None: what a take needs, but groups that were taken
+            are replaced however many are ready.
         min_ready: groups that stay ready behind each take; `pipeline` only, at most k·B. Set the attribute to 0 when no
             prompt is left to admit. Given, it sets `max_ready` to what a take then needs.
 
@@ -179,8 +183,8 @@ class Pacer:
         if max_ready is not None and max_ready < needed:
             raise ValueError(f"max_ready must be at least {needed}, for which the trainer waits, not {max_ready}")
         self.min_ready, self.max_ready = min_ready, needed if max_ready is None else max_ready
-        self.replaces = max_ready is None and not min_ready  # what was taken, however many are ready
-        self.most_under_way = 0  # admitted and not taken, so far
+        self.replaces_taken = max_ready is None and not min_ready  # however many are ready
+        self.peak_under_way = 0  # the most groups that were ever admitted and not yet taken
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
         self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
@@ -197,7 +201,7 @@ class Pacer:
 
     def may_admit(self) -> bool:
         """Whether one more group may enter the engine."""
-        replacement = self.replaces and len(self._groups) < self.most_under_way
+        replacement = self.replaces_taken and len(self._groups) < self.peak_under_way
         return self.outstanding < self.capacity and (self.ready < self.max_ready or replacement)
 
     def admit(self) -> int:
@@ -206,7 +210,7 @@ class Pacer:
             counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} of {self.max_ready} ready"
             raise RuntimeError(f"no group may enter now ({counts}); ask may_admit() first")
         self._groups[self.admitted] = None
-        self.most_under_way = max(self.most_under_way, len(self._groups))
+        self.peak_under_way = max(self.peak_under_way, len(self._groups))
         self.admitted += 1
         return self.admitted - 1
 
@@ -288,7 +292,7 @@ class Stream:
         if self.engine.slots < self.rollouts:
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
         self.counters = self.engine.counters
-        self.running: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
+        self.under_way: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
         self.inside = [0] * self.engine.replicas  # requests in each; a rollout keeps its slot from first leg to second
         self.exhausted = False  # `problems` came to its end
         self._paused, self._counted_at = False, time.monotonic()  # when `_count_requests` was called last
@@ -319,7 +323,7 @@ class Stream:
                 self._wake.set()
                 return
             number = self.pacer.admit()
-            self.running[number] = problem
+            self.under_way[number] = problem
             emptiest = self.inside.index(min(self.inside))
             self._count_requests(self.rollouts, emptiest)
             task = asyncio.create_task(self._run_group(number, problem, emptiest))
@@ -340,22 +344,22 @@ class Stream:
     async def _run_group(self, number: int, problem: Any, replica: int) -> None:
         """Samples and scores the G rollouts of one group. If the engine dies, all G are redone under the same number:
         redoing only the unfinished ones would favor short completions."""
-        begun: list[int] = []  # the version at the beginning of each attempt
+        start_versions: list[int] = []  # the version at the beginning of each attempt
 
         def begin() -> list[Coroutine]:
-            begun.append(self.engine.version)
-            if len(begun) > 1:
+            start_versions.append(self.engine.version)
+            if len(start_versions) > 1:
                 self.counters.redone_groups += 1
                 self._count_requests(self.rollouts, replica)
                 self._dispatch()  # the engine is ready again
             draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
-            return [self._rollout(problem, draw(self._rng), begun[-1], replica) for _ in range(self.rollouts)]
+            return [self._rollout(problem, draw(self._rng), start_versions[-1], replica) for _ in range(self.rollouts)]
 
         rollouts = await self.engine.together(begin)
         await self._score(problem, rollouts)
         self.counters.sampled += sum(sum(rollout.mask) for rollout in rollouts)
         self.counters.prefilled += sum(rollout.prefilled for rollout in rollouts)
-        self.pacer.finish(Group(number, problem, begun[-1], rollouts))
+        self.pacer.finish(Group(number, problem, start_versions[-1], rollouts))
         self._wake.set()
         self._dispatch()
 
@@ -384,8 +388,8 @@ class Stream:
         while not self.pacer.may_take(count):
             if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
                 raise self._error
-            if self.exhausted and len(self.running) < count:
-                raise Exhausted(f"no prompt is left to admit; {len(self.running)} groups stay untrained")
+            if self.exhausted and len(self.under_way) < count:
+                raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), report_after)
@@ -397,7 +401,7 @@ class Stream:
     def _take(self, count: int) -> list[Group]:
         groups = self.pacer.take(count) or []
         for group in groups:
-            del self.running[group.number]
+            del self.under_way[group.number]
         self._dispatch()
         return groups
 

@@ -62,6 +62,9 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
 
     Shapes: a batch has B groups (prompts) of G rollouts, n = B·G in all. N of these train. T is the number of tokens of
     the longest completion among them. v is the policy version.
+
+    `parts` holds the objects of the run; `.on_main` is what only rank 0 has. `progress` is what a checkpoint saves; its
+    `taken` are the groups taken and not yet trained on, whose prompts a resumed run samples again.
     """
     generator, trainer, evaluator, recorder = parts.generator, parts.trainer, parts.evaluator, parts.recorder
     evaluator.begin_if_due(progress)

@@ -89,7 +89,7 @@ def state_of(
 ) -> dict[str, Any]:  # fmt: skip
     """The content of state.json. Read between two events of the generator's thread, which draws from `prompts`."""
     flying, stream = generator.in_loop(
-        lambda generator: ([problem.key for problem in generator.running.values()], prompts.state_dict())
+        lambda generator: ([problem.key for problem in generator.under_way.values()], prompts.state_dict())
     )
     first = [group.problem.key for group in progress.taken] + flying + stream["first"]
     return progress.state_dict() | {

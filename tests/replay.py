@@ -37,7 +37,7 @@ class Replay:
     def __init__(self, problems, rollouts, progress):
         self.problems, self.rollouts, self.progress = problems, rollouts, progress
         self.pacer = pipeline_rl.Pacer(1, 0)
-        self.counters, self.running, self.version, self.pushed = pipeline_rl.Counters(), {}, 0, []
+        self.counters, self.under_way, self.version, self.pushed = pipeline_rl.Counters(), {}, 0, []
 
     @property
     def step(self):

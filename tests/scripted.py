@@ -48,7 +48,7 @@ class ScriptedGenerator:
     def __init__(self, problems, pacer):
         self.problems, self.pacer = problems, pacer
         self.counters, self.version, self.waiting, self.calls = Counters(), 0, None, []
-        self.taken, self.running, self.evaluating = [], {}, False
+        self.taken, self.under_way, self.evaluating = [], {}, False
 
     def start(self, weights, version=0):
         self.version = version
@@ -59,7 +59,7 @@ class ScriptedGenerator:
             problem = next(self.problems)
             number = self.pacer.admit()
             rollouts = [self.rollout(reward) for reward in self.rewards(number, problem)]
-            self.running[number] = problem
+            self.under_way[number] = problem
             self.pacer.finish(Group(number, problem, self.version, rollouts))
 
     def rollout(self, reward, version=None):
@@ -73,7 +73,7 @@ class ScriptedGenerator:
             self.settle()
             groups = self.pacer.take(count)
         assert groups is not None, "deadlock"
-        self.taken += [self.running.pop(group.number) for group in groups]
+        self.taken += [self.under_way.pop(group.number) for group in groups]
         return groups
 
     def release(self, count):
@@ -235,7 +235,7 @@ def batch_of(groups, folder, **changes):
         group.number = pacer.admit()
         pacer.finish(group)
     generator = ScriptedGenerator(iter(()), pacer)
-    generator.running = {group.number: group.problem for group in groups}
+    generator.under_way = {group.number: group.problem for group in groups}
     generator.fill = lambda: None
     trainer, ranks = ScriptedTrainer(), Ranks(Alone())
     shared = SharedGenerator(generator, SimpleNamespace(folder=folder), ranks)

@@ -245,7 +245,7 @@ DRIVER = """
             "update": (train.Trainer, "update", 3, lambda self, version: version == 2),
             "evaluation": (pipeline_rl.Generator, "result_of", 2, lambda self, future: not future.done()),
             "save": (Folder, "finish_checkpoint", 1, lambda self, temporary, *_: any(temporary.iterdir())),
-            "start": (pipeline_rl.Generator, "start", 1, lambda self, *_: not self.running),
+            "start": (pipeline_rl.Generator, "start", 1, lambda self, *_: not self.under_way),
         }}[{moment!r}])
         code = train.main(sys.argv[1:])
         print("ended", time.time(), flush=True)

@@ -252,7 +252,7 @@ def test_record_points_by_hand(tmp_path, capsys):
     report = fit_run(path, records=True).report
     assert report.fit.points.C.tolist() == [0, 1, 3, 6, 7, 9, 10] and report.fit.points.left_out["no record"] == 4
     report = fit_run(path, records=True, fit_until=0.7).report
-    assert report.fit.points.C.tolist() == [0, 1, 3, 6, 7] and report.held_out_points == 3
+    assert report.fit.points.C.tolist() == [0, 1, 3, 6, 7] and report.unseen_points == 3
     assert fit_run(path).report.fit.n_points == 11
     assert main([str(path), "--records"]) == 0 and "4 no record" in capsys.readouterr().out
     assert main([str(path)]) == 0 and "no record" not in capsys.readouterr().out
@@ -307,7 +307,7 @@ def test_command_line_json_and_options(tmp_path, capsys):
     assert main([str(path), "--json", "--windows", "--power-law", "--x", "step", "--predict-at", "2x"]) == 0
     result = json.loads(capsys.readouterr().out)
     run = result["runs"][0]
-    assert run["x"] == "step" and run["held_out_rmse"] is None and run["predictions"][1]["C"] == 180
+    assert run["x"] == "step" and run["unseen_rmse"] is None and run["predictions"][1]["C"] == 180
     assert run["fit"]["A_interval"][0] < run["fit"]["A"] and "curves" not in run["fit"]
     assert len(result[f"windows of {run['name']}"]) == 4 and result[f"power law of {run['name']}"]["A"] <= 1
     assert main([str(path), *"--windows --power-law --R0 0.07 --method paper_grid --A-range 0.9 0.99".split()]) == 0

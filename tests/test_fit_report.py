@@ -71,8 +71,8 @@ def test_report_holds_the_numbers():
     text, p = format_report(r), r.predictions[0]
     low, high = r.fit.A_interval
     for piece in (
-        f"{r.fit.A:.3f}", f"[{low:.3f}, {high:.3f}]", f"{r.fit.B:.2f}", "measured", "10 fitted, 9 held out",
-        f"{r.held_out_rmse:.4f} held out", f"{p.reward:.3f}  curve", f"measured {p.measured:.3f}, inside", r.fit.reason,
+        f"{r.fit.A:.3f}", f"[{low:.3f}, {high:.3f}]", f"{r.fit.B:.2f}", "measured", "10 fitted, 9 unseen",
+        f"{r.unseen_rmse:.4f} unseen", f"{p.pass_rate:.3f}  curve", f"measured {p.measured:.3f}, inside", r.fit.reason,
     ):  # fmt: skip
         assert piece in text
     r.predictions[0] = p._replace(measured=p.evaluation[1] + 0.001)
@@ -82,16 +82,16 @@ def test_report_holds_the_numbers():
 def test_curve_splits_by_compute_and_scores_the_rest():
     rows = records()
     r = curve(rows, fit_until=0.5, predict_at=[1.8e6, 5e6], cuts=())
-    assert (r.x, r.fit_until, r.fit.n_points, r.held_out_points) == ("tokens", 450_000, 10, 9)  # 450k itself is fitted
+    assert (r.x, r.fit_until, r.fit.n_points, r.unseen_points) == ("tokens", 450_000, 10, 9)  # 450k itself is fitted
     unseen = np.array([[row["tokens"], row["pass_rate"]] for row in rows[10:]])
     miss = r.fit.predict(unseen[:, 0]) - unseen[:, 1]
-    assert r.held_out_rmse == pytest.approx(math.sqrt(np.mean(miss**2)))
+    assert r.unseen_rmse == pytest.approx(math.sqrt(np.mean(miss**2)))
     by_hand = fit([q["tokens"] for q in rows[:10]], [q["pass_rate"] for q in rows[:10]], n_samples=1024, cuts=())
     assert r.fit.A == by_hand.A
     assert [p.C for p in r.predictions] == [900_000, 1_800_000, 5_000_000]
     assert r.predictions[0].measured == rows[-1]["pass_rate"] and math.isnan(r.predictions[1].measured)
     low, high = r.fit.interval(unseen[:, 0], noise=True, n_samples=1024)
-    assert r.held_out_covered == np.mean((low <= unseen[:, 1]) & (unseen[:, 1] <= high))
+    assert r.unseen_covered == np.mean((low <= unseen[:, 1]) & (unseen[:, 1] <= high))
     assert r.predictions[0].evaluation == pytest.approx((low[-1], high[-1]))
     assert r.predictions[0].curve[0] > r.predictions[0].evaluation[0]
 
@@ -99,13 +99,13 @@ def test_curve_splits_by_compute_and_scores_the_rest():
 # ------------------------------------------------------------------------------------ a run, its report and its picture
 
 
-def test_held_out_points_are_judged_with_their_noise():
+def test_unseen_points_are_judged_with_their_noise():
     """Evaluations of 40 samples scatter far beyond the curve's own interval, and lie in that of an evaluation."""
     rows = records(n=120, every=20_000, n_prompts=20)
     r = curve(rows, fit_until=0.5, cuts=())
     C, R = np.array([[row["tokens"], row["pass_rate"]] for row in rows[60:]]).T
     low, high = r.fit.interval(C)
-    assert np.mean((low <= R) & (R <= high)) < 0.75 < 0.85 <= r.held_out_covered
+    assert np.mean((low <= R) & (R <= high)) < 0.75 < 0.85 <= r.unseen_covered
 
 
 def test_the_evaluation_before_the_first_step_is_at_compute_0():
@@ -127,7 +127,7 @@ def test_three_runs_of_the_tasks_shape_are_covered():
     for seed in range(3):
         r = curve(records(seed=seed), fit_until=0.5, cuts=())
         p = r.predictions[0]
-        assert p.evaluation[0] <= p.measured <= p.evaluation[1] and r.held_out_covered >= 0.8
+        assert p.evaluation[0] <= p.measured <= p.evaluation[1] and r.unseen_covered >= 0.8
 
 
 @pytest.mark.long
@@ -178,7 +178,7 @@ def test_two_runs_on_the_command_line(tmp_path, capsys):
     files = [str(write(tmp_path / f"{i}.jsonl", records(n=40, seed=i, n_prompts=20_000))) for i in range(2)]
     assert main([*files, "--fit-until", "0.9", "--predict-at", "1e21", "--plot", str(tmp_path / "c.png")]) == 0
     out = capsys.readouterr().out
-    assert all(words in out for words in ("at 1e+21", "4 held out", "ceilings agree within 0.02"))
+    assert all(words in out for words in ("at 1e+21", "4 unseen", "ceilings agree within 0.02"))
     assert (tmp_path / "c.png").stat().st_size > 5000
 
 

@@ -471,7 +471,7 @@ def test_finite_problems_end_in_exhausted():
         with pytest.raises(Exhausted, match="1 groups stay untrained"):
             generator.take(2)
         assert keys == ["p0", "p1", "p2", "p3"]
-        assert [problem.key for problem in generator.running.values()] == ["p4"]
+        assert [problem.key for problem in generator.under_way.values()] == ["p4"]
 
 
 def test_a_stop_loses_no_group_that_is_ready():
@@ -488,9 +488,9 @@ def test_a_stop_loses_no_group_that_is_ready():
         stop[0] = True
         with pytest.raises(StopRequested):
             generator.take(2)
-        assert generator.in_loop(lambda g: list(g.running))[:2] == [0, 1]
+        assert generator.in_loop(lambda g: list(g.under_way))[:2] == [0, 1]
         stop[0] = False
-        assert [group.number for group in generator.take(2)] == [0, 1] and 0 not in generator.running
+        assert [group.number for group in generator.take(2)] == [0, 1] and 0 not in generator.under_way
     answers = iter([False, True])
     with generating(problems(9), pacer=Pacer(2, 1), stop_requested=lambda: next(answers)) as generator:
         wait_until(lambda: generator.pacer.ready >= 2)

@@ -219,7 +219,7 @@ def plain(v: Any) -> Any:
         }  # fmt: skip
     if isinstance(v, Fitted):
         v, transient = dict(vars(v.report)), v.transient
-        names = ("name", "x", "fit", "fit_until", "transient", "held_out_points", "held_out_rmse", "held_out_covered")
+        names = ("name", "x", "fit", "fit_until", "transient", "unseen_points", "unseen_rmse", "unseen_covered")
         v = {name: (v | {"transient": transient})[name] for name in (*names, "predictions")}
     v = v._asdict() if hasattr(v, "_asdict") else vars(v) if isinstance(v, fit_sigmoid.Comparison) else v
     if isinstance(v, dict):

@@ -74,7 +74,7 @@ def error(curve: Curve, share: float, rule: str) -> float:
     report = fitted(curve, AXIS, share)
     end = report.predictions[0]
     predicted = {
-        "sigmoid": lambda: end.reward,
+        "sigmoid": lambda: end.pass_rate,
         "power law": lambda: power_law_end(curve, share),
         "the pass rate stays": lambda: float(report.fit.points.R[-2:].mean()),
     }[rule]()
@@ -105,7 +105,7 @@ def row(curve: Curve) -> list[str]:
     ]  # fmt: skip
     for report in early:
         end, bold = report.predictions[0], "" if inside(report) else "**"
-        cells += [f"{bold}{end.reward:.3f} {span(end.evaluation, 3)}{bold}",
+        cells += [f"{bold}{end.pass_rate:.3f} {span(end.evaluation, 3)}{bold}",
                   f"{report.fit.A:.3f} {span(report.fit.A_interval, 3)}"]  # fmt: skip
     return [*cells, marks([fit.identifiable for fit in fits]), marks([covers(fit) for fit in fits])]
 
@@ -128,7 +128,7 @@ def sum_row(name: str, share: float, curves: Sequence[Curve], early: float = EAR
     """All of these runs, fitted to `share` of their compute without the first `early`, in SUM_HEAD's columns."""
     reports = [fitted(curve, AXIS, share, early) for curve in curves]
     seen = [report.fit_until / fitted(curve, AXIS).fit.C_mid for report, curve in zip(reports, curves, strict=True)]
-    errors = [report.predictions[0].reward - report.predictions[0].measured for report in reports]
+    errors = [report.predictions[0].pass_rate - report.predictions[0].measured for report in reports]
     widths = [report.predictions[0].evaluation[1] - report.predictions[0].evaluation[0] for report in reports]
     later = share < 1  # at the end there is nothing left to predict
     return [
@@ -272,7 +272,7 @@ def draw(groups: Mapping[str, Sequence[Curve]], chain: Sequence[Curve], path: Pa
         for curve in some:
             end = fitted(curve, AXIS, 0.5).predictions[0]
             right.plot(end.evaluation, (y, y), color=f"C{i}", lw=1)
-            right.plot(end.reward, y, "o", color=f"C{i}", ms=4)
+            right.plot(end.pass_rate, y, "o", color=f"C{i}", ms=4)
             right.plot(end.measured, y, "o", color="black", mfc="white", ms=4)
             names, y = [*names, f"{curve.variant} {curve.seed}"], y + 1
     right.set_yticks(range(y), names, fontsize=6)

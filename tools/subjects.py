@@ -158,7 +158,7 @@ def drain(generator: pipeline_rl.Generator) -> None:
 
     def stop(g: pipeline_rl.Generator) -> int:
         g.pacer.capacity = g.pacer.min_ready = 0
-        return len(g.running)
+        return len(g.under_way)
 
     generator.settle()
     generator.take(generator.in_loop(stop))
