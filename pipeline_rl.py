@@ -114,13 +114,10 @@ class Counters:
 
     sampled: int = 0  # completion tokens of rollouts, not of evaluation
     prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
-    eval_sampled: int = 0
-    eval_prefilled: int = 0
     eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
     idle_seconds: float = 0.0  # no request inside the engine, and not paused
     request_seconds: float = 0.0  # requests inside the engine, summed over time
     sync_seconds: float = 0.0  # paused for new weights
-    pushes: int = 0
     redone_groups: int = 0
     restarts: int = 0
 
@@ -421,7 +418,6 @@ class Stream:
             raise
         self._count_requests()
         self._paused = False
-        self.counters.pushes += 1
         self._release(release)
 
     async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
@@ -434,8 +430,6 @@ class Stream:
         groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
         await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
         sampled = sum(sum(rollout.mask) for rollout in flat)
-        counters.eval_sampled += sampled
-        counters.eval_prefilled += sum(rollout.prefilled for rollout in flat)
         share = sampled / max(1, sampled + counters.sampled - sampled_before)
         counters.eval_seconds += share * (time.monotonic() - started)
         return groups

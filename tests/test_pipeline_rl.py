@@ -283,7 +283,7 @@ def test_the_lag_of_a_generator(k):
                 seen += lags(rollout, version)
             generator.push({}, version + 1, 2)
         generator.settle()
-        assert generator.version == 8 and generator.counters.pushes == 8
+        assert generator.version == 8
     assert 0 <= min(seen) and max(seen) == k
 
 
@@ -342,8 +342,8 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
         assert [len(group) for group in groups] == [4] * 10 and generator.version == 1
         assert all(rollout.versions == [0] * 7 for group in groups for rollout in group)  # the longest budget
         counters = generator.counters
-        assert (counters.eval_sampled, counters.eval_prefilled) == (280, 80)
         assert generator.pacer.admitted == 1 and 0 < counters.eval_seconds < 60
+        assert counters.sampled <= 14  # of rollouts, and not the 280 of the evaluation
         assert engine.most_inside == 16
 
 

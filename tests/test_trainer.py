@@ -21,7 +21,7 @@ import fp32_head
 import losses
 from runtime import checkpoints
 from runtime.flags import Flags, UsageError
-from runtime.model import Policy, Row, full_tensors, make_microbatch, recompute_layers
+from runtime.model import Policy, Row, full_tensors, make_microbatch, recompute_layers, whole
 from runtime.trainer import Trainer, TrainingBatch, clip_options, hold_in_bfloat16, learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -265,10 +265,6 @@ def in_bfloat16(model):
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     return model
-
-
-def whole(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

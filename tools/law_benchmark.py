@@ -15,6 +15,8 @@ import numpy as np
 from scipy.special import logit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from fit_benchmark import inside
+
 import fit_power_law
 import isocompute
 from isocompute import Curve, Run
@@ -95,11 +97,6 @@ def recover_rollouts(draws: int, rng: np.random.Generator, points: str) -> dict[
             row |= {f"n* at 10^{C:g} error": abs(math.log2(law(10**C) / n)), f"bias {C:g}": math.log2(law(10**C) / n)}
         rows.append(row)
     return summary(rows)
-
-
-def inside(interval: tuple[float, float], value: float) -> bool:
-    """Is the value in the interval, ends included?"""
-    return bool(interval[0] <= value <= interval[1])
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, float]:
