@@ -37,7 +37,9 @@ def test_a_row_by_hand(tmp_path):
         step | {"step": 3, "rows": 512},
     ]
     evals = [evaluation(0, 0.0), evaluation(2, 100 / 1024), evaluation(3, 0.5)]
-    run_folder(tmp_path, "law/dapo-0.26/seed-12", evals, steps, loss="dapo", lr=7e-4)
+    folder = run_folder(tmp_path, "law/dapo-0.26/seed-12", evals, steps, loss="dapo", lr=7e-4)
+    counts = {"step": 2, "n_samples": 2, "correct": [0, 1, 2, 2]}  # three of four have a right one, two no wrong one
+    (folder / "eval_counts.jsonl").write_text(json.dumps(counts) + "\n")
     zero, first, second = curves.collect(tmp_path)
     assert tuple(first) == curves.COLUMNS
     assert [first[name] for name in curves.OF_THE_RUN] == [
@@ -49,6 +51,7 @@ def test_a_row_by_hand(tmp_path):
         "lag": "1.5", "lag_max": "4", "ess": "0.9", "gap": "2e-07", "entropy": "0.4", "interrupted": "0.5",
         "truncated": "0.05", "kept": "0.125", "clipped_positive": "0.01", "clipped_negative": "0.02",
     }  # fmt: skip
+    assert (first["best"], first["worst"], second["best"]) == ("0.75000", "0.50000", "")
     assert second["gap"] == "" and second["kept"] == "1" and second["lag_max"] == "3"
     assert all(zero[name] == "" for name in curves.LOGGED) and zero["pass_rate"] == "0.00000"
 

@@ -45,9 +45,24 @@ def test_the_best_size_is_the_measured_one_beside_the_laws():
     assert len(rows) == 5 and all(row.split("|")[2:4] == [" 505k ", " 505k "] for row in rows)
 
 
-def grid_run(B_p, n, seed, C_mid, points=16):
+def test_the_findings_on_size_by_hand():
+    """On L = (4 X)^-K a run is at .5 at 4 X = 2^(1 / K), up to the straight line between evaluations, and FLOPs are as
+    many times the tokens for every size, so that both rows say the same. All seeds are alike: no spread to see by."""
+    sizes = {parameters(name): [on_the_law(name, seed) for seed in (0, 1)] for name in ("s", "m", "l", "xl")}
+    rows = size_report.findings(sizes)
+    K_s, K_xl = (0.3 / (1 + 150_000 / parameters(name)) for name in ("s", "xl"))
+    needed, slope = 2 ** (1 / K_xl - 1 / K_s) - 1, K_xl / K_s - 1
+    for row, expected, near in zip(rows, (needed, needed, slope, 0.0), (0.02, 0.02, 5e-3, 1e-3), strict=True):
+        assert float(row[4].split(" %")[0]) / 100 == pytest.approx(expected, abs=near)
+        assert row[5:] == ["2", "–", "**reproduced**"]
+    assert [row[:2] for row in rows] == [["1.01M", "102k"]] * 3 + [["1.01M", "as the others predict"]]
+    assert [row[3] for row in rows] == ["lower", "lower", "higher", "-9.09 % to +10 %"]
+
+
+def grid_run(B_p, n, seed, C_mid, points=16, **columns):
     C = 4096.0 * np.arange(points + 1)
-    return made(f"{B_p}x{n}", seed, rates=sigmoid(C, 0.1, 0.8, 1.5, C_mid), step=C / (B_p * n), comparison="grid-easy")
+    rates = sigmoid(C, 0.1, 0.8, 1.5, C_mid)
+    return made(f"{B_p}x{n}", seed, rates=rates, step=C / (B_p * n), comparison="grid-easy", **columns)
 
 
 def test_the_grid_finds_the_rollouts_that_are_best_at_each_budget():
@@ -62,7 +77,28 @@ def test_the_grid_finds_the_rollouts_that_are_best_at_each_budget():
     assert len(runs) == 3 and runs[0].C[1] == 4096
     table = grid_report.shape_table("easy", runs)
     assert table.splitlines()[0] == "| easy: B_p | n = 4 | n = 64 |" and "| 64 | 0.400 | nan |" in table
-    assert "| easy |" in grid_report.page({"easy": (runs, grid)})
+    assert "| easy |" in grid_report.page({"easy": (runs, grid)}, {"easy": found})
+
+
+def test_the_findings_of_two_grids_by_hand():
+    """Easy: the best n goes from 4 to 64; hard: from 2 to 4, so four powers of two below at the end, about: a smooth law
+    overshoots a step. The worst of k ends at .1 with n = 4, and at .3 and .5 with n = 64: Student's t for one degree of
+    freedom is 12.706, times .1."""
+    easy = {"16x4": [grid_run(16, 4, seed, 5e3, worst=[0.1] * 17) for seed in (0, 1)],
+            "16x64": [grid_run(16, 64, seed, 4e4, worst=[0.3 + 0.2 * seed] * 17) for seed in (0, 1)]}  # fmt: skip
+    hard = {"16x2": [grid_run(16, 2, 0, 5e3)], "16x4": [grid_run(16, 4, 0, 4e4)]}
+    for curve in [*easy["16x4"], *hard["16x2"]]:
+        curve.points["pass_rate"][:] = np.minimum(curve.points["pass_rate"], 0.4)
+    found = {"easy": easy, "hard": hard}
+    rows = grid_report.findings({half: grid_report.grid_of(runs) for half, runs in found.items()}, found)
+    of_easy, of_hard, between, worst, best = rows
+    assert [float(row[5].split()[0]) for row in (of_easy, of_hard, between)] == pytest.approx([4, 1, -4], abs=0.4)
+    assert of_easy[0] == "grid-easy" and of_easy[3:5] == ["log2 n*", "higher"] and of_easy[-1] == "**reproduced**"
+    assert between[1:5] == ["hard", "easy", "log2 n* at C = 65.5k", "lower"] and between[-1] == "**reproduced**"
+    assert worst[1:6] == ["n = 64", "n = 4", "worst of k at the end", "higher", "+0.300 [-0.971, +1.571]"]
+    assert worst[-1] == "**cannot be seen at this size**" and best[5] == "+nan"
+    table = grid_report.of_k_table({"easy": easy}).splitlines()
+    assert table[0] == "| half | at the end | n = 4 | n = 64 |" and table[-1] == "| easy | worst of k | 0.100 | 0.400 |"
 
 
 def test_the_fits_of_the_graded_task_leave_out_its_first_rise():

@@ -39,6 +39,18 @@ from sweep import Run, as_word
 
 from runtime.flags import DEFAULTS, UsageError
 
+# Comparisons whose findings are on a page of their own: they test other papers than ScaleRL's, but for `order`.
+OTHER_LAWS = ("sizes", "reuse", "order", "regularizers", "grid-easy", "grid-hard")
+OTHER_LAWS_PAGE = """# Findings on the other two laws
+
+What Tan et al. (arXiv 2509.25300: model size, reuse of data), Cheng et al. (arXiv 2603.12151: rollouts, regularizers)
+and ScaleRL's abstract (a curriculum moves no ceiling) say, and what our runs say. The verdicts are those of
+[RESULTS.md](../../RESULTS.md); where the papers give no margin it is ours, .02 in a pass rate and a tenth in a slope.
+The numbers behind the rows are beside this page, in `power-law` (sizes), `isocompute` (grids), and under the name of
+each other comparison.
+
+"""
+
 
 def resolved(text: str) -> dict[str, Any]:
     """`--k 8 --loss dapo` as {"k": 8, "loss": "dapo"}. Raises UsageError for what train.py does not have."""
@@ -187,11 +199,9 @@ def write_reports(
     claimed = {str(run.folder.relative_to(output)) for of_one in plans.values() for run in of_one.values()}
     if args.comparison == "all" and (stray := sorted(curves.keys() - claimed)):
         print(f"in no comparison, so in no report: {', '.join(stray)}")
-    blocks, findings = {}, []
+    blocks, rows = {}, []
     for name, (found, left_out) in matches.items():
-        findings += [[name, *row] for row in write_report(name, found, left_out, args, folder)]
-    if findings:
-        blocks["findings"] = table(["comparison", *ablation_report.PAPER_HEAD], findings)
+        rows += [[name, *row] for row in write_report(name, found, left_out, args, folder)]
     law, left_out = matches.get("law", ({}, []))
     if law:
         graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"
@@ -205,10 +215,15 @@ def write_reports(
         log_report.write(graded, law.get("baseline", []), folder)
         blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:
-        size_report.write(found, folder)
+        rows += [["sizes", *row] for row in size_report.write(found, folder)]
     grids = {half: matches.get(f"grid-{half}", ({}, []))[0] for half in ("easy", "hard")}
     if grids := {half: found for half, found in grids.items() if found}:
-        grid_report.write(grids, folder)
+        rows += grid_report.write(grids, folder)
+    for page, of_page in (("findings", False), ("other-laws", True)):
+        if some := [row for row in rows if (row[0] in OTHER_LAWS) == of_page]:
+            blocks[page] = table(["comparison", *ablation_report.PAPER_HEAD], some)
+    if args.comparison == "all" and "other-laws" in blocks:
+        ablation_report.save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", (folder / "other-laws").with_suffix(".md"))
     if args.page:
         ablation_report.fill(Path(args.page), blocks)
 

@@ -46,7 +46,7 @@ MEASURED = {  # of the run, without a fit
     "step": ("steps to the rate", "needs more", "needs fewer"),
     "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
 }
-IN_THE_PAPER = {"A": "A known", "B": "B shared"}
+IN_THE_PAPER = {"A": "A known", "B": "B shared", "end": "final"}
 
 RULE = (
     "Differences are variant minus baseline, paired by seed, with the 95 % interval over seeds; those of compute are "
@@ -177,19 +177,31 @@ def sight(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str) -> s
 PAPER_HEAD = ["variant", "against", "figure", "the paper", "here", "seeds", "could see", "verdict"]
 
 
+def paper_row(names: Sequence[str], theirs: tuple[float, float], ours: tuple[float, float, float, int], sd: float,
+              relative: bool = False) -> list[str]:  # fmt: skip
+    """A row in PAPER_HEAD's columns. `names`: the first three; `theirs`: between these lies the paper's difference;
+    `ours`: mean, interval and number of seeds; `sd`: of the paired differences, NaN where there are none."""
+
+    def text(value: float) -> str:
+        return apart_text(value, True) if relative else f"{value:+.3f}"
+
+    (least, most), (mean, low, high, n) = theirs, ours
+    claim = f"{text(least)} to {text(most)}" if math.isfinite(most - least) else "lower" if most <= 0 else "higher"
+    here = f"{text(mean)} [{text(low)}, {text(high)}]" if n > 1 else text(mean) if n else "–"
+    could = visible(sd, n)
+    seen = apart_text(could, True) if relative and math.isfinite(could) else amount(could)
+    return [*names, claim, here, str(n), seen, f"**{against_paper(low, high, least, most)}**"]
+
+
 def paper_rows(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> list[list[str]]:
     """What the paper has, what we have, and whether the runs could have told, in PAPER_HEAD's columns."""
     axis, against, rows = c.axes[0], pairs(c, groups), []
     for variant in (variant for variant in c.paper if variant in against):
-        kind, least, most = c.paper[variant]
-        measure = IN_THE_PAPER[kind]
-        both = differences(groups, variant, against[variant], axis, c.pass_rate, measure)
-        mean, low, high, n = difference(*both)
-        claim = f"{least:+.3f} to {most:+.3f}" if math.isfinite(most - least) else "lower" if most <= 0 else "higher"
-        ours = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]" if n > 1 else f"{mean:+.3f}" if n else "–"
-        could = amount(visible(spread(c, groups, axis, measure), n))
-        rows.append([variant, against[variant], FITTED[measure][0], claim, ours, str(n), could,
-                     f"**{against_paper(low, high, least, most)}**"])  # fmt: skip
+        kind, *theirs = c.paper[variant]
+        measure, base = IN_THE_PAPER[kind], against[variant]
+        ours = difference(*differences(groups, variant, base, axis, c.pass_rate, measure))
+        figure = (FITTED | MEASURED)[measure][0]
+        rows.append(paper_row((variant, base, figure), tuple(theirs), ours, spread(c, groups, axis, measure)))
     return rows
 
 

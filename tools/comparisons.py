@@ -38,6 +38,7 @@ def near(A: float) -> tuple[str, float, float]:
 
 
 EQUAL, LOWER, HIGHER = near(0.0), ("A", -math.inf, 0.0), ("A", 0.0, math.inf)
+EQUAL_END, LOWER_END, HIGHER_END = (("end", *ends) for _, *ends in (EQUAL, LOWER, HIGHER))  # pass rate at the end
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ COMPARISONS = {
             "tau-100": "--prompts 96",
         },
         setting=f"{GRADED} --max_sampled_tokens 0 --max_steps 300 --pass_rate_threshold 1.1",
-        paper={"tau-5": EQUAL, "tau-25": EQUAL, "tau-100": LOWER},
+        paper={"tau-5": EQUAL_END, "tau-25": EQUAL_END, "tau-100": LOWER_END},
     ),
     "order": Comparison(  # one pass: 300 steps of 32 prompts, and those under way at the end
         "easy prompts first or shuffled, in each epoch or in one pass",
@@ -251,6 +252,7 @@ COMPARISONS = {
             "one-pass-easy-first": "--prompts 9900 --prompt_order easy_first",
         },
         against={"one-pass-easy-first": "one-pass"},
+        paper={"easy-first": EQUAL, "one-pass-easy-first": EQUAL},  # ScaleRL's abstract: a curriculum moves no ceiling
     ),
     "regularizers": Comparison(  # the coefficients are ours
         "KL with an entropy bonus, or neither (arXiv 2603.12151: both on easy problems, neither on hard ones)",
@@ -261,6 +263,7 @@ COMPARISONS = {
             "hard-kl-entropy": "--difficulty hard --kl_coef 0.01 --entropy_coef 0.01",
         },
         against={"hard-kl-entropy": "hard"},
+        paper={"easy-kl-entropy": HIGHER_END, "hard-kl-entropy": LOWER_END},
         pass_rate=0.3,
     ),
     "grid-easy": grid("easy"),

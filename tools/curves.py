@@ -4,9 +4,10 @@
     make refit                                                               # the file -> docs/results/
 
 One row is one evaluation of one run. `flags` are those that differ from the defaults of train.py; `n` is problems times
-samples of the evaluation. The columns of LOGGED are means over the steps since the evaluation before it (`lag_max` is
-the largest), and empty where nothing is logged. A run that failed or did not end says so in `state`, and has a row even
-if it was never evaluated. Runs that the file holds already stay, unless a folder has them again.
+samples of the evaluation; `best` and `worst` are the shares of problems with a correct sample and with no wrong one.
+The columns of LOGGED are means over the steps since the evaluation before it (`lag_max` is the largest), and empty
+where nothing is logged. A run that failed or did not end says so in `state`, and has a row even if it was never
+evaluated. Runs that the file holds already stay, unless a folder has them again.
 """
 
 import argparse
@@ -28,18 +29,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from curve_files import InputError
 from sweep import OWN, as_word
 
+from isocompute import of_k
 from runtime.flags import DEFAULTS, with_new_names
 from runtime.run_folder import Folder
 
 OF_THE_RUN = ("run", "comparison", "variant", "seed", "flags", "state")
 OF_THE_EVALUATION = ("step", "tokens", "device_hours", "flops", "pass_rate", "n")
+OF_K = ("best", "worst")  # of all samples of a problem; empty without eval_counts.jsonl
 LOGGED = {  # column -> key of metrics.jsonl; `kept` is the share of the rollouts that the filters leave to train on
     "lag": "lag_mean", "lag_max": "lag_max", "ess": "ess", "gap": "logprob_gap", "entropy": "entropy",
     "interrupted": "interrupted", "truncated": "truncated", "kept": "kept",
     "clipped_positive": "capped_positive", "clipped_negative": "capped_negative",
 }  # fmt: skip
-COLUMNS = (*OF_THE_RUN, *OF_THE_EVALUATION, *LOGGED)
-DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "pass_rate": ".5f", "device_hours": ".6g"}  # the others: .4g
+COLUMNS = (*OF_THE_RUN, *OF_THE_EVALUATION, *OF_K, *LOGGED)
+DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "device_hours": ".6g"}  # the others: .4g
+DIGITS |= dict.fromkeys(("pass_rate", *OF_K), ".5f")
 STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
 
 Row = dict[str, str]
@@ -99,10 +103,13 @@ def rows_of(path: Path, output: Path) -> list[Row]:
     }  # fmt: skip
     flags = DEFAULTS | config
     steps = [record for record in folder.read("metrics.jsonl") if "step" in record]
+    counts = {record["step"]: record for record in folder.read("eval_counts.jsonl")}
     rows, before = [], 0
     for record in folder.read("eval.jsonl"):
         since = [step for step in steps if before < step["step"] <= record["step"]]
-        values = {**record, "n": record["n_prompts"] * record["n_samples"]}
+        values = {**record, "n": record["n_prompts"] * record["n_samples"]} | dict.fromkeys(OF_K)
+        if counted := counts.get(record["step"]):
+            values |= of_k(counted["correct"], counted["n_samples"], counted["n_samples"])
         values |= dict.fromkeys(LOGGED) | logged(since, flags["batch_prompts"] * flags["rollouts"])
         rows.append(run | {column: _text(column, values[column]) for column in COLUMNS[len(OF_THE_RUN) :]})
         before = record["step"]

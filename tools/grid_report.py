@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_report import amount, save
-from curves import Curve
+from ablation_figures import difference, pooled_sd
+from ablation_report import amount, paper_row, save
+from curves import OF_K, Curve
 from measuring import table
 
 import isocompute
@@ -69,7 +70,60 @@ def shape_table(name: str, runs: Sequence[Run]) -> str:
     return table([f"{name}: B_p", *(f"n = {n}" for n in rollouts)], rows)
 
 
-def page(halves: Mapping[str, tuple[list[Run], Grid]]) -> str:
+def at_end(found: Runs, column: str) -> dict[int, dict[int, float]]:
+    """{n: {seed: a column at the end of its runs, mean of the last two evaluations and of the B_p}}."""
+    ends: dict[int, dict[int, list[float]]] = {}
+    for name, curves in found.items():
+        for curve in curves:
+            of_n = ends.setdefault(int(name.split("x")[1]), {})
+            of_n.setdefault(curve.seed, []).append(float(curve.points[column][-2:].mean()))
+    return {n: {seed: float(np.mean(v)) for seed, v in seeds.items()} for n, seeds in sorted(ends.items())}
+
+
+def of_k_table(found: Mapping[str, Runs]) -> str:
+    """Sharpening and coverage: average, best and worst of k at the end, by n."""
+    rows = []
+    for half, runs in found.items():
+        for title, column in (("average", "pass_rate"), *((f"{column} of k", column) for column in OF_K)):
+            ends = at_end(runs, column)
+            rows.append([half, title, *(f"{np.mean(list(seeds.values())):.3f}" for seeds in ends.values())])
+    return table(["half", "at the end", *(f"n = {n}" for n in at_end(next(iter(found.values())), "step"))], rows)
+
+
+def findings(halves: Mapping[str, tuple[list[Run], Grid]], found: Mapping[str, Runs]) -> list[list[str]]:
+    """The paper's statements on n* against these grids, each after the name of its comparison, in `ablation_report`'s
+    columns. n* comes from all seeds at once, with the interval of its bootstrap; best and worst of k seed by seed."""
+    rows, grids = [], {half: grid for half, (_, grid) in halves.items()}
+
+    def add(names: tuple[str, str, str, str], ends: tuple[float, float], draws: np.ndarray, value: float) -> None:
+        name, *others = names
+        n = len({curve.seed for half in found.values() for curves in half.values() for curve in curves})
+        ours = (value, *np.quantile(draws, (0.025, 0.975)).tolist(), n)
+        rows.append([name, *paper_row(others, ends, ours, math.nan)])
+
+    def drawn(grid: Grid, C: float) -> tuple[np.ndarray, float]:
+        return np.log2(isocompute.n_star(C, *grid.law.draws.T)), math.log2(grid.law(C))
+
+    for half, grid in grids.items():
+        (early, first), (late, last) = drawn(grid, grid.C[0]), drawn(grid, grid.C[-1])
+        names = (f"grid-{half}", f"C = {amount(grid.C[-1])}", f"C = {amount(grid.C[0])}", "log2 n*")
+        add(names, (0.0, math.inf), late - early, last - first)
+    if len(grids) == 2:
+        C = min(grid.C[-1] for grid in grids.values())
+        (easy, of_easy), (hard, of_hard) = drawn(grids["easy"], C), drawn(grids["hard"], C)
+        names = ("grid-hard", "hard", "easy", f"log2 n* at C = {amount(C)}")
+        add(names, (-math.inf, 0.0), hard - easy, of_hard - of_easy)
+    for half, column in (("easy", "worst"), ("hard", "best")):
+        if ends := at_end(found.get(half, {}), column):
+            least, most = min(ends), max(ends)
+            ours = difference(ends[most], ends[least])
+            sd = pooled_sd([[ends[most][seed] - ends[least][seed] for seed in ends[most].keys() & ends[least].keys()]])
+            figure = (f"n = {most}", f"n = {least}", f"{column} of k at the end")
+            rows.append([f"grid-{half}", *paper_row(figure, (0.0, math.inf), ours, sd)])
+    return rows
+
+
+def page(halves: Mapping[str, tuple[list[Run], Grid]], found: Mapping[str, Runs]) -> str:
     """The whole page."""
     grids = {name: grid for name, (_, grid) in halves.items()}
     text = [
@@ -79,13 +133,17 @@ def page(halves: Mapping[str, tuple[list[Run], Grid]]) -> str:
         "the batch. Fitted as isocompute.py says.",
         *(shape_table(name, runs) for name, (runs, _) in halves.items()),
         best_table(grids), law_table(grids),
+        "What more rollouts buy at equal completions: k is the number of samples of an evaluation, the best of k is "
+        "right if one of them is, the worst if all are; means over B_p and seeds.",
+        of_k_table(found),
         *(f"Left out, {name}: {'; '.join(grid.dropped)}." for name, grid in grids.items() if grid.dropped),
     ]  # fmt: skip
     return "\n\n".join(text) + "\n"
 
 
-def write(found: Mapping[str, Runs], folder: Path) -> None:
-    """FOLDER/isocompute.* and a picture of each half, from the finished runs of each grid by its name."""
+def write(found: Mapping[str, Runs], folder: Path) -> list[list[str]]:
+    """FOLDER/isocompute.* and a picture of each half, from the finished runs of each grid by its name; `findings` is
+    returned."""
     halves = {}
     for name, runs in found.items():
         try:
@@ -95,4 +153,5 @@ def write(found: Mapping[str, Runs], folder: Path) -> None:
     for name, (_, grid) in halves.items():
         isocompute.plot(grid, str(folder / f"isocompute-{name}.png"))
     if halves:
-        save(page(halves), (folder / "isocompute").with_suffix(".md"))
+        save(page(halves, found), (folder / "isocompute").with_suffix(".md"))
+    return findings(halves, found)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import compute_to, interval
-from ablation_report import amount, save
+from ablation_figures import compute_to, difference, interval, pooled_sd
+from ablation_report import amount, paper_row, save
 from curves import Curve
 from measuring import table
 
@@ -21,6 +21,7 @@ from fit_power_law import Point, PowerLaw
 from tasks.sizes import parameters
 
 UNTIL = 0.5  # pass rate
+AS_PREDICTED = 1.1  # a slope within this factor of the predicted one; ours, since the paper gives none
 AXES = {"flops": "FLOPs", "tokens": "sampled tokens"}
 Sizes = Mapping[int, Sequence[Curve]]  # parameters -> runs
 
@@ -110,6 +111,34 @@ def of(value: float, ends: tuple[float, float]) -> str:
     return "not known" if ends[1] > 1e6 * ends[0] else "{} [{}, {}]".format(*map(amount, (value, *ends)))
 
 
+def findings(sizes: Sizes) -> list[list[str]]:
+    """The paper's statements on model size against these runs, seed by seed, in `ablation_report`'s columns: the
+    larger model needs less data and less compute, learns along a steeper line, and the smaller ones predict how
+    steep."""
+    least, most = min(sizes), max(sizes)
+    seeds = sorted(set.intersection(*({curve.seed for curve in runs} for runs in sizes.values())))
+    of = {seed: {size: [c for c in runs if c.seed == seed] for size, runs in sizes.items()} for seed in seeds}
+
+    def row(name: str, figure: str, ends: tuple[float, float], values: Sequence[float]) -> list[str]:
+        ours = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+        return paper_row((amount(most), name, figure), ends, ours, pooled_sd([values]), relative=True)
+
+    def needed(size: int, axis: str, seed: int) -> float:
+        return float(np.log(compute_to(of[seed][size][0].evals(), UNTIL, axis)))
+
+    laws = {seed: law_of(some, "flops")[0] for seed, some in of.items()}
+    slopes = [np.log(law.sizes[most].own_K / law.sizes[least].own_K) for law in laws.values()]
+    predicted = [np.log(across(law_of(some, "flops")[1])[2]) for some in of.values()]
+    rows = [
+        row(amount(least), f"{unit} to a pass rate of {UNTIL:g}", (-np.inf, 0.0),
+            [needed(most, axis, seed) - needed(least, axis, seed) for seed in seeds])
+        for axis, unit in AXES.items()
+    ]  # fmt: skip
+    margin = float(np.log(AS_PREDICTED))
+    return [*rows, row(amount(least), "slope K of its own line (FLOPs)", (0.0, np.inf), slopes),
+            row("as the others predict", "slope K (FLOPs)", (-margin, margin), predicted)]  # fmt: skip
+
+
 def page(sizes: Sizes) -> str:
     """The whole page."""
     about = " ".join(__doc__.partition("\n\n")[2].split()).replace("UNTIL", f"a pass rate of {UNTIL:g}")
@@ -131,9 +160,10 @@ def page(sizes: Sizes) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def write(found: Mapping[str, Sequence[Curve]], folder: Path) -> None:
-    """FOLDER/power-law.*, from the finished runs of each size by name."""
+def write(found: Mapping[str, Sequence[Curve]], folder: Path) -> list[list[str]]:
+    """FOLDER/power-law.*, from the finished runs of each size by name; `findings` is returned."""
     sizes = dict(sorted((parameters(name), runs) for name, runs in found.items()))
     law, points = law_of(sizes, "flops")
     fit_power_law.plot(law, points, [], str(folder / "power-law.png"))
     save(page(sizes), (folder / "power-law").with_suffix(".md"))
+    return findings(sizes)
