@@ -9,6 +9,7 @@ import pytest
 import size_report
 from made_curves import made
 
+import fit_power_law
 from fit_sigmoid import sigmoid
 from tasks.sizes import parameters
 
@@ -43,6 +44,18 @@ def test_the_best_size_is_the_measured_one_beside_the_laws():
     sizes = {parameters(name): [on_the_law(name)] for name in ("s", "m", "l")}
     rows = size_report.budget_table(sizes, "tokens").splitlines()[2:]
     assert len(rows) == 5 and all(row.split("|")[2:4] == [" 505k ", " 505k "] for row in rows)
+
+
+def test_the_crossing_of_two_sizes():
+    """Slopes .1 and .2, offsets 0 and log 2: the lines meet where .1 log X = log 2, at X = 1024."""
+    X = np.array([4.0, 64.0, 1024.0, 4096.0])
+    N = np.repeat([1e5, 3e5], 4)  # K_max .4 and N0 3e5: .1 and .2
+    law = fit_power_law.fit(N, np.tile(X, 2), np.concatenate([0.5 * X**-0.1, X**-0.2]))
+    assert "300k is ahead of 100k from 1.02k on." in size_report.crossings(law, "FLOPs")
+    law = fit_power_law.fit(N, np.tile(X, 2), np.concatenate([0.5 * X**-0.1, 0.45 * X**-0.2]))
+    assert "300k is ahead of 100k from the start." in size_report.crossings(law, "FLOPs")
+    law = fit_power_law.fit(N, np.tile(X, 2), np.concatenate([0.5 * X**-0.1, X**-0.1001]))
+    assert "nowhere within a thousand times what was run" in size_report.crossings(law, "FLOPs")
 
 
 def test_the_findings_on_size_by_hand():

@@ -6,6 +6,7 @@ describe their rise: of each run the evaluations after the first, up to the one 
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,18 @@ def budget_table(sizes: Sizes, axis: str) -> str:
     return table([AXES[axis], "best size by the law", "measured", "pass rate of the law's choice", "of the best"], rows)
 
 
+def crossings(law: PowerLaw, unit: str) -> str:
+    """Where each size overtakes the next smaller one, by the law."""
+    said = []
+    for small, large in pairwise(sorted(law.sizes)):
+        X = law.crossing(small, large)
+        at = "from the start" if X is None else f"from {amount(X)} on"
+        far = X is not None and X > 1000 * law.X_range[1]
+        at = "nowhere within a thousand times what was run" if far else at
+        said.append(f"{amount(large)} is ahead of {amount(small)} {at}")
+    return f"Crossings, in {unit}, by the law: " + "; ".join(said) + "."
+
+
 def of(value: float, ends: tuple[float, float]) -> str:
     """`value [low, high]`, or that it is not known, where the interval is wider than a million times."""
     return "not known" if ends[1] > 1e6 * ends[0] else "{} [{}, {}]".format(*map(amount, (value, *ends)))
@@ -155,7 +168,7 @@ def page(sizes: Sizes) -> str:
             f"\n- Across models: the later half of the largest one's rise, with the slope that the smaller ones give "
             f"it and an offset from its own earlier half: {across_law:.3f}; with the next smaller one's slope: "
             f"{copied:.3f}. Its own slope is {ratio:.2f} of the law's.",
-            budget_table(sizes, axis),
+            budget_table(sizes, axis), crossings(law, unit),
         ]  # fmt: skip
     return "\n\n".join(text) + "\n"
 
