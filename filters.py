@@ -138,7 +138,7 @@ class PassRateHistory:
         self._retired = dict.fromkeys(state["retired"])
 
 
-class PromptsExhausted(RuntimeError):
+class NoVariedGroups(RuntimeError):
     """Too many groups in a row had equal rewards."""
 
 
@@ -164,7 +164,7 @@ class DynamicSampling:
     def offer(self, group: Any, rewards: Sequence[float] | Tensor) -> bool:
         """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept.
 
-        Raises RuntimeError if the batch is full already, ValueError for a group without rewards, and PromptsExhausted
+        Raises RuntimeError if the batch is full already, ValueError for a group without rewards, and NoVariedGroups
         after 10·B discarded groups in a row (DAPO's own code gives up after 10 batches).
         """
         if self.full:
@@ -180,7 +180,7 @@ class DynamicSampling:
         self.discarded += 1
         self._in_a_row += 1
         if self._in_a_row >= 10 * self.batch_prompts:
-            raise PromptsExhausted(
+            raise NoVariedGroups(
                 f"Dynamic sampling discarded {self._in_a_row} groups in a row: the policy solves all or none of these "
                 "prompts. Use other prompts, more rollouts per prompt, or the zero-variance filter instead."
             )

@@ -25,16 +25,17 @@ This file climbs from the law to the command line. Each step uses those before i
 
    The interval of A, of B or of a prediction runs from its least to its greatest value over the curves kept. This is a
    profile likelihood. (A bootstrap would need refits and would break at the bound A <= 1.) The three factors:
-   - dispersion: where the numbers of samples are known, the variance of the residuals divided by that of pure sampling
-     noise, pulled toward 1 and never below it; else the variance itself. Raised where neighboring residuals agree.
+   - dispersion: the variance of the residuals; where the numbers of samples are known, divided by that of pure sampling
+     noise, pulled toward 1, and never below it. It is raised where neighboring residuals are correlated.
    - t: Student's quantile. Each interval is about one quantity, and t^2 is the F quantile for one parameter.
    - 1.1 corrects a selection: a ceiling is called identifiable if its interval is narrow, and some are so by chance.
    The law itself may be wrong for a run. So it is tested on the run: `backtest` fits 50, 60, 70 and 80 % of the compute
    and predicts the rest. Where the points came out above such a prediction by more than its interval, say by 1.5 times
    its upper half-width, the upper half-widths of A and of predictions beyond the data grow 1.5 times; likewise below.
-4. VERDICT. A is identifiable if the pass rate rises and does not fall at the end, if few ceilings fit (their interval
-   is at most 0.1 wide), if the curve bends in C and in log C or has stopped rising, and if the data reach 2 C_mid. Else
-   `reason` says what failed first, and intervals that would say too much are opened: `CHECKS` is the table.
+4. VERDICT. A is identifiable if it passes the eleven checks of the table `CHECKS`. The main ones: the pass rate rises
+   and does not fall at the end; few ceilings fit (their interval is at most 0.1 wide, and half of the gain); the curve
+   bends in C and in log C, or has stopped rising; the data reach 2 C_mid. Else `reason` says what failed first, and
+   ends of intervals that are in doubt are opened: A's upper one goes to the bound 1, or both go to 0 and 1.
 5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 6. SEARCH. How the least Q and the set of curves are found. Not needed to use or trust a result.
 7. REPORT, picture and command line for the `eval.jsonl` of a run.
@@ -75,7 +76,7 @@ from scipy.optimize import OptimizeWarning, curve_fit, least_squares
 from scipy.special import expit, fdtrc, stdtrit
 
 METHODS = ("least_squares", "paper_grid")
-UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "optimizer steps"}
+UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
 B_RANGE = (0.05, 20.0)  # an interval that touches an end is reported as open
 A_SLACK = 1.25  # choice (b)
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
@@ -370,7 +371,7 @@ FLAT_ALPHA = 0.001  # and this unlikely before it is said to have risen to a cei
 LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend toward a ceiling
 SLOPE_SDS = 2.0  # standard errors from which on a line rises or falls; a line that does not rise is a ceiling reached
 REACH = 2.0  # in C_mid: how far the data must go before they bound the ceiling from above
-LATE_SHARE, LATE_SDS = 5, 4.0  # the last fifth of the points may lie this many standard errors below the curve
+LATE_SHARE, LATE_SDS = 1 / 5, 4.0  # this share of the points, the last ones, may lie so many standard errors too low
 
 # What must hold before A is called identifiable, by what is looked at; the first row that fails gives the reason.
 # (condition; a test that is True when it is violated; which intervals say too much then, and are opened; the reason);
@@ -395,7 +396,7 @@ CHECKS = {
         ("data and not the bound hold A", lambda e: e.A > e.A_max - 1e-6 and e.reach < e.A_max - MAX_WIDTH / 2, "none",
          "the bound A <= {A_max:g} stopped the fit and not the data, which reach {reach:.2f} by C = {end}"),
         ("few ceilings fit", lambda e: e.width > min(MAX_WIDTH, e.gain / 2), "none",  # A up to 1.25 A_max
-         "ceilings from {low:.2f} to {high:.2f} fit: the data reach {reach:.2f} by C = {end}"),
+         "ceilings from {low:.2f} to {up_to} fit: the data reach {reach:.2f} by C = {end}"),
         ("curve bends in C", lambda e: p_of_line(e, e.C / e.C[-1]) > LINE_ALPHA, "A above",
          "a straight line in C fits about as well: no ceiling shows by C = {end}"),
         ("curve bends in log C", lambda e: p_of_line(e, np.log(e.C)) > LINE_ALPHA, "A above",
@@ -434,7 +435,7 @@ def evidence(f: SigmoidFit) -> SimpleNamespace:
     e.C_mid, e.shown = f.C_mid, e.last / f.C_mid
     e.low, e.high = f.intervals.A
     top = math.inf if curves is None else f.A + f.widened[1] * (curves[1].max() - f.A)  # e.high is cut at A_max
-    e.width = top - e.low
+    e.width, e.up_to = top - e.low, f"{e.high:.2f}" + (" and beyond" if top > A_max else "")
     e.dispersion, e.dof, _ = f.uncertainty
     e.w = 1 / unit_variance(f.predict(C), n)
     z = np.sqrt(e.w) * (R - f.predict(C))  # standardized residuals
@@ -443,7 +444,7 @@ def evidence(f: SigmoidFit) -> SimpleNamespace:
     e.p_flat = f_test_p(e.w @ (R - level) ** 2 - z @ z, 2, e.dof, e.dispersion)
     falls = np.std(R) > MIN_SD and np.corrcoef(C, R)[0, 1] < -SLOPE_SDS / math.sqrt(C.size)
     e.moves = "falls" if falls else "does not rise beyond its noise"
-    e.late_n = max(3, C.size // LATE_SHARE)
+    e.late_n = max(3, int(LATE_SHARE * C.size + 1e-9))
     e.late = z[-e.late_n :].mean() * math.sqrt(e.late_n)
     e.noise = math.sqrt(max(np.mean(np.diff(z) ** 2) / 2, e.w.mean() * MIN_SD**2))  # differences miss a slow misfit
     # For the straight lines: the points with C > 0, their weights, and Q of the curve there.

@@ -14,12 +14,12 @@ helps partly at best. With hidden states h, head W, bias b, temperature T and sa
     logprob = log p_y,   entropy = -sum_j p_j log p_j
 
 GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. Its option `head_dtype`, which `GENERATOR_ARGS`
-sets, changes only the product: on CUDA and ROCm bfloat16 factors are summed in FP32, elsewhere the factors are first
-cast to FP32. That is the same number up to the order of the sum. But a trainer often keeps its head in FP32 (the master
-copy), and those weights are not the ones that vLLM rounded to bfloat16. So the trainer must compute with
-`rounded(master, torch.bfloat16)`. Seven things must be equal on both sides. `token_logprobs` sees to two, FP32 product
-and FP32 log-softmax. `Scorer` sees to four more: the rounded W, the rounded h, the bias, and which position predicts
-which token. The temperature is the caller's.
+sets, changes only the product: on CUDA and ROCm the products of bfloat16 factors are summed in FP32, elsewhere the
+factors are first cast to FP32. That is the same number up to the order of the sum. But a trainer often keeps its head
+in FP32 (the master copy), and those weights are not the ones that vLLM rounded to bfloat16. So the trainer must
+compute with `rounded(master, torch.bfloat16)`. Seven things must be equal on both sides. `token_logprobs` sees to two,
+FP32 product and FP32 log-softmax. `Scorer` sees to four more: the rounded W, the rounded h, the bias, and which
+position predicts which token. The temperature is the caller's.
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
@@ -97,7 +97,8 @@ def token_logprobs(
     Returns:
         (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden, weight
         (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beyond inputs
-        and gradients it holds at most two buffers of C x V.
+        and gradients it holds at most two buffers of C x V; a head in bfloat16 adds a copy of it in FP32 (two in the
+        backward pass), and `fp32=False` one more buffer.
     Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:

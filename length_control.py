@@ -14,7 +14,7 @@ requests, the legs. With a budget of 11 tokens, answer_budget 4:
     d   <eos> by token 11                    finished: no leg 2, however long its answer
 
 Every sampled token of both legs trains; only PHRASE is masked. The answer budget counts the sampled tokens after
-</think>, in both legs. Nobody enforces it within leg 1, so in case d an answer may be longer.
+</think>, in both legs. Nobody enforces it within leg 1, so in cases c and d the answer may be longer.
 
 IDEA 2, the overlong penalty (the alternative; DAPO, arXiv 2503.14476, Eq. 13). The reward falls on a ramp over the last
 L_cache tokens before the cap L_max: 0 up to L_max - L_cache, -1/2 in the middle, -1 from L_max on.
@@ -23,19 +23,20 @@ L_cache tokens before the cap L_max: 0 up to L_max - L_cache, -1/2 in the middle
 
 SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
 complete one. Engines that have one limit for all rows and give no finish reason, such as Hugging Face's `generate`: for
-leg 1, generate max(budgets) tokens, cut each row to its own budget, and call it "length" if no stop token is left.
+leg 1, generate max(budgets) tokens, cut each row to its own budget, and set its finish_reason to "length" if no stop
+token is left.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
 no log-prob to divide by (where an array needs a log-prob for forced tokens, any number does). T2: ScaleRL adds the
 penalty only to correct answers, DAPO to all; the caller chooses.
 
-Case a, then case b, with token 9 as </think>:
+Case a, then case b, with token 9 as </think> and 11 drawn as the budget:
 
->>> cut = Interruption(10, 12, answer_budget=4, phrase_ids=[7, 8, 9], end_of_thinking_ids=[9])
->>> leg = cut.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 11, finish_reason="length")
->>> leg.forced_ids, leg.max_tokens, cut.mask(n_first=11, n_forced=3, n_second=4)
+>>> control = Interruption(10, 12, answer_budget=4, phrase_ids=[7, 8, 9], end_of_thinking_ids=[9])
+>>> leg = control.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 11, finish_reason="length")
+>>> leg.forced_ids, leg.max_tokens, control.mask(n_first=11, n_forced=3, n_second=4)
 ([7, 8, 9], 4, [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1])
->>> leg = cut.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 7 + [9] + [5] * 3, finish_reason="length")
+>>> leg = control.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 7 + [9] + [5] * 3, finish_reason="length")
 >>> leg.forced_ids, leg.max_tokens
 ([], 1)
 >>> overlong_penalty(torch.tensor([12, 13, 14]), max_length=14, cache_length=2).tolist()

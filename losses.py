@@ -1,6 +1,6 @@
 """Policy losses for completions that an older, slightly different policy sampled.
 
-PROBLEM. The completions of a training batch were sampled up to k optimizer steps ago, and by another program (the
+PROBLEM. The completions of a training batch were sampled up to k updates ago, and by another program (the
 generator) whose numbers differ a little from the trainer's. Treated as samples of the current policy, they bias the
 gradient. The importance ratio rho = pi_train / pi_gen corrects it token by token, but then a few tokens with a huge
 ratio dominate the step.
@@ -29,10 +29,10 @@ makes two groups.
 
 SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work with advantages and weights for
 each token; but `gspo` and sequence-level `tis` would take the packed row for one sequence. Log-ratios are bounded to
-+-20 before `exp` (a ratio of 5e8): beyond that the one row without a limit, DAPO's with A < 0, has no gradient either.
-L1, L2 and L3 number choices where papers differ or are silent.
++-20 before `exp` (a ratio of 5e8): beyond that even the one case without a limit, DAPO's with A < 0, has no gradient.
+L1 to L5 are choices where papers differ or are silent; README.md lists them.
 
-Two tokens with rho = 7.39 and 0.61, one for each side of the table, then the loss of a group of two rows:
+Two tokens with rho = 7.39 and 0.61, one above 1.26 and one below 0.80, then the loss of a group of two rows:
 
 >>> now, then = torch.tensor([[-1.0, -1.0]], requires_grad=True), torch.tensor([[-3.0, -0.5]])
 >>> for loss, A in [(cispo, 1), (dapo, 1), (cispo, -1), (dapo, -1)]:
@@ -91,7 +91,7 @@ def normalize_advantages(
         return x.new_zeros(len(sizes)).index_add(0, group, x)[group]  # (N,)
 
     # A_i = r_i - mean_group(r), exactly 0 for equal rewards: the float32 mean of seven 0.1 is off by 7e-9, and dividing
-    # that by its own std would make an advantage of 1 out of rounding
+    # that by its own std would make advantages out of rounding: -.007 with this eps, 1 with eps = 0
     centered = torch.where(unequal, values - sum_over_group(values) / sizes[group], 0.0)  # (N,)
     if how == "none":
         return centered
@@ -113,7 +113,7 @@ def cispo(
         behaviour_logprobs: (N, T) log-probs that the generator recorded when it sampled.
         advantages: (N,) one for each row, or (N, T) one for each token (turns, per-token credit, packed rows).
         mask: (N, T) 1 on tokens that train. What lies outside, NaN included, changes nothing.
-        eps_max: cap on rho. L1: absolute as in ScaleRL (MiniMax-M1 writes 1 + eps_high), and without a lower cap.
+        eps_max: cap on rho. L1: absolute as in ScaleRL (MiniMax-M1 writes 1 + eps_high), and without a lower bound.
     Returns:
         (token_loss (N, T) to be minimized, 0 outside the mask; metrics as 0-d tensors, see `summarize_metrics`), in
         float32 at least: bfloat16 has no number between 1 and 1.0078, where GSPO clips.
@@ -160,8 +160,8 @@ def dapo(
 
 
 def _clipped_term(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
-    """PPO's clipped objective, to be maximized (N, T), and where the clip holds the token, bool (N, T)."""
-    # min( rho A, clip(rho, 1 - eps_low, 1 + eps_high) A ): holds above for A > 0, below for A < 0
+    """PPO's clipped objective, to be maximized (N, T), and where the clip takes effect, bool (N, T)."""
+    # min( rho A, clip(rho, 1 - eps_low, 1 + eps_high) A ): takes effect above for A > 0, below for A < 0
     term = torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)  # (N, T)
     capped = ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))  # (N, T)
     return term, capped
@@ -185,7 +185,7 @@ def gspo(
 
     Each token carries the term of its sequence, and `capped_*` counts all tokens of a clipped one. L5: with the average
     `sample` that is the paper's mean over sequences; with `prompt` or `token` long sequences count more. Advantages for
-    each token make it GSPO-token (section 4.3): the ratio stays the sequence's, the sign of A_it says which clip holds
+    each token make it GSPO-token (section 4.3): the ratio stays the sequence's, the sign of A_it says which clip limits
     token t, and A_it moves only token t. The rest as in `cispo`.
     """
     logprobs, log_ratio, advantages, trained = _select(logprobs, behaviour_logprobs, advantages, mask)
@@ -202,17 +202,18 @@ def tis(
     logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor,
     *, old_logprobs: Tensor, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 2.0, level: str = "token",
 ) -> LossAndMetrics:  # fmt: skip
-    """PPO's clip against the trainer's own old log-probs, times a truncated engine correction (Yao et al. 2025).
+    """PPO's clip against the trainer's own old log-probs, times a truncated correction (Yao et al. 2025).
 
-    Only here is the ratio split in two: rho = (pi / pi_old) * w, with w = pi_old / pi_gen for what the engine computes
-    differently. PPO's clip acts on the first factor, and a cap on w. (The other losses have both inside rho, and w on
-    top would correct twice.) `old_logprobs` (N, T) are the trainer's before the first update on this batch. If that is
-    the only update, as under PipelineRL, pi_old is pi: the clip never acts, and the gradient of level `token` is that
-    of CISPO with eps_max = cap, to the bit. `tis_capped` in the metrics counts tokens above the cap.
+    Only here is the ratio split in two: rho = (pi / pi_old) * w, with w = pi_old / pi_gen for all that lies
+    between sampling and this batch: the other program and, under PipelineRL, older weights. PPO's clip acts on the
+    first factor, and a cap on w. (The other losses have both inside rho, and w on top would correct twice.)
+    `old_logprobs` (N, T) are the trainer's before the first update on this batch. If that is the only update, as under
+    PipelineRL, pi_old is pi: the clip never acts, and the gradient of level `token` is that of CISPO with eps_max =
+    cap, to the bit. `tis_capped` in the metrics counts tokens above the cap.
 
     level: w of each `token`, or their product over the `sequence` (Liu et al. 2025, "When Speed Kills
-    Stability"). A token's ratio ignores that pi_old might not have come to this token at all, so its gradient is biased
-    even without the cap; the product's is not, but it varies more. Another level raises ValueError.
+    Stability"). A token's ratio ignores how likely pi_old was to write what stands before the token, so its gradient is
+    biased even without the cap; the product's is not, but it varies more. Another level raises ValueError.
     """
     if level not in ("token", "sequence"):
         raise ValueError(f"tis: level={level!r} is not one of token, sequence.")
@@ -224,7 +225,7 @@ def tis(
         log_mismatch = log_mismatch.sum(-1, keepdim=True).expand_as(logprobs)  # (N, T)
     mismatch = _bounded_exp(log_mismatch)  # (N, T) w = pi_old / pi_gen
     term, capped = _clipped_term(_bounded_exp(logprobs - old), advantages, eps_low, eps_high)  # (N, T), (N, T)
-    # token loss = - min(w, C) * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A),   r = pi / pi_old
+    # token loss = - min(w, cap) * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A),   r = pi / pi_old
     token_loss = torch.where(trained, -mismatch.clamp(max=cap) * term, 0.0)  # (N, T), `where` as in gspo
     metrics = _metrics(log_ratio, capped, advantages, trained)
     return token_loss, metrics | {"tis_capped": ((mismatch > cap) & trained).sum()}

@@ -18,7 +18,8 @@ model.py, the proof that new weights reached the generator in weights_check.py, 
 asked and who judges the answers is in tasks/.
 
 Two counters: a step consumes one batch of B groups, a version is one optimizer update. A batch whose groups all have
-equal rewards is a step, but there is nothing to train on, and the version stays.
+equal rewards is a step without an update (unless the filter is off), as is one whose gradient is not finite: the
+version stays.
 """
 
 import json
@@ -79,7 +80,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
             rollouts, rows = flat(groups)  # n of each
             group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)  # (n,) of groups, not of prompts
 
-            rewards = shaped_rewards(rollouts, flags, random.Random(f"{flags.seed} {progress.step}"))  # (n,)
+            rng = random.Random(f"{flags.seed} {progress.step}")  # for `--reward shuffled` only
+            rewards = shaped_rewards(rollouts, flags, rng)  # (n,)
             metrics = recorder.sampled(groups, rewards)
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
@@ -102,7 +104,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                 trained = kept.nonzero().squeeze(1).tolist()  # N of the n
                 mask = padded([rollouts[i].mask for i in trained], torch.bool)  # (N, T)
                 behaviour = padded([rollouts[i].logprobs for i in trained], torch.float32)  # (N, T)
-                # The average of the loss, as one weight per token: per prompt, per sample, or over all tokens.
+                # The average of the loss, as one weight per token: per prompt, per sample, over all tokens, or
+                # over the tokens that there could be (`constant`).
                 weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, max_sampled(flags))
                 batch = TrainingBatch([rows[i] for i in trained], behaviour, mask, advantages[kept], weights)
                 if old is not None:
@@ -155,7 +158,7 @@ def wait_for_groups(flags: Flags, parts: Parts, progress: Progress) -> list[Grou
                 groups = refill(flags, parts, progress)
             else:
                 groups = generator.take(generator.pacer.take_size)
-    except (pipeline_rl.Exhausted, filters.PromptsExhausted) as reason:
+    except (pipeline_rl.Exhausted, filters.NoVariedGroups) as reason:
         retired = f"{parts.history.n_retired} of {len(parts.task.train)} prompts are retired"
         say(f"{reason}; {retired}. The run ends.")
         return None
@@ -287,7 +290,7 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     parts.evaluator.finish(progress)
     if progress.evaluated != progress.step:
         evaluate(parts, progress)
-    if flags.save_every or flags.resume:  # an older checkpoint would take the logs back with it
+    if flags.save_every or flags.resume:  # a resume from an older checkpoint would cut the logs back to it
         save(flags, parts, progress)
     state: dict[str, Tensor] = {}
     for name, tensor in full_tensors(parts.trainer.model, torch.float32):  # on every rank: a collective

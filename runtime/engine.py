@@ -129,7 +129,7 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
                 raise EngineDied(f"{why}; its own message is above")
             self._deaths.append(self.version)
             self.counters.restarts += 1
-            self.ready = False  # nothing may enter a new engine that has not got its weights yet
+            self.accepting = False  # nothing may enter a new engine that has not got its weights yet
             # vLLM tells the running requests in a task of its own, which `shutdown` cancels. If a push saw the death
             # first, nobody has told them yet, and they would wait forever.
             dead.output_processor.propagate_error(EngineDeadError())
@@ -139,7 +139,7 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
             except EngineFailed as error:
                 raise EngineDied(f"the vLLM engine died and did not start again: {error}") from error
             finally:
-                self.ready = True
+                self.accepting = True
 
     def shutdown(self) -> None:
         """Ends vLLM's process for good."""

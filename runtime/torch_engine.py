@@ -50,7 +50,7 @@ def attention(
 class TorchEngine:
     """An engine in this process. `sample` raises what a step raised."""
 
-    ready, trainer_waits, replicas = True, False, 1
+    accepting, trainer_waits, replicas = True, False, 1
 
     def __init__(self, model: str, stop_ids: Sequence[int], longest: int, temperature: float, slots: int, seed: int):
         from transformers import AttentionInterface, AutoModelForCausalLM

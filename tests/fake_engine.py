@@ -42,7 +42,7 @@ class FakeEngine:
     """Every request samples `length(prompt_ids, max_tokens)` tokens, one after each pause of `seconds`, of the version
     that is live then. While `held`, no token is sampled; `failure` is what the next `update` raises."""
 
-    ready, trainer_waits, replicas = True, False, 1
+    accepting, trainer_waits, replicas = True, False, 1
 
     def __init__(self, slots: int = 16, length: Callable[[list[int], int], int] = lambda ids, most: most, seconds=0.0):
         self.slots, self.length, self.seconds = slots, length, seconds

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from filters import DynamicSampling, PassRateHistory, PromptsExhausted, has_variance
+from filters import DynamicSampling, NoVariedGroups, PassRateHistory, has_variance
 from losses import LOSSES, aggregation_weights, normalize_advantages
 
 # ----------------------------------------------------------------------------------------------- worked examples
@@ -240,7 +240,7 @@ def test_dynamic_sampling_gives_up():
     sampler = DynamicSampling(batch_prompts=2)
     for rewards in [[1, 1]] * 19 + [[1, 0]] + [[0, 0]] * 19:
         sampler.offer(None, rewards)
-    with pytest.raises(PromptsExhausted, match="20 groups in a row"):
+    with pytest.raises(NoVariedGroups, match="20 groups in a row"):
         sampler.offer(None, [1, 1])
     assert sampler.discarded == 39
     smallest = DynamicSampling(1)

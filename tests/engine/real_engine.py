@@ -31,7 +31,7 @@ def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: Any) 
 class Shared:
     """The interface of an engine, over one that runs in another generator's event loop and goes on after `shutdown`."""
 
-    ready, trainer_waits, replicas = True, False, 1
+    accepting, trainer_waits, replicas = True, False, 1
     runs = itertools.count()
 
     def __init__(self, host: Generator, slots: int, **changes: Any):
