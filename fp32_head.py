@@ -97,8 +97,8 @@ def token_logprobs(
     Returns:
         (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden, weight
         (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beyond inputs
-        and gradients it holds at most two buffers of C x V; a head in bfloat16 adds a copy of it in FP32 (two in the
-        backward pass), and `fp32=False` one more buffer.
+        and gradients it holds at most two buffers of C x V; a head in bfloat16 adds a copy of it in FP32, and
+        `fp32=False` one more buffer.
     Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
@@ -214,7 +214,8 @@ def _backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> 
     grad_weight = torch.zeros_like(weight, dtype=options.dtype) if wants_weight else None  # (V, H), the one sum
     grad_bias = torch.zeros_like(bias, dtype=options.dtype) if wants_bias else None  # (V,)
     spare = _buffer(hidden, weight, options) if options.entropy_grad else None  # (C, V)
-    for rows, z in _chunks(hidden, weight, bias, options):
+    same = options.product_dtype == options.dtype
+    for rows, z in _chunks(hidden, head if same else weight, bias, options):  # one copy of the head, not two
         logp = z.sub_(logsumexp[rows, None])  # (C, V)
         # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
         g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
