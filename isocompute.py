@@ -4,7 +4,8 @@ PROBLEM. A run that samples B_p prompts a batch and n rollouts a prompt for M up
 
     C = B_p n M
 
-At equal C few rollouts give many updates on noisy advantages, and many rollouts give few updates on good ones.
+(`step` in a log counts the updates so far, from 0, so C = B_p n step.) At equal C few rollouts give many updates on
+noisy advantages, and many rollouts give few updates on good ones.
 
 IDEA (Cheng et al. 2026, arXiv 2603.12151). Make cheap runs over a grid of (B_p, n). Each run is a curve of reward
 against C. At each C some n lies on the upper envelope of all curves; this best n grows with C and saturates:
@@ -12,7 +13,9 @@ against C. At each C some n lies on the upper envelope of all curves; this best 
     log2 n*(C) = L / (1 + exp(-s (log10 C - log10 C0))) + b
 
 from 2^b rollouts for a small budget to 2^(b + L) for a large one, half way (in log2) at C0. Hard prompts saturate
-earlier than easy ones. For B_p there is no such law: any value that is stable will do.
+earlier than easy ones. For B_p there is no such law: any value that is stable will do. (The fitted n* hardly leaves the
+n that were tried: where the smallest or the largest of them is the best, b or b + L is an edge of the grid, and no
+property of the task.)
 
 How runs become a curve. A rising sigmoid, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), is fitted to the points of all
 runs of one (B_p, n). The paper keeps record-breaking points: the reward is cut into bins, and the first point in each
@@ -21,7 +24,8 @@ was evaluated: in simulations with evaluations of 500 problems, n* then came out
 (tools/law_benchmark.py). The default is therefore every point but those of a collapse (`Run.standing`).
 
 How sure n* is. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to ROUNDING
-steps of the grid, as the best n was looked for among these only, and fits the law again (a parametric bootstrap).
+steps of the grid (in log2 n), because the best n could only be one of those tried, and fits the law again: a parametric
+bootstrap. Not in it: how far two seeds of one shape differ, and that the curves may have another form.
 
 The recipe, as one function (`recommend`): 1 cheap runs with small M; 2 fit them; 3 n* for the budget; 4 the smallest
 stable B_p; 5 all that is left into M.
@@ -29,7 +33,9 @@ stable B_p; 5 all that is left into M.
 What more rollouts buy. On easy prompts they *sharpen*: the average and the worst of k rise. On hard ones they *cover*:
 the best of k (pass@k) rises, as rare solutions are found. `of_k` gives the three from counts of correct answers.
 
-    python isocompute.py runs/grid/* --budget 1e6 --plot grid.png   # or a CSV with columns B_p, n, step and pass_rate
+    python isocompute.py runs/grid/* --budget 1e6 --plot grid.png
+    python isocompute.py grid.csv --budget 1e6    # columns B_p, n, step, pass_rate; and run, where a shape has several
+    recommend([Run(32, 8, updates=[10, 20], rewards=[.2, .3]), ...], budget=1e6)    # from Python
 
     >>> [round(float(n_star(C, L=6.09, s=4.75, log10_C0=5.84, b=2.73))) for C in (10**4.5, 10**5.84, 10**6.5)]
     [7, 55, 379]
@@ -51,15 +57,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
-from scipy.special import comb, expit
+from scipy.special import expit
 
 FALL = 0.1  # a run is unstable if its reward, averaged over three evaluations, falls this far below the highest before
 STEEPEST = 10.0  # B of any curve is at most this
 ENVELOPE_POINTS = 40  # values of C, evenly in log C, at which the best n is read
 REACH = 1.1  # a curve counts this far beyond its first and last C: runs of equal budgets end at C that differ a little
 DRAWS = 100  # of the bootstrap
+NO_RISE = 1e-3  # a curve that rises by less over its run is flat
 ROUNDING = 0.43  # n* may be this many steps of the grid off: less than half of one, since many steps make one law, and
 # such that 95 % of the intervals hold in tools/law_benchmark.py
+OF_K = ("average", "best", "worst")  # what `of_k` gives
 Interval = tuple[float, float]
 
 
@@ -222,10 +230,11 @@ class Grid:
 
 
 def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
-    """Curves, envelope and n*(C) with its intervals. ValueError: no two n have reached the same C, or n* is the same
-    everywhere."""
+    """Curves, envelope and n*(C) with its intervals. ValueError: no two n have reached the same C, no reward rises, or
+    n* is the same everywhere."""
     shapes: dict[tuple[int, int], list[Run]] = {}
     for run in runs:
+        run.fitted(points)  # refuses an unknown `points`
         shapes.setdefault((run.B_p, run.n), []).append(run)
     curves, dropped = [], []
     for same in shapes.values():
@@ -234,11 +243,17 @@ def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
         except ValueError as error:
             dropped.append(str(error))
     rollouts, of = np.unique([same[0].n for same, _ in curves], return_inverse=True)  # (S,), (G,)
-    every_C = [np.concatenate([run.C[run.C > 0] for run in same]) for same, _ in curves]
+    if len(rollouts) < 2:
+        there = f"n = {rollouts[0]} only" if len(rollouts) else "no n"
+        raise ValueError("; ".join([f"n* needs the curves of at least two values of n; here: {there}", *dropped]))
+    # A curve says nothing of its run after a collapse.
+    every_C = [np.concatenate([run.C[run.fitted("all")] for run in same]) for same, _ in curves]
     first, last = (np.array([f(C) for C in every_C]) for f in (np.min, np.max))  # (G,)
     least, most = (sorted(f(v[of == i]) for i in range(len(rollouts))) for f, v in ((min, first), (max, last)))
-    if len(rollouts) < 2 or least[1] >= most[-2]:
+    if least[1] >= most[-2]:
         raise ValueError("; ".join(["the runs need at least two values of n that reach the same C", *dropped]))
+    if all(np.ptp(curve(C)) < NO_RISE for (_, curve), C in zip(curves, every_C, strict=True)):
+        raise ValueError("no run's reward rises, so there is nothing to compare; make the runs longer")
     C = np.geomspace(least[1], most[-2], ENVELOPE_POINTS)
     there = (first[:, None] <= C * REACH) & (last[:, None] >= C / REACH)  # (G, ENVELOPE_POINTS)
     compared = np.sum([there[of == i].any(0) for i in range(len(rollouts))], 0) > 1
@@ -278,29 +293,36 @@ def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
     """
     grid = fit_grid(runs, points)
     C, law, tried = grid.C, grid.law, grid.tried
-    if not C[0] <= budget < math.inf:
+    if not math.isfinite(budget):
+        raise ValueError(f"a budget of {budget:g} completions is no finite number")
+    if budget < C[0]:
         raise ValueError(f"a budget of {budget:g} completions lies below what the runs compare, {C[0]:g} to {C[-1]:g}")
     n = 2 ** max(0, round(math.log2(law(budget))))
-    B_p = min({run.B_p for run in runs} - {run.B_p for run in runs if not run.standing.all()}, default=0)
+    kept = [run for same, _ in grid.curves for run in same]
+    B_p = min({run.B_p for run in kept} - {run.B_p for run in kept if not run.standing.all()}, default=0)
     if not B_p:
         raise ValueError(f"no B_p is stable: every one has a run that falls by {FALL}; raise B_p or lower --lr")
     M = int(budget // (B_p * n))
     if M < 1:
         raise ValueError(f"a budget of {budget:g} completions is less than one update of {B_p} x {n}")
-    kept = [run for same, _ in grid.curves for run in same]
     used, total = sum(run.fitted(points).sum() for run in kept), sum(len(run.rewards) for run in runs)
+    at_start, fell = (sum(f(run).sum() for run in runs) for f in (lambda r: r.C == 0, lambda r: ~r.standing))
     low, high = law.interval(budget)
     said = [
         f"{len(kept)} runs, n from {tried[0]} to {tried[-1]}, compared from C = {C[0]:.3g} to {C[-1]:.3g}",
-        f"{used} of {total} rewards are fitted ({points}), none at C = 0",
+        f"{used} of {total} rewards are fitted ({points}); {at_start} at C = 0 and {fell} after a collapse are not",
         f"n* at {budget:.3g} is {law(budget):.1f}, 95 % interval {low:.1f} to {high:.1f}",
         f"B_p {B_p} is the smallest of which no run falls by {FALL}",
         *(f"left out: {reason}" for reason in grid.dropped),
     ]
     if budget > C[-1]:
         said.append(f"the budget is {budget / C[-1]:.1f} times the largest C that was compared: n* is an extrapolation")
-    if grid.best_n[-1] == tried[-1]:
-        said.append(f"the best n at the largest C is the largest that was tried, {tried[-1]}: try larger ones")
+    if grid.best_n.max() == tried[-1]:
+        said.append(
+            f"the largest n that was tried, {tried[-1]}, is the best at some C: b + L is its edge; try larger n"
+        )
+    if grid.best_n.min() == tried[0] > 1:
+        said.append(f"the smallest n that was tried, {tried[0]}, is the best at some C: b is its edge; try smaller n")
     if odd := [n for n in tried if n & (n - 1)]:
         said.append(f"n = {', '.join(map(str, odd))} is no power of two; the n proposed is rounded to one all the same")
     return Plan(n, B_p, M, tuple(said), grid)
@@ -312,8 +334,13 @@ def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
     c = np.asarray(correct)
     if not 1 <= k <= total or c.min() < 0 or c.max() > total:
         raise ValueError(f"k must be from 1 to {total}, and no count below 0 or above it")
-    ways = comb(total, k)
-    best, worst = 1 - comb(total - c, k) / ways, comb(c, k) / ways
+    drawn = np.arange(k)  # one after the other, without putting back; a factor is 0 where none is left
+
+    def all_of(some: np.ndarray) -> np.ndarray:
+        return np.asarray(np.prod((some[:, None] - drawn) / (total - drawn), axis=1))
+
+    best: np.ndarray = 1 - all_of(total - c)
+    worst = all_of(c)
     return {"average": float(np.mean(c / total)), "best": float(np.mean(best)), "worst": float(np.mean(worst))}
 
 
@@ -321,38 +348,52 @@ def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
 
 
 def read(name: str, y: str, k: int, dropped: Counter[str]) -> list[Run]:
-    """The run of a folder of train.py, or the runs of a CSV with columns B_p, n, step and `y`. With y = average, best
-    or worst the rewards are those `of_k`, from the folder's eval_counts.jsonl. Rows without a number are counted in
-    `dropped`. ValueError: a column that is missing, a reward outside [0, 1], a B_p or n that is no whole number."""
+    """The run of a folder of train.py, or the runs of a CSV with columns B_p, n, step and `y`, and `run` where there
+    are several of one (B_p, n). With y = average, best or worst the rewards are those `of_k`, from the folder's
+    eval_counts.jsonl. Rows without a number are counted in `dropped`. ValueError: no row, a column that is missing, a
+    reward outside [0, 1], a B_p or n that is no whole number, two rewards of a run at one step."""
     path, there = Path(name), {}
-    runs: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    runs: dict[tuple[int, int, str], dict[float, float]] = {}
+    counted = y in OF_K
     try:
         if path.is_dir():
             there = json.loads((path / "config.json").read_text())
-            shape, counted = {"B_p": there["batch_prompts"], "n": there["rollouts"]}, y in ("average", "best", "worst")
+            shape = {"B_p": there["batch_prompts"], "n": there["rollouts"]}
             log = path / ("eval_counts.jsonl" if counted else "eval.jsonl")
             rows = [json.loads(line) | shape for line in log.read_text().splitlines()]
             if counted:
                 rows = [row | of_k(row["correct"], row["n_samples"], k or row["n_samples"]) for row in rows]
         else:
             rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
-        for there in rows:
-            values = [there[column] for column in ("B_p", "n", "step", y)]
-            B_p, n, M, R = (math.nan if value in (None, "") else float(value) for value in values)
-            if R < 0 or R > 1 or B_p < 1 or n < 1 or B_p % 1 or n % 1:
-                raise ValueError(
-                    f"B_p {B_p:g}, n {n:g}, {y} {R:g}: needs whole numbers from 1 on, and a reward in [0, 1]"
-                )
-            if math.isfinite(M + R):
-                runs.setdefault((int(B_p), int(n)), []).append((M, R))
-            else:
+        for i, there in enumerate(rows, 1):
+            B_p, n, M, R = (_number(there, column, i) for column in ("B_p", "n", "step", y))
+            if R < 0 or R > 1:
+                raise ValueError(f"row {i}: {y} is {R:g}, and a reward lies in [0, 1]; divide percents by 100")
+            if B_p < 1 or n < 1 or M < 0 or B_p % 1 or n % 1:
+                raise ValueError(f"row {i}: B_p {B_p:g}, n {n:g}, step {M:g} must be whole numbers from 1, 1 and 0 on")
+            if not math.isfinite(B_p + n + M + R):
                 dropped["no number"] += 1
+                continue
+            rewards = runs.setdefault((int(B_p), int(n), there.get("run", "")), {})
+            if M in rewards:
+                raise ValueError(f"row {i}: B_p {B_p:g}, n {n:g} has two rewards at step {M:g}; add a column run")
+            rewards[M] = R
+        if not rows:
+            raise ValueError("it has no row")
     except KeyError as missing:
-        said = f"{name} has no {missing}, but {', '.join(map(str, there))}; --y names the reward"
-        raise ValueError(said) from missing
-    except (TypeError, ValueError) as error:
+        fix = "average, best and worst need a folder with counts" if counted else "--y names the reward"
+        fix = fix if missing.args[0] == y else "B_p, n and step are needed beside the reward"
+        raise ValueError(f"{name} has no {missing}, but {', '.join(map(str, there))}; {fix}") from missing
+    except (TypeError, ValueError, csv.Error) as error:
         raise ValueError(f"{name}: {error}") from error
-    return [Run(*shape, *zip(*sorted(points), strict=True)) for shape, points in runs.items()]
+    return [Run(B_p, n, *zip(*sorted(rewards.items()), strict=True)) for (B_p, n, _), rewards in runs.items()]
+
+
+def _number(row: dict[str, Any], column: str, i: int) -> float:
+    try:
+        return math.nan if row[column] in (None, "") else float(row[column])
+    except (TypeError, ValueError):
+        raise ValueError(f"row {i}: {column} {row[column]!r} is no number; leave unknown cells empty") from None
 
 
 def plot(grid: Grid, path: str) -> None:
@@ -395,6 +436,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     dropped: Counter[str] = Counter()
     try:
+        if args.k and args.y not in OF_K[1:]:
+            raise ValueError("--k goes with --y best or --y worst")
         runs = [run for name in args.runs for run in read(name, args.y, args.k, dropped)]
         plan = recommend(runs, args.budget, args.points)
         if args.plot:

@@ -59,6 +59,11 @@ def test_average_best_and_worst_of_k_by_hand():
     assert of_k([1, 4], 4, 1) == {"average": 0.625, "best": 0.625, "worst": 0.625}
 
 
+def test_of_k_of_many_samples():
+    """2,500 of 5,000 samples, 3,000 of them right: all are right with a probability below the smallest number."""
+    assert of_k([3000], 5000, 2500) == {"average": 0.6, "best": 1.0, "worst": 0.0}
+
+
 def test_of_k_counts_every_subset():
     """Against all subsets of k samples, one by one."""
     for c, k in itertools.product(range(6), range(1, 6)):
@@ -165,10 +170,26 @@ def test_the_envelope_takes_the_best_n_that_reached_each_c():
     assert grid.dropped == ["B_p 1, n 64 has 3 points to fit (all), and a curve needs 4"]
     low, high = grid.law.interval(1e6)  # exact curves, but of 16, of steps of 4, the law takes 16 / 4^.43 to 16 * 4^.43
     assert 8.8 < low < 10 and 26 < high < 29.1
-    with pytest.raises(ValueError, match="two values of n"):
+    with pytest.raises(ValueError, match="at least two values of n; here: n = 4 only"):
         fit_grid([early])
+    with pytest.raises(ValueError, match="here: no n"):
+        fit_grid([])
+    with pytest.raises(ValueError, match="points must be all or records"):
+        fit_grid([early, late], "best")
+    with pytest.raises(ValueError, match="no run's reward rises"):
+        fit_grid([Run(1, n, M.tolist(), (0.5 - 0.0001 * M).tolist()) for n in (4, 16)])
     with pytest.raises(ValueError, match="n\\* is 4 at every C"):
         fit_grid([early, Run(1, 16, M.tolist(), (0.1 * M / (M + 20)).tolist())])
+
+
+def test_a_curve_counts_for_nothing_after_its_run_collapsed():
+    """n = 4 climbs to .9 by C = 400 and is dead from then on; n = 16 climbs slowly to .5 at C = 3,200. Without the
+    collapse n = 4 would be the better one everywhere."""
+    M = np.arange(1, 201)
+    rewards = np.where(M <= 100, 0.9 * M * 4 / (M * 4 + 50), 0.05)
+    alive = Run(1, 16, M.tolist(), (0.5 * M * 16 / (M * 16 + 50)).tolist())
+    grid = fit_grid([Run(1, 4, M.tolist(), rewards.tolist()), alive, Run(1, 64, M.tolist(), (0.4 * M / 200).tolist())])
+    assert {int(n) for n in grid.best_n[grid.C < 390]} == {4} and 4 not in grid.best_n[grid.C > 1.1 * 400]
 
 
 @pytest.mark.long
@@ -218,6 +239,8 @@ def test_an_unstable_batch_is_not_recommended(few_draws):
     with pytest.raises(ValueError, match="no B_p is stable"):
         recommend([Run(r.B_p, r.n, r.updates, [*r.rewards[:-1], 0.0]) for r in runs], 1e6)
     falling = [Run(r.B_p, r.n, r.updates, [*r.rewards[:-1], 0.0]) for r in runs]
+    few = [Run(2, n, [1, 2], [0.1, 0.2]) for n in (4, 16)]  # no curve, so B_p 2 was not tried
+    assert recommend([*runs, *few], 1e6).B_p == 32
     with pytest.raises(ValueError, match="1e\\+06 completions is less than one update of 1000000 x"):
         recommend([*falling, curve(10**6, 16, 4000)], 1e6)
 
@@ -259,10 +282,20 @@ def test_command_line(few_draws, tmp_path, capsys):
     assert main([*folders, "--budget", "1", "--y", "reward"]) == 2 and "has no 'reward'" in capsys.readouterr().err
     assert main([*folders, "--budget", "1", "--y", "best", "--k", "3"]) == 2
     assert "k must be from 1 to 2" in capsys.readouterr().err
+    assert main([*folders, "--budget", "1e6", "--k", "2"]) == 2
+    assert "--k goes with --y best or --y worst" in capsys.readouterr().err
     rows = [f"32,{run.n},{m},{r}" for run in runs for m, r in zip(run.updates, run.rewards, strict=True)]
     (tmp_path / "grid.csv").write_text("\n".join(["B_p,n,step,pass_rate", *rows]))
     assert main([str(tmp_path / "grid.csv"), "--budget", "1e6"]) == 0
-    assert "4 runs, n from 4 to 256" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "4 runs, n from 4 to 256" in out and "the smallest n that was tried, 4, is the best at some C" in out
+    assert main([str(tmp_path / "grid.csv"), "--budget", "1e6", "--y", "worst"]) == 2
+    assert "has no 'worst', but B_p, n, step, pass_rate; average, best and worst need" in capsys.readouterr().err
+    (tmp_path / "seeds.csv").write_text(
+        "\n".join(["B_p,n,step,pass_rate,run", *(f"{r},{i}" for r in rows for i in (0, 1))])
+    )
+    assert main([str(tmp_path / "seeds.csv"), "--budget", "1e6"]) == 0
+    assert "8 runs, n from 4 to 256" in capsys.readouterr().out
 
 
 GRID = "B_p,n,step,pass_rate\n" + "".join(
@@ -275,16 +308,19 @@ GRID = "B_p,n,step,pass_rate\n" + "".join(
 @pytest.mark.long
 @pytest.mark.parametrize(("text", "budget", "words"), [
     (GRID.replace("pass_rate", "reward"), "700", "grid.csv has no 'pass_rate', but B_p, n, step, reward; --y names"),
-    (GRID + "1,16,200,85\n", "700",
-     "grid.csv: B_p 1, n 16, pass_rate 85: needs whole numbers from 1 on, and a reward in [0, 1]"),
-    (GRID + "1,0,200,0.5\n", "700", "B_p 1, n 0, pass_rate 0.5: needs whole numbers"),
-    (GRID + "1,8.5,200,0.5\n", "700", "B_p 1, n 8.5, pass_rate 0.5"),
-    (GRID + "1,16,200,high\n", "700", "could not convert string to float: 'high'"),
+    (GRID.replace("step", "updates"), "700", "has no 'step', but B_p, n, updates, pass_rate; B_p, n and step are needed"),
+    (GRID + "1,16,200,85\n", "700", "grid.csv: row 399: pass_rate is 85, and a reward lies in [0, 1]; divide percents"),
+    (GRID + "1,0,200,0.5\n", "700", "row 399: B_p 1, n 0, step 200 must be whole numbers from 1, 1 and 0 on"),
+    (GRID + "1,8.5,200,0.5\n", "700", "row 399: B_p 1, n 8.5, step 200 must be"),
+    (GRID + "1,16,-1,0.5\n", "700", "row 399: B_p 1, n 16, step -1 must be"),
+    (GRID + "1,16,200,high\n", "700", "row 399: pass_rate 'high' is no number; leave unknown cells empty"),
+    (GRID + "1,16,199,0.8\n", "700", "row 399: B_p 1, n 16 has two rewards at step 199; add a column run"),
     (GRID, "3", "a budget of 3 completions lies below what the runs compare, 16 to 796"),
-    (GRID, "nan", "a budget of nan completions"),
-    (GRID.replace("1,16,", "1,4,"), "700", "at least two values of n that reach the same C"),
-    ("B_p,n,step,pass_rate\n1,4,1,0.5\n", "700", "two values of n that reach the same C; B_p 1, n 4 has 1 p"),
-    ("", "700", "at least two values of n"),
+    (GRID, "nan", "a budget of nan completions is no finite number"),
+    (GRID, "inf", "a budget of inf completions is no finite number"),
+    (GRID.replace("1,16,", "2,4,"), "700", "at least two values of n; here: n = 4 only"),
+    ("B_p,n,step,pass_rate\n1,4,1,0.5\n", "700", "two values of n; here: no n; B_p 1, n 4 has 1 points to fit"),
+    ("", "700", "grid.csv: it has no row"), ("B_p,n,step,pass_rate\n", "700", "grid.csv: it has no row"),
 ])  # fmt: skip
 def test_bad_files_and_budgets_are_one_sentence(few_draws, text, budget, words, tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(text)
@@ -298,5 +334,8 @@ def test_what_is_left_out_is_counted(few_draws, tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(GRID + "1,12,0,0.01\n1,12,1,0.1\n1,12,2,0.1\n1,4,200,\n1,16,200")
     assert main([str(tmp_path / "grid.csv"), "--budget", "700"]) == 0
     out = capsys.readouterr().out
-    assert "rows left out: {'no number': 2}" in out and "398 of 401 rewards are fitted (all), none at C = 0" in out
+    assert (
+        "rows left out: {'no number': 2}" in out
+        and "398 of 401 rewards are fitted (all); 1 at C = 0 and 0 after a collapse are not" in out
+    )
     assert "left out: B_p 1, n 12 has 2 points to fit (all), and a curve needs 4" in out
