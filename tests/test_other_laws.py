@@ -85,17 +85,28 @@ def test_the_grid_finds_the_rollouts_that_are_best_at_each_budget():
     }  # fmt: skip
     for curve in found["16x4"] + found["64x4"]:
         curve.points["pass_rate"][:] = np.minimum(curve.points["pass_rate"], 0.4)
-    runs, grid = grid_report.grid_of(found)
+    half = grid_report.half_of(found)
+    runs, grid, _ = half
     assert (grid.best_n[0], grid.best_n[-1]) == (4, 64)
     assert len(runs) == 3 and runs[0].C[1] == 4096
     table = grid_report.shape_table("easy", runs)
     assert table.splitlines()[0] == "| easy: B_p | n = 4 | n = 64 |" and "| 64 | 0.400 | nan |" in table
-    assert "| easy |" in grid_report.page({"easy": (runs, grid)}, {"easy": found})
+    assert "| easy |" in grid_report.page({"easy": half}, {"easy": found})
+
+
+def test_a_grid_whose_best_n_never_changes_says_so():
+    """n = 4 is ahead of n = 16 at every C."""
+    found = {"easy": {"16x4": [grid_run(16, 4, 0, 5e3)], "16x16": [grid_run(16, 16, 0, 2e4)]}}
+    halves = {"easy": grid_report.half_of(found["easy"])}
+    why = "n* is 4 at every C, so nothing shows how it grows; widen C or the grid of n"
+    assert f"No law for the easy half: {why}." in grid_report.page(halves, found)
+    [row, _] = grid_report.findings(halves, found)
+    assert row == ["grid-easy", "–", "–", "log2 n*", "higher", why, "–", "–", "**cannot be seen at this size**"]
 
 
 def test_the_findings_of_two_grids_by_hand():
-    """Easy: the best n goes from 4 to 64; hard: from 2 to 4, so four powers of two below at the end, about: a smooth law
-    overshoots a step. The worst of k ends at .1 with n = 4, and at .3 and .5 with n = 64: Student's t for one degree of
+    """Easy: the best n goes from 4 to 64, four powers of two; hard: from 2 to 4, so four powers of two below at the end,
+    about: a smooth law overshoots a step. The worst of k ends at .1 with n = 4, and at .3 and .5 with n = 64: Student's t for one degree of
     freedom is 12.706, times .1."""
     easy = {"16x4": [grid_run(16, 4, seed, 5e3, worst=[0.1] * 17) for seed in (0, 1)],
             "16x64": [grid_run(16, 64, seed, 4e4, worst=[0.3 + 0.2 * seed] * 17) for seed in (0, 1)]}  # fmt: skip
@@ -103,10 +114,14 @@ def test_the_findings_of_two_grids_by_hand():
     for curve in [*easy["16x4"], *hard["16x2"]]:
         curve.points["pass_rate"][:] = np.minimum(curve.points["pass_rate"], 0.4)
     found = {"easy": easy, "hard": hard}
-    rows = grid_report.findings({half: grid_report.grid_of(runs) for half, runs in found.items()}, found)
+    rows = grid_report.findings({half: grid_report.half_of(runs) for half, runs in found.items()}, found)
     of_easy, of_hard, between, worst, best = rows
-    assert [float(row[5].split()[0]) for row in (of_easy, of_hard, between)] == pytest.approx([4, 1, -4], abs=0.4)
-    assert of_easy[0] == "grid-easy" and of_easy[3:5] == ["log2 n*", "higher"] and of_easy[-1] == "**reproduced**"
+    assert [float(row[5].split()[0]) for row in (of_easy, of_hard, between)] == pytest.approx([3, 0, -4], abs=0.4)
+    assert (
+        of_easy[0] == "grid-easy"
+        and of_easy[3:5] == ["log2 n*, growth beyond 1", "higher"]
+        and of_easy[-1] == "**reproduced**"
+    )
     assert between[1:5] == ["hard", "easy", "log2 n* at C = 65.5k", "lower"] and between[-1] == "**reproduced**"
     assert worst[1:6] == ["n = 64", "n = 4", "worst of k at the end", "higher", "+0.300 [-0.971, +1.571]"]
     assert worst[-1] == "**cannot be seen at this size**" and best[5] == "+nan"

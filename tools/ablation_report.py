@@ -72,7 +72,9 @@ def amount(value: float) -> str:
 
 
 def apart_text(value: float, relative: bool) -> str:
-    """A difference: .0123, or the percent that a difference of logarithms is."""
+    """A difference: .0123, or the percent that a difference of logarithms is; from ten times on how many times."""
+    if relative and value > math.log(10):
+        return f"{math.exp(value):.3g} times"
     return f"{100 * math.expm1(value):+.3g} %" if relative else f"{'+' if value >= 0 else ''}{amount(value)}"
 
 

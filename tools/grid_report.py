@@ -4,11 +4,12 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import difference, pooled_sd
+from ablation_figures import UNSEEN, difference, pooled_sd
 from ablation_report import amount, paper_row, save
 from curves import OF_K, Curve
 from measuring import table
@@ -19,13 +20,24 @@ from isocompute import Grid, Run
 Runs = Mapping[str, Sequence[Curve]]  # `16x8` -> the runs of 16 prompts and 8 rollouts
 
 
-def grid_of(found: Runs) -> tuple[list[Run], Grid]:
-    """The runs as isocompute.py has them, and their analysis."""
+class Half(NamedTuple):
+    """The runs of one grid as isocompute.py has them, and their analysis, or why there is none."""
+
+    runs: list[Run]
+    grid: Grid | None
+    why: str = ""
+
+
+def half_of(found: Runs) -> Half:
+    """The runs and their analysis."""
     runs = [
         Run(*map(int, name.split("x")), curve.points["step"], curve.points["pass_rate"])
         for name, curves in found.items() for curve in curves
     ]  # fmt: skip
-    return runs, isocompute.fit_grid(runs)
+    try:
+        return Half(runs, isocompute.fit_grid(runs))
+    except ValueError as error:
+        return Half(runs, None, str(error))
 
 
 def best_table(grids: Mapping[str, Grid]) -> str:
@@ -90,10 +102,12 @@ def of_k_table(found: Mapping[str, Runs]) -> str:
     return table(["half", "at the end", *(f"n = {n}" for n in at_end(next(iter(found.values())), "step"))], rows)
 
 
-def findings(halves: Mapping[str, tuple[list[Run], Grid]], found: Mapping[str, Runs]) -> list[list[str]]:
+def findings(halves: Mapping[str, Half], found: Mapping[str, Runs]) -> list[list[str]]:
     """The paper's statements on n* against these grids, each after the name of its comparison, in `ablation_report`'s
     columns. n* comes from all seeds at once, with the interval of its bootstrap; best and worst of k seed by seed."""
-    rows, grids = [], {half: grid for half, (_, grid) in halves.items()}
+    grids = {name: half.grid for name, half in halves.items() if half.grid}
+    rows = [[f"grid-{name}", "–", "–", "log2 n*", "higher", half.why, "–", "–", f"**{UNSEEN}**"]
+            for name, half in halves.items() if half.why]  # fmt: skip
 
     def add(names: tuple[str, str, str, str], ends: tuple[float, float], draws: np.ndarray, value: float) -> None:
         name, *others = names
@@ -106,8 +120,8 @@ def findings(halves: Mapping[str, tuple[list[Run], Grid]], found: Mapping[str, R
 
     for half, grid in grids.items():
         (early, first), (late, last) = drawn(grid, grid.C[0]), drawn(grid, grid.C[-1])
-        names = (f"grid-{half}", f"C = {amount(grid.C[-1])}", f"C = {amount(grid.C[0])}", "log2 n*")
-        add(names, (0.0, math.inf), late - early, last - first)
+        names = (f"grid-{half}", f"C = {amount(grid.C[-1])}", f"C = {amount(grid.C[0])}", "log2 n*, growth beyond 1")
+        add(names, (0.0, math.inf), late - early - 1, last - first - 1)  # the law cannot fall, so 0 would prove nothing
     if len(grids) == 2:
         C = min(grid.C[-1] for grid in grids.values())
         (easy, of_easy), (hard, of_hard) = drawn(grids["easy"], C), drawn(grids["hard"], C)
@@ -123,16 +137,17 @@ def findings(halves: Mapping[str, tuple[list[Run], Grid]], found: Mapping[str, R
     return rows
 
 
-def page(halves: Mapping[str, tuple[list[Run], Grid]], found: Mapping[str, Runs]) -> str:
+def page(halves: Mapping[str, Half], found: Mapping[str, Runs]) -> str:
     """The whole page."""
-    grids = {name: grid for name, (_, grid) in halves.items()}
+    grids = {name: half.grid for name, half in halves.items() if half.grid}
     text = [
         "# IsoCompute on our own grids",
         "The easy and the hard half of the graded task's problems, by how often the starting model solves them; every "
         "run of a grid samples as many completions, on-policy, with a learning rate that goes with the square root of "
         "the batch. Fitted as isocompute.py says.",
-        *(shape_table(name, runs) for name, (runs, _) in halves.items()),
-        best_table(grids), law_table(grids),
+        *(shape_table(name, half.runs) for name, half in halves.items()),
+        *([best_table(grids), law_table(grids)] if grids else []),
+        *(f"No law for the {name} half: {half.why}." for name, half in halves.items() if half.why),
         "What more rollouts buy at equal completions: k is the number of samples of an evaluation, the best of k is "
         "right if one of them is, the worst if all are; means over B_p and seeds.",
         of_k_table(found),
@@ -144,14 +159,9 @@ def page(halves: Mapping[str, tuple[list[Run], Grid]], found: Mapping[str, Runs]
 def write(found: Mapping[str, Runs], folder: Path) -> list[list[str]]:
     """FOLDER/isocompute.* and a picture of each half, from the finished runs of each grid by its name; `findings` is
     returned."""
-    halves = {}
-    for name, runs in found.items():
-        try:
-            halves[name] = grid_of(runs)
-        except ValueError as error:
-            print(f"{name}: {error}")
-    for name, (_, grid) in halves.items():
-        isocompute.plot(grid, str(folder / f"isocompute-{name}.png"))
-    if halves:
-        save(page(halves, found), (folder / "isocompute").with_suffix(".md"))
+    halves = {name: half_of(runs) for name, runs in found.items()}
+    for name, half in halves.items():
+        if half.grid:
+            isocompute.plot(half.grid, str(folder / f"isocompute-{name}.png"))
+    save(page(halves, found), (folder / "isocompute").with_suffix(".md"))
     return findings(halves, found)
