@@ -9,7 +9,7 @@ parameters N alone:
     log L(N, X) = -K(N) log X + E(N)          K(N) = K_max / (1 + N0 / N)
 
 X is either the compute of training, 6 N T FLOPs for T tokens, or the number of samples. K saturates: N0 is the size at
-which a model learns at half of the greatest rate K_max. E, the offset, is the size's own.
+which a model learns at half of the greatest rate K_max. E, the offset, differs from size to size.
 
 What it predicts. *Within a model* (intra), the early part of a run gives K and E, and so the rest. *Across models*
 (inter), small models give K_max and N0, and so the slope of a larger one; its offset E is no function of N in this law
@@ -18,16 +18,19 @@ samples, is the one with the lowest line there (`best_size`). A larger model has
 behind, it overtakes at one X (`crossing`).
 
 How it is fitted. For given K_max and N0 the best E of each size is a mean, so least squares finds two parameters. Every
-size has the same weight, however many points it has. The intervals are those of heteroscedasticity-robust errors (HC3):
-the noise of log L grows as L falls.
+size has the same weight, however many points it has. Intervals are those of heteroscedasticity-robust errors (HC3) for
+K_max and N0, and of the spread of its points for a line's height. They take points as independent: evaluations of one
+run that wander together make them too narrow (with noise of autocorrelation .8, intervals of 95 % held in about half of
+60 simulations), and the difference between two seeds is not in them.
 
 When to use which law. This one has no ceiling and no start: L goes to 0 as X grows, and to infinity as X falls to 0.
-Runs bend away from their line at both ends, and there fit_sigmoid.py is right. Fitted to the first half of three runs
-of `--dataset chain`, which climb from .08 to .97 faster than any one line, this law misses the second half by .17 to
-.24 (root mean square), and the sigmoid by .02 to .06. Fitted from 1,500 to 8,000 GPU-hours of the published 8B curve (A
-.610; R0, which is not printed, taken as .25), it says .65 at 16,000, where the curve has .60, and .81 at 160,000. So:
-the sigmoid for the rest of one run and its ceiling; this law to compare sizes, over a stretch on which log L is
-straight, far from the ceiling.
+Runs bend away from their line at both ends, and there fit_sigmoid.py is right. Runs of `chain`, a built-in task of the
+repository that this file is from, climb from a pass rate of .08 to .97, faster than any one line: fitted to their first
+half, this law misses the second by .17 to .24 (root mean square, three runs), and the sigmoid by .02 to .06. The
+published 8B run of ScaleRL (arXiv 2510.13786) has a ceiling of .610: fitted to its curve from 1,500 to 8,000 GPU-hours
+(a start at .25 is assumed, as none is printed), this law says .65 at 16,000, where the curve has .60, and .81 at
+160,000. So: the sigmoid for the rest of one run and its ceiling; this law to compare sizes, over a stretch on which
+log L is straight, far from the ceiling.
 
     python fit_power_law.py 0.6B=runs/small/eval.jsonl 4B=runs/large/eval.jsonl --budget 1e19 --plot sizes.png
 
@@ -44,11 +47,11 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -67,6 +70,7 @@ class Size(NamedTuple):
     E: float  # offset: log L at X = 1
     x: float  # mean of its log X
     error: float  # half an interval of the line's log L there
+    X_range: Interval  # its least and its greatest X
     own_K: float = math.nan  # slope of its own line, without the law; nan if the law was not fitted to it
 
 
@@ -76,13 +80,13 @@ class PowerLaw:
 
     K_max: float  # the slope of an infinitely large model; nan if only one size was fitted
     N0: float  # size at half of it; nan if only one size was fitted
-    covariance: np.ndarray  # (2, 2), of log K_max and log N0, times the squared quantile
+    scaled_covariance: np.ndarray  # (2, 2), of log K_max and log N0, times a squared quantile: roots are half intervals
     sizes: dict[float, Size]
     rmse: float  # of log L
-    X_range: Interval  # of all points
 
-    K_max_interval = property(lambda self: around(self.K_max, math.sqrt(self.covariance[0, 0])))
-    N0_interval = property(lambda self: around(self.N0, math.sqrt(self.covariance[1, 1])))
+    K_max_interval = property(lambda self: around(self.K_max, math.sqrt(self.scaled_covariance[0, 0])))
+    N0_interval = property(lambda self: around(self.N0, math.sqrt(self.scaled_covariance[1, 1])))
+    X_range = property(lambda self: tuple(f(f(s.X_range) for s in self.sizes.values()) for f in (min, max)))  # of all
 
     def K(self, N: float) -> float:
         """Slope of a model with N parameters. With a single size fitted it is known for that size only (ValueError)."""
@@ -95,39 +99,47 @@ class PowerLaw:
     def K_error(self, N: float) -> float:
         """Half the 95 % interval of log K(N)."""
         gradient = np.array([1.0, 0.0 if math.isnan(self.N0) else -1 / (1 + N / self.N0)])  # by log K_max and log N0
-        return math.sqrt(gradient @ self.covariance @ gradient)
+        return math.sqrt(gradient @ self.scaled_covariance @ gradient)
 
     def K_interval(self, N: float) -> Interval:
         """95 % interval of `K(N)`."""
         return around(self.K(N), self.K_error(N))
 
-    def predict(self, N: float, X: float) -> float:
-        """L of a model with N parameters at X. ValueError for a size without an offset."""
+    def log_L(self, N: float, X: float) -> tuple[float, float]:
+        """log L of `predict`, and half its 95 % interval, which is infinite if the offset is that of one point."""
         if N not in self.sizes:
             raise ValueError(f"size {N:g} has no offset E, which this law cannot predict: give points of its run")
-        return math.exp(self.sizes[N].E - self.K(N) * math.log(X))
+        size, x, K = self.sizes[N], math.log(X), self.K(N)
+        return size.E - K * x, math.hypot((x - size.x) * K * self.K_error(N), size.error)
+
+    def predict(self, N: float, X: float) -> float:
+        """L of a model with N parameters at X. ValueError for a size without an offset."""
+        return math.exp(min(self.log_L(N, X)[0], 700))  # a steep line, far below its first X, is above any number
 
     def interval(self, N: float, X: float) -> Interval:
         """95 % interval of `predict`: of the line, not of an evaluation, whose own noise comes on top."""
-        slope_error = (math.log(X) - self.sizes[N].x) * self.K(N) * self.K_error(N)
-        return around(self.predict(N, X), math.hypot(slope_error, self.sizes[N].error))
+        return around(self.predict(N, X), self.log_L(N, X)[1])
 
     def with_size(self, N: float, X: Sequence[float], L: Sequence[float]) -> "PowerLaw":
-        """This law with one more size: its slope is K(N), its offset the mean of log L + K(N) log X over its points."""
-        x, offsets = np.log(X), np.log(L) + self.K(N) * np.log(X)
-        n = len(x)
+        """This law with one more size: its slope is K(N), its offset the mean of log L + K(N) log X over its points.
+        ValueError: no points, or values that `fit` refuses."""
+        _, x, y = checked(np.full(np.shape(X), N), X, L, least=1)
+        offsets, n = y + self.K(N) * x, len(x)
         error = float(student.ppf(0.975, n - 1) * np.std(offsets, ddof=1) / math.sqrt(n)) if n > 1 else math.inf
-        return replace(self, sizes=self.sizes | {N: Size(float(offsets.mean()), float(x.mean()), error)})
+        old = self.sizes.get(N, Size(0, 0, 0, (math.inf, -math.inf)))  # a size that was fitted keeps its own slope
+        X_range = float(min(*X, old.X_range[0])), float(max(*X, old.X_range[1]))
+        new = Size(float(offsets.mean()), float(x.mean()), error, X_range, old.own_K)
+        return replace(self, sizes=self.sizes | {N: new})
 
     def best_size(self, X: float) -> float:
-        """Which size that has an offset has the lowest L at X: under a budget of compute or of samples, whichever the
-        law was fitted to."""
-        return min(self.sizes, key=lambda N: self.predict(N, X))
+        """Which size that has an offset has the lowest L at X, a budget of compute or of samples as the law's X."""
+        return min(self.sizes, key=lambda N: self.log_L(N, X)[0])
 
     def crossing(self, N1: float, N2: float) -> float | None:
-        """X at which the larger of two sizes overtakes the smaller one. None if it is ahead from the first X on."""
+        """X at which the larger of two sizes overtakes the smaller one. None if it is ahead from the first X on.
+        ValueError for a size without an offset."""
         small, large = sorted((N1, N2))
-        steeper, behind = self.K(large) - self.K(small), self.sizes[large].E - self.sizes[small].E
+        behind, steeper = self.log_L(large, 1)[0] - self.log_L(small, 1)[0], self.K(large) - self.K(small)
         if steeper <= 0 or behind / steeper <= math.log(self.X_range[0]) + 1e-9:
             return None
         return math.exp(min(behind / steeper, 700))
@@ -144,7 +156,7 @@ class PowerLaw:
                 low < least / EDGE and self.N0 < least,
             "K still grows in proportion to N: only K_max / N0 is known, and neither of the two":
                 high > most * EDGE and self.N0 > most,
-            f"the reward of size {falling} does not rise: a law of learning does not describe it": falling,
+            f"the pass rate of size {falling} does not rise, which is no learning: leave that size out": falling,
         }  # fmt: skip
         return [note for note, holds in notes.items() if holds]
 
@@ -156,11 +168,11 @@ def around(value: float, half: float) -> Interval:
 
 
 def fit(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> PowerLaw:
-    """The law through the points (N, X, L), flat arrays of equal length over all runs.
+    """The law through the points (N, X, L), flat arrays of equal length over all runs; L is 1 - pass rate.
 
     Raises:
         ValueError: lengths differ, a value is not positive, L is above 1, a size has fewer than 3 values of X, or the
-            reward rises at no size.
+            pass rate rises at no size.
     """
     sizes, x, y = checked(N, X, L)
     known, of = np.unique(sizes, return_inverse=True)  # (S,), (n,) which size a point belongs to
@@ -169,7 +181,7 @@ def fit(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> PowerLaw:
     dx, dy = x - mean_x[of], y - mean_y[of]  # (n,) the best E makes each line pass through its size's mean
     own_K = -np.bincount(of, dx * dy) / np.bincount(of, dx * dx)  # (S,)
     if own_K.max() <= 0:
-        raise ValueError("the reward rises at no size, so there is no learning to fit")
+        raise ValueError("the pass rate rises at no size, so there is no learning to fit")
     weight = 1 / n_points[of]  # every size counts the same
 
     def slopes(theta: np.ndarray) -> np.ndarray:  # (S,), theta = log K_max, log N0
@@ -193,20 +205,18 @@ def fit(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> PowerLaw:
     scores = by_theta * (weight * errors / np.maximum(1 - leverage, 1e-3))[:, None]  # (n, 2) HC3
     width = student.ppf(0.975, len(x) - len(known) - min(2, len(known)))  # offsets and slopes are fitted
     mean_error = width * np.sqrt(np.bincount(of, errors**2) / (n_points - 1) / n_points)  # (S,)
-    rows = np.stack([mean_y + K * mean_x, mean_x, mean_error, own_K], 1).tolist()  # (S, 4)
+    runs = [np.asarray(X, float)[of == i] for i in range(len(known))]
+    ranges = [(float(run.min()), float(run.max())) for run in runs]
+    E = (mean_y + K * mean_x).tolist()
+    rows = zip(E, mean_x.tolist(), mean_error.tolist(), ranges, own_K.tolist(), strict=True)
     K_max, N0 = np.exp(theta).tolist() if len(known) > 1 else (math.nan, math.nan)
-    return PowerLaw(
-        K_max,
-        N0,
-        covariance=width**2 * bread @ scores.T @ scores @ bread,
-        sizes={N: Size(*row) for N, row in zip(known.tolist(), rows, strict=True)},
-        rmse=float(np.sqrt(np.mean(errors**2))),
-        X_range=(math.exp(x.min()), math.exp(x.max())),
-    )
+    scaled_covariance = width**2 * bread @ scores.T @ scores @ bread  # (2, 2)
+    found_sizes = {N: Size(*row) for N, row in zip(known.tolist(), rows, strict=True)}
+    return PowerLaw(K_max, N0, scaled_covariance, found_sizes, rmse=float(np.sqrt(np.mean(errors**2))))
 
 
-def checked(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(N, log X, log L) as arrays (n,). Raises ValueError as `fit` says."""
+def checked(N: Sequence[float], X: Sequence[float], L: Sequence[float], least: int = 3) -> tuple[np.ndarray, ...]:
+    """(N, log X, log L) as arrays (n,). ValueError as `fit` says; a size needs `least` different X."""
     sizes, x, y = np.asarray(N, float), np.asarray(X, float), np.asarray(L, float)
     if not sizes.size:
         raise ValueError("there is no point to fit a law to")
@@ -215,7 +225,7 @@ def checked(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> tuple
     if not (np.all(np.isfinite(sizes + x + y)) and sizes.min() > 0 and x.min() > 0 and y.min() > 0 and y.max() <= 1):
         raise ValueError("N and X must be above 0 and L above 0 and at most 1; leave out points with a pass rate of 1")
     for size in np.unique(sizes):
-        if (count := len(np.unique(x[sizes == size]))) < 3:
+        if (count := len(np.unique(x[sizes == size]))) < least:
             raise ValueError(f"size {size:g} has {count} different X, and a line with its error needs at least 3")
     return sizes, np.log(x), np.log(y)
 
@@ -223,94 +233,134 @@ def checked(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> tuple
 # ------------------------------------------------------------------------------------------------------- command line
 
 
-def number(text: str) -> float:
-    """ "0.6B" as 6e8, "7e9" as it is. Raises ValueError."""
+def number(text: str, fix: str = "write it as 0.6B or 6e8") -> float:
+    """ "0.6B" as 6e8, "7e9" as it is. ValueError, with the fix, for what is no size."""
     digits = str(text).strip().upper()
     try:
         value = float(digits[:-1] + UNITS[digits[-1]] if digits[-1:] in UNITS else digits)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ValueError(f"{text!r} is no size; write it as 0.6B or 6e8")
+        raise ValueError(f"{text!r} is no size: {fix}")
     return value
+
+
+def cell(row: Mapping[str, Any], column: str) -> float:
+    """A number of a row; nan where none is written. ValueError: no such column, or no number in it."""
+    if column not in row:
+        fix = "give SIZE=FILE" if column == "N" else "--x and --y name columns"
+        raise ValueError(f"a row without {column!r}, but with {', '.join(map(str, row))}; {fix}")
+    try:
+        return number(row["N"]) if column == "N" else float(math.nan if row[column] in (None, "") else row[column])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"column {column}: {error}") from error
 
 
 def read(named: str, x: str, y: str, dropped: Counter[str]) -> list[Point]:
     """(N, X, L) of `SIZE=FILE` (a run's eval.jsonl, or a CSV), or of a CSV with a column N. Points that have no
-    logarithm are counted in `dropped`. ValueError: what is no size, no number or no pass rate, and a missing column."""
-    size, name = named.split("=", 1) if "=" in named else ("", named)
-    points: list[Point] = []
+    logarithm are counted in `dropped`. ValueError: what is no size, no number or no pass rate, a missing column, an N
+    that is not SIZE, and a file or a size of which no point is left."""
+    before, given, after = named.partition("=")
+    size, name = (number(before, "write SIZE=FILE"), after) if given else (None, named)
+    rows, i = list[tuple[float, float, float, str]](), 0  # N, X, L and what is wrong with it
     try:
         lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
-        for row in map(json.loads, filter(str.strip, lines)) if name.endswith(".jsonl") else csv.DictReader(lines):
-            N, (X, R) = number(size or row["N"]), (math.nan if row[c] in (None, "") else float(row[c]) for c in (x, y))
+        table = map(json.loads, filter(str.strip, lines)) if name.endswith(".jsonl") else csv.DictReader(lines)
+        for i, row in enumerate(table, 1):
+            if not isinstance(row, dict):
+                raise ValueError(f"row {i} is no JSON object")
+            N, X, R = size if size and not row.get("N") else cell(row, "N"), cell(row, x), cell(row, y)
+            if size not in (None, N):
+                raise ValueError(f"row {i} has N {row['N']}, and SIZE is {before}; leave SIZE out to use the column N")
             if R < 0 or R > 1:
-                raise ValueError(f"{y} is {R:g}, and a pass rate lies between 0 and 1")
-            reasons = {"no number": not math.isfinite(X + R), f"{x} is not above 0": X <= 0, f"{y} is 1": R == 1}
-            if any(reasons.values()):
-                dropped[max(reasons, key=reasons.__getitem__)] += 1
-            else:
-                points.append((N, X, 1 - R))
-    except KeyError as missing:
-        fix = "give SIZE=FILE" if missing.args[0] == "N" else "--x and --y name columns"
-        raise ValueError(f"{name} has a row without {missing}, but with {', '.join(map(str, row))}; {fix}") from missing
-    except (TypeError, ValueError) as error:
+                raise ValueError(f"{y} is {R:g}, and a pass rate lies between 0 and 1; divide percents by 100")
+            flaws = {"no number": not math.isfinite(X + R), f"{x} is not above 0": X <= 0, f"{y} is 1": R == 1}
+            rows.append((N, X, 1 - R, next((flaw for flaw, there in flaws.items() if there), "")))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name}: row {i + 1} is no JSON object") from error
+    except (csv.Error, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
+    points, counts = [row[:3] for row in rows if not row[3]], Counter(flaw for *_, flaw in rows if flaw)
+    lost = ", ".join(f"{N:g}" for N in sorted({row[0] for row in rows} - {point[0] for point in points}))
+    dropped.update(counts)
+    if lost or not points:
+        of = f" of size {lost}" if lost else ""
+        raise ValueError(f"{name} has no usable row{of}; left out of it: {dict(counts) or 'none'}")
     return points
 
 
 def analyze(points: Sequence[Point], share: float, new: float | None) -> tuple[PowerLaw, list[Point]]:
-    """The law from the first `share` of each size's X, and the points that it has not seen. A `new` size gives no more
-    than its offset. Raises ValueError if it has no points for that."""
+    """The law from the first `share` of each size's X, and all points after it, which were used for nothing. A `new`
+    size gives no more than its offset. ValueError: a size has no points for that, or `share` is no share."""
     if not 0 < share <= 1:
         raise ValueError(f"--fit-until is {share:g}; give a share above 0 and at most 1")
     last = {N: share * max(X for M, X, _ in points if M == N) for N, _, _ in points}
-    first = [p for p in points if p[1] <= last[p[0]]]
+    first, rest = [p for p in points if p[1] <= last[p[0]]], [p for p in points if p[1] > last[p[0]]]
+    if lost := last.keys() - {N for N, *_ in first}:
+        raise ValueError(f"--fit-until {share:g} leaves no point of size {min(lost):g}")
     law = fit(*np.reshape([p for p in first if p[0] != new], (-1, 3)).T)
     if new is None:
-        return law, [p for p in points if p not in first]
+        return law, rest
     if not (own := [p for p in first if p[0] == new]):
-        low, high = law.K_interval(new)
-        raise ValueError(f"size {new:g} has K {law.K(new):.4f} [{low:.4f}, {high:.4f}] by this law, but its offset E "
-                         "is no function of N and cannot be predicted: give points of its run")  # fmt: skip
-    law = law.with_size(new, *np.transpose(own)[1:])
-    return law, [p for p in points if p[0] == new and p not in own] or own
+        raise ValueError(f"size {new:g} has K {shown(law.K(new), law.K_error(new))} by this law, but its offset E is "
+                         "no function of N and cannot be predicted: give points of its run")  # fmt: skip
+    return law.with_size(new, *np.transpose(own)[1:]), rest
 
 
-def report(law: PowerLaw, rest: Sequence[Point], budgets: Sequence[float]) -> str:
-    """The printed result. Raises ValueError for a budget below all points."""
+def shown(value: float, half: float, form: str = ".4f") -> str:
+    """`value [low, high]` from half the interval of its logarithm, or that so wide an interval tells nothing."""
+    low, high = around(value, half)
+    if math.isinf(half):
+        return f"{value:{form}} [unknown from one point]"
+    return "not known" if high > 1e6 * low else f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def report(law: PowerLaw, rest: Sequence[Point], budgets: Sequence[float], points: Sequence[Point] = ()) -> str:
+    """The printed result; `rest` is what was not used of `points`. ValueError: a budget below them all, or infinite."""
     lines, sizes = [f"log L = -K(N) log X + E(N), 95 % intervals, RMSE of log L {law.rmse:.4f}"], sorted(law.sizes)
     if not math.isnan(law.K_max):
-        lines.append("K_max  {:.4f}  [{:.4f}, {:.4f}]".format(law.K_max, *law.K_max_interval))
-        lines.append("N0     {:.3g}  [{:.3g}, {:.3g}]".format(law.N0, *law.N0_interval))
+        halves = np.sqrt(np.diag(law.scaled_covariance)).tolist()
+        lines += [f"K_max  {shown(law.K_max, halves[0])}", f"N0     {shown(law.N0, halves[1], '.3g')}"]
     for N in sizes:
-        E, *_, own_K = law.sizes[N]
+        (E, half), own_K = law.log_L(N, 1), law.sizes[N].own_K
         own = "not fitted, but for E" if math.isnan(own_K) else f"own line {own_K:.4f}"
-        (K_low, K_high), (E_low, E_high) = law.K_interval(N), np.log(law.interval(N, 1.0))
-        lines.append(f"N {N:.3g}: K {law.K(N):.4f} [{K_low:.4f}, {K_high:.4f}], "
-                     f"E {E:.3f} [{E_low:.3f}, {E_high:.3f}], {own}")  # fmt: skip
-    if rest:
-        errors = [math.log(L / law.predict(N, X)) for N, X, L in rest]
-        lines.append(f"{len(rest)} points not fitted: RMSE of log L {np.sqrt(np.mean(np.square(errors))):.4f}, "
-                     f"mean {np.mean(errors):+.4f} (above 0: worse than predicted)")  # fmt: skip
+        ends = "unknown from one point" if math.isinf(half) else f"{E - half:.3f}, {E + half:.3f}"
+        lines.append(f"N {N:.3g}: K {shown(law.K(N), law.K_error(N))}, E {E:.3f} [{ends}], {own}")
+    tests = [(f"{len(rest)} points not fitted", rest)]
+    for N in (N for N in sizes if math.isnan(law.sizes[N].own_K)):
+        later, its = ([p for p in some if p[0] == N] for some in (rest, points))
+        ahead = f"of these, {len(later)} of size {N:.3g}, predicted with the slope that the other sizes give"
+        alone = f"E of size {N:.3g} was taken from these {len(its)} points, which test only its slope"
+        tests.append((ahead, later) if later else (alone, its[1:] and its))  # one point alone tests nothing
+    for what, some in tests:
+        if errors := [math.log(L) - law.log_L(N, X)[0] for N, X, L in some]:
+            lines.append(f"{what}: RMSE of log L {np.sqrt(np.mean(np.square(errors))):.4f}, "
+                         f"mean {np.mean(errors):+.4f} (above 0: worse than predicted)")  # fmt: skip
 
-    def at(X: float) -> str:
-        return f"at X = {X:.3g}{' (an extrapolation)' if X > law.X_range[1] else ''}"
+    def at(X: float, *concerned: float) -> str:
+        outside = [f"{N:.3g}" for N in concerned if not law.sizes[N].X_range[0] <= X <= law.sizes[N].X_range[1]]
+        return f"at X = {X:.3g}" + (f" (an extrapolation of {', '.join(outside)})" if outside else "")
 
     for small, large in pairwise(sizes):
         X = law.crossing(small, large)
-        lines.append(f"{large:.3g} is ahead of {small:.3g}: {'from the start' if X is None else at(X)}")
+        where = "from the start" if X is None else at(X, small, large)
+        if X is not None and X > 1000 * law.X_range[1]:
+            where = "not within a thousand times the X that was run"
+        lines.append(f"{large:.3g} is ahead of {small:.3g}: {where}")
     for X in budgets:
         if not law.X_range[0] <= X < math.inf:
-            raise ValueError(f"--budget {X:g} lies below every point: the runs begin at {law.X_range[0]:g}")
+            below = f"lies below every point: the runs begin at {law.X_range[0]:g}"
+            raise ValueError(f"--budget {X:g} {below if math.isfinite(X) else 'is no finite number'}")
         best = law.best_size(X)
-        low, high = law.interval(best, X)
-        lines.append(f"{at(X)} N {best:.3g} is best: L {law.predict(best, X):.4f} [{low:.4f}, {high:.4f}]")
+        lines.append(f"{at(X, *sizes)} N {best:.3g} is best: L {shown(law.predict(best, X), law.log_L(best, X)[1])}")
+    late, early = max(sizes, key=lambda N: law.sizes[N].X_range[0]), min(sizes, key=lambda N: law.sizes[N].X_range[1])
+    if law.sizes[late].X_range[0] > law.sizes[early].X_range[1]:
+        lines.append(f"all X of {late:.3g} lie above those of {early:.3g}: see that both columns have the same unit")
     return "\n".join([*lines, *law.notes])
 
 
 def plot(law: PowerLaw, points: Sequence[Point], rest: Sequence[Point], path: str) -> None:
-    """Writes a PNG of L against X, log-log. Hollow points were not fitted."""
+    """Writes a PNG of L against X, log-log. Hollow points, the `rest`, were not used."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     figure = Figure(figsize=(7, 4.6), layout="constrained")
@@ -333,16 +383,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("files", nargs="+", help="SIZE=runs/NAME/eval.jsonl, or a CSV with a column N")
     add("--x", default="flops", help="column of compute or samples (default flops)")
     add("--y", default="pass_rate", help="column of the pass rate")
-    add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of each run, predict the rest")
+    add("--fit-until", type=float, default=1, metavar="SHARE", help="fit points with X up to SHARE of a size's last X")
     add("--predict-size", metavar="SIZE", help="leave this size out of the fit but for its offset, and predict its run")
     add("--budget", type=float, nargs="+", default=[], metavar="X", help="say which size is best at this X")
     add("--plot", metavar="PNG", help="draw L against X, log-log")
     args = parser.parse_args(argv)
     dropped: Counter[str] = Counter()
     try:
+        file, times = Counter(Path(name.partition("=")[2] or name).resolve() for name in args.files).most_common()[0]
+        if times > 1:
+            raise ValueError(f"{file} is given {times} times")
         points = [point for name in args.files for point in read(name, args.x, args.y, dropped)]
         law, rest = analyze(points, args.fit_until, args.predict_size and number(args.predict_size))
-        text = report(law, rest, args.budget)
+        text = report(law, rest, args.budget, points)
         if args.plot:
             plot(law, points, rest, args.plot)
     except (OSError, ValueError) as error:
