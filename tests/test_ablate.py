@@ -357,3 +357,11 @@ def test_all_names_a_comparison_with_a_baseline_only(program, monkeypatch, tmp_p
     assert call("all", "--seeds", "1", "--report") == 0
     assert "two: 1 of 2 variants have finished runs, nothing to report" in capsys.readouterr().out
     assert sorted(file.name for file in (tmp_path / "runs/results").glob("*.md")) == ["one.md"]
+
+
+def test_findings_on_the_other_laws_have_a_page_of_their_own():
+    rows = [[name, *"bcdefghi"] for name in ("losses", "reuse", "batch", "grid-easy")]
+    tables = {page: text.splitlines()[2:] for page, text in ablate.findings_by_page(rows).items()}
+    assert [line.split(" | ")[0] for line in tables["findings"]] == ["| losses", "| batch"]
+    assert [line.split(" | ")[0] for line in tables["other-laws"]] == ["| reuse", "| grid-easy"]
+    assert ablate.findings_by_page(rows[:1]).keys() == {"findings"}

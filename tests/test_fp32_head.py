@@ -471,3 +471,23 @@ def test_errors(change, message):
     token_logprobs(**good)
     with pytest.raises(ValueError, match=message):
         token_logprobs(**{**good, **change})
+
+
+def test_each_pass_casts_a_bfloat16_head_once():
+    """To FP32, a copy of (V, H): with 150,000 rows the largest tensor of a pass."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Casts(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            cast = func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") == torch.float32
+            self.seen += cast and tuple(args[0].shape) == (50, 8)
+            return func(*args, **(kwargs or {}))
+
+    hidden, weight = torch.randn(6, 8).bfloat16().requires_grad_(), torch.randn(50, 8).bfloat16().requires_grad_()
+    with Casts() as forward:
+        logprobs, _ = token_logprobs(hidden, weight, torch.arange(6), chunk_tokens=2)
+    with Casts() as backward:
+        logprobs.sum().backward()
+    assert (forward.seen, backward.seen) == (1, 1)

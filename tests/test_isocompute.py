@@ -226,6 +226,8 @@ def test_the_recipe_finds_the_best_n():
     assert abs(np.log2(plan.n) - np.log2(float(n_star(budget, *EASY)))) <= 1.5
     assert plan.B_p == 32 and plan.B_p * plan.n * plan.M <= budget < plan.B_p * plan.n * (plan.M + 1)
     assert any("95 % interval" in line for line in plan.rests_on)
+    large = recommend([curve(32, n, 4000) for n in (2, 8, 32)], budget)  # n* of the law is above 32 there
+    assert any("the largest n that was tried, 32, is the best" in line for line in large.rests_on)
     plan = recommend([*runs, curve(32, 24, 4000)], budget)
     assert any("n = 24 is no power of two" in line for line in plan.rests_on) and plan.n & (plan.n - 1) == 0
 

@@ -187,6 +187,14 @@ def write_report(name: str, found: Mapping[str, Sequence[Curve]], left_out: Sequ
     return ablation_report.write("law-variants" if name == "law" else name, c, ordered, left_out, folder)
 
 
+def findings_by_page(rows: Sequence[Sequence[str]]) -> dict[str, str]:
+    """{page: table} of rows that begin with their comparison; a page without rows is missing."""
+    pages: dict[str, list[Sequence[str]]] = {}
+    for row in rows:
+        pages.setdefault("other-laws" if row[0] in OTHER_LAWS else "findings", []).append(row)
+    return {page: table(["comparison", *ablation_report.PAPER_HEAD], some) for page, some in pages.items()}
+
+
 def write_reports(
     plans: Mapping[str, Mapping[tuple[str, int], Run]],
     curves: Mapping[str, Curve],
@@ -219,9 +227,7 @@ def write_reports(
     grids = {half: matches.get(f"grid-{half}", ({}, []))[0] for half in ("easy", "hard")}
     if grids := {half: found for half, found in grids.items() if found}:
         rows += grid_report.write(grids, folder)
-    for page, of_page in (("findings", False), ("other-laws", True)):
-        if some := [row for row in rows if (row[0] in OTHER_LAWS) == of_page]:
-            blocks[page] = table(["comparison", *ablation_report.PAPER_HEAD], some)
+    blocks |= findings_by_page(rows)
     if args.comparison == "all" and "other-laws" in blocks:
         ablation_report.save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", (folder / "other-laws").with_suffix(".md"))
     if args.page:
