@@ -53,6 +53,21 @@ def test_a_run_that_falls_is_counted():
     assert law_report.sum_row("all", 1.0, [falls])[3:7] == ["–"] * 4
 
 
+def test_the_same_seeds_with_both_engines():
+    """Two seeds of three have both. vLLM's stop at 1,575 tokens of 2,100 and need a tenth more for everything:
+    C_mid 330 for 300, .5 at 1.155 C_mid (.4 of .7), and .7706 for .7755 at 1,575 (that is .77549)."""
+    torch = [graded(seed) for seed in (0, 1, 2)]
+    vllm = [made("pipeline-8", seed, n=30, every=52.5, comparison="schedules", C_mid=330.0) for seed in (1, 2)]
+    head, _, *lines = law_report.engines_table(torch, vllm).splitlines()
+    assert head == "| 2 seeds, to 1.57k tokens | torch | vLLM | apart [95 %] |"
+    cells = [line.strip("| ").split(" | ") for line in lines]
+    assert cells[0] == ["A", "0.8", "0.8", "+0 [+0, +0]"] and cells[1][:3] == ["C_mid", "300", "330"]
+    assert [float(x) for x in cells[2][1:3]] == pytest.approx([346, 381], abs=3)  # on straight lines
+    assert cells[1][3].startswith("+10 % [") and cells[2][3].startswith(("+10 % [", "+9.", "+10."))
+    assert cells[3][1:3] == ["0.775", "0.771"] and cells[3][3].startswith("-0.0049")
+    assert law_report.engines_table(torch, []) == law_report.engines_table(torch[:1], vllm) == ""
+
+
 def test_inside_is_of_an_evaluation_not_of_the_curve():
     """The curve's interval is .49 to .51, that of an evaluation .45 to .55."""
     ends = [Prediction(1.0, 0.5, (0.49, 0.51), (0.45, 0.55), measured) for measured in (0.44, 0.46, 0.55, 0.56)]

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import benchmark_head
@@ -14,7 +16,7 @@ import measuring
 import pytest
 import subjects
 import torch
-from fake_engine import FakeEngine, generating
+from fake_engine import FakeEngine, generating, wait_until
 
 pytestmark = pytest.mark.medium
 
@@ -117,8 +119,45 @@ def test_a_program_that_fails_is_no_slow_program(tmp_path):
 
 def test_seconds_of_a_run_come_from_the_devices_that_it_counts(monkeypatch):
     """Two trainer threads and an engine are three of four cores: 30 core-seconds are 10 s. Of two cores they use two."""
-    program = SimpleNamespace(threads=2, ended=lambda: True)
+    program = SimpleNamespace(threads=2, ended=lambda: True, watch_memory=lambda: None)
     program.records = lambda name: [{"pass_rate": 0.1, "device_hours": 30 / 3600}]
     for cores, seconds in ((4, 10), (2, 15)):
         monkeypatch.setattr(benchmark_race.os, "cpu_count", lambda cores=cores: cores)
         assert [r["seconds"] for r in benchmark_race.evaluations(program, 0.9)] == [pytest.approx(seconds)]
+
+
+def test_pass_rates_at_equal_times():
+    """The shorter one ends after 80 s. At 20, 40 and 80 s it stood at .25, .5 and 1; the other, which rises by .1 in
+    20 s, at .1, .2 and .4."""
+    fast = [{"seconds": t, "pass_rate": t / 80} for t in (0.0, 40.0, 80.0)]
+    slow = [{"seconds": t, "pass_rate": t / 200} for t in (0.0, 160.0)]
+    found = benchmark_race.at_equal_times({"ours": fast, "trl": slow})
+    assert {name: values[0] for name, values in found.items()} == pytest.approx({
+        "ours after 1/4": 0.25, "trl after 1/4": 0.1, "ours after 1/2": 0.5, "trl after 1/2": 0.2,
+        "ours after 1": 1.0, "trl after 1": 0.4,
+    })  # fmt: skip
+
+
+def test_the_race_trains_a_pretrained_model_as_make_real_does():
+    """The flags stand in two places, and what is compared with TRL is what a visitor runs."""
+    [command] = re.findall(r"train.py --model runs/real-start/model(.+?)--dataset", Path("Makefile").read_text(), re.S)
+    words = command.replace("\\", "").split()
+    made = dict(zip(words[::2], words[1::2], strict=True))
+    for name in ("--dtype", "--save_every", "--output_dir", "--overwrite"):
+        del made[name]
+    flags = [*subjects.SETTING, *benchmark_race.REAL, *benchmark_race.REAL_OURS]
+    raced = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert {"--max_steps": str(benchmark_race.REAL_STEPS), **raced}.items() >= made.items()
+
+
+def test_memory_of_a_program_and_its_children(tmp_path):
+    """A child that holds 200 MB, beside a parent that waits for it: between 200 MB and 260 MB in all."""
+    child = "x = bytearray(b'1') * 200_000_000; print(1, flush=True); import time; time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    program = subjects.Program([sys.executable, "-c", parent], tmp_path / "run", 1)
+    try:
+        wait_until(lambda: Path(program.log.name).read_text())
+        program.watch_memory()
+        assert 200e6 < program.peak_memory < 260e6
+    finally:
+        program.close()

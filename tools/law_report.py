@@ -6,7 +6,7 @@ simpler rules see the same points: the pass rate stays as it is, and the power l
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import EARLY, fitted, interval, pooled_sd, seeds_needed
+from ablation_figures import EARLY, compute_to, fitted, interval, pooled_sd, seeds_needed
 from ablation_report import amount, apart_text, save
 from curves import Curve
 from fit_curves import power_law
@@ -185,6 +185,32 @@ def power_table(groups: Mapping[str, Sequence[Curve]]) -> str:
     return table(["what is to be seen", "design", "standard deviation", "seeds of each"], rows)
 
 
+def engines_table(torch: Sequence[Curve], vllm: Sequence[Curve], rate: float = 0.5) -> str:
+    """The same flags and seeds with two engines, as far as the shorter of two runs goes; "" if no seed has both.
+    Differences are vLLM minus torch, paired by seed; those of compute are percent."""
+    pairs = [(one, other) for one in torch for other in vllm if one.seed == other.seed]
+    if not pairs:
+        return ""
+    ends = {pair: min(curve.points[AXIS][-1] for curve in pair) for pair in pairs}
+
+    def until(curve: Curve, end: float) -> SigmoidFit:
+        return fitted(curve, AXIS, end / curve.points[AXIS][-1]).fit
+
+    measures: dict[str, tuple[bool, Callable[[Curve, float], float]]] = {  # name -> (of compute, its value)
+        "A": (False, lambda curve, end: until(curve, end).A),
+        "C_mid": (True, lambda curve, end: until(curve, end).C_mid),
+        f"tokens to {rate:g}": (True, lambda curve, end: compute_to(curve.evals(), rate, AXIS)),
+        "pass rate at the end": (False, lambda c, end: float(np.interp(end, c.points[AXIS], c.points["pass_rate"]))),
+    }
+    rows = []
+    for name, (of_compute, value) in measures.items():
+        found = np.array([[value(curve, ends[pair]) for curve in pair] for pair in pairs])  # (seeds, 2)
+        apart = np.diff(np.log(found) if of_compute else found)[:, 0]
+        mean, low, high = (apart_text(x, of_compute) for x in interval(apart))
+        rows.append([name, *map(amount, found.mean(0)), f"{mean} [{low}, {high}]"])
+    return table([f"{len(pairs)} seeds, to {amount(min(ends.values()))} tokens", "torch", "vLLM", "apart [95 %]"], rows)
+
+
 def summary(curves: Sequence[Curve]) -> str:
     """How well the law held over these runs."""
     ratios = [noise_ratio(curve) for curve in curves]
@@ -225,6 +251,9 @@ def page(
         "t). The spread is that of the first variant over its seeds, and that of the paired differences to it.",
         power_table(groups),
     ]  # fmt: skip
+    on_vllm = [curve for curve in others.get("schedules", ()) if curve.variant == "pipeline-8"]
+    if engines := engines_table(next(iter(groups.values())), on_vllm):
+        text += ["**The same seeds with both engines.** The baseline of `law`, and that of `schedules`.", engines]
     if others:
         rows = [sum_row(name, 0.5, some) for name, some in others.items()]
         text += ["**The other comparisons, fitted to half.** Each run is counted once. They hold variants that were "

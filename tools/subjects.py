@@ -176,6 +176,8 @@ class Program:
         self.process = subprocess.Popen([*command, "--output_dir", str(folder)], cwd=ROOT, stdout=self.log,
                                         stderr=self.log, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
                                         start_new_session=True)  # fmt: skip
+        self.peak_memory = 0  # bytes, of the moments at which `watch_memory` looked
+        self.next_look = time.monotonic()
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """The records of steps or evaluations so far."""
@@ -208,6 +210,21 @@ class Program:
         me = psutil.Process(self.process.pid)
         found = [process.cpu_times() for process in (me, *me.children(recursive=True))]
         return sum(times.user + times.system for times in found)
+
+    def watch_memory(self) -> None:
+        """Remembers how much memory its processes hold now if that is the most so far; shared pages count once. It
+        looks every five seconds at most, since a look takes time that the program would have."""
+        import psutil
+
+        if time.monotonic() < self.next_look:
+            return
+        held, self.next_look = 0, time.monotonic() + 5
+        with suppress(psutil.NoSuchProcess):
+            me = psutil.Process(self.process.pid)
+            for process in (me, *me.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # one that ends meanwhile
+                    held += process.memory_full_info().pss
+        self.peak_memory = max(self.peak_memory, held)
 
     def close(self) -> None:
         """Ends it."""
