@@ -61,6 +61,11 @@ def place(flags: Flags) -> Placement:
     if kind != "nccl" and flags.weight_address != DEFAULTS["weight_address"]:
         raise UsageError(f"--weight_address is for --weight_channel nccl, and this run has `{kind}`; leave it out.")
     length, masked = flags.tokens_per_microbatch, flags.attn_implementation in ("", "sdpa", "eager")
+    if count and flags.share_prompts and length > LONGEST_MASK:
+        raise UsageError(
+            f"--share_prompts true needs masks of {length} x {length}, which a GPU's fast kernels do not take; lower "
+            f"--tokens_per_microbatch to {LONGEST_MASK} at most, or leave it out."
+        )
     if count and flags.packed and masked and length > LONGEST_MASK:
         raise UsageError(
             f"--packed true without --attn_implementation flash_attention_2 needs masks of {length} x {length}, which "

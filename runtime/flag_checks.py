@@ -145,6 +145,8 @@ def data(flags: Flags) -> Iterator[str]:
     if flags.dataset not in BUILT_IN and not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
     if flags.attn_implementation == "flash_attention_2":
+        if flags.share_prompts:
+            yield "--share_prompts needs a mask, which flash_attention_2 does not take; leave one of them out."
         if flags.dtype == "float32":
             yield "--attn_implementation flash_attention_2 has no float32; add --dtype bfloat16."
         if not (find_spec("flash_attn") or find_spec("kernels")):

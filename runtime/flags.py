@@ -213,6 +213,7 @@ class OptimizerFlags:
     clip_grad: float = flag(1.0, "Largest norm of the gradient.", above=0)  # O2
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
     packed: bool = flag(False, "Pack sequences end to end instead of padding sorted rows.")
+    share_prompts: bool = flag(False, "Pack them, and compute a prompt once for all rows of a microbatch that have it.")
     threads: int = flag(1, "CPU threads of each trainer process.", at_least=1)
 
 

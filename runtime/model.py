@@ -7,6 +7,8 @@ It joins a Hugging Face causal LM to the concept files. What it must get right:
   token in the loss is fixed over the whole batch (`losses.aggregation_weights`), so no cut changes the gradient.
 - Padding is on the right. Under causal attention no real token sees it, so no attention mask is needed. Packed rows put
   the sequences of a microbatch end to end; position ids that restart at 0 keep attention inside each sequence.
+- Shared rows are packed, and rows that begin with the same prompt have it once: its completions follow it, each at the
+  positions that it would have alone, and a mask lets each see the prompt and itself. Nothing but the time differs.
 - Every rank gets the same number of microbatches. A rank with no rows left runs an empty one forward and backward, or
   FSDP would wait for it forever.
 - The head is multiplied as the generator multiplies it (`fp32_head`): in the dtype of both sides, an FP32 product.
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,7 @@ class Microbatch:
     rows: list[int]  # N, which rows of the batch the (N, T) outputs belong to; no tensor, so that no device is asked
     input_ids: Tensor  # (R, L): R = N if padded, R = 1 if packed
     position_ids: Tensor  # (R, L)
+    sees: Tensor | None  # (L, L), of shared rows: whether a position (first axis) sees another
     read: Tensor  # (M,) index into the R * L positions: the one before each token that trains
     write: Tensor  # (M,) index into the N * T places of the output
     targets: Tensor  # (M,) ids of the tokens that train
@@ -75,6 +78,17 @@ def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
+Layout = Literal["padded", "packed", "shared"]
+
+
+def forwarded(rows: Sequence[Row], share_prompts: bool = False) -> int:
+    """Positions of a forward pass of these rows, without padding. A shared prompt counts once."""
+    if not share_prompts:
+        return sum(map(len, rows))
+    prompts = {tuple(row.prompt_ids) for row in rows}
+    return sum(len(row.completion_ids) for row in rows) + sum(map(len, prompts))
+
+
 def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: bool) -> list[list[int]]:
     """`rows`, longest first, cut into lists of at most `tokens` positions each; a longer row gets a list of its own."""
     pieces: list[list[int]] = []
@@ -89,8 +103,27 @@ def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: b
     return pieces
 
 
-def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packed: bool = False) -> Microbatch:
+def cut_shared(batch: Sequence[Row], rows: Sequence[int], tokens: int) -> list[list[int]]:
+    """`rows` with equal prompts side by side, cut into lists of at most `tokens` positions each, in which a prompt
+    counts once; a row that is longer gets a list of its own."""
+    pieces: list[list[int]] = []
+    used = 0  # positions in the last piece
+    for row in sorted(rows, key=lambda i: (tuple(batch[i].prompt_ids), -len(batch[i]))):
+        known = pieces and batch[pieces[-1][-1]].prompt_ids == batch[row].prompt_ids
+        cost = len(batch[row].completion_ids) if known else len(batch[row])
+        if not pieces or used + cost > tokens:
+            pieces.append([])
+            used, cost = 0, len(batch[row])
+        pieces[-1].append(row)
+        used += cost
+    return pieces
+
+
+def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, layout: Layout = "padded") -> Microbatch:
     """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
+    if layout == "shared":
+        return make_shared(batch, rows, width)
+    packed = layout == "packed"
     chosen = [batch[i] for i in rows]
     ids = torch.tensor([token for row in chosen for token in (*row.prompt_ids, *row.completion_ids)], dtype=torch.long)
     trained = torch.tensor([m for row in chosen for m in (*[0] * len(row.prompt_ids), *row.mask)], dtype=torch.bool)
@@ -107,19 +140,54 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, packe
     input_ids.view(-1)[place], position_ids.view(-1)[place] = ids, t
     read = (place - 1)[trained]  # position t - 1 predicts token t
     write = (n * width + t - prompt_lengths[n])[trained]
-    return Microbatch(list(rows), input_ids, position_ids, read, write, ids[trained], width)
+    return Microbatch(list(rows), input_ids, position_ids, None, read, write, ids[trained], width)
+
+
+def make_shared(batch: Sequence[Row], rows: Sequence[int], width: int) -> Microbatch:
+    """A microbatch in which neighbors with equal prompts share one; so prompt, completion, completion, prompt, ..."""
+    ids: list[int] = []
+    positions: list[int] = []
+    families, members = [], []  # of each position: where its prompt starts, and which completion it is in, -1 if none
+    read, write, prompt, start = [], [], None, 0
+    for n, row in enumerate(batch[i] for i in rows):
+        length = len(row.prompt_ids)
+        if row.prompt_ids != prompt:
+            prompt, start = row.prompt_ids, len(ids)
+            ids += prompt
+            positions += range(length)
+            families += [start] * length
+            members += [-1] * length
+        for t, trains in enumerate(row.mask):
+            if trains:  # the end of the prompt predicts the first token of each of its completions
+                read.append(len(ids) + t - 1 if t else start + length - 1)
+                write.append(n * width + t)
+        ids += row.completion_ids
+        positions += range(length, len(row))
+        families += [start] * len(row.completion_ids)
+        members += [n] * len(row.completion_ids)
+    targets = [batch[i].completion_ids[t] for i in rows for t, trains in enumerate(batch[i].mask) if trains]
+    if not rows:
+        ids, positions, families, members = [0], [0], [0], [-1]
+    family, member = torch.tensor(families), torch.tensor(members)
+    sees = (family[:, None] == family) & ((member == -1) | (member[:, None] == member))
+    sees &= torch.ones_like(sees).tril()
+    where, to, wanted = (torch.tensor(x, dtype=torch.long) for x in (read, write, targets))
+    return Microbatch(list(rows), torch.tensor([ids]), torch.tensor([positions]), sees, where, to, wanted, width)
 
 
 def microbatches(
-    batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, packed: bool = False
+    batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, layout: Layout = "padded"
 ) -> list[Microbatch]:
     """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
     lengths = [len(row) for row in batch]
     width = max((len(row.completion_ids) for row in batch), default=1)
-    cuts = [cut_rows(lengths, share, tokens, packed) for share in share_rows(lengths, ranks)]
+    cuts = [
+        cut_shared(batch, share, tokens) if layout == "shared" else cut_rows(lengths, share, tokens, layout == "packed")
+        for share in share_rows(lengths, ranks)
+    ]
     count = max(1, *(len(cut) for cut in cuts))
     mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
-    return [make_microbatch(batch, rows, width, packed) for rows in mine]
+    return [make_microbatch(batch, rows, width, layout) for rows in mine]
 
 
 class Policy(nn.Module):
@@ -146,8 +214,13 @@ class Policy(nn.Module):
 
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
+        mask = None
+        if microbatch.sees is not None:  # what attention adds to its scores; transformers takes (R, 1, L, L) as it is
+            dtype = self.model.get_input_embeddings().weight.dtype
+            mask = torch.zeros_like(microbatch.sees, dtype=dtype).masked_fill(~microbatch.sees, torch.finfo(dtype).min)
+            mask = mask[None, None]
         hidden = self.model.base_model(
-            input_ids=microbatch.input_ids, position_ids=microbatch.position_ids, use_cache=False
+            input_ids=microbatch.input_ids, position_ids=microbatch.position_ids, attention_mask=mask, use_cache=False
         ).last_hidden_state  # (R, L, H)
         hidden = hidden.flatten(0, 1)[microbatch.read]  # (M, H)
         weight, bias = head_of(self.model)  # (V, H), (V,)
@@ -240,6 +313,12 @@ class CheckpointTensors:
         for name, tensor in full_tensors(self.model, self.dtype):
             unchanged = list(self._stored[name]) == [name]
             yield from [(name, tensor)] if unchanged else self._as_stored(name, tensor).items()
+
+
+def attention_kinds(config: Any) -> list[str]:
+    """The attention of each layer, in transformers' words."""
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return list(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
 
 
 def experts(config: Any) -> int:

@@ -17,6 +17,7 @@ from pipeline_rl import Group, Rollout, lags
 from runtime.checkpoints import Progress
 from runtime.flags import Flags, changed_flags, has_adapters
 from runtime.metrics import Clock, budget_advice, evaluation_line, evaluation_record, step_line, warnings_of
+from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder
 from runtime.trainer import TrainingBatch
@@ -117,7 +118,7 @@ class Recorder:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
         if not self.ranks.main:
             return
-        positions = sum(map(len, batch.rows)) if batch else 0
+        positions = forwarded(batch.rows, self.flags.share_prompts) if batch else 0
         if batch:
             metrics = metrics | {"rows": len(batch.rows), "trained_tokens": int(batch.mask.sum())}
             self.clock.trained_tokens += metrics["trained_tokens"]

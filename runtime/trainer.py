@@ -29,6 +29,7 @@ from runtime.model import (
     Policy,
     Row,
     active_parameters,
+    attention_kinds,
     has_plain_head,
     microbatches,
     recompute_layers,
@@ -84,7 +85,8 @@ class Trainer:
     def _microbatches(self, rows: list[Row]) -> list[Microbatch]:
         mine = microbatches(
             rows, self.flags.tokens_per_microbatch, rank=self.accelerator.process_index,
-            ranks=self.accelerator.num_processes, packed=self.flags.packed,
+            ranks=self.accelerator.num_processes,
+            layout="shared" if self.flags.share_prompts else "packed" if self.flags.packed else "padded",
         )  # fmt: skip
         return [microbatch.to(self.accelerator.device) for microbatch in mine]
 
@@ -196,6 +198,10 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--model {folder} does not load as a causal LM ({reason}).") from error
+    if flags.share_prompts and (other := sorted(set(attention_kinds(model.config)) - {"full_attention"})):
+        raise UsageError(
+            f"--share_prompts true needs full attention, and {folder} has {', '.join(other)}; leave it out."
+        )
     if not has_plain_head(model):
         raise UsageError(
             f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "

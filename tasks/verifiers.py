@@ -18,6 +18,8 @@ lenient: it takes these for right, and a policy may learn them.
     bases      11 and 10_2 for 11_2 and 10: a base is ignored
     order      1, 2 for 2, 1, for (1, 2) and for {1, 2}; BA for AB; 5 for x = 5; 1, 2 for x = 1, y = 2; X for x
     decimals   0.0000002 for 0.0000001: numbers are compared to 6 decimals
+If the known answer is a number, the answer must be one too: `26 - 80` is the question and not the answer -54. A policy
+that was trained without this rule learned to repeat the question.
 
 >>> math_kind("Adding up, it is \\\\boxed{0.5}.", "1/2"), math_kind("I do not know.", "1/2"), exact_kind(" 6 2 ", "6 2")
 ('correct', 'unparsed', 'correct')
@@ -41,6 +43,7 @@ MAX_TAIL_CHARS = 2_000
 SCIENTIFIC = re.compile(r"(?<![^\s$=*])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;*]?(?:[\s$\\*]|$))")
 WORD = re.compile("[A-Za-z]{3}[A-Za-z ]*|(?i:no)")  # such as `Evelyn`, which algebra reads as a product of letters
 INTEGER = re.compile(r"-?\d+")  # compared as text
+NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+|\d+/\d+|\\[dt]?frac\{-?\d+\}\{-?\d+\}|\\[dt]?frac\d\d)")
 # math-verify reads `\ge 42` and `43 \to 42` as 42, but a relation does not give an answer that is none.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
 
@@ -139,6 +142,8 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         if not found:
             return "unparsed"
         equal = same(gold, found, soft_timeout)
+        if equal and NUMBER.fullmatch(wanted) and any(is_unfinished(x, given, wanted) for x in found):
+            return "wrong"
         return "verifier_error" if equal is None else "correct" if equal else "wrong"
     except TimeoutException:
         return "timeout"
@@ -158,6 +163,28 @@ def parse_math(text: str, soft_timeout: int) -> tuple[Any, ...] | None:
     except Exception:  # SymPy and its grammar raise all kinds: RecursionError, TypeError, IndexError, ...
         return None
     return tuple(found)
+
+
+def is_unfinished(value: Any, text: str, wanted: str) -> bool:
+    """Whether the number `wanted`, which `text` gives, is still to be computed, as 26 - 80 for -54; then repeating the
+    question would be right. Finished are 5, 14/3, 5 * 10^3, 10^6 and 12 %, and of an equation its right side counts.
+
+    math-verify leaves sums, products and powers as they stand, but computes \\frac{84}{2}: an integer must be in the
+    text.
+    """
+    from sympy import Abs, Add, Equality, Function, Integer, Mul, Number, Pow, preorder_traversal
+
+    value = value.rhs if isinstance(value, Equality) else value
+    if isinstance(value, Integer):
+        return str(abs(value)) not in re.sub(r"(?<=\d)(?:\{,\}|\\[,!]|,)(?=\d{3})", "", decimals(text))
+    for part in preorder_traversal(value):
+        if isinstance(part, Add | Abs | Function):
+            return True
+        if isinstance(part, Pow) and part.base != 10 and (part.exp != -1 or INTEGER.fullmatch(wanted)):
+            return True
+        if isinstance(part, Mul) and sum(isinstance(x, Number) and abs(x) != 1 for x in part.args) > 1:
+            return True
+    return False
 
 
 def same(gold: Sequence[Any], found: Sequence[Any], soft_timeout: int) -> bool | None:

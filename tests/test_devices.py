@@ -77,6 +77,7 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
     (2, 1, {"weight_address": "10.0.0.1", "weight_channel": "file"}, "--weight_address .* this run has `file`"),
     (0, 1, {"weight_address": "10.0.0.1"}, "--weight_address .* this run has `file`"),
     (1, 1, {"packed": True, "tokens_per_microbatch": 4097}, "--packed true .* masks of 4097 x 4097"),
+    (1, 1, {"share_prompts": True, "tokens_per_microbatch": 4097}, "--share_prompts true .*; lower .* to 4096 at most"),
     (1, 1, {"packed": True, "tokens_per_microbatch": 4097, "attn_implementation": "sdpa"}, "--packed true"),
 ])  # fmt: skip
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, changes, words):

@@ -252,6 +252,8 @@ def test_flash_attention_needs_its_package_and_bfloat16(monkeypatch, package):
         check_flags(flags_with(**flags))
     monkeypatch.setattr(flag_checks, "find_spec", lambda name: name == package)
     check_flags(flags_with(**flags))  # is accepted
+    with pytest.raises(UsageError, match="--share_prompts needs a mask, which flash_attention_2 does not take"):
+        check_flags(flags_with(**flags, share_prompts=True))
     with pytest.raises(UsageError, match="flash_attention_2 has no float32; add --dtype bfloat16"):
         check_flags(flags_with(**flags | {"dtype": "float32"}))
 

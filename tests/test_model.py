@@ -6,6 +6,8 @@ tiny, in float64; transformers' eager softmax is float32 even there, which makes
 
 import copy
 import random
+from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +16,19 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 from runtime import model as model_file
-from runtime.model import Policy, Row, cut_rows, full_tensors, make_microbatch, microbatches, share_rows
+from runtime.model import (
+    Layout,
+    Policy,
+    Row,
+    attention_kinds,
+    cut_rows,
+    cut_shared,
+    forwarded,
+    full_tensors,
+    make_microbatch,
+    microbatches,
+    share_rows,
+)
 
 VOCABULARY = 23
 
@@ -38,16 +52,66 @@ def test_padded_microbatch_by_hand():
 def test_packed_microbatch_by_hand():
     """The same rows end to end: the second begins at position 5, where the position ids start again at 0."""
     batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
-    part = make_microbatch(batch, [2, 0], width=4, packed=True)
+    part = make_microbatch(batch, [2, 0], width=4, layout="packed")
     assert part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2, 3]]
     assert part.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
     assert part.read.tolist() == [1, 3, 5, 6] and part.write.tolist() == [0, 2, 4, 5]
     assert part.targets.tolist() == [7, 9, 2, 3]
 
 
+def test_shared_microbatch_by_hand():
+    """Prompt [5 6] has two completions, [7 8] and [9], and [1] has [2]. The prompt stands once, at 0 and 1, and its end
+    predicts 7 and 9; both completions begin at position id 2. Position 4 (the 9) sees 0, 1 and itself; 5 and 6 do not
+    see the first family."""
+    batch = [Row([1], [2], [1]), Row([5, 6], [7, 8], [1, 1]), Row([5, 6], [9], [1])]
+    part = make_microbatch(batch, [1, 2, 0], width=2, layout="shared")
+    assert part.rows == [1, 2, 0] and part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2]]
+    assert part.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1]]
+    assert part.read.tolist() == [1, 2, 1, 5] and part.targets.tolist() == [7, 8, 9, 2]
+    assert part.write.tolist() == [0, 1, 2, 4]  # (row 0, t 0), (0, 1), (1, 0), (2, 0) of 3 x 2
+    assert part.sees.int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_forced_tokens_of_a_shared_microbatch_are_not_read():
+    """[5 6] with [7 8 9], the 8 forced: 7 is read at 1, 9 at 3, where the 8 stands."""
+    part = make_microbatch([Row([5, 6], [7, 8, 9], [1, 0, 1])], [0], width=3, layout="shared")
+    assert (part.read.tolist(), part.write.tolist(), part.targets.tolist()) == ([1, 3], [0, 2], [7, 9])
+
+
+def test_shared_cuts_by_hand():
+    """Prompt 4 has completions of 2 and 2, prompt 9 of 2 and 1; both have 3 tokens. With 8 positions 3 + 2 + 2 = 7 fit
+    and then 3 + 2 + 1 = 6; with 5 each row pays for its prompt."""
+    batch = [Row([9] * 3, [0] * n, [1] * n) for n in (2, 1)] + [Row([4] * 3, [0] * 2, [1] * 2)] * 2
+    assert cut_shared(batch, [0, 1, 2, 3], 8) == [[2, 3], [0, 1]]
+    assert cut_shared(batch, [0, 1, 2, 3], 13) == [[2, 3, 0, 1]]
+    assert cut_shared(batch, [3, 1, 0, 2], 5) == [[3], [2], [0], [1]]
+    assert cut_shared(batch, [0, 2], 1) == [[2], [0]] and cut_shared(batch, [], 8) == []
+
+
+def test_positions_of_a_forward_pass():
+    """Two rows of 3 + 2 and 3 + 1 with one prompt, and one of 1 + 1: 11, and 3 fewer if the prompt is shared."""
+    rows = [Row([4] * 3, [0] * 2, [1] * 2), Row([4] * 3, [0], [1]), Row([7], [0], [1])]
+    assert (forwarded(rows), forwarded(rows, share_prompts=True), forwarded([])) == (11, 8, 0)
+
+
+def test_kinds_of_attention():
+    assert attention_kinds(SimpleNamespace()) == ["full_attention"]
+    assert attention_kinds(SimpleNamespace(sliding_window=4096)) == ["sliding_attention"]
+    assert attention_kinds(SimpleNamespace(sliding_window=4096, use_sliding_window=False)) == ["full_attention"]
+    assert attention_kinds(SimpleNamespace(layer_types=["linear_attention"])) == ["linear_attention"]
+
+
 def test_empty_microbatch_by_hand():
-    for packed in (False, True):
-        part = make_microbatch([Row([1], [2], [1])], [], width=3, packed=packed)
+    for layout in get_args(Layout):
+        part = make_microbatch([Row([1], [2], [1])], [], width=3, layout=layout)
         assert part.input_ids.tolist() == [[0]] and part.position_ids.tolist() == [[0]]
         assert [len(x) for x in (part.rows, part.read, part.write, part.targets)] == [0, 0, 0, 0]
 
@@ -113,6 +177,8 @@ def uneven_batch() -> list[Row]:
         rows.append(Row(prompt, completion, mask))
     rows[0] = Row(rows[0].prompt_ids, [3, 4, 5, 6], [0, 1, 0, 1])  # a forced token first
     rows[1] = Row(rows[1].prompt_ids, [3, 4, 5], [0, 0, 0])  # nothing trains
+    for i in (3, 5, 7):
+        rows[i].prompt_ids = rows[2].prompt_ids
     return rows
 
 
@@ -136,18 +202,18 @@ def gradient(model) -> torch.Tensor:
 # -------------------------------------------------------------------------------------------- microbatches of any batch
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("layout", get_args(Layout))
 @pytest.mark.parametrize("ranks", [1, 2, 5, 12])
-def test_all_ranks_get_equally_many_microbatches(ranks, packed):
+def test_all_ranks_get_equally_many_microbatches(ranks, layout):
     """Nine rows over up to twelve ranks: every row once, one width T, and empty microbatches where a rank has none."""
     rows = uneven_batch()
-    mine = [microbatches(rows, 25, rank=rank, ranks=ranks, packed=packed) for rank in range(ranks)]
+    mine = [microbatches(rows, 25, rank=rank, ranks=ranks, layout=layout) for rank in range(ranks)]
     assert len({len(parts) for parts in mine}) == 1
     everything = [part for parts in mine for part in parts]
     assert sorted(row for part in everything for row in part.rows) == list(range(len(rows)))
     assert {part.width for part in everything} == {max(len(row.completion_ids) for row in rows)}
     assert ranks < 12 or any(len(part.rows) == 0 for part in everything)
-    assert [len(part.rows) for part in microbatches([], 100, packed=packed)] == [0]
+    assert [len(part.rows) for part in microbatches([], 100, layout=layout)] == [0]
     for part in everything:
         trained = sum(sum(rows[i].mask) for i in part.rows)
         assert len(part.read) == len(part.write) == len(part.targets) == trained
@@ -167,10 +233,10 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
     with torch.no_grad():
         found = [brute_force(net.model, row, temperature) for row in rows]
         wanted = [padded([[float(x) for x in values[i]] for values in found]) * mask for i in (0, 1)]
-        for packed in (False, True):
+        for layout in get_args(Layout):
             for tokens in (1, 50, 10**6):
                 logprobs, entropy = torch.zeros_like(mask), torch.zeros_like(mask)
-                for part in microbatches(rows, tokens, packed=packed):
+                for part in microbatches(rows, tokens, layout=layout):
                     logprobs[part.rows], entropy[part.rows] = net(part)
                 torch.testing.assert_close(logprobs, wanted[0], atol=1e-5, rtol=0)
                 torch.testing.assert_close(entropy, wanted[1], atol=1e-5, rtol=0)
@@ -178,12 +244,15 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
     assert wanted[0].std() > 0.5  # the weights matter, or a wrong neighbor could look right
 
 
-@pytest.mark.parametrize(("packed", "tied", "dtype"), [(False, True, torch.float64), (True, False, torch.bfloat16)])
-def test_an_empty_microbatch_runs_backward(packed, tied, dtype):
+@pytest.mark.parametrize(
+    ("layout", "tied", "dtype"),
+    [("padded", True, torch.float64), ("packed", False, torch.bfloat16), ("shared", True, torch.bfloat16)],
+)
+def test_an_empty_microbatch_runs_backward(layout, tied, dtype):
     """No rows: outputs (0, T), a loss of 0, and a gradient, all 0, on every parameter, as data parallelism expects."""
     model = tiny_model(tied=tied, dtype=dtype)
     net = Policy(model)
-    part = make_microbatch([], [], width=5, packed=packed)
+    part = make_microbatch([], [], width=5, layout=layout)
     logprobs, entropy = net(part)
     assert logprobs.shape == entropy.shape == (0, 5)
     loss = (torch.zeros(0, 5) * logprobs).sum()

@@ -168,9 +168,9 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["cispo", "tis"])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("layout", [{}, {"packed": True}, {"share_prompts": True}])
 @pytest.mark.parametrize(("tokens", "ranks"), [(12, 1), (12, 2), (1, 3), (2048, 2)])
-def test_microbatches_and_ranks_change_nothing(model_folder, loss, packed, tokens, ranks):
+def test_microbatches_and_ranks_change_nothing(model_folder, loss, layout, tokens, ranks):
     """Data parallelism averages the ranks' gradients: the mean over ranks is the gradient of the whole batch in one
     pass on one rank. The loss that is logged is a sum over the ranks' rows."""
     options = {"loss": loss, "eps_max": 1.05, "kl_coef": 0.1, "entropy_coef": 0.05}
@@ -178,7 +178,7 @@ def test_microbatches_and_ranks_change_nothing(model_folder, loss, packed, token
     summary = whole.gradients(hand_batch())
     gradients, summaries = [], []
     for rank in range(ranks):
-        part = trainer_of(model_folder, rank, ranks, **options, tokens_per_microbatch=tokens, packed=packed)
+        part = trainer_of(model_folder, rank, ranks, **options, tokens_per_microbatch=tokens, **layout)
         summaries.append(part.gradients(hand_batch()))
         gradients.append(gradient_of(part))
     torch.testing.assert_close(sum(gradients) / ranks, gradient_of(whole), atol=1e-6, rtol=1e-4)
@@ -406,6 +406,19 @@ def test_a_head_that_is_more_than_a_product_is_refused(kind, more, plain, tmp_pa
         return
     with pytest.raises(UsageError, match=r"^--model .* logits are no plain product .* take another model\.$"):
         trainer_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "named"), [("Mistral", {"sliding_window": 4}, "sliding_attention"), ("Qwen3", {}, "")]
+)
+def test_shared_prompts_need_full_attention(kind, more, named, tmp_path):
+    """The mask of shared rows takes the place of a window's."""
+    folder = saved_model(kind, tmp_path, **more)
+    if not named:
+        assert trainer_of(folder, share_prompts=True)
+        return
+    with pytest.raises(UsageError, match=rf"^--share_prompts true needs full attention, and .* has {named}; leave it"):
+        trainer_of(folder, share_prompts=True)
 
 
 def test_a_model_that_does_not_load_is_refused(tmp_path):

@@ -43,6 +43,51 @@ def test_math_by_hand():
     assert math_kind(r"\boxed{0.5}", r"\frac{") == math_kind(None, r"\frac{") == "bad_answer"
 
 
+UNFINISHED = {  # known answer -> what leaves the work to the verifier
+    "-54": [
+        "26 - 80",
+        r"$26-80$",
+        r"\boxed{26-80}",
+        r"\boxed{x = 26 - 80}",
+        "To calculate 26 - 80, we first calculate",
+    ],
+    "42": [
+        "6 * 7",
+        r"\boxed{6 \times 7}",
+        r"\boxed{6 \cdot 7}",
+        "84/2",
+        r"$\frac{84}{2}$",
+        r"$|50 - 92|$",
+        r"\boxed{40 + 2}",
+    ],
+    "24": [r"\boxed{4!}", "-( -20 + -4 )"],
+    "1024": ["2^10", r"\boxed{2^{10}}"],
+    "4": [r"\boxed{\sqrt{16}}", r"\boxed{2^{2}}"],
+    "-5": [r"\boxed{-\frac{10}{2}}"],
+    "0": [r"\boxed{3-3}"],
+    "3/4": ["1/2 + 1/4", r"\boxed{\frac{1}{2} + \frac{1}{4}}"],
+    "2.5": ["1.5 + 1", r"\boxed{5 \cdot 0.5}"],
+}
+FINISHED = {
+    "-54": ["26 - 80 = -54", r"$26-80=-54$", r"\boxed{26-80=-54}", "It is -54.", r"\boxed{x = -54}"],
+    "5000": [r"\boxed{5 \times 10^3}", r"\boxed{5{,}000}", "It is 5,000 apples", r"\boxed{5\,000}", "5e3"],
+    "1000000": [r"\boxed{10^6}", "1,000,000"],
+    "14/3": [r"\boxed{\frac{14}{3}}", r"$4\frac{2}{3}$", "14/3"],
+    "-14/3": [r"\boxed{-\frac{14}{3}}"],
+    "0.5": [r"\boxed{1/2}", r"\boxed{\frac12}", r"\boxed{2^{-1}}"],
+    "0.12": [r"$12\%$"],
+    "2+2x": [r"\boxed{2(x+1)}"],  # an expression is asked for
+    r"3\sqrt{2}+1": [r"\boxed{1+3\sqrt{2}}"],
+}
+
+
+@pytest.mark.parametrize(("kind", "texts"), [("wrong", UNFINISHED), ("correct", FINISHED)])
+def test_a_number_must_be_computed_by_the_policy(kind, texts):
+    """Else the question is its own answer: a policy learned to write `To calculate 26 - 80, we need to ...`."""
+    found = {(answer, text): math_kind(text, answer) for answer, some in texts.items() for text in some}
+    assert found == dict.fromkeys(found, kind)
+
+
 def test_exact_by_hand():
     texts = (" 6 2\n", "6 2.", "62", "x 6 2", None)
     assert [exact_kind(text, "6 2") for text in texts] == ["correct", "wrong", "wrong", "wrong", "wrong"]

@@ -26,7 +26,7 @@ from measuring import Figure, Measured, Report, benchmark_parser, parse, positiv
 from subjects import SETTING, Program, ours, warm_model
 from trl_side import theirs
 
-RATE, MAX_STEPS, REAL_STEPS = 0.9, 200, 24  # held-out pass rate to reach; the race ends there
+RATE, MAX_STEPS, REAL_STEPS = 0.9, 200, 20  # held-out pass rate to reach; the race ends there
 CONTESTANTS = {  # name -> CPU threads, flags of train.py
     "pipeline-8": (1, ["--schedule", "pipeline", "--k", "8"]),
     "ppo_off_policy-8": (2, ["--schedule", "ppo_off_policy", "--k", "8"]),
@@ -36,7 +36,7 @@ CONTESTANTS = {  # name -> CPU threads, flags of train.py
 # Of `make real`: what TRL has a word for, and what only train.py has.
 REAL = ["--batch_prompts", "8", "--lr", "1e-5", "--held_out", "256", "--eval_every", "2"]
 REAL_OURS = ["--length_control", "none", "--max_budget", "24", "--answer_budget", "8",
-             "--tokens_per_microbatch", "1024"]  # fmt: skip
+             "--tokens_per_microbatch", "1024", "--share_prompts", "true"]  # fmt: skip
 GB = 1e9
 
 
