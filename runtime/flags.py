@@ -177,7 +177,7 @@ class FilterFlags:
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
     pass_rate_window: Literal["cumulative", "latest"] = flag("cumulative", "Which groups count for it.")
     truncated_rollouts: Literal["keep", "drop"] = flag(  # O3
-        "keep", "Rollouts cut at the cap: wrong answers, or not trained."
+        "keep", "Rollouts cut at the cap: judged by what they hold, or not trained."
     )
 
 

@@ -61,7 +61,7 @@ def test_the_same_seeds_with_both_engines():
     head, _, *lines = law_report.engines_table(torch, vllm).splitlines()
     assert head == "| 2 seeds, to 1.57k tokens | torch | vLLM | apart [95 %] |"
     cells = [line.strip("| ").split(" | ") for line in lines]
-    assert cells[0] == ["A", "0.8", "0.8", "+0 [+0, +0]"] and cells[1][:3] == ["C_mid", "300", "330"]
+    assert cells[0][:3] == ["A", "0.8", "0.8"] and cells[1][:3] == ["C_mid", "300", "330"]
     assert [float(x) for x in cells[2][1:3]] == pytest.approx([346, 381], abs=3)  # on straight lines
     assert cells[1][3].startswith("+10 % [") and cells[2][3].startswith(("+10 % [", "+9.", "+10."))
     assert cells[3][1:3] == ["0.775", "0.771"] and cells[3][3].startswith("-0.0049")
