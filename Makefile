@@ -45,8 +45,8 @@ demo: setup  ## the graded task with the complete recipe
 real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=expressions is harder, functions is code
 	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(subst both,sums functions,$(PROBLEMS))
 	.venv/bin/python train.py --model runs/real-start/model --dtype $(DTYPE) \
-	--batch_prompts 8 --length_control none --max_budget 24 --answer_budget 8 --lr 1e-5 --max_steps 20 --eval_every 2 \
-	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
+	--batch_prompts 16 --length_control penalty --penalty_window 24 --max_budget 24 --answer_budget 8 \
+	--lr 1e-5 --max_steps 20 --eval_every 2 --held_out 256 --save_every 0 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
 	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl)
 	.venv/bin/python tools/before_and_after.py runs/real-$(PROBLEMS)
 

@@ -4,8 +4,8 @@
     python tools/benchmark_race.py --model runs/real-start/model --dataset runs/real-start/sums.jsonl --dtype bfloat16
 
 Each contestant has the machine to itself, with its best number of threads; its start-up and its evaluations are off the
-clock. A pretrained model is trained as `make real` does it, by `pipeline` 8 and by TRL only, for all `--steps`; what
-each has learned is compared at equal times as well.
+clock. A pretrained model is trained as `make real` does it: by `pipeline` 8 for all `--steps`, then by TRL for as much
+time; what each has learned is compared at equal times as well.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from measuring import Figure, Measured, Report, benchmark_parser, parse, positiv
 from subjects import SETTING, Program, ours, warm_model
 from trl_side import theirs
 
-RATE, MAX_STEPS, REAL_STEPS = 0.9, 200, 20  # held-out pass rate to reach; the race ends there
+RATE, MAX_STEPS = 0.9, 200  # held-out pass rate to reach; the race ends there
+REAL_RATE, REAL_STEPS = 0.3, 20  # of a pretrained model, which goes on to its last step
 CONTESTANTS = {  # name -> CPU threads, flags of train.py
     "pipeline-8": (1, ["--schedule", "pipeline", "--k", "8"]),
     "ppo_off_policy-8": (2, ["--schedule", "ppo_off_policy", "--k", "8"]),
@@ -34,8 +35,8 @@ CONTESTANTS = {  # name -> CPU threads, flags of train.py
     "trl": (2, []),
 }
 # Of `make real`: what TRL has a word for, and what only train.py has.
-REAL = ["--batch_prompts", "8", "--lr", "1e-5", "--held_out", "256", "--eval_every", "2"]
-REAL_OURS = ["--length_control", "none", "--max_budget", "24", "--answer_budget", "8",
+REAL = ["--batch_prompts", "16", "--lr", "1e-5", "--held_out", "256", "--eval_every", "2", "--penalty_window", "24"]
+REAL_OURS = ["--length_control", "penalty", "--max_budget", "24", "--answer_budget", "8", "--eval_samples", "1",
              "--tokens_per_microbatch", "1024", "--share_prompts", "true"]  # fmt: skip
 GB = 1e9
 
@@ -55,8 +56,9 @@ def program_of(name: str, seed: int, args: argparse.Namespace) -> Program:
     return Program(theirs(*other) if name == "trl" else ours(*mine), folder, threads)
 
 
-def evaluations(program: Program, rate: float) -> list[dict[str, Any]]:
-    """Evaluations with their seconds, until one reaches `rate` or the program ends."""
+def evaluations(program: Program, rate: float, until: float = math.inf) -> list[dict[str, Any]]:
+    """Evaluations with their seconds, until one reaches `rate` or comes `until` seconds after the start, or the program
+    ends."""
     while True:
         ended = program.ended()
         program.watch_memory()
@@ -64,7 +66,7 @@ def evaluations(program: Program, rate: float) -> list[dict[str, Any]]:
         for record in records:  # ours counts device-hours, of the cores that its trainer and its engine use
             devices = min(os.cpu_count(), program.threads + 1)
             record.setdefault("seconds", record.get("device_hours", 0.0) * 3600 / devices)
-        if ended or any(record["pass_rate"] >= rate for record in records):
+        if ended or any(record["pass_rate"] >= rate or record["seconds"] >= until for record in records):
             return records
         time.sleep(0.5)
 
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=positive, help=f"at most ({MAX_STEPS}, or {REAL_STEPS} with --model)")
     args = parse(parser, argv)
     args.steps = args.steps or (REAL_STEPS if args.model else MAX_STEPS)
+    rate = REAL_RATE if args.model else RATE
     names = ["pipeline-8", "trl"] if args.model else list(CONTESTANTS)
     report = Report(args)
     seconds: Measured = {name: [] for name in names}
@@ -97,21 +100,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     memory: Measured = {name: [] for name in names}
     rates: Measured = {}
     for seed in args.seeds:
-        runs = {}
+        runs: dict[str, list[dict[str, Any]]] = {}
         for name in names:
-            program = program_of(name, seed, args)
+            program, until = program_of(name, seed, args), math.inf
+            if args.model and runs:
+                until = runs[names[0]][-1]["seconds"]
             try:
-                runs[name] = evaluations(program, math.inf if args.model else RATE)
+                runs[name] = evaluations(program, math.inf if args.model else RATE, until)
             finally:
                 program.close()
-            seconds[name].append(compute_to(runs[name], RATE, "seconds"))
-            tokens[name].append(compute_to(runs[name], RATE, "tokens"))
+            seconds[name].append(compute_to(runs[name], rate, "seconds"))
+            tokens[name].append(compute_to(runs[name], rate, "tokens"))
             memory[name].append(program.peak_memory / GB)
             print(f"{name} seed {seed}: {seconds[name][-1]:.0f} s, {tokens[name][-1]:,.0f} tokens", flush=True)
         for name, values in at_equal_times(runs).items() if args.model else ():
             rates.setdefault(name, []).extend(values)
-    report.add({f"{name}: time": values for name, values in seconds.items()}, f"s to {RATE}")
-    report.add({f"{name}: tokens": values for name, values in tokens.items()}, f"tokens to {RATE}")
+    report.add({f"{name}: time": values for name, values in seconds.items()}, f"s to {rate}")
+    report.add({f"{name}: tokens": values for name, values in tokens.items()}, f"tokens to {rate}")
     report.add({f"{name}: most memory": values for name, values in memory.items()}, "GB")
     report.add(rates, "pass rate")
     first, *others = names

@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-ROLLOUTS, EVAL_SAMPLES = 16, 2
+ROLLOUTS = 16
 ENVIRONMENT = Path("/tmp/trl-venv")
 PACKAGES = ["transformers==5.19.0", "accelerate==1.15.0", "safetensors==0.8.0", "math-verify==0.9.0", "trl==1.16.0"]
 
@@ -56,6 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the forward pass")
     parser.add_argument("--max_completion", type=int, default=37, help="tokens of a completion at most")
+    parser.add_argument("--penalty_window", type=int, default=0, help="L_cache of the overlong penalty; 0 means none")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eval_every", type=int, default=5, help="steps between evaluations; 0 means none")
     return parser.parse_args(argv)
@@ -87,16 +88,28 @@ class Journal:
             file.write(json.dumps(record | more) + "\n")
 
     def reward(self, completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
-        """TRL's reward function: the task's own verdict on the token ids."""
-        self.tokens += sum(map(len, completion_ids))
-        return [self.task.reward(self.problems[k], ids)[0] for k, ids in zip(key, completion_ids, strict=True)]
+        """TRL's reward function: the task's own verdict on the token ids and, if it is on, the overlong penalty on the
+        right ones, as `--penalty_on correct` has it."""
+        import torch
+
+        from length_control import overlong_penalty
+
+        lengths = [len(ids) for ids in completion_ids]
+        self.tokens += sum(lengths)
+        verdicts = [self.task.reward(self.problems[k], ids) for k, ids in zip(key, completion_ids, strict=True)]
+        most, window = self.args.max_completion, self.args.penalty_window
+        if not window:
+            return [reward for reward, _ in verdicts]
+        penalties = overlong_penalty(torch.tensor(lengths), most, window).tolist()
+        return [reward + penalty * correct for (reward, correct), penalty in zip(verdicts, penalties, strict=True)]
 
     def evaluate(self, model: Any, step: int) -> None:
         """Held-out pass rate at temperature 1, off the clock."""
         from supervised_control import sample
 
         began = time.monotonic()
-        problems = [problem for problem in self.task.held_out for _ in range(EVAL_SAMPLES)]
+        samples = 1 if self.args.dataset else 2  # as ours in the race
+        problems = [problem for problem in self.task.held_out for _ in range(samples)]
         completions = sample(model, self.task, [problem.prompt_ids for problem in problems], self.args.max_completion)
         correct = [self.task.reward(p, c)[1] for p, c in zip(problems, completions, strict=True)]
         self.off_clock += time.monotonic() - began
