@@ -16,6 +16,7 @@ import measuring
 import pytest
 import subjects
 import torch
+import trl_side
 from fake_engine import FakeEngine, generating, wait_until
 
 pytestmark = pytest.mark.medium
@@ -124,6 +125,29 @@ def test_seconds_of_a_run_come_from_the_devices_that_it_counts(monkeypatch):
     for cores, seconds in ((4, 10), (2, 15)):
         monkeypatch.setattr(benchmark_race.os, "cpu_count", lambda cores=cores: cores)
         assert [r["seconds"] for r in benchmark_race.evaluations(program, 0.9)] == [pytest.approx(seconds)]
+
+
+def test_a_contestant_is_stopped_when_its_time_is_over(monkeypatch):
+    """Its evaluations come after 10, 20, 30 s: with 15 s to go it is stopped at the second one, though it has not
+    ended."""
+    monkeypatch.setattr(benchmark_race.time, "sleep", lambda seconds: None)
+    written = [{"pass_rate": 0.1, "seconds": float(10 * n)} for n in (1, 2, 3)]
+    calls = iter([1, 2, 3])
+    program = SimpleNamespace(ended=lambda: False, watch_memory=lambda: None, threads=2)
+    program.records = lambda name: written[: next(calls)]
+    assert [r["seconds"] for r in benchmark_race.evaluations(program, 0.9, until=15.0)] == [10.0, 20.0]
+
+
+@pytest.mark.parametrize(("window", "rewards"), [(0, [1, 1, -1, -1]), (24, [1, 0.5, -1, -1])])
+def test_the_other_side_has_our_length_penalty(window, rewards, tmp_path):
+    """Of 32 tokens the last 24 are the ramp: -0 at 8 tokens, -1/2 at 20, and nothing for wrong answers, at 20 or 32."""
+    args = SimpleNamespace(output_dir=tmp_path, max_completion=32, penalty_window=window)
+    task = SimpleNamespace(
+        train=[SimpleNamespace(key="q")], reward=lambda p, ids: (1.0, True) if ids[0] else (-1.0, False)
+    )
+    journal = trl_side.Journal(args, task)
+    assert journal.reward([[1] * 8, [1] * 20, [0] * 20, [0] * 32], ["q"] * 4) == pytest.approx(rewards)
+    assert journal.tokens == 80
 
 
 def test_pass_rates_at_equal_times():
