@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,7 +165,8 @@ def test_pass_rates_at_equal_times():
 
 def test_the_race_trains_a_pretrained_model_as_make_real_does():
     """The flags stand in two places, and what is compared with TRL is what a visitor runs."""
-    [command] = re.findall(r"train.py --model runs/real-start/model(.+?)--dataset", Path("Makefile").read_text(), re.S)
+    said = subprocess.check_output(["make", "-n", "real"], cwd=subjects.ROOT, text=True)
+    [command] = re.findall(r"train.py --model runs/real-start/model(.+?)--dataset", said, re.S)
     words = command.replace("\\", "").split()
     made = dict(zip(words[::2], words[1::2], strict=True))
     for name in ("--dtype", "--save_every", "--output_dir", "--overwrite"):

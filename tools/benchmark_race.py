@@ -35,8 +35,8 @@ CONTESTANTS = {  # name -> CPU threads, flags of train.py
     "trl": (2, []),
 }
 # Of `make real`: what TRL has a word for, and what only train.py has.
-REAL = ["--batch_prompts", "16", "--lr", "1e-5", "--held_out", "256", "--eval_every", "2", "--penalty_window", "24"]
-REAL_OURS = ["--length_control", "penalty", "--max_budget", "24", "--answer_budget", "8", "--eval_samples", "1",
+REAL = ["--batch_prompts", "16", "--lr", "1e-5", "--held_out", "256", "--eval_every", "2", "--penalty_window", "8"]
+REAL_OURS = ["--length_control", "penalty", "--max_budget", "12", "--answer_budget", "4", "--eval_samples", "1",
              "--tokens_per_microbatch", "1024", "--share_prompts", "true"]  # fmt: skip
 GB = 1e9
 
@@ -48,7 +48,7 @@ def program_of(name: str, seed: int, args: argparse.Namespace) -> Program:
     mine = [*SETTING, *flags, "--save_every", "0"]
     if args.model:
         both += ["--model", args.model, "--dataset", args.dataset, "--dtype", args.dtype, *REAL]
-        mine, other = [*both, *mine, *REAL_OURS], [*both, "--max_completion", "32"]
+        mine, other = [*both, *mine, *REAL_OURS], [*both, "--max_completion", "16"]
     else:
         mine, other = [*both, *mine, "--eval_every", "5", "--probe_every", "5"], ["--model", warm_model(seed), *both]
     folder = Path(f"runs/{'race-real' if args.model else 'race'}/{name}-seed-{seed}")
