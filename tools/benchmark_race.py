@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     seconds: Measured = {name: [] for name in names}
     tokens: Measured = {name: [] for name in names}
     memory: Measured = {name: [] for name in names}
+    speed: Measured = {name: [] for name in names}
     rates: Measured = {}
     for seed in args.seeds:
         runs: dict[str, list[dict[str, Any]]] = {}
@@ -112,17 +113,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             seconds[name].append(compute_to(runs[name], rate, "seconds"))
             tokens[name].append(compute_to(runs[name], rate, "tokens"))
             memory[name].append(program.peak_memory / GB)
+            speed[name].append(runs[name][-1]["step"] / runs[name][-1]["seconds"])
             print(f"{name} seed {seed}: {seconds[name][-1]:.0f} s, {tokens[name][-1]:,.0f} tokens", flush=True)
         for name, values in at_equal_times(runs).items() if args.model else ():
             rates.setdefault(name, []).extend(values)
     report.add({f"{name}: time": values for name, values in seconds.items()}, f"s to {rate}")
     report.add({f"{name}: tokens": values for name, values in tokens.items()}, f"tokens to {rate}")
+    report.add({f"{name}: speed": values for name, values in speed.items()}, "steps/s")
     report.add({f"{name}: most memory": values for name, values in memory.items()}, "GB")
     report.add(rates, "pass rate")
     first, *others = names
     for name in others:
         report.figures += [Figure(f"{first} / {name}: time", ratios(seconds[first], seconds[name]), most=1.0),
-                           Figure(f"{first} / {name}: tokens", ratios(tokens[first], tokens[name]))]  # fmt: skip
+                           Figure(f"{first} / {name}: tokens", ratios(tokens[first], tokens[name])),
+                           Figure(f"{first} / {name}: speed", ratios(speed[first], speed[name]))]  # fmt: skip
     report.close()
 
 
