@@ -15,7 +15,7 @@ HALF := $(shell grep -o -m 1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null
 DTYPE ?= $(if $(NVIDIA)$(HALF),bfloat16,float32)
 PROBLEMS ?= sums
 # A completion has 16 tokens at most, one that may be a program 32; from the ninth on they cost reward.
-SHORT := --max_budget 12 --answer_budget 4 --penalty_window 8
+SHORT := --max_budget 8 --answer_budget 8 --penalty_window 8
 LONG := --max_budget 24 --answer_budget 8 --penalty_window 24
 DATA_functions := functions.jsonl:code --unsafe_code true
 DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --max_steps 40 --eval_every 4

@@ -36,7 +36,7 @@ CONTESTANTS = {  # name -> CPU threads, flags of train.py
 }
 # Of `make real`: what TRL has a word for, and what only train.py has.
 REAL = ["--batch_prompts", "16", "--lr", "1e-5", "--held_out", "256", "--eval_every", "2", "--penalty_window", "8"]
-REAL_OURS = ["--length_control", "penalty", "--max_budget", "12", "--answer_budget", "4", "--eval_samples", "1",
+REAL_OURS = ["--length_control", "penalty", "--max_budget", "8", "--answer_budget", "8", "--eval_samples", "1",
              "--tokens_per_microbatch", "1024", "--share_prompts", "true"]  # fmt: skip
 GB = 1e9
 
