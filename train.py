@@ -46,7 +46,7 @@ from runtime.disk import DISK, disk
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.lora import adapter_tensors, save_adapter
-from runtime.metrics import closing_table, pass_rates
+from runtime.metrics import closing_fits, closing_table, pass_rates
 from runtime.model import Row, full_tensors
 from runtime.model_card import push, write_card
 from runtime.setup import Parts, new_parts, start, with_flag_names
@@ -309,12 +309,12 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     recorder.bar.close()
     picture = folder.path / "curve.png"
     evaluated = pass_rates(folder.read("eval.jsonl"))  # of all that is trained on, and of each data set
-    curves = [fit_sigmoid.curve(folder.path / "eval.jsonl", fit_until=0.5, data_set=name) for name in evaluated]
+    curves, fitted_to = closing_fits(folder.path / "eval.jsonl", list(evaluated))
     fit_sigmoid.plot_curves(curves, picture)
     recorder.picture(picture, progress.step)
     report = fit_sigmoid.format_report(*curves)
-    write_card(folder, flags, report)
-    say(f"\nfitted to the first half of the compute ({picture}):\n{report}\n")
+    write_card(folder, flags, f"{fitted_to}:\n\n{report}")
+    say(f"\n{fitted_to} ({picture}):\n{report}\n")
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))
     if flags.push_to_hub:
         push(folder, flags.push_to_hub)

@@ -3,8 +3,10 @@
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import fit_sigmoid
 import length_control
 from length_control import COLLAPSE_TRUNCATION, HEALTHY_TRUNCATION
 from pipeline_rl import Generator, Rollout
@@ -162,6 +164,19 @@ def budget_advice(
         f"Warning: {sum(cut) / len(cut):.0%} of completions are truncated before any training; raise --{name} from "
         f"{now} to {math.ceil(wanted / unit) * unit}, {why}."
     )
+
+
+def closing_fits(evaluations: Path, names: list[str]) -> tuple[list[fit_sigmoid.CurveReport], str]:
+    """A fit for each name of a data set, "" being all of them, and what they are fitted to. Half a run predicts the
+    other; where half cannot carry a fit (too few evaluations), the whole run is fitted."""
+
+    def fits(share: float) -> list[fit_sigmoid.CurveReport]:
+        return [fit_sigmoid.curve(evaluations, fit_until=share, data_set=name) for name in names]
+
+    halves = fits(0.5)
+    if any(math.isnan(half.fit.A) for half in halves):
+        return fits(1.0), "fitted to the whole run, since its first half cannot carry a fit"
+    return halves, "fitted to the first half of the compute"
 
 
 def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:

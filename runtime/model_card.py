@@ -54,7 +54,7 @@ def model_card(name: str, flags: Flags, evaluations: list[dict[str, Any]], fit_r
         "",
         "![pass rate against compute](curve.png)",
         "",
-        "The fit of the paper's sigmoid to the first half of the compute:",
+        "The paper's sigmoid:",
         "",
         "```",
         fit_report,

@@ -12,6 +12,7 @@ from runtime import metrics
 from runtime.metrics import (
     Clock,
     budget_advice,
+    closing_fits,
     closing_table,
     enough_tokens,
     evaluation_line,
@@ -139,6 +140,21 @@ def test_closing_table_by_hand(new_clock, tmp_path):
         "lag mean / max": "1.50 / 4 (k = 8)",
         "files": str(tmp_path),
     }
+
+
+@pytest.mark.parametrize(
+    "evaluations, fitted_to, unseen",
+    [(13, "fitted to the first half of the compute", 6), (6, "fitted to the whole run, since", 0), (2, "fitted to", 0)],
+)
+def test_the_closing_fit_is_of_all_where_half_is_too_little(tmp_path, evaluations, fitted_to, unseen):
+    """At 0, 1, ... 12 thousand tokens 7 of 13 lie in the first half. Of 6 only 3 do, and four unknowns need 4 points.
+    Two are too few in any case, and the report says so."""
+    folder = Folder(tmp_path)
+    for i in range(evaluations):
+        folder.append("eval.jsonl", {"step": i, "tokens": 1000 * i, "pass_rate": 0.1 + 0.6 * i**2 / (9 + i**2)})
+    [curve], text = closing_fits(tmp_path / "eval.jsonl", [""])
+    assert text.startswith(fitted_to) and curve.unseen_points == unseen
+    assert math.isnan(curve.fit.A) == (evaluations == 2)
 
 
 def test_data_sets_are_in_the_closing_table(new_clock, tmp_path):
