@@ -14,6 +14,8 @@ test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE
 HALF := $(shell grep -o -m 1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null)
 DTYPE ?= $(if $(NVIDIA)$(HALF),bfloat16,float32)
 PROBLEMS ?= sums
+# FLAGS="--seed 1 --max_steps 30" changes flags of train.py.
+FLAGS ?=
 # A sum has 16 tokens at most, a program 28; from the ninth on they cost reward. A program is the slower one to train.
 SUMS := --batch_prompts 16 --max_budget 8 --answer_budget 8 --penalty_window 8 --eval_every 2
 PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window 20 --eval_every 4
@@ -50,7 +52,7 @@ real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums
 	.venv/bin/python train.py --model runs/real-start/model --dtype $(DTYPE) \
 	$(if $(DATA_$(PROBLEMS)),$(PROGRAMS),$(SUMS)) --length_control penalty --lr 1e-5 --max_steps 20 \
 	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
-	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl)
+	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl) $(FLAGS)
 	.venv/bin/python tools/before_and_after.py runs/real-$(PROBLEMS)
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one

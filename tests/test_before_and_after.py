@@ -1,5 +1,7 @@
 """Answers before and after a run: each side's legs, and the report."""
 
+from types import SimpleNamespace
+
 import before_and_after
 
 from length_control import Interruption
@@ -32,6 +34,12 @@ def test_a_completion_that_ends_by_itself_has_one_leg():
     assert before_and_after.completion(sample, [STOP], [1], CONTROL, 99) == [3, 3, 3, 9, STOP]
     sample, _ = sampler([3] * 7)
     assert before_and_after.completion(sample, [STOP], [1], None, 7) == [3] * 7
+
+
+def test_each_data_set_is_shown():
+    """Two of three sums, and the one function behind them."""
+    problems = [SimpleNamespace(source=s, key=k) for s, k in (("sums", 0), ("sums", 1), ("sums", 2), ("functions", 3))]
+    assert [p.key for p in before_and_after.first_of_each(problems, 2)] == [0, 1, 3]
 
 
 def test_the_report_has_both_sides_under_each_problem():

@@ -1,6 +1,6 @@
 """The same held-out problems, answered by a model as it was and as a finished run of train.py left it.
 
-    python tools/before_and_after.py runs/real
+    python tools/before_and_after.py runs/real-sums
 
 Both take the likeliest token every time, so that they differ by their weights alone, under the run's length control
 with its largest budget. An evaluation samples at --temperature instead.
@@ -47,9 +47,17 @@ def completion(
     return [*ids, *leg.forced_ids, *sample(leg.prompt_ids, leg.max_tokens)] if leg else ids
 
 
+def first_of_each(problems: Sequence[Any], count: int) -> list[Any]:
+    """The first `count` problems of each data set, in their order."""
+    seen: dict[str, list[Any]] = {}
+    for problem in problems:
+        seen.setdefault(problem.source, []).append(problem)
+    return [problem for some in seen.values() for problem in some[:count]]
+
+
 def answers(run: Path, count: int) -> list[dict[str, Any]]:
-    """Of the first `count` held-out problems of a run: `question`, `answer`, and of `before` and `after` the completion
-    and whether it is right. Raises UsageError."""
+    """Of the first `count` held-out problems of each data set of a run: `question`, `answer`, and of `before` and
+    `after` the completion and whether it is right. Raises UsageError."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -59,7 +67,7 @@ def answers(run: Path, count: int) -> list[dict[str, Any]]:
         raise UsageError(f"{run} holds no finished run on a --dataset; let the run come to its end.")
     task = load_task(flags)
     try:
-        problems, control = task.held_out[:count], new_interruption(flags, task)
+        problems, control = first_of_each(task.held_out, count), new_interruption(flags, task)
         records = [{"question": task.question(p), "answer": p.answer} for p in problems]
         for side, folder in (("before", flags.model), ("after", run / "model")):
             sample = partial(likeliest, AutoModelForCausalLM.from_pretrained(folder), task.stop_ids)
@@ -94,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the report; a folder that cannot be read ends with exit code 2."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("--problems", type=int, default=5, help="held-out problems to answer (5)")
+    parser.add_argument("--problems", type=int, default=5, help="held-out problems of each data set to answer (5)")
     args = parser.parse_args(argv)
     try:
         print(report(answers(args.run, args.problems)))
