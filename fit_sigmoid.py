@@ -662,13 +662,14 @@ def of_data_set(rows: Sequence[Mapping], name: str) -> list[dict]:
 
 
 def load(source: str | Path | Sequence[Mapping], x: str | None = None, data_set: str = "") -> tuple:
-    """Read an `eval.jsonl`, or a list of such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
+    """Read an `eval.jsonl`, its folder or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
 
     `data_set` takes the figures of one data set, not those over all that are trained on. `x` is the column of compute;
     None: tokens on a CPU run (so marked, or without device-hours), else device_hours. ValueError says what is wrong.
     """
     if isinstance(source, (str, Path)):
-        lines = [line for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
+        file = Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         source = json.loads("[" + ",\n".join(lines) + "]")
     rows = of_data_set(source, data_set) if data_set else [dict(row) for row in source]
     if data_set and not rows:
@@ -813,7 +814,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code, 2 for bad input."""
     parser = argparse.ArgumentParser(description="Fit pass rate against compute (arXiv 2510.13786, Eq. 1).")
     add = parser.add_argument
-    add("files", nargs="+", help="eval.jsonl of a run; several runs are compared")
+    add("files", nargs="+", help="eval.jsonl of a run, or its folder; several runs are compared")
     add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute, predict the rest")
     add("--skip-below", type=float, default=0.0, metavar="C", help="leave out points with 0 < compute < C")
     add("--predict-at", type=float, nargs="+", default=[], metavar="C", help="predict at this compute, too")

@@ -37,6 +37,7 @@ def test_load_reads_an_eval_file(tmp_path):
     x, C, R, n = load(write(tmp_path / "eval.jsonl", rows))
     assert (x, C[2]) == ("tokens", 100_000) and math.isnan(R[3]) and R[4] == rows[4]["pass_rate"]
     assert (n == 1024).all()
+    assert (load(tmp_path)[1] == C).all()  # the folder of a run
     assert load(rows, x="flops")[1][1] == 2e9
     bare = [{k: v for k, v in row.items() if k not in ("device", "n_prompts")} for row in rows]
     assert load(bare)[0] == "device_hours" and load(bare)[3] is None
