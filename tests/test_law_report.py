@@ -51,6 +51,9 @@ def test_a_run_that_falls_is_counted():
     assert cells["median error"] == "0.293"  # of 0 and .586
     assert cells["mean error [95 %]"].startswith("+0.293") and cells["mean error [95 %]"].endswith("]")  # t = 12.7
     assert law_report.sum_row("all", 1.0, [falls])[3:7] == ["–"] * 4
+    short = made("baseline", 2, n=4, every=525.0, comparison="law")  # two points and the start are no curve
+    assert law_report.sum_row("half", 0.5, [falls, short])[4].endswith("86 (of 1)")
+    assert law_report.sum_row("half", 0.5, [short])[4:6] == ["–"] * 2
 
 
 def test_the_same_seeds_with_both_engines():

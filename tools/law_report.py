@@ -129,11 +129,14 @@ def sum_row(name: str, share: float, curves: Sequence[Curve], early: float = EAR
     reports = [fitted(curve, AXIS, share, early) for curve in curves]
     seen = [report.fit_until / fitted(curve, AXIS).fit.C_mid for report, curve in zip(reports, curves, strict=True)]
     errors = [report.predictions[0].pass_rate - report.predictions[0].measured for report in reports]
+    known = [e for e in errors if math.isfinite(e)]  # a fit to too few points predicts nothing
+    fewer = "" if len(known) == len(errors) else f" (of {len(known)})"
     widths = [report.predictions[0].evaluation[1] - report.predictions[0].evaluation[0] for report in reports]
     later = share < 1  # at the end there is nothing left to predict
     return [
         name, str(len(curves)), f"{np.median(seen):.1f}", share_of([inside(r) for r in reports]) if later else "–",
-        f"{np.median(np.abs(errors)):.3f}" if later else "–", mean_error(errors) if later else "–",
+        f"{np.median(np.abs(known)):.3f}{fewer}" if later and known else "–",
+        mean_error(known) if later and known else "–",
         f"{np.median(widths):.3f}" if later else "–", share_of([r.fit.identifiable for r in reports]),
         share_of([covers(r.fit) for r in reports]) if curves[0].flags.get("dataset") == "graded" else "–",
         share_of([finds_plateau(report.fit, curve) for report, curve in zip(reports, curves, strict=True)]),
