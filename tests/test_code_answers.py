@@ -394,8 +394,9 @@ def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, data
     {"dataset": "a.jsonl", "reward": "code"},
     {"dataset": "a.jsonl,b.jsonl", "reward": "math,code"},
 ])  # fmt: skip
-def test_unsafe_code_is_asked_for_by_its_flag(flags):
+def test_unsafe_code_is_asked_for_by_its_flag(flags, tmp_path, monkeypatch):
     """Before anything is loaded; and the flag is refused where nothing would run."""
+    monkeypatch.chdir(tmp_path)  # away from a runs/demo that was made before
     flags = {"model": "some/model", **flags}
     with pytest.raises(
         UsageError, match="--dataset judged by code runs what the model writes; .* add --unsafe_code true"
