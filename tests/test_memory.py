@@ -111,6 +111,8 @@ def test_a_row_is_as_long_as_prompt_phrase_and_budgets_allow():
 @pytest.mark.parametrize(("card", "code", "words"), [("4", 0, "it fits"), ("1", 1, "it does NOT fit")])
 def test_exit_code_and_verdict(card, code, words, tmp_path, capsys):
     """CUDA's contexts and the update's buffers alone take 1.5 GB."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")  # a run that is there already is no hindrance
     argv = ["--card_gb", card, "--model", tiny(tmp_path), "--dtype", "bfloat16", "--output_dir", str(tmp_path / "run")]
     assert memory.main(argv) == code
     assert words in capsys.readouterr().out
