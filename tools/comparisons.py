@@ -162,10 +162,11 @@ COMPARISONS = {
             "lag-2": HELD[2],
             "lag-4": HELD[4],
             "lag-8": HELD[8],
+            "lag-8-half-rate": f"--lr 3.5e-4 {HELD[8]}",
             "ppo-off-policy-8": "--schedule ppo_off_policy --k 8 --max_ready 0",
             "ppo-off-policy-1": "--schedule ppo_off_policy --k 1 --max_ready 0",
         },
-        against={"lag-4": "lag-8"},
+        against={"lag-4": "lag-8", "lag-8-half-rate": "lag-8"},
         paper={
             "lag-4": EQUAL, "ppo-off-policy-8": ("B", 2.68 - 4.55, 2.68 - 4.55),
             "ppo-off-policy-1": ("B", 2.15 - 4.55, 2.15 - 4.55),
