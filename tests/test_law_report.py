@@ -186,10 +186,23 @@ def test_alarms_by_hand():
     late = signal_run([*usual, *[0.99] * 4, 0.5, *[0.99] * 3], fall_at=9)  # with the fall, so it announces nothing
     calm, false = signal_run([*usual, *[0.99] * 8]), signal_run([*usual, *[0.99] * 7, 1.02])
     assert [log_report.fall_of(run) for run in (late, calm, false)] == [9, None, None]
-    assert log_report.signal_row("ess", [early, late, calm, false]) == ["ESS", "1 of 2", "2 (2 to 2)", "1 of 2"]
-    assert log_report.signal_row("gap", [early, calm]) == ["log-prob gap", "0 of 1", "–", "0 of 1"]  # nothing is logged
     text = log_report.page([early, late, calm, false], [calm])
     assert "2 of 4 runs fall" in text and "one/base/seed-0 (9)" in text and "never learn" not in text
+    assert "| ESS | 1 of 2 | 2 (2 to 2) | 1 of 2 |" in text
+    assert "| log-prob gap | 0 of 2 | – | 0 of 2 |" in text  # nothing is logged
+
+
+def test_alarms_of_a_level_by_hand():
+    """An ESS of .89 at evaluation 2, and the fall at 9, seven later; a fall at 5 with the first low ESS announces
+    nothing; a calm run at .90 is not below .9, one at .79 is a false alarm of .9 and of .8."""
+    announced = signal_run([0.95, 0.89, *[0.95] * 10], fall_at=9)
+    late = signal_run([*[0.95] * 4, 0.6, *[0.95] * 7], fall_at=5)
+    calm, false = signal_run([0.9] * 12), signal_run([*[0.95] * 11, 0.79])
+    assert [log_report.low_of(run, 0.9) for run in (announced, late, calm, false)] == [2, 5, None, 12]
+    text = log_report.page([announced, late, calm, false], [calm])
+    assert (
+        "| 0.9 | 1 of 2 | 7 (7 to 7) | 1 of 2 |\n| 0.8 | 0 of 2 | – | 1 of 2 |\n| 0.7 | 0 of 2 | – | 0 of 2 |" in text
+    )
 
 
 def test_a_run_that_never_learns_cannot_fall_and_is_named():

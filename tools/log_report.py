@@ -3,12 +3,13 @@
 THE RULE. A run falls at the first evaluation that lies more than .1 below the best before it. A logged figure gives an
 alarm where it leaves mean +- 3 standard deviations of the run's own first third, at any evaluation after that; each
 value is a mean over the steps since the evaluation before. An alarm before the fall announces it, and its lead is the
-number of evaluations between them. An alarm in a run that never falls is a false one.
+number of evaluations between them. An alarm in a run that never falls is a false one. A second alarm needs nothing of
+what is usual in a run: the ESS below a level that is the same for all.
 """
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from measuring import table
 
 SIGNALS = {"ess": "ESS", "gap": "log-prob gap", "entropy": "entropy", "lag": "lag", "truncated": "truncated share"}
 SDS = 3.0
+LEVELS = (0.9, 0.8, 0.7)  # of the ESS
 
 
 def first_third(curve: Curve) -> int:
@@ -53,13 +55,19 @@ def alarm_of(curve: Curve, signal: str) -> int | None:
     return end + 1 + int(out[0]) if out.size else None
 
 
-def signal_row(signal: str, curves: Sequence[Curve]) -> list[str]:
-    """Announced falls, lead and false alarms of one logged figure."""
-    falls = [(fall, alarm_of(curve, signal)) for curve in curves if (fall := fall_of(curve)) is not None]
-    leads = [fall - alarm for fall, alarm in falls if alarm is not None and alarm < fall]
-    calm = [alarm_of(curve, signal) is not None for curve in curves if fall_of(curve) is None]
+def low_of(curve: Curve, level: float) -> int | None:
+    """Number of the first evaluation with an ESS below `level` since the one before, None if there is none."""
+    low = np.flatnonzero(curve.points["ess"] < level)
+    return int(low[0]) if low.size else None
+
+
+def alarm_row(name: str, curves: Sequence[Curve], alarm: Callable[[Curve], int | None]) -> list[str]:
+    """Announced falls, lead and false alarms of one rule for an alarm."""
+    falls = [(fall, alarm(curve)) for curve in curves if (fall := fall_of(curve)) is not None]
+    leads = [fall - first for fall, first in falls if first is not None and first < fall]
+    calm = [alarm(curve) is not None for curve in curves if fall_of(curve) is None]
     lead = f"{np.median(leads):g} ({min(leads)} to {max(leads)})" if leads else "–"
-    return [SIGNALS[signal], f"{len(leads)} of {len(falls)}", lead, f"{sum(calm)} of {len(calm)}"]
+    return [name, f"{len(leads)} of {len(falls)}", lead, f"{sum(calm)} of {len(calm)}"]
 
 
 def correlation(curves: Sequence[Curve], signal: str, share: float) -> str:
@@ -94,7 +102,12 @@ def page(curves: Sequence[Curve], baseline: Sequence[Curve]) -> str:
         "evaluation after it; each value is a mean over the steps since the evaluation before. The lead is in "
         "evaluations. A false alarm is one in a run that never falls.",
         table(["figure", "falls announced", "lead, median (range)", "false alarms"],
-              [signal_row(signal, curves) for signal in SIGNALS]),
+              [alarm_row(name, curves, lambda curve, signal=signal: alarm_of(curve, signal))
+               for signal, name in SIGNALS.items()]),
+        "The same for an alarm wherever the ESS is below a level, from the first evaluation after the start on. The "
+        "levels were chosen after a look at these runs, so the next ones will be announced less well.",
+        table(["ESS below", "falls announced", "lead, median (range)", "false alarms"],
+              [alarm_row(f"{level:g}", curves, lambda curve, level=level: low_of(curve, level)) for level in LEVELS]),
         f"**Entropy** is lower before the last evaluation than before the first in {down} of {len(curves)} runs. Rank "
         "correlation over runs with the pass rate at the end (mean of the last two evaluations):",
         table(["figure", "at a third of the run, all runs", "at half, all runs", "at a third, baseline only",
