@@ -177,6 +177,8 @@ def test_the_smallest_visible_difference_by_hand():
     groups = figures.by_variant([result(v, s, rates=[0.1, end, end]) for (v, s), end in ends.items()])
     assert figures.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
     assert figures.visible(math.sqrt(0.0002), 2) == pytest.approx(0.1633, abs=1e-3)
+    groups["c"].append(result("c", 1, rates=[0.1, 0.7, 0.0]))  # falls, and so its difference of -.6 does not count
+    assert figures.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
 
 
 def test_pairs_follow_against():

@@ -235,6 +235,8 @@ def differences(
 
 
 def spread(c: Comparison, groups: Mapping[str, Sequence[Result]], axis: str, measure: str) -> float:
-    """Standard deviation of the paired differences of a comparison within its variants, over all of them."""
-    of_all = (differences(groups, v, base, axis, c.pass_rate, measure) for v, base in pairs(c, groups).items())
+    """Standard deviation of the paired differences of a comparison within its variants, over all of them but those of a
+    run that falls: one collapse has a C_mid a thousand times as large, and would hide what all others could see."""
+    calm = {variant: [r for r in some if r.falls.max() <= FALL] for variant, some in groups.items()}
+    of_all = (differences(calm, v, base, axis, c.pass_rate, measure) for v, base in pairs(c, groups).items())
     return pooled_sd([[ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()] for ours, theirs in of_all])

@@ -57,7 +57,7 @@ AGAINST_THE_PAPER = (
     "**Against the paper.** *Reproduced*: where the paper's difference is about 0, ours lies within its margin; else "
     "ours leaves out 0 and overlaps the paper's. *Refuted*: ours and the paper's do not overlap. Anything else *cannot "
     "be seen at this size*. *Could see*: the smallest true difference that so many seeds show in four of five cases "
-    "(5 %, two-sided), given the spread of all paired differences of this comparison."
+    "(5 %, two-sided), given the spread of all paired differences of this comparison between runs that do not fall."
 )
 
 
@@ -73,6 +73,8 @@ def amount(value: float) -> str:
 
 def apart_text(value: float, relative: bool) -> str:
     """A difference: .0123, or the percent that a difference of logarithms is; from ten times on how many times."""
+    if math.isnan(value):
+        return "–"
     if relative and value > math.log(10):
         return f"{math.exp(value):.3g} times"
     return f"{100 * math.expm1(value):+.3g} %" if relative else f"{'+' if value >= 0 else ''}{amount(value)}"
