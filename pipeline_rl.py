@@ -367,18 +367,20 @@ class Stream:
         self._wake.set()
         self._dispatch()
 
-    async def _rollout(self, problem: Any, budget: int, version: int, replica: int) -> Rollout:
+    async def _rollout(
+        self, problem: Any, budget: int, version: int, replica: int, temperature: float | None = None
+    ) -> Rollout:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Its slot is counted."""
         # The salt keeps a prompt from hitting keys and values that another version left in vLLM's cache. Both legs have
         # the same one, so that the second finds those of the first.
         prompt, salt, control = list(problem.prompt_ids), str(version), self.length_control
         try:
-            first = await self.engine.sample(prompt, budget, salt, replica)
+            first = await self.engine.sample(prompt, budget, salt, replica, temperature)
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
             if leg is None:
                 return first
-            second = await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt, replica)
+            second = await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt, replica, temperature)
         finally:
             self._count_requests(-1, replica)
             self._dispatch()
@@ -428,11 +430,13 @@ class Stream:
         self._paused = False
         self._release(release)
 
-    async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
+    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
         started, sampled_before, counters = time.monotonic(), self.counters.sampled, self.counters
         self._no_evaluation.clear()
         try:
-            flat = await self.engine.together(lambda: [self._evaluation(p) for p in problems for _ in range(n_samples)])
+            flat = await self.engine.together(
+                lambda: [self._evaluation(p, temperature) for p in problems for _ in range(n_samples)]
+            )
         finally:
             self._no_evaluation.set()
         groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
@@ -442,7 +446,7 @@ class Stream:
         counters.eval_seconds += share * (time.monotonic() - started)
         return groups
 
-    async def _evaluation(self, problem: Any) -> Rollout:
+    async def _evaluation(self, problem: Any, temperature: float | None) -> Rollout:
         """A rollout that gets a slot before any new group does, with the longest budget."""
         slot = asyncio.get_running_loop().create_future()
         self._waiting_evaluations.append(slot)
@@ -450,7 +454,7 @@ class Stream:
         replica = await slot
         # T4: papers do not say which budget an evaluation has.
         longest = self.length_control.max_budget if self.length_control else self.max_completion
-        return await self._rollout(problem, longest, self.engine.version, replica)
+        return await self._rollout(problem, longest, self.engine.version, replica, temperature)
 
     def _ended(self, task: asyncio.Task) -> None:
         self._tasks.discard(task)
@@ -524,11 +528,14 @@ class Generator(Stream):
             self._wait(self._pushing)
             self._pushing = None
 
-    def evaluate(self, problems: Iterable[Any], n_samples: int) -> "Future[list[list[Rollout]]]":
+    def evaluate(
+        self, problems: Iterable[Any], n_samples: int, temperature: float | None = None
+    ) -> "Future[list[list[Rollout]]]":
         """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
-        of rollouts per problem; `result_of` waits for it. A push waits while evaluation runs."""
+        of rollouts per problem; `result_of` waits for it. A push waits while evaluation runs. `temperature`: None is
+        the engine's."""
         self.settle()
-        return self._run(self._evaluate(list(problems), n_samples))
+        return self._run(self._evaluate(list(problems), n_samples, temperature))
 
     def result_of(self, future: Future) -> Any:
         """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
@@ -653,9 +660,11 @@ class VLLMEngine:
         """The results of the coroutines that `begin()` makes, in order."""
         return await asyncio.gather(*begin())
 
-    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0) -> Rollout:
+    async def sample(
+        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
+    ) -> Rollout:
         """One request. `salt`: it hits no keys and values that requests of another salt left in the cache. `replica`:
-        which one takes it under data parallelism; each has a cache of its own."""
+        which one takes it under data parallelism; each has a cache of its own. `temperature`: None is the engine's."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -663,7 +672,7 @@ class VLLMEngine:
             length = f"a prompt of {len(prompt_ids)} tokens and {max_tokens} more"
             raise ValueError(f"{length} exceed max_model_len = {self.longest}")
         params = SamplingParams(
-            temperature=self.temperature,
+            temperature=self.temperature if temperature is None else temperature,
             max_tokens=max_tokens,
             logprobs=0,  # the sampled token's own
             # In one list, not in a dict for each token. Only vLLM's output processor reads it (v1/engine/logprobs.py)

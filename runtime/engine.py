@@ -78,13 +78,15 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
         if vllm is not self.vllm:
             self._versions = [self.version]  # a new engine has not paused yet
 
-    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0) -> Rollout:
+    async def sample(
+        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
+    ) -> Rollout:
         """One request. Raises EngineDied."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         vllm = self.vllm
         try:
-            return await super().sample(prompt_ids, max_tokens, salt, replica)
+            return await super().sample(prompt_ids, max_tokens, salt, replica, temperature)
         except EngineDeadError as error:
             raise death_of(vllm) from error
 

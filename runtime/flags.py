@@ -46,6 +46,9 @@ class RunFlags:
     eval_every: int = flag(5, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
     eval_problems: int = flag(256, "Prompts of each data set per evaluation.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
+    eval_temperature: float = flag(
+        -1.0, "Sampling temperature of evaluations; 0: the likeliest token; -1: that of --temperature.", at_least=-1
+    )
     probe_every: int = flag(5, "Check generator against trainer log-probs, 16 completions every N steps.", at_least=1)
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
     keep: int = flag(2, "Checkpoints to keep.", at_least=1)
@@ -328,6 +331,11 @@ def engine_options(flags: Flags) -> dict[str, Any]:
             "it out and set --fp32_head, which is for both sides."
         )
     return options
+
+
+def eval_temperature(flags: Flags) -> float:
+    """The sampling temperature of evaluations."""
+    return flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
 
 
 def has_adapters(flags: Flags) -> bool:

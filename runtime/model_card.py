@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.disk import disk
-from runtime.flags import BUILT_IN, DEFAULTS, OF_ONE_CALL, Flags, UsageError
+from runtime.flags import BUILT_IN, DEFAULTS, OF_ONE_CALL, Flags, UsageError, eval_temperature
 from runtime.metrics import pass_rates, start_and_end
 from runtime.run_folder import Folder
 from runtime.weights_check import RunFailed
@@ -48,7 +48,7 @@ def model_card(name: str, flags: Flags, evaluations: list[dict[str, Any]], fit_r
         f"[ScaleRL](https://arxiv.org/abs/2510.13786): {last['step']} steps, {last['tokens']:,} sampled tokens, "
         f"{last['flops']:.2e} FLOPs.",
         "",
-        f"| pass rate, mean@{last['n_samples']} at temperature {flags.temperature:g} | start -> end |",
+        f"| pass rate, mean@{last['n_samples']} at temperature {eval_temperature(flags):g} | start -> end |",
         "|---|---|",
         *(f"| {of or 'held-out prompts'} | {start_and_end(some)} |" for of, some in pass_rates(evaluations).items()),
         "",

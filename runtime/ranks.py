@@ -101,10 +101,10 @@ class SharedGenerator:
         if self.ranks.count > 1:
             self.ranks.from_main(lambda: self.on_main.settle())
 
-    def evaluate(self, problems: list[Any], n_samples: int) -> Future | None:
+    def evaluate(self, problems: list[Any], n_samples: int, temperature: float | None = None) -> Future | None:
         """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
         self.settle()
-        return None if self.on_main is None else self.on_main.evaluate(problems, n_samples)
+        return None if self.on_main is None else self.on_main.evaluate(problems, n_samples, temperature)
 
     def close(self) -> None:
         """Ends the engine and the weight channel."""

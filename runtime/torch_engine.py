@@ -20,6 +20,8 @@ from torch import Tensor
 
 from pipeline_rl import Counters, Rollout
 
+GREEDY = 1e-6  # a temperature at which the likeliest token has all of the probability
+
 
 class SlotCache:
     """Keys and values (S, heads, L, d) of each layer for S slots of L tokens; a step writes one position of each."""
@@ -60,12 +62,12 @@ class TorchEngine:
         self.stop, self.temperature, self.slots = torch.tensor(list(stop_ids)), temperature, slots
         self.counters, self.version, self.prepared = Counters(), 0, 0
         self.random = torch.Generator().manual_seed(seed)
-        self.waiting: deque[tuple[list[int], int, asyncio.Future]] = deque()
+        self.waiting: deque[tuple[list[int], int, float, asyncio.Future]] = deque()
         # slot -> (tokens of its prompt, those of them that were computed for it, who waits for it)
         self.inside: dict[int, tuple[int, int, asyncio.Future]] = {}
         self.cache = SlotCache(self.model.config, slots, longest)
         self.tokens, self.versions = torch.zeros(2, slots, longest + 1, dtype=torch.long)
-        self.logprobs = torch.zeros(slots, longest + 1)
+        self.logprobs, self.temperatures = torch.zeros(slots, longest + 1), torch.ones(slots, 1)
         self.lengths, self.ends = torch.ones(2, slots, dtype=torch.long)  # tokens so far, and at most
 
     def prepare(self, weights: Any, version: int) -> None:
@@ -88,10 +90,13 @@ class TorchEngine:
         """The results of the coroutines that `begin()` makes, in order."""
         return await asyncio.gather(*begin())
 
-    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0) -> Rollout:
-        """One request; `salt` and `replica` change nothing here."""
+    async def sample(
+        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
+    ) -> Rollout:
+        """One request; `salt` and `replica` change nothing here. `temperature`: None is the engine's."""
         done = asyncio.get_running_loop().create_future()
-        self.waiting.append((list(prompt_ids), max_tokens, done))
+        temperature = self.temperature if temperature is None else max(temperature, GREEDY)
+        self.waiting.append((list(prompt_ids), max_tokens, temperature, done))
         self.wake.set()
         return await done
 
@@ -134,8 +139,9 @@ class TorchEngine:
             self.cache.values[i, free, :, :longest] = layer.values[row]
         self.tokens[free, :longest] = ids[row]
         self.lengths[free] = torch.tensor([len(prompt) for prompt, *_ in taken])
-        self.ends[free] = torch.tensor([len(prompt) + most for prompt, most, _ in taken])
-        for slot, (prompt, _, done) in zip(free, taken, strict=True):
+        self.ends[free] = torch.tensor([len(prompt) + most for prompt, most, *_ in taken])
+        self.temperatures[free, 0] = torch.tensor([temperature for _, _, temperature, _ in taken])
+        for slot, (prompt, *_, done) in zip(free, taken, strict=True):
             computed = len(prompt) if different.pop(tuple(prompt), None) is not None else 0  # the first has them all
             self.inside[slot] = len(prompt), computed, done
 
@@ -148,7 +154,7 @@ class TorchEngine:
             input_ids=self.tokens[every, last][:, None], position_ids=last[:, None], past_key_values=self.cache,
             attention_mask=seen[:, None, None],
         ).logits[:, 0]  # (S, V)  # fmt: skip
-        logprobs = torch.log_softmax(logits.float() / self.temperature, dim=-1)
+        logprobs = torch.log_softmax(logits.float() / self.temperatures, dim=-1)
         token = torch.multinomial(logprobs.exp(), 1, generator=self.random)  # (S, 1)
         self.tokens[every, self.lengths] = token[:, 0]
         self.logprobs[every, self.lengths] = logprobs.gather(1, token)[:, 0]

@@ -6,9 +6,10 @@ it; on completions that one version sampled from prompt to end, the two sides' l
 if they do not, the run ends. (Tokens sampled over older keys and values may differ with nothing wrong; there the gap
 only shows in the logged ratios.)
 
-The completions are those of an evaluation of the held-out prompts, or, between evaluations, of a probe: one completion
-for each of a few held-out prompts. Both run while the trainer computes the next gradient, and are awaited just before
-that gradient is applied: then the trainer still has the weights that sampled them.
+The completions are those of an evaluation of the held-out prompts (unless --eval_temperature gives it another
+temperature), or, between evaluations, of a probe: one completion for each of a few held-out prompts. Both run while the
+trainer computes the next gradient, and are awaited just before that gradient is applied: then the trainer still has the
+weights that sampled them.
 
 In bfloat16 rounding hides an update, or a hundred of them, from log-probs, but not from the bytes of the weights. So
 after the first update and at every `save_every` both sides hash their parameters. If the trainer's have changed and
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.checkpoints import Progress
-from runtime.flags import Flags, has_adapters
+from runtime.flags import Flags, eval_temperature, has_adapters
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -117,7 +118,7 @@ class Evaluator:
     def begin_evaluation(self, progress: Progress) -> None:
         """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""
         record = {"step": progress.step, "version": progress.version} | self.recorder.compute()
-        future = self.generator.evaluate(self.problems, self.flags.eval_samples)
+        future = self.generator.evaluate(self.problems, self.flags.eval_samples, eval_temperature(self.flags))
         self.under_way = Check(future, self.problems, progress.version, record)
 
     def finish(self, progress: Progress) -> dict[str, float]:
@@ -129,6 +130,8 @@ class Evaluator:
         check, self.under_way = self.under_way, None
         if check.record is not None:
             progress.evaluated = progress.step
+            if eval_temperature(self.flags) != self.flags.temperature:
+                return {}  # the trainer's log-probs are those at --temperature, at which probes sample
         gap = logprob_gap(self.trainer.score(rows), behaviour, rows, experts(self.trainer.model.config) > 1)
         largest = LARGEST_GAP[self.flags.dtype]
         if not gap <= largest:  # NaN, too

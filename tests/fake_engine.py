@@ -50,6 +50,7 @@ class FakeEngine:
         self.held, self.failure = False, None
         self.requests: list[tuple[list[int], int, str]] = []
         self.placed: list[int] = []  # the replica of each
+        self.temperatures: list[float | None] = []
         self.inside = self.most_inside = 0
         self.events: list[str] = []
 
@@ -59,9 +60,12 @@ class FakeEngine:
     async def start(self) -> None:
         self.version = self.prepared
 
-    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0) -> Rollout:
+    async def sample(
+        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
+    ) -> Rollout:
         self.requests.append((list(prompt_ids), max_tokens, salt))
         self.placed.append(replica)
+        self.temperatures.append(temperature)
         self.inside += 1
         self.most_inside = max(self.most_inside, self.inside)
         versions: list[int] = []

@@ -66,7 +66,7 @@ class Replay:
         versions = [self.version if m else pipeline_rl.FORCED for m in mask]
         return pipeline_rl.Rollout(ids, logprobs, versions, mask, "stop", n > 6, 0, 1.0 if correct else -1.0, correct)
 
-    def evaluate(self, problems, n_samples):
+    def evaluate(self, problems, n_samples, temperature=None):
         future, draw = Future(), random.Random("evaluation")
         groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
         pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]

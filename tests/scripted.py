@@ -48,7 +48,7 @@ class ScriptedGenerator:
     def __init__(self, problems, pacer):
         self.problems, self.pacer = problems, pacer
         self.counters, self.version, self.waiting, self.calls = Counters(), 0, None, []
-        self.taken, self.under_way, self.evaluating = [], {}, False
+        self.taken, self.under_way, self.evaluating, self.temperatures = [], {}, False, []
 
     def start(self, weights, version=0):
         self.version = version
@@ -93,11 +93,12 @@ class ScriptedGenerator:
             self.pacer.release(count)
             self.fill()
 
-    def evaluate(self, problems, n_samples):
+    def evaluate(self, problems, n_samples, temperature=None):
         self.settle()
         assert not self.evaluating
         self.evaluating = True
         self.calls.append(("evaluate", len(problems) * n_samples))
+        self.temperatures.append(temperature)
         versions = [self.version - 1 if self.mixed else self.version] * n_samples
         return [[self.rollout(1.0, version) for version in versions] for _ in problems]
 

@@ -347,6 +347,18 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
         assert engine.most_inside == 16
 
 
+def test_both_legs_of_an_evaluation_have_its_temperature():
+    """Three evaluations of one problem, at the engine's own, at 0 and at .5, and a group of training between them."""
+    engine = FakeEngine()
+    with generating([Problem("trained", [7, 7])], engine, length_control=Cut(), rollouts=1) as generator:
+        for temperature in (None, 0.0, 0.5):
+            generator.result_of(generator.evaluate([Problem("asked", [8, 9])], 1, temperature))
+        generator.take(1)
+    asked = [t for (ids, *_), t in zip(engine.requests, engine.temperatures, strict=True) if ids[0] == 8]
+    assert asked == [None, None, 0.0, 0.0, 0.5, 0.5]
+    assert {t for (ids, *_), t in zip(engine.requests, engine.temperatures, strict=True) if ids[0] == 7} == {None}
+
+
 def test_slots_and_idle_time():
     """All 5 slots are used and never more, by groups of two (2 + 2, and when a first completion ends 1 + 2 + 2) and by
     evaluation, which comes first. While the trainer keeps all groups to itself (k = 0), the engine is idle, and that is

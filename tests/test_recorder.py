@@ -62,7 +62,7 @@ def test_correct_samples_of_each_held_out_problem(run):
     """Five problems, of which 0, 1, 2, 0 and 1 of two samples are correct: one line for each evaluation, in the order
     of the problems. 4 of 10 are correct, and 3 of 5 problems have one that is."""
 
-    def evaluate(self, problems, n_samples):
+    def evaluate(self, problems, n_samples, temperature=None):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]

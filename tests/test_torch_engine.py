@@ -77,6 +77,25 @@ def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_pat
     assert (torch.tensor(rollout.logprobs) - plain(other, ids[0].tolist())[2:]).abs().max() > 0.1  # not vacuous
 
 
+def test_each_request_has_a_temperature_of_its_own(model, tmp_path):
+    """Side by side in one engine: the engine's .7, 1.5, and 0, whose tokens are the likeliest ones, of log-prob 0."""
+    engine = new_engine(model, tmp_path)
+    engine.stop = torch.tensor([-1])
+
+    async def run():
+        await engine.start()
+        return await asyncio.gather(*[engine.sample([5, 6, 7], 9, "", 0, t) for t in (None, 1.5, 0.0, None)])
+
+    for rollout, temperature in zip(asyncio.run(run()), (0.7, 1.5, None, 0.7), strict=True):
+        ids = [5, 6, 7, *rollout.completion_ids]
+        if temperature is None:
+            expected = torch.zeros(9)
+            assert model(torch.tensor([ids])).logits[0, 2:-1].argmax(-1).tolist() == rollout.completion_ids
+        else:
+            expected = plain(model, ids, temperature)[2:]
+        torch.testing.assert_close(torch.tensor(rollout.logprobs), expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.long
 def test_tokens_are_drawn_by_their_probability(model, tmp_path):
     """4,000 first tokens after one prompt: each is drawn as often as its probability says, within 5 standard errors."""

@@ -32,6 +32,17 @@ def test_weights_that_did_not_move_end_the_run(run):
         run({"logprob": -0.12}, dtype="bfloat16")
 
 
+def test_evaluations_at_another_temperature_are_no_check_but_probes_are(run):
+    """The trainer's log-probs are those at --temperature. Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and 6."""
+    played = run({"logprob": -2e-4}, eval_temperature=0.0, probe_every=100)
+    assert played.progress.step == 8 and played.progress.evaluated == 8
+    assert played.parts.generator.on_main.temperatures == [0.0] * 3
+    assert run({}, eval_temperature=0.5).parts.generator.on_main.temperatures == [0.5, None, 0.5, None, 0.5]
+    with pytest.raises(RunFailed, match=r"weights check: at version 3 .* by 2\.0e-04"):
+        run({"logprob": -2e-4}, eval_temperature=0.0)
+    assert run({}).parts.generator.on_main.temperatures == [1.0, None, 1.0, None, 1.0]
+
+
 def digests(changes: list[list[int]]):
     """A script for engines with one worker for each list: the versions at which its weights change."""
 
@@ -126,7 +137,7 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
 
     monkeypatch.setattr(chain, "ChainTask", Mixture)
 
-    def evaluate(self, problems, n_samples):
+    def evaluate(self, problems, n_samples, temperature=None):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]

@@ -51,8 +51,8 @@ class Shared:
         self.asked.add(future)
         return await asyncio.wrap_future(future)
 
-    async def sample(self, prompt_ids: Any, max_tokens: int, salt: str, replica: int) -> Any:
-        return await self._there(self.engine.sample(prompt_ids, max_tokens, f"{self.salt} {salt}"))
+    async def sample(self, prompt_ids: Any, max_tokens: int, salt: str, replica: int, temperature: Any = None) -> Any:
+        return await self._there(self.engine.sample(prompt_ids, max_tokens, f"{self.salt} {salt}", 0, temperature))
 
     async def update(self) -> None:
         await asyncio.shield(self._there(self.engine.update()))  # half a push would leave it paused
