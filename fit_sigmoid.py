@@ -566,7 +566,7 @@ def global_fit(data: Data, bounds: np.ndarray, start: np.ndarray | None = None) 
 
     start = explore(data, bounds)[0][0] if start is None else start
     wider = bounds + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
-    x = least_squares(_residuals, start, bounds=wider.T, xtol=1e-10, ftol=1e-12, gtol=1e-12).x
+    x = least_squares(_residuals, start, bounds=wider.T, jac="3-point", xtol=1e-15, ftol=1e-15, gtol=1e-15).x
     x = np.clip(x, *bounds.T)
     flat = np.clip([data.w @ data.R / data.w.sum(), *bounds[1:].mean(1)], *bounds.T)
     Q, Q_flat = best_R0(np.stack([x, flat]), data)[2]  # where flat is as good, rounding would choose B and C_mid
@@ -592,7 +592,7 @@ def explore(
         pool, Q = np.concatenate([pool, trial]), np.concatenate([Q, best_R0(trial, data)[2]])
         stay = Q <= max(limit, np.partition(Q, best)[best])
         pool, Q = pool[stay], Q[stay]
-        order, k = pool.argsort(0), max(1, len(pool) // 100)
+        order, k = pool.argsort(0, kind="stable"), max(1, len(pool) // 100)
         i, j, m = rng.integers(len(pool), size=(3, size))
         i[: size // 2] = rng.choice(np.concatenate([order[:k], order[-k:]]).ravel(), size // 2)
         trial = np.clip(pool[i] + rng.choice([1.5, 0.5, 0.15], (size, 1)) * (pool[j] - pool[m]), low, high)

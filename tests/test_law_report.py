@@ -122,7 +122,7 @@ def test_what_is_left_out_at_the_start_changes_the_fit():
     run = made(rates=rates, every=50e3, flags={"dataset": "graded"})
     lines = [line.strip("| ").split(" | ") for line in law_report.left_out_table([run]).splitlines()[2:]]
     errors = {(early, share): cell[:6] for early, share, *_, cell, _, _, _, _ in lines}
-    assert [errors[early, "half"] for early in ("150k", "200k")] == ["+0.000", "+0.000"] and len(lines) == 15
+    assert [float(errors[early, "half"]) for early in ("150k", "200k")] == [0, 0] and len(lines) == 15
     assert max(float(errors[early, "a quarter"]) for early in ("nothing", "50k")) < -0.05
 
 
@@ -137,6 +137,8 @@ def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path):
              if v != ablate.DEFAULTS[n]}  # fmt: skip
     runs += [made("chain", 0, n=40, comparison="chain", flags=cliff),
              made("chain", 1, n=2, comparison="chain", state="unfinished", flags=cliff)]  # fmt: skip
+    greedy = flags | {"eval_temperature": "0.0"}  # in a table of their own, and in no other
+    runs += [made("baseline", seed, n=40, every=52.5, comparison="law-greedy", flags=greedy) for seed in range(3)]
     file = tmp_path / "curves.csv.gz"
     curves.write_rows([row for run in runs for row in rows(run)], file)
     assert ablate.main(["all", "--curves", str(file), "--results", str(tmp_path)]) == 0
@@ -146,6 +148,11 @@ def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path):
         "2 runs of the graded task" in text
         and "Left out: baseline seed 2 (failed (exit code 1)), chain seed 1 (unfinished)." in text
     )
+    greedy_rows = text.partition(law_report.GREEDY)[2].partition("**Where")[0].split("|\n|")[2:]
+    assert [row.split(" | ")[:2] for row in greedy_rows] == [
+        [f" {name}", "3"] for name in ("a quarter", "half", "all of it")
+    ]
+    assert "**The other comparisons" not in text and "in 1 of 2 runs" in (tmp_path / "logs.md").read_text()
     assert "**Where the law fails.**" in text and "| – | 1 of 1 (100%) |" in text.splitlines()[-1]  # no known ceiling
     found = curves.curves_of(curves.read_rows(file))
     assert all(

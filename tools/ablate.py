@@ -213,13 +213,15 @@ def write_reports(
     law, left_out = matches.get("law", ({}, []))
     if law:
         graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"
-                  and "difficulty" not in curve.flags]  # its halves have other ceilings  # fmt: skip
+                  and not {"difficulty", "eval_temperature"} & curve.flags.keys()]  # other ceilings  # fmt: skip
         others: dict[str, list[Curve]] = {}
         for curve in graded:
             if curve.comparison != "law":
                 others.setdefault(curve.comparison, []).append(curve)
         chain, not_there = matches.get("chain", ({}, []))
-        law_report.write(law, others, chain.get("chain", []), [*left_out, *not_there], folder)
+        greedy, not_made = matches.get("law-greedy", ({}, []))
+        likeliest = [curve for some in greedy.values() for curve in some]
+        law_report.write(law, others, chain.get("chain", []), likeliest, [*left_out, *not_there, *not_made], folder)
         log_report.write(graded, law.get("baseline", []), folder)
         blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:

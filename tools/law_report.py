@@ -30,6 +30,11 @@ CHAIN_FAILS = (
     "**Where the law fails.** The task `chain`, with a budget too short for its longest chains: all short chains are "
     "learned together and the long ones never, so that its curve is a cliff."
 )
+GREEDY = (
+    "**Evaluated with the likeliest token** (`law-greedy`). Training is that of the law's runs; the sampling at "
+    "temperature 1 is gone from the evaluations, and with it what keeps a policy below what it has learned. These runs "
+    "are in no other table here."
+)
 RULES = ("sigmoid", "power law", "the pass rate stays")
 LEFT_OUT = (0.0, 50e3, 100e3, 150e3, 200e3)  # tokens at the start: other choices of EARLY
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
@@ -232,10 +237,11 @@ def page(
     groups: Mapping[str, Sequence[Curve]],
     others: Mapping[str, Sequence[Curve]],
     chain: Sequence[Curve],
+    greedy: Sequence[Curve],
     left_out: Sequence[str],
 ) -> str:
     """Markdown. `groups`: the comparison's runs by variant; `others`: the runs of other comparisons, by comparison;
-    `chain`: runs of the task on which the law fails."""
+    `chain`: runs of the task on which the law fails; `greedy`: runs whose evaluations took the likeliest token."""
     curves = [curve for some in groups.values() for curve in some]
     text = [
         "# The law: half a run predicts the other half",
@@ -257,6 +263,9 @@ def page(
     on_vllm = [curve for curve in others.get("schedules", ()) if curve.variant == "pipeline-8"]
     if engines := engines_table(next(iter(groups.values())), on_vllm):
         text += ["**The same seeds with both engines.** The baseline of `law`, and that of `schedules`.", engines]
+    if greedy:
+        rows = [sum_row(name, share, greedy) for name, share in (CUTS | {"all of it": 1.0}).items()]
+        text += [GREEDY, table(SUM_HEAD, rows)]
     if others:
         rows = [sum_row(name, 0.5, some) for name, some in others.items()]
         text += ["**The other comparisons, fitted to half.** Each run is counted once. They hold variants that were "
@@ -319,8 +328,8 @@ def draw(groups: Mapping[str, Sequence[Curve]], chain: Sequence[Curve], path: Pa
 
 
 def write(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], chain: Sequence[Curve],
-          left_out: Sequence[str], folder: Path) -> None:  # fmt: skip
+          greedy: Sequence[Curve], left_out: Sequence[str], folder: Path) -> None:  # fmt: skip
     """FOLDER/law.* from finished runs; the arguments as in `page`."""
     folder.mkdir(parents=True, exist_ok=True)
     draw(groups, chain, folder / "law.png")
-    save(page(groups, others, chain, left_out), (folder / "law").with_suffix(".md"))
+    save(page(groups, others, chain, greedy, left_out), (folder / "law").with_suffix(".md"))
