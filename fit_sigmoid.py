@@ -246,7 +246,7 @@ def fit(
     x = global_fit(data, bounds)
     for _ in range(0 if n is None else 2):  # binomial weights need the curve, and the curve needs the weights
         data = data._replace(w=1 / unit_variance(sigmoid(C, *parameters(x, data)), n))
-        x = global_fit(data, bounds, x)
+        x = global_fit(data, bounds)  # with other weights another curve may be the best one, far from the last
     f.R0, f.A, f.B, f.C_mid = map(float, parameters(x, data))
     f.uncertainty = likelihood_set(f, data, bounds, x)
     if f.uncertainty.curves is not None:
@@ -558,13 +558,13 @@ def parameters(x: np.ndarray, data: Data) -> np.ndarray:
     return np.array([best_R0(x[None], data)[0][0], x[0], *np.exp(x[1:])])
 
 
-def global_fit(data: Data, bounds: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
-    """x = (A, log B, log C_mid) of least Q, by `least_squares` from `start`, or from the best of a population."""
+def global_fit(data: Data, bounds: np.ndarray) -> np.ndarray:
+    """x = (A, log B, log C_mid) of least Q, by `least_squares` from the best of a population."""
 
     def _residuals(x: np.ndarray) -> np.ndarray:
         return np.sqrt(data.w) * (sigmoid(data.C, *parameters(x, data)) - data.R)
 
-    start = explore(data, bounds)[0][0] if start is None else start
+    start = explore(data, bounds)[0][0]
     wider = bounds + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
     x = least_squares(_residuals, start, bounds=wider.T, jac="3-point", xtol=1e-15, ftol=1e-15, gtol=1e-15).x
     x = np.clip(x, *bounds.T)

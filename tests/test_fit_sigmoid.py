@@ -551,6 +551,20 @@ def test_rounding_decides_nothing_on_the_grid():
         assert_same_fit(f, fit(*again, method="paper_grid"))
 
 
+@pytest.mark.long
+def test_the_last_weights_may_ask_for_another_curve_than_the_first():
+    """Two runs that rise and then fall to 0, where the first weights, from the rewards, are largest: the best curve is
+    flat at first. Under the last weights, from the curve, no curve of a grid is better than the fit."""
+    for length in (14, 18):
+        C = np.linspace(0, 1.0, 25)
+        R = np.where(np.arange(25) < length, sigmoid(C, 0.04, 0.6, 3.0, 0.2), 0.0)
+        f = fit(C, R, n_samples=1024)
+        data = module.Data(C, R, 1 / module.unit_variance(f.predict(C), np.full(25, 1024.0)), (0.0, 1.0))
+        grid = np.stack(np.meshgrid(*(np.linspace(*ends, 40) for ends in module.search_range(C, (0.0, 1.0)))), -1)
+        own = module.best_R0(np.array([[f.A, math.log(f.B), math.log(f.C_mid)]]), data)[2][0]
+        assert own <= 1.01 * module.best_R0(grid.reshape(-1, 3), data)[2].min()
+
+
 FIT_HALVES = """
 import json, numpy as np
 from fit_sigmoid import fit, sigmoid

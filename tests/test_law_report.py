@@ -194,7 +194,7 @@ def test_alarms_by_hand():
     calm, false = signal_run([*usual, *[0.99] * 8]), signal_run([*usual, *[0.99] * 7, 1.02])
     assert [log_report.fall_of(run) for run in (late, calm, false)] == [9, None, None]
     text = log_report.page([early, late, calm, false], [calm])
-    assert "2 of 4 runs fall" in text and "one/base/seed-0 (9)" in text and "never learn" not in text
+    assert "2 of 4 runs fall" in text and "one/base/seed-0 (9)" in text and "never gain" not in text
     assert "| ESS | 1 of 2 | 2 (2 to 2) | 1 of 2 |" in text
     assert "| log-prob gap | 0 of 2 | – | 0 of 2 |" in text  # nothing is logged
 
@@ -216,7 +216,7 @@ def test_a_run_that_never_learns_cannot_fall_and_is_named():
     """From .04 at best to .13: what it logs after its collapse is neither an alarm nor a calm run."""
     dead = made("dead", 1, rates=[0.04, 0.13, *[0.0] * 11], ess=[np.nan, *[0.5] * 4, *[0.9] * 8])
     text = log_report.page([dead, signal_run([0.98, 0.99, 0.99, 1.0, *[0.99] * 8])], [])
-    assert "0 of 1 runs fall" in text and "Left out are 1 runs that never learn: one/dead/seed-1." in text
+    assert "0 of 1 runs fall" in text and "Left out are 1 runs that never gain more than 0.1: one/dead/seed-1." in text
     assert "| ESS | 0 of 0 | – | 0 of 1 |" in text
     assert log_report.learns(made(rates=[0.04, 0.15, 0.0]))
 

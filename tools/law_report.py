@@ -249,7 +249,7 @@ def page(
         + (f" Left out: {', '.join(left_out)}." if left_out else ""),
         "![law](law.png)",
         summary(curves),
-        "**Simpler rules** on the same points:",
+        "**Simpler rules** on the same points. What stays is the mean of the last two evaluations.",
         rules_table(curves),
         "**Each run.** Compute in sampled tokens; in bold a prediction whose interval the end left.",
         table(ROW_HEAD, [row(curve) for curve in curves]),
@@ -268,12 +268,13 @@ def page(
         text += [GREEDY, table(SUM_HEAD, rows)]
     if others:
         rows = [sum_row(name, 0.5, some) for name, some in others.items()]
-        text += ["**The other comparisons, fitted to half.** Each run is counted once. They hold variants that were "
+        text += ["**The other comparisons, fitted to half.** Each run is counted once; runs on half of the problems "
+                 "(`--difficulty`), which have other ceilings, are left out. They hold variants that were "
                  "made to be worse, so nothing is promised for them.",
                  table(["comparison", *SUM_HEAD[1:]], rows)]  # fmt: skip
         long = [curve for curve in (*curves, *(c for some in others.values() for c in some)) if is_long(curve)]
         rows = [sum_row(name, share, long) for name, share in (CUTS | {"all of it": 1.0}).items()] if long else []
-        text += ["**All runs of the task whose first half is at least 3 C_mid**, in whatever comparison:",
+        text += ["**All of these runs whose first half is at least 3 C_mid** of the fit to the whole run:",
                  table(SUM_HEAD, rows)]  # fmt: skip
     if chain:
         rows = [sum_row(name, share, chain) for name, share in CUTS.items()]

@@ -96,9 +96,12 @@ def page(curves: Sequence[Curve], baseline: Sequence[Curve]) -> str:
         "# What the logs already know",
         f"{len(falling)} of {len(curves)} runs fall: an evaluation lies more than {FALL:g} below the best before it"
         + (f" (in brackets its number): {names}." if names else ".")
-        + (f" {len(early)} of them within their first third, where no alarm is possible." if early else "")
-        + (f" Left out are {len(never)} runs that never learn: {', '.join(never)}." if never else ""),
-        f"An alarm is a figure outside of mean ± {SDS:g} standard deviations of the run's own first third, at any "
+        + (f" {len(early)} of them within their first third, where no alarm of the first table is possible."
+           if early else "")
+        + (f" Left out are {len(never)} runs that never gain more than {FALL:g}: {', '.join(never)}." if never else "")
+        + " Runs on half of the problems (`--difficulty`) are not looked at.",
+        f"An alarm is a figure outside of mean ± {SDS:g} standard deviations of the run's own first third (of its "
+        "evaluations, the start left out; three of them at least, or there is no alarm), at any "
         "evaluation after it; each value is a mean over the steps since the evaluation before. The lead is in "
         "evaluations. A false alarm is one in a run that never falls.",
         table(["figure", "falls announced", "lead, median (range)", "false alarms"],
