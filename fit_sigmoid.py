@@ -1,4 +1,4 @@
-"""Fit pass rate against compute with a sigmoid, and say what more compute will bring, and how sure that is.
+"""Fit pass rate against compute with a sigmoid, say what more compute will bring, and how sure that is.
 
 PROBLEM. The recipe that wins early in a run may lose later, and there is rarely a budget to compare recipes late.
 IDEA. The pass rate on held-out prompts follows a sigmoid in compute, so the early part of a run predicts the rest
@@ -10,83 +10,88 @@ IDEA. The pass rate on held-out prompts follows a sigmoid in compute, so the ear
     C_mid  compute at half of the gain A - R0                              B  efficiency: the exponent, how steep
 
 WHY A SIGMOID. Suppose each problem is learned at a compute of its own, and that the logarithms of these computes follow
-a logistic distribution of median log C_mid and scale 1/B. Then the share learned by C is 1 / (1 + (C_mid / C)^B): Eq. 1
-is the distribution function of a log-logistic. With B = 2 the middle 80 % of the problems are learned between C_mid / 3
-and 3 C_mid, about a decade. So the law holds where learning times spread out evenly like this, and fails where they do
-not: problems that are all learned at once are a cliff, and a hard kind that is learned later is a second step.
-
-This file climbs from the law to the command line. Each step uses those before it.
+a logistic distribution of median log C_mid and scale 1/B. Then the share learned by C is s = 1 / (1 + (C_mid / C)^B).
+So Eq. 1 is a distribution function: of how soon problems are learned. The pass rate is R = (1 - s) R0 + s A.
 
 1. THE LAW. `sigmoid`, the equation above.
 2. LEAST SQUARES. `plain_fit`, in 15 lines: the curve of least Q = sum_i w_i (R_i - R(C_i))^2, here with weights of 1.
-3. UNCERTAINTY. `fit` finds the least Q from any start, and then keeps every curve that fits almost as well:
+3. THE CLOSED FORM. For a given share s(C), R = (1 - s) R0 + s A is linear in R0 and A. So for each shape (B, C_mid) the
+   best R0 and A, their Q, and the ellipse of all R0 and A that fit almost as well follow from six sums (`solve`). Only
+   B and C_mid are searched, on a grid that closes in (`scan`). That needs no start and no luck, and on the way it finds
+   every curve that fits almost as well.
+4. THE TAILS. Nothing says that learning times are logistic. Eq. 1 is one of four forms here. They look alike early in a
+   run and differ in what is still to come late. With u = B log(C / C_mid), and half of the gain at C_mid in each:
 
-       Q <= Q_min + 1.1 * dispersion * t^2
+       form           share s            density of log C       gain still missing at large C
+       Weibull        1 - 2^(-e^u)       Gumbel, mirrored       2^(-(C/C_mid)^B): the last problems come soon
+       log-normal     Phi(u / 1.7)       normal                 less than any power of C
+       log-logistic   1 / (1 + e^-u)     logistic: Eq. 1        (C_mid/C)^B: some problems come very late
+       Frechet        2^(-e^-u)          Gumbel                 (C_mid/C)^B log 2, after a sharp start: many come late
 
-   The interval of A, of B or of a prediction runs from its least to its greatest value over the curves kept. This is a
-   profile likelihood. (A bootstrap would need refits and would break at the bound A <= 1.) The three factors:
-   - dispersion: the variance of the residuals; where the numbers of samples are known, divided by that of pure sampling
-     noise, pulled toward 1, and never below it. It is raised where neighboring residuals are correlated.
-   - t: Student's quantile. Each interval is about one quantity, and t^2 is the F quantile for one parameter.
-   - 1.1 corrects a selection: a ceiling is called identifiable if its interval is narrow, and some are so by chance.
-   The law itself may be wrong for a run. So it is tested on the run: `backtest` fits 50, 60, 70 and 80 % of the compute
-   and predicts the rest. Where the points came out above such a prediction by more than its interval, say by 1.5 times
-   its upper half-width, the upper half-widths of A and of predictions beyond the data grow 1.5 times; likewise below.
-4. VERDICT. A is identifiable if it passes the eleven checks of the table `CHECKS`. The main ones: the pass rate rises
-   and does not fall at the end; few ceilings fit (their interval is at most 0.1 wide, and half of the gain); the curve
-   bends in C and in log C, or has stopped rising; the data reach 2 C_mid. Else `reason` says what failed first, and
-   ends of intervals that are in doubt are opened: A's upper one goes to the bound 1, or both go to 0 and 1.
-5. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
-6. SEARCH. How the least Q and the set of curves are found. Not needed to use or trust a result.
-7. REPORT, picture and command line for the `eval.jsonl` of a run.
+5. THE INTERVAL is a union of two sets:
+   - every curve of every form with Q <= least Q + DOUBT * dispersion * t^2. The dispersion is the variance of the
+     residuals. (Where the numbers of samples are known, it is relative to pure sampling noise and at least 1. It is
+     raised where neighboring residuals agree.) t is Student's quantile. DOUBT = 2, since no run follows a form exactly.
+   - beyond the data, everything from the pass rate reached to that plus three times the gain that Eq. 1 still expects.
+     For the data show how the early problems are learned, and not how the late ones will be: on the paper's own run 2.2
+     to 2.8 times as much came at every cut. On other runs it was a fraction, and a run may stop where it is.
+   So an interval is wide for three reasons: noise, the form, and what remains. Only compute makes the last one small.
+6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise, (c) it does
+   not fall at the end, (d) A's interval is at most 0.1 wide, and half of the gain. Else `reason` says what is missing,
+   and `ask_again` at about which compute (d) will hold.
+7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
+8. REPORT, picture and command line for the `eval.jsonl` of a run, or for a CSV.
 
-CHOICES, where the paper is silent. (a) The point at C = 0 measures R0, with a sampling error like every other point;
-without that point R0 is fitted. (b) Some runs rise faster near the top than any sigmoid with A <= 1 can. The best curve
-then has A = 1 and predicts too low. So curves with A up to 1.25 are kept for predictions, each cut at 1; the printed
-interval of A ends at 1. (c) `method="paper_grid"` is the paper's own procedure, to compare with published values.
+CHOICES. (i) A, B and C_mid are always Eq. 1's, to compare with the paper's; the printed forecast is that of the form
+that fits best. (ii) No point is left out. The paper leaves out the first 1,500 GPU-hours; leaving out what lies below
+.6 C_mid makes the intervals of its own curve too narrow. (iii) The point at C = 0 measures R0, with noise like every
+other. (iv) Some runs rise faster near the top than any curve with A <= 1. So curves with A up to 1.25 count, cut at 1.
 
->>> C, R = [0, 1, 2, 4, 8, 16, 32], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589]
->>> [round(v, 3) for v in plain_fit(C, R)]  # R0, A, B, C_mid
-[0.251, 0.601, 1.745, 4.579]
+>>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
+>>> [round(v, 2) for v in plain_fit(C, R)]  # R0, A, B, C_mid
+[0.25, 0.6, 1.75, 4.57]
 >>> f = fit(C, R, n_samples=16_000)
->>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}; at C = 64 {f.predict(64):.3f}")
-A 0.601, 95% from 0.590 to 0.614; at C = 64 0.597
->>> fit(C[:-2], R[:-2], n_samples=16_000).reason
-'ceilings from 0.55 to 0.77 fit: the data reach 0.51 by C = 8'
->>> learned_at = 4.6 * np.exp(np.random.default_rng(0).logistic(size=10_000) / 1.7)  # a compute for each problem
->>> print(f"{(learned_at <= 8).mean():.2f} learned by C = 8; Eq. 1: {sigmoid(8, 0, 1, 1.7, 4.6):.2f}")
-0.72 learned by C = 8; Eq. 1: 0.72
+>>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
+A 0.601, 95% from 0.588 to 0.612
+>>> fit(C[:-3], R[:-3], n_samples=16_000).reason
+'ceilings from 0.51 to 1.00 and beyond fit: the data reach 0.51 by C = 8, 1.7 C_mid'
 """
 
 import argparse
+import csv
 import json
 import math
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import OptimizeWarning, curve_fit, least_squares
-from scipy.special import expit, fdtrc, stdtrit
+from scipy.optimize import least_squares
+from scipy.special import expit, fdtrc, ndtr, stdtrit
 
-METHODS = ("least_squares", "paper_grid")
-UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
-B_RANGE = (0.05, 20.0)  # an interval that touches an end is reported as open
-A_SLACK = 1.25  # choice (b)
+EQ1 = "log-logistic"
+FORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # step 4: the share at u
+    "Weibull": lambda u: -np.expm1(-math.log(2) * np.exp(np.minimum(u, 50))),
+    "log-normal": lambda u: ndtr(u / 1.7),  # 1.7: nowhere .01 off the logistic
+    EQ1: expit,
+    "Frechet": lambda u: np.exp(-math.log(2) * np.exp(np.minimum(-u, 50))),
+}
+DOUBT, REMAINS = 2.0, 3.0  # step 5
+MAX_WIDTH = 0.1  # step 6: five of the paper's margins of 0.02
+FLAT, FALL = 0.001, 4.0  # how unlikely a flat line must be; how many standard errors the last points may lie too low
+B_RANGE = (0.1, 20.0)  # an interval that touches an end is open
+A_SLACK = 1.25  # choice (iv)
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
 PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: few residuals alone would claim anything
-SAFETY = 1.1  # see step 3
-CUTS = (0.5, 0.6, 0.7, 0.8)  # shares of the compute whose fits are tested on the rest
-ROUNDING = 1 + 1e-12  # of a share of the compute
+UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
+SAMPLES = ("n_prompts", "n_samples")
+Span = tuple[float, float]
 
 
-# ------------------------------------------------------------------------------------------------------ 1. The law
+# ------------------------------------------------------------------------------------ 1. The law, and 2. least squares
 
 
 def sigmoid(C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> np.ndarray:
@@ -97,14 +102,11 @@ def sigmoid(C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: Arra
     return R0 + (np.asarray(A) - R0) * share
 
 
-# ------------------------------------------------------------------------------------------------- 2. Least squares
-
-
 def plain_fit(C: ArrayLike, R: ArrayLike) -> tuple[float, float, float, float]:
     """(R0, A, B, C_mid) by least squares in Q = sum_i (R_i - R(C_i))^2, from a single start.
 
     Good enough for a run that shows both ends of its curve. What it lacks is in `fit`: points that count less than
-    others, a second minimum, and how sure the result is.
+    others, a second minimum, other forms, and how sure the result is.
     """
     C, R = np.asarray(C, dtype=float), np.asarray(R, dtype=float)
 
@@ -118,73 +120,124 @@ def plain_fit(C: ArrayLike, R: ArrayLike) -> tuple[float, float, float, float]:
     return float(R0), float(A), math.exp(log_B), math.exp(log_C_mid)
 
 
-# --------------------------------------------------------------------------------------------------- 3. Uncertainty
-
-
-class Points(NamedTuple):
-    """The points that a fit uses, sorted by compute."""
-
-    C: np.ndarray  # (N,)
-    R: np.ndarray  # (N,)
-    n_samples: np.ndarray | None  # (N,)
-    left_out: dict[str, int]  # how many points were not used, by reason: nan, duplicate, skipped, zero
+# -------------------------------------------------------------------------------- 3. The closed form, and 4. the tails
 
 
 class Data(NamedTuple):
-    """What Q = sum_i w_i (R_i - R(C_i))^2 is made of."""
+    """What Q = sum_i w_i (R_i - R(C_i))^2 is made of. A box of one value holds R0 or A."""
 
     C: np.ndarray  # (N,)
     R: np.ndarray  # (N,)
     w: np.ndarray  # (N,) weights: 1 / variance of a point, up to the dispersion
-    R0_box: tuple[float, float]  # R0 lies in here
+    R0: Span
+    A: Span
 
 
-class Uncertainty(NamedTuple):
-    """The likelihood set: every curve that fits almost as well as the best one."""
+class Curves(NamedTuple):
+    """G curves of one form: the shape, the best R0 and A for it, and Q. Off the best pair by d = (dR0, dA), Q is
+    Q + d' V^-1 d. Each array is (G,)."""
 
-    dispersion: float = math.nan  # a point has variance dispersion * p (1 - p) / n, or dispersion where n is unknown
-    dof: float = 0.0  # degrees of freedom behind the dispersion
-    curves: np.ndarray | None = None  # (4, M) R0, A, B, C_mid; None where no residual is left to measure the noise
+    log_B: np.ndarray
+    log_C_mid: np.ndarray
+    R0: np.ndarray
+    A: np.ndarray
+    Q: np.ndarray
+    V: np.ndarray  # (3, G) its elements 00, 01, 11
+
+    def ends(self, s: ArrayLike, limit: float) -> Span:
+        """Least and greatest (1 - s) R0 + s A over all curves with Q <= limit; s is (G,), or 0 for R0 and 1 for A."""
+        r = 1 - np.asarray(s)
+        value = r * self.R0 + s * self.A
+        spread = r * r * self.V[0] + 2 * r * s * self.V[1] + s * s * self.V[2]
+        reach = np.sqrt(np.maximum(limit - self.Q, 0) * np.maximum(spread, 0))
+        return float((value - reach).min()), float((value + reach).max())
 
 
-class Intervals(NamedTuple):
-    """Low and high of each parameter over the likelihood set; wide open where the data say nothing."""
+def shares(form: str, C: np.ndarray, log_B: ArrayLike, log_C_mid: ArrayLike) -> np.ndarray:
+    """Share of the gain (..., N) at compute C (N,) for shapes (...,)."""
+    with np.errstate(divide="ignore"):
+        return FORMS[form](np.exp(log_B)[..., None] * (np.log(C) - np.asarray(log_C_mid)[..., None]))
 
-    R0: tuple[float, float]
-    A: tuple[float, float]
-    B: tuple[float, float] = (0.0, math.inf)
-    C_mid: tuple[float, float] = (0.0, math.inf)
+
+def solve(data: Data, form: str, log_B: np.ndarray, log_C_mid: np.ndarray) -> Curves:
+    """The best R0 and A for each shape (G,): weighted regression of R on 1 - s and s."""
+    C, R, w, R0_box, A_box = data
+    s = shares(form, C, log_B, log_C_mid)  # (G, N)
+    r = 1 - s
+    rr, rs, ss, rR, sR, RR = (r * r) @ w, (r * s) @ w, (s * s) @ w, (r * R) @ w, (s * R) @ w, (R * R) @ w
+    # The normal equations [rr rs; rs ss] (R0, A) = (rR, sR). A held value is one measured with infinite weight.
+    infinite = 1e9 * w.sum()
+    more_r, more_s = (infinite if low == high else 1e-12 * w.sum() for low, high in (R0_box, A_box))
+    det = (rr + more_r) * (ss + more_s) - rs * rs
+    A = ((rr + more_r) * (sR + more_s * A_box[0]) - rs * (rR + more_r * R0_box[0])) / det
+    # On an edge of its box one of the two is fixed, and the other solved again. No curve falls: R0 <= A.
+    A = np.clip(A, *A_box)
+    R0 = np.clip((rR - rs * A) / np.maximum(rr, more_r), R0_box[0], np.minimum(R0_box[1], A))
+    A = np.clip((sR - rs * R0) / np.maximum(ss, more_s), np.maximum(A_box[0], R0), A_box[1])
+    Q = RR - 2 * R0 * rR - 2 * A * sR + R0 * R0 * rr + 2 * R0 * A * rs + A * A * ss
+    return Curves(log_B, log_C_mid, R0, A, np.maximum(Q, 0), np.array([ss + more_s, -rs, rr + more_r]) / det)
+
+
+def shape_range(C: np.ndarray) -> np.ndarray:
+    """(2, 2) ends of log B and of log C_mid that are searched; those of C_mid lie far beyond the data."""
+    return np.log([B_RANGE, (C[C > 0].min() / 10, C.max() * 30)])
+
+
+def scan(data: Data, form: str, limit: float = -math.inf) -> Curves:
+    """The curves with Q <= limit, or without a limit the best one, on a grid that closes in on them."""
+    whole = ends = shape_range(data.C)
+    for _ in range(5 if limit < 0 else 3):
+        axes = [np.linspace(*end, 41 if limit < 0 else 61) for end in ends]
+        all_ = solve(data, form, *(x.ravel() for x in np.meshgrid(*axes, indexing="ij")))
+        keep = all_.Q <= max(limit, all_.Q.min())
+        step = np.array([[x[0] - x[1], x[1] - x[0]] for x in axes])
+        ends = np.clip([[v[keep].min(), v[keep].max()] for v in all_[:2]] + step, whole[:, :1], whole[:, 1:])
+    return Curves(*(v[..., keep] for v in all_))
+
+
+# ------------------------------------------------------------------------------------ 5. The interval, 6. the verdict
 
 
 @dataclass
 class SigmoidFit:
-    """A fitted curve. Compute is in the unit of the data; numbers are NaN where there is no fit."""
+    """A fitted curve. Compute is in the unit of the data; numbers are NaN where there is no fit, and `reason` says why.
 
-    points: Points = field(repr=False)
-    options: dict[str, Any] = field(repr=False)  # R0, A, method, A_max, level, A_range, C_mid_range, as given to `fit`
-    intervals: Intervals
-    uncertainty: Uncertainty = field(default=Uncertainty(), repr=False)
+    R0, A, B, C_mid, rmse and the intervals of B and C_mid are Eq. 1's; A's interval is over all forms.
+    """
+
+    C: np.ndarray = field(repr=False)  # (N,) the points used, sorted
+    R: np.ndarray = field(repr=False)  # (N,)
+    n: np.ndarray | None = field(repr=False)  # (N,) samples behind each
+    options: dict[str, Any] = field(repr=False)  # R0, A, A_max, level, as given to `fit`
+    A_interval: Span
+    B_interval: Span = (0.0, math.inf)
+    C_mid_interval: Span = (0.0, math.inf)
     R0: float = math.nan
     A: float = math.nan
     B: float = math.nan
     C_mid: float = math.nan
-    rmse: float = math.nan  # root mean squared residual of the points, unweighted
-    widened: tuple[float, float] = (1.0, 1.0)  # what `backtest` multiplies the lower and the upper half-width with
+    rmse: float = math.nan  # root mean squared residual, unweighted
+    form: str = EQ1  # the one that fits best
+    likelihood: dict[str, float] = field(default_factory=dict)  # of each form's best curve, over that of `form`
     reason: str = ""  # why the data cannot tell the ceiling; empty if they can
+    falls: bool = False  # at its end
+    dof: float = 0.0
+    dispersion: float = math.nan  # a point has variance dispersion * p (1 - p) / n, or dispersion where n is unknown
+    limit: float = math.nan  # largest Q of the curves that are not excluded
+    best: dict[str, Curves] = field(default_factory=dict, repr=False)  # form -> one curve
+    allowed: dict[str, Curves] = field(default_factory=dict, repr=False)  # form -> all that are not excluded
 
     identifiable = property(lambda self: not self.reason)
-    n_points = property(lambda self: self.points.C.size)
-    A_interval = property(lambda self: self.intervals.A)
-    B_interval = property(lambda self: self.intervals.B)
+    n_points = property(lambda self: self.C.size)
+    t = property(lambda self: float(stdtrit(self.dof, (1 + self.options["level"]) / 2)))  # Student's quantile
 
-    @property
-    def R0_source(self) -> str:
-        """Where R0 comes from: "given", "measured" (there is a point at C = 0) or "fitted"."""
-        return "given" if self.options["R0"] is not None else "measured" if (self.points.C == 0).any() else "fitted"
-
-    def predict(self, C: ArrayLike) -> np.ndarray:
-        """The fitted curve at compute `C`, any shape."""
-        return sigmoid(C, self.R0, self.A, self.B, self.C_mid)
+    def predict(self, C: ArrayLike, form: str = EQ1) -> np.ndarray:
+        """The fitted curve at compute `C`, any shape: Eq. 1, or the best of another form."""
+        if not self.best:
+            return np.full(np.shape(C), math.nan)
+        log_B, log_C_mid, R0, A = (float(v[0]) for v in self.best[form][:4])
+        s = shares(form, np.ravel(np.asarray(C, dtype=float)), log_B, log_C_mid).reshape(np.shape(C))
+        return np.minimum((1 - s) * R0 + s * A, self.options["A_max"])
 
     def interval(self, C: ArrayLike, *, noise: bool = False, n_samples: float | None = None) -> np.ndarray:
         """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there.
@@ -192,103 +245,133 @@ class SigmoidFit:
         `n_samples` of that evaluation is by default the median of the fitted points'. Curve and noise are independent,
         so their half-widths add in quadrature.
         """
-        C, A_max, (dispersion, dof, curves) = np.atleast_1d(C), self.options["A_max"], self.uncertainty
-        p, top = self.predict(C), max(A_max, 1.0)
-        if curves is None:
+        C, top = np.atleast_1d(np.asarray(C, dtype=float)), self.options["A_max"]
+        if not self.allowed:
             return np.array([np.zeros(C.shape), np.full(C.shape, top)])
-        allowed = [sigmoid(c, *curves) for c in C]  # K arrays (M,)
-        low = np.minimum([v.min() for v in allowed], p)
-        high = np.maximum(np.minimum([v.max() for v in allowed], A_max), p)  # choice (b)
-        down, up = np.where(C > self.points.C[-1], np.reshape(self.widened, (2, 1)), 1.0)
-        low, high = np.maximum(p - down * (p - low), 0), np.minimum(p + up * (high - p), top)
+        found = [
+            [curves.ends(shares(form, C[i : i + 1], *curves[:2])[:, 0], self.limit) for i in range(C.size)]
+            for form, curves in self.allowed.items()
+        ]  # (F, K, 2)
+        low, high, beyond = np.min(found, 0)[:, 0], np.max(found, 0)[:, 1], self.C[-1] < C
+        reached = float(self.predict(self.C[-1]))
+        low[beyond] = 0 if self.falls else np.minimum(low, reached)[beyond]
+        high[beyond] = top if self.falls else np.maximum(high, reached + REMAINS * (self.predict(C) - reached))[beyond]
+        low, high = np.clip([low, high], 0, top)
         if noise:
-            if n_samples is None and self.points.n_samples is not None:
-                n_samples = float(np.median(self.points.n_samples))
-            sd = np.sqrt(dispersion * unit_variance(p, n_samples)) * stdtrit(dof, (1 + self.options["level"]) / 2)
+            if n_samples is None and self.n is not None:
+                n_samples = float(np.median(self.n))
+            p = np.clip(self.predict(C, self.form), low, high)
+            sd = np.sqrt(self.dispersion * variance(p, n_samples)) * self.t
             low, high = np.maximum(p - np.hypot(p - low, sd), 0), np.minimum(p + np.hypot(high - p, sd), top)
         return np.array([low, high])
 
+    def ask_again(self) -> float:
+        """The compute, to about a tenth, from which A would be identifiable if the run went on along its best form with
+        equal noise and as many evaluations; inf beyond 30 times the compute so far, or if nothing is to be seen."""
+        count, last, n = max(int((self.C > self.C[-1] / 2).sum()), 3), float(self.C[-1]), self.n
+        for end in last * 1.1 ** np.arange(0 if self.allowed and not self.falls else 36, 36):
+            more = np.arange(1, 1 + int(2 * count * (end / last - 1))) * last / count / 2 + last
+            sd = np.sqrt(self.dispersion * variance(self.predict(more, self.form), None if n is None else n[-1]))
+            R = np.append(self.R, np.clip(self.predict(more, self.form) + sd * np.resize([0.5, -0.5], more.size), 0, 1))
+            n_then = None if n is None else np.append(n, np.full(more.size, n[-1]))
+            if fit(np.append(self.C, more), R, n_samples=n_then, **self.options).identifiable:
+                return float(end)
+        return math.inf
+
 
 def fit(
-    C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None = None, method: str = METHODS[0],
-    skip_below: float = 0.0, n_samples: ArrayLike | None = None, A_max: float = 1.0, level: float = 0.95,
-    A_range: Sequence[float] = (0.45, 0.8), C_mid_range: Sequence[float] | None = None, cuts: Sequence[float] = CUTS,
+    C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None = None, skip_below: float = 0.0,
+    n_samples: ArrayLike | None = None, A_max: float = 1.0, level: float = 0.95,
 ) -> SigmoidFit:  # fmt: skip
-    """Fit Eq. 1 to pass rates `R` (N,) at compute `C` (N,). The inputs are not modified; their order does not matter.
+    """Fit pass rates `R` (N,) at compute `C` (N,). The inputs are not modified; their order does not matter.
 
     R0, A       hold these fixed. R0 None: the point at C = 0 measures it, else it is fitted
-    method      "least_squares" (global minimum) or "paper_grid" (choice (c): A by steps of 0.005 in `A_range`, 100
-                values of C_mid in `C_mid_range`, by default up to the run's compute; same intervals)
-    skip_below  leave out points with 0 < C < skip_below; the point at C = 0 always stays
+    skip_below  leave out points with 0 < C < skip_below
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
-    A_max       bound on A
-    cuts        shares of the compute at which the law is tested on this run (`backtest`); () for no test
-    Points with a NaN and exact repetitions are left out and counted. Data that cannot carry a fit give a `reason`, not
-    an error. ValueError: shapes that differ, negative compute, a pass rate outside [0, max(1, A_max)], two points at
-    C = 0 that disagree, an unknown method, R0 and A out of order, an empty A_range.
+    A_max       bound on A and on predictions
+    Points with a NaN are left out. Data that cannot carry a fit give a `reason`, not an error. ValueError: shapes that
+    differ, negative compute, a pass rate outside [0, A_max], R0 and A out of order, A_max above 1.25, a level outside
+    (0, 1).
     """
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max < math.inf or A_max == 0:
-        raise ValueError(f"need 0 <= R0 <= A <= A_max, 0 < A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
-    if not 0 <= A_range[0] < A_range[1] < math.inf:
-        raise ValueError(f"need 0 <= low < high in A_range, not {A_range[0]} and {A_range[1]}")
-    options = dict(R0=R0, A=A, method=method, A_max=A_max, level=level, A_range=A_range, C_mid_range=C_mid_range)
-    options["cuts"] = cuts
-    C, R, n, _ = points = clean(C, R, n_samples, max(A_max, 1.0), skip_below, R0 is not None)
-    f = SigmoidFit(points, options, Intervals(R0=(0.0, A_max), A=(0.0, A_max)))
-    judge(f, "points")
-    if f.reason:
+    if not 0 < level < 1:
+        raise ValueError(f"level is a share below 1, such as 0.95, not {level:g}")
+    if not 0 < A_max <= A_SLACK:
+        raise ValueError(f"A_max is at most {A_SLACK}, not {A_max:g}: pass rates are shares, so divide percents by 100")
+    if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max:
+        raise ValueError(f"need 0 <= R0 <= A <= A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
+    C, R, n = usable(C, R, n_samples, A_max, skip_below)
+    f = SigmoidFit(C, R, n, dict(R0=R0, A=A, A_max=A_max, level=level), (0.0, A_max))
+    prior = 0.0 if n is None else PRIOR_DOF
+    # A measured R0 costs a degree of freedom like a fitted one, because its point is one of the N.
+    f.dof = C.size - 2 - (R0 is None) - (A is None) + prior
+    if f.dof < 1 or np.unique(C[C > 0]).size < 3:
+        f.reason = f"{C.size} usable points, but four unknowns and the noise need at least 5: evaluate more often"
         return f
-    box = (0.0, A_max) if R0 is None else (R0, R0)
-    bounds = search_range(C, (box[0], A_max) if A is None else (A, A))
-    data = Data(C, R, 1 / unit_variance(R, n), box)
-    x = global_fit(data, bounds)
-    for _ in range(0 if n is None else 2):  # binomial weights need the curve, and the curve needs the weights
-        data = data._replace(w=1 / unit_variance(sigmoid(C, *parameters(x, data)), n))
-        x = global_fit(data, bounds)  # with other weights another curve may be the best one, far from the last
-    f.R0, f.A, f.B, f.C_mid = map(float, parameters(x, data))
-    f.uncertainty = likelihood_set(f, data, bounds, x)
-    if f.uncertainty.curves is not None:
-        f.intervals = intervals_of(f.uncertainty.curves, C, A_max)
-        misses = [backtest(f, cut) for cut in cuts]
-        f.widened = max([1.0, *(-miss for miss in misses)]), max([1.0, *misses])
-        low, high = (f.A + factor * (end - f.A) for factor, end in zip(f.widened, f.intervals.A, strict=True))
-        f.intervals = f.intervals._replace(A=(max(low, 0.0), min(high, A_max)))
-    judge(f, *(("curve", "ceiling") if A is None else ("curve",)))
-    if method == "paper_grid":  # after the verdict: the data are not to blame where no curve of the grid fits them
-        f.R0, f.A, f.B, f.C_mid = paper_grid(f)
-        judge(f, *(("grid",) if A is None else ()))
-    f.rmse = math.sqrt(np.mean((R - f.predict(C)) ** 2))
+    boxes = ((0.0, A_max) if R0 is None else (R0, R0)), ((0.0, A_SLACK * A_max) if A is None else (A, A))
+    w = 1 / variance(R, n)
+    for _ in range(1 if n is None else 3):  # binomial weights need the curve, and the curve needs the weights
+        data = Data(C, R, w, *boxes)
+        f.best[EQ1] = scan(data, EQ1)
+        w = 1 / variance(f.predict(C), n)
+    f.best |= {form: scan(data, form) for form in FORMS if form != EQ1}
+    Q = {form: float(curve.Q[0]) for form, curve in f.best.items()}
+    f.form = min(Q, key=lambda form: Q[form])
+    z = {form: np.sqrt(data.w) * (R - f.predict(C, form)) for form in (EQ1, f.form)}  # (N,) standardized residuals
+    dispersions = {form: dispersion(v, f.dof, prior, data.w.sum() * MIN_SD**2) for form, v in z.items()}
+    f.dispersion = dispersions[f.form]
+    f.likelihood = {form: math.exp((Q[f.form] - Q[form]) / 2 / f.dispersion) for form in FORMS}
+    level_line = data.w @ R / data.w.sum() if R0 is None else R0
+    gained = max(data.w @ (R - level_line) ** 2 - Q[f.form], 0) / f.dispersion
+    if fdtrc(2, f.dof, gained / 2) > FLAT:  # F test against a flat line
+        f.best, f.reason = {}, f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit"
+        return f
+    f.R0, A_free, f.B, f.C_mid = (float(v[0]) for v in (f.best[EQ1].R0, f.best[EQ1].A, *np.exp(f.best[EQ1][:2])))
+    f.A, f.rmse = min(A_free, A_max), math.sqrt(np.mean((R - f.predict(C)) ** 2))
+
+    f.limit = Q[f.form] + DOUBT * f.dispersion * f.t**2
+    f.allowed = {form: scan(data, form, f.limit) for form in FORMS if Q[form] <= f.limit}
+    own_limit = Q[EQ1] + DOUBT * dispersions[EQ1] * f.t**2
+    own = scan(data, EQ1, own_limit)
+    f.B_interval, f.C_mid_interval = (
+        (0.0 if v.min() < low + 0.05 else math.exp(v.min()), math.inf if v.max() > high - 0.05 else math.exp(v.max()))
+        for v, (low, high) in zip(own[:2], shape_range(C), strict=True)
+    )
+    reached, ends = float(f.predict(C[-1])), np.array([curves.ends(1.0, f.limit) for curves in f.allowed.values()])
+    low, high = float(min(reached, ends.min())), float(max(reached + REMAINS * (A_free - reached), ends.max()))
+    f.A_interval = max(low, 0.0), min(high, A_max)
+    late = z[f.form][-max(3, C.size // 5) :]
+    noise = math.sqrt(max(np.mean(np.diff(z[f.form]) ** 2) / 2, MIN_SD**2))  # of differences: they miss a slow misfit
+    if late.mean() * math.sqrt(late.size) < -FALL * noise:
+        f.falls, f.A_interval = True, (0.0, A_max)
+        f.reason = f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
+    elif A is None and high - low > min(MAX_WIDTH, (f.A - f.R0) / 2):
+        beyond = " and beyond" if high > A_max else ""
+        f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f}{beyond} fit: the data reach {reached:.2f} by"
+        f.reason += f" C = {short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid"
     return f
 
 
-def clean(
-    C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_below: float = 0.0, drop_zero: bool = False
-) -> Points:
-    """Sorted copies of the points to use. `top` bounds the pass rates; ValueError as `fit` says."""
+def usable(
+    C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_below: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Sorted copies of the points to use; ValueError as `fit` says."""
     C, R = np.array(C, dtype=float), np.array(R, dtype=float)
     if C.ndim != 1 or C.shape != R.shape:
         raise ValueError(f"C and R must be one-dimensional and of one length, not {C.shape} and {R.shape}")
     n = None if n is None else np.broadcast_to(np.asarray(n, dtype=float), C.shape)
-    real = np.isfinite(C) & np.isfinite(R) & (True if n is None else np.isfinite(n))
+    use = np.isfinite(C) & np.isfinite(R) & (True if n is None else np.isfinite(n)) & ~((C > 0) & (C < skip_below))
     order = np.lexsort((R if n is None else n, R, C))
-    order = order[real[order]]
-    C, R, n = C[order], R[order], None if n is None else n[order]
-    if (C < 0).any() or (R < 0).any() or (R > top).any() or (n is not None and (n <= 0).any()):
-        raise ValueError(f"compute must be >= 0, pass rates in [0, {top:g}] and n_samples > 0")
-    repeated = np.zeros(C.size, dtype=bool)
-    repeated[1:] = (np.diff(C) == 0) & (np.diff(R) == 0)
-    if (~repeated & (C == 0)).sum() > 1:
-        raise ValueError("two points at C = 0 disagree; keep one, it is the measurement of R0")
-    skipped = ~repeated & (C > 0) & (C < skip_below)
-    zero = ~repeated & (C == 0) & drop_zero  # with R0 given it says nothing, but its residual would count as noise
-    left_out = {"nan": ~real, "duplicate": repeated, "skipped": skipped, "zero": zero}
-    use = ~(repeated | skipped | zero)
-    return Points(C[use], R[use], None if n is None else n[use], {why: int(v.sum()) for why, v in left_out.items()})
+    C, R, n = (None if v is None else v[order][use[order]] for v in (C, R, n))
+    if (R > top).any():
+        raise ValueError(f"a pass rate of {R.max():g} is above {top:g}: divide percents by 100 (--scale 0.01)")
+    if (C < 0).any() or (R < 0).any() or (n is not None and (n <= 0).any()):
+        raise ValueError("compute and pass rates must be >= 0, and n_samples > 0")
+    if C.size and C[0] > C[-1] / 2 and not skip_below:
+        raise ValueError(f"compute starts at {C[0]:g} and ends at {C[-1]:g}: subtract what it was before training")
+    return C, R, n
 
 
-def unit_variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
+def variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
     """Variance of a point at dispersion 1: p (1 - p) / n, with one success and one failure added: it is never 0."""
     p = np.asarray(p, dtype=float)
     if n is None:
@@ -297,427 +380,112 @@ def unit_variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
     return q * (1 - q) / n
 
 
-def likelihood_set(f: SigmoidFit, data: Data, bounds: np.ndarray, x: np.ndarray) -> Uncertainty:
-    """The curves with Q <= Q_min + 1.1 dispersion t^2, from the best one `f`, x.
+def dispersion(z: np.ndarray, dof: float, prior: float, least: float) -> float:
+    """Variance of standardized residuals z (N,), raised by their lag-1 correlation r if that is significant.
 
-    The dispersion is measured, since n_samples is prompts times samples, and samples of one prompt are correlated: the
-    residuals vary more than binomially when every evaluation draws new prompts, and less on a fixed held-out set. Less
-    is not believed: it is how exactly the run follows itself, not how exactly it follows the law.
-    """
-    z = np.sqrt(data.w) * (data.R - f.predict(data.C))  # standardized residuals
-    known = f.points.n_samples is not None
-    prior = PRIOR_DOF if known else 0.0
-    # A measured R0 costs a degree of freedom like a fitted one, because its point is one of the N.
-    dof = z.size - 2 - (f.options["R0"] is None) - (f.options["A"] is None) + prior
-    if dof <= 0:
-        return Uncertainty(dof=dof)
-    dispersion = max((z @ z + prior) / dof, 1.0 if known else MIN_SD**2) * inflation(z, data.w.sum() * MIN_SD**2)
-    limit = z @ z + SAFETY * float(dispersion) * stdtrit(dof, (1 + f.options["level"]) / 2) ** 2
-    bounds = bounds * [[1, A_SLACK if f.options["A"] is None else 1], [1, 1], [1, 1]]  # choice (b)
-    x, Q = explore(data, bounds, limit, x)
-    R0, curvature, _ = best_R0(x, data)
-    with np.errstate(divide="ignore"):
-        reach = np.sqrt(np.maximum(limit - Q, 0) / curvature)  # Q is a parabola in R0: two ends for each x
-    low, high = data.R0_box[0], np.minimum(data.R0_box[1], x[:, 0])
-    R0 = np.concatenate([np.clip(R0 - reach, low, high), R0, np.clip(R0 + reach, low, high)])
-    x = np.tile(x, (3, 1))
-    return Uncertainty(float(dispersion), dof, np.stack([R0, x[:, 0], np.exp(x[:, 1]), np.exp(x[:, 2])]))
-
-
-def backtest(f: SigmoidFit, cut: float) -> float:
-    """By how many half-widths of its interval the mean of the points after the first `cut` of the compute lies above
-    (positive) or below what a fit to those before it predicts; 0 where there is no interval or no such point."""
-    C, R, n, _ = f.points
-    early = C <= cut * C[-1] * ROUNDING
-    options = f.options | {"cuts": (), "method": METHODS[0]}
-    g = fit(C[early], R[early], n_samples=None if n is None else n[early], **options)
-    if g.uncertainty.curves is None or early.all():
-        return 0.0
-    C, R, n = C[~early], R[~early], None if n is None else n[~early]
-    p, (low, high), (dispersion, dof, _) = g.predict(C), g.interval(C), g.uncertainty
-    miss = float(np.mean(R - p))
-    reach = np.mean(high - p if miss > 0 else p - low)  # of the curve: it is off by as much at all these points
-    sd = math.sqrt(dispersion * np.mean(unit_variance(p, n)) / C.size)  # of the points' own noise
-    return miss / math.hypot(reach, sd * stdtrit(dof, (1 + f.options["level"]) / 2))
-
-
-def inflation(z: np.ndarray, least: float) -> float:
-    """(1 + r) / (1 - r), r the lag-1 correlation of residuals z (N,): neighbors of one sign are not independent.
-
-    1 where r is not significant (5 %, one-sided), or where z @ z is far below `least`.
+    It is measured, since samples of one prompt are correlated. Below 1 it is not believed where samples are known: that
+    is how exactly a run on a fixed held-out set follows itself, not how exactly it follows the law.
     """
     r = min(z[1:] @ z[:-1] / max(z @ z, least), 0.95)
-    return (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
+    correlated = (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
+    return float(max((z @ z + prior) / dof, 1.0 if prior else MIN_SD**2) * correlated)
 
 
-def intervals_of(curves: np.ndarray, C: np.ndarray, A_max: float) -> Intervals:
-    """Least and greatest value of each parameter over `curves` (4, M); open within 5 % of the search range's end."""
-    R0, A, *rest = ((float(v.min()), float(v.max())) for v in curves[:, curves[1] <= A_max + 1e-9])
-    ends = np.exp(search_range(C, (0, 1))[1:])
-    B, C_mid = (
-        (0.0 if low < end[0] * 1.05 else low, math.inf if high > end[1] / 1.05 else high)
-        for (low, high), end in zip(rest, ends, strict=True)
-    )
-    return Intervals(R0, (A[0], min(float(curves[1].max()), A_max)), B, C_mid)
+# ----------------------------------------------------------------------------------------------------- 7. Comparison
 
 
-# ------------------------------------------------------------------------------------------------------- 4. Verdict
+class Comparison(NamedTuple):
+    """The verdict, and where ceilings agree the one that the runs share and their fits with it."""
 
-# Of the likelihood set in A: five of the paper's margins of 0.02. Where a run gains little, the limit is half of its
-# gain A - R0: ceilings 0.1 apart say nothing about a run that gains 0.1.
-MAX_WIDTH = 0.1
-RISE_ALPHA = 0.05  # a flat line must be this unlikely before the pass rate is said to rise
-FLAT_ALPHA = 0.001  # and this unlikely before it is said to have risen to a ceiling
-LINE_ALPHA = 0.01  # a straight line must be this unlikely before the curve is said to bend toward a ceiling
-SLOPE_SDS = 2.0  # standard errors from which on a line rises or falls; a line that does not rise is a ceiling reached
-REACH = 2.0  # in C_mid: how far the data must go before they bound the ceiling from above
-LATE_SHARE, LATE_SDS = 1 / 5, 4.0  # this share of the points, the last ones, may lie so many standard errors too low
-
-# What must hold before A is called identifiable, by what is looked at; the first row that fails gives the reason.
-# (condition; a test that is True when it is violated; which intervals say too much then, and are opened; the reason);
-# `e` are the numbers of `evidence`
-CHECKS = {
-    "points": (
-        ("enough points", lambda e: e.n < 4 or e.computes < 3, "none",
-         "{n} usable points, but four unknowns need at least 4, at three or more values of C > 0: "
-         "evaluate more often or fit a larger part"),
-        ("compute counts from the start", lambda e: e.first > e.last / 2 and not e.starts_late, "none",
-         "compute that starts at {first:g} and ends at {last:g}: subtract its start"),
-    ),
-    "curve": (
-        ("noise is measured", lambda e: e.dof <= 0, "none",
-         "{n} points leave no residual to measure the noise by: add points, or give n_samples"),
-        ("pass rate rises", lambda e: e.p_flat > RISE_ALPHA, "A and R0",
-         "the pass rate {moves} by C = {end}: there is no ceiling to fit"),
-        ("end stays on the curve", lambda e: e.late < -LATE_SDS * e.noise, "A",
-         "the last {late_n} points lie below the curve: the run falls away from any ceiling"),
-    ),
-    "ceiling": (  # where A is fitted
-        ("data and not the bound hold A", lambda e: e.A > e.A_max - 1e-6 and e.reach < e.A_max - MAX_WIDTH / 2, "none",
-         "the bound A <= {A_max:g} stopped the fit and not the data, which reach {reach:.2f} by C = {end}"),
-        ("few ceilings fit", lambda e: e.width > min(MAX_WIDTH, e.gain / 2), "none",  # A up to 1.25 A_max
-         "ceilings from {low:.2f} to {up_to} fit: the data reach {reach:.2f} by C = {end}"),
-        ("curve bends in C", lambda e: p_of_line(e, e.C / e.C[-1]) > LINE_ALPHA, "A above",
-         "a straight line in C fits about as well: no ceiling shows by C = {end}"),
-        ("curve bends in log C", lambda e: p_of_line(e, np.log(e.C)) > LINE_ALPHA, "A above",
-         "a straight line in log C fits about as well: no ceiling shows by C = {end}"),
-        ("rise is no luck", lambda e: e.p_flat > FLAT_ALPHA, "A above",
-         "a flat line fits about as well: no ceiling shows by C = {end}"),
-        ("data reach 2 C_mid", lambda e: e.last < REACH * e.C_mid, "A above",
-         "the data end at {shown:.1f} C_mid: the ceiling is at least {low:.2f}"),
-    ),
-    "grid": (  # of the paper
-        ("A lies inside the grid", lambda e: e.A < e.grid[0] + 1e-9 or e.grid[1] - 1e-9 < e.A < e.A_max, "none",
-         "A lies on the edge of the grid {grid[0]:g}..{grid[1]:g}: widen A_range"),
-    ),
-}  # fmt: skip
-
-
-def judge(f: SigmoidFit, *stages: str) -> None:
-    """Make the checks of these stages. The first that fails gives `f.reason` and opens intervals that say too much."""
-    e = evidence(f)
-    for _, fails, opens, reason in (check for stage in stages for check in CHECKS[stage]):
-        if not f.reason and fails(e):
-            f.reason, f.intervals = reason.format(**vars(e)), opened(f, e, opens)
-
-
-def evidence(f: SigmoidFit) -> SimpleNamespace:
-    """The numbers that the checks compare and the reasons show; before a fit those of the points only."""
-    C, R, n, left_out = f.points
-    A_max, curves = f.options["A_max"], f.uncertainty.curves
-    e = SimpleNamespace(n=C.size, first=C.min(initial=math.inf), last=C.max(initial=0.0))
-    e.computes = np.unique(C[C > 0]).size
-    e.starts_late = left_out["skipped"] or left_out["zero"] or f.options["A"] is not None  # by choice, or a refit
-    if math.isnan(f.A):
-        return e
-    e.A, e.A_max, e.gain, e.grid = f.A, A_max, f.A - f.R0, f.options["A_range"]
-    e.reach, e.end = float(f.predict(C[-1])), short(float(C[-1]))
-    e.C_mid, e.shown = f.C_mid, e.last / f.C_mid
-    e.low, e.high = f.intervals.A
-    top = math.inf if curves is None else f.A + f.widened[1] * (curves[1].max() - f.A)  # e.high is cut at A_max
-    e.width, e.up_to = top - e.low, f"{e.high:.2f}" + (" and beyond" if top > A_max else "")
-    e.dispersion, e.dof, _ = f.uncertainty
-    e.w = 1 / unit_variance(f.predict(C), n)
-    z = np.sqrt(e.w) * (R - f.predict(C))  # standardized residuals
-    level = f.R0 if f.R0_source == "given" else e.w @ R / e.w.sum()
-    # What the curve explains beyond a flat line; then the mean misfit of the last points, against the noise.
-    e.p_flat = f_test_p(e.w @ (R - level) ** 2 - z @ z, 2, e.dof, e.dispersion)
-    falls = np.std(R) > MIN_SD and np.corrcoef(C, R)[0, 1] < -SLOPE_SDS / math.sqrt(C.size)
-    e.moves = "falls" if falls else "does not rise beyond its noise"
-    e.late_n = max(3, int(LATE_SHARE * C.size + 1e-9))
-    e.late = z[-e.late_n :].mean() * math.sqrt(e.late_n)
-    e.noise = math.sqrt(max(np.mean(np.diff(z) ** 2) / 2, e.w.mean() * MIN_SD**2))  # differences miss a slow misfit
-    # For the straight lines: the points with C > 0, their weights, and Q of the curve there.
-    e.C, e.R, e.v, e.Q = C[C > 0], R[C > 0], e.w[C > 0], z[C > 0] @ z[C > 0]
-    return e
-
-
-def f_test_p(gain: float, k: int, dof: float, dispersion: float) -> float:
-    """F test: how likely noise is to lower Q by `gain` where `k` more parameters have nothing to explain."""
-    return float(fdtrc(k, dof, max(gain, 0.0) / k / dispersion))
-
-
-def p_of_line(e: SimpleNamespace, x: np.ndarray) -> float:
-    """F test of the curve against a straight line in x, at the points with C > 0: how likely noise alone bends it.
-
-    0, which means "bends", also where the line does not rise: the ceiling is reached already.
-    """
-    Q_line, Q_flat = (e.v @ (e.R - np.polyval(np.polyfit(x, e.R, k, w=np.sqrt(e.v)), x)) ** 2 for k in (1, 0))
-    rises = Q_flat - Q_line > SLOPE_SDS**2 * e.dispersion
-    return f_test_p(Q_line - e.Q, 2, e.dof, e.dispersion) if rises else 0.0
-
-
-def opened(f: SigmoidFit, e: SimpleNamespace, opens: str) -> Intervals:
-    """The intervals of `f` without the ends that a failed check puts in doubt: `opens` is its entry in CHECKS."""
-    i, A_max = f.intervals, f.options["A_max"]
-    if opens == "none":
-        return i
-    if opens in ("A", "A above"):
-        return i._replace(A=(0.0 if opens == "A" else i.A[0], A_max))
-    R0 = i.R0
-    if f.options["R0"] is None:  # every curve that is flat from the first point fits: only a measurement tells R0
-        sd = math.sqrt(SAFETY * e.dispersion / e.w[0]) if e.first == 0 else math.inf
-        reach, R = sd * stdtrit(e.dof, (1 + f.options["level"]) / 2), f.points.R[0]
-        R0 = (max(min(float(R - reach), f.R0), 0.0), min(max(float(R + reach), f.R0), A_max))
-    return Intervals(R0, (0.0, A_max) if f.options["A"] is None else i.A)
-
-
-# ---------------------------------------------------------------------------------------------------- 5. Comparison
-
-
-@dataclass
-class Comparison:
-    """Several runs. Where their ceilings agree, `refits` share `shared_A`, and their B compare the runs."""
-
-    names: list[str]
-    fits: list[SigmoidFit]
-    verdict: str = ""
+    verdict: str
     shared_A: float | None = None
-    refits: list[SigmoidFit] = field(default_factory=list)
+    refits: Sequence[SigmoidFit] = ()
 
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
     """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean,
-    each by its own method, and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable.
+    and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable.
 
     ValueError: fewer than two fits.
     """
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")
-    both = Comparison(list(names or [f"run {i + 1}" for i in range(len(fits))]), list(fits))
-    unknown = [name for name, f in zip(both.names, fits, strict=True) if not f.identifiable]
-    A = [f.A for f in fits]
-    if unknown:
-        both.verdict = f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable"
-    elif (spread := max(A) - min(A)) > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, agree
-        high, low = int(np.argmax(A)), int(np.argmin(A))
-        both.verdict = f"ceilings differ by {spread:.3f}, more than {margin:g}: {both.names[high]} is highest"
-        if fits[high].A_interval[0] <= fits[low].A_interval[1]:
-            both.verdict += f", but its interval overlaps that of {both.names[low]}"
-    else:
-        both.shared_A = float(np.mean(A))
-        both.refits = [refit(f, both.shared_A) for f in fits]
-        B = [f.B for f in both.refits]
-        high, low = int(np.argmax(B)), int(np.argmin(B))
-        overlap = both.refits[high].B_interval[0] <= both.refits[low].B_interval[1]
-        said = "the intervals of B overlap" if overlap else f"{both.names[high]} is the most efficient"
-        both.verdict = f"ceilings agree within {margin:g}; at the shared A = {both.shared_A:.3f} {said}"
-    return both
+    names, A = names or [f"run {i + 1}" for i in range(len(fits))], [f.A for f in fits]
+    if unknown := [name for name, f in zip(names, fits, strict=True) if not f.identifiable]:
+        return Comparison(f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable")
+    high, low = int(np.argmax(A)), int(np.argmin(A))
+    if A[high] - A[low] > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, agree
+        verdict = f"ceilings differ by {A[high] - A[low]:.3f}, more than {margin:g}: {names[high]} is highest"
+        overlap = fits[high].A_interval[0] <= fits[low].A_interval[1]
+        return Comparison(verdict + f", but its interval overlaps that of {names[low]}" * overlap)
+    shared = float(np.mean(A))
+    refits = [refit(f, shared) for f in fits]
+    high, low = (int(choose([f.B for f in refits])) for choose in (np.argmax, np.argmin))
+    overlap = refits[high].B_interval[0] <= refits[low].B_interval[1]
+    said = "the intervals of B overlap" if overlap else f"{names[high]} is the most efficient"
+    return Comparison(f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} {said}", shared, refits)
 
 
 def refit(f: SigmoidFit, A: float) -> SigmoidFit:
     """The same points fitted again in the same way, with the ceiling held at A."""
-    return fit(f.points.C, f.points.R, n_samples=f.points.n_samples, **(f.options | {"A": A}))
+    return fit(f.C, f.R, n_samples=f.n, **(f.options | {"A": A}))
 
 
-# --------------------------------------------------------------- 6. The search (not needed to use or trust a result)
-
-# The method ends here. Below: how the curves are found (6), and how a result is shown (7).
+# ----------------------------------------------------------------------------------- 8. Report, picture, command line
 
 
-def best_R0(x: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For curves x (G, 3) = A, log B, log C_mid: the best R0 (G,), half the curvature of Q in it (G,), and Q (G,)."""
-    C, R, w, box = data
-    A = x[:, :1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        s = expit(np.exp(x[:, 1:2]) * (np.log(C) - x[:, 2:]))  # (G, N) share of the gain
-        u, y = 1 - s, R - A * s  # R = (1 - s) R0 + s A is linear in R0: y = u R0
-        curvature = (u * u) @ w
-        R0 = np.where(curvature > 0, (u * y) @ w / curvature, box[0])
-    R0 = np.clip(R0, box[0], np.minimum(box[1], A[:, 0]))  # no curve falls: R0 <= A
-    return R0, curvature, (y - u * R0[:, None]) ** 2 @ w
-
-
-def search_range(C: np.ndarray, A_box: Sequence[float]) -> np.ndarray:
-    """Bounds (3, 2) of A, log B and log C_mid; those of C_mid lie far beyond the data on both sides."""
-    return np.array([A_box, np.log(B_RANGE), np.log([C[C > 0].min() / 100, C.max() * 1000])])
-
-
-def parameters(x: np.ndarray, data: Data) -> np.ndarray:
-    """(R0, A, B, C_mid) of x = (A, log B, log C_mid)."""
-    return np.array([best_R0(x[None], data)[0][0], x[0], *np.exp(x[1:])])
-
-
-def global_fit(data: Data, bounds: np.ndarray) -> np.ndarray:
-    """x = (A, log B, log C_mid) of least Q, by `least_squares` from the best of a population."""
-
-    def _residuals(x: np.ndarray) -> np.ndarray:
-        return np.sqrt(data.w) * (sigmoid(data.C, *parameters(x, data)) - data.R)
-
-    start = explore(data, bounds)[0][0]
-    wider = bounds + np.array([-1e-9, 1e-9])  # `least_squares` wants low < start < high, also where A is held
-    x = least_squares(_residuals, start, bounds=wider.T, jac="3-point", xtol=1e-15, ftol=1e-15, gtol=1e-15).x
-    x = np.clip(x, *bounds.T)
-    flat = np.clip([data.w @ data.R / data.w.sum(), *bounds[1:].mean(1)], *bounds.T)
-    Q, Q_flat = best_R0(np.stack([x, flat]), data)[2]  # where flat is as good, rounding would choose B and C_mid
-    return flat if Q_flat < Q + data.w.sum() * MIN_SD**2 else x
-
-
-def explore(
-    data: Data, bounds: np.ndarray, limit: float = -math.inf, x: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Fill the set of curves with Q <= limit, or without a limit close in on the least Q: -> x (G, 3), Q (G,).
-
-    A population spread over `bounds` moves as in differential evolution (Storn and Price 1997): a member plus the
-    difference of two others, so that steps take the shape of the set, however thin and bent. Members with Q <= limit
-    stay, and the best 60 while there are fewer. Half of the moves start from the extremes of A, B and C_mid, since the
-    extremes are what the set is for. The seed is fixed: the same data give the same answer.
-    """
-    rng, size, best, (low, high) = np.random.default_rng(0), 600, 60, bounds.T
-    trial = rng.uniform(low, high, (2 * size, 3))
-    if x is not None:
-        trial[0] = x
-    pool, Q = np.empty((0, 3)), np.empty(0)
-    for _ in range(24):
-        pool, Q = np.concatenate([pool, trial]), np.concatenate([Q, best_R0(trial, data)[2]])
-        stay = Q <= max(limit, np.partition(Q, best)[best])
-        pool, Q = pool[stay], Q[stay]
-        order, k = pool.argsort(0, kind="stable"), max(1, len(pool) // 100)
-        i, j, m = rng.integers(len(pool), size=(3, size))
-        i[: size // 2] = rng.choice(np.concatenate([order[:k], order[-k:]]).ravel(), size // 2)
-        trial = np.clip(pool[i] + rng.choice([1.5, 0.5, 0.15], (size, 1)) * (pool[j] - pool[m]), low, high)
-    stay = Q <= max(limit, Q.min())
-    return pool[stay], Q[stay]
-
-
-def paper_grid(f: SigmoidFit) -> tuple[float, ...]:
-    """The paper's procedure: every (A, C_mid) of a grid, B by `curve_fit`, the least sum of squares wins; unweighted.
-
-    B is first scanned in all cells at once; only the best hundred of the 7,100 cells are worth a `curve_fit`. Values of
-    A outside [R0, A_max] move to its ends, since no curve falls and none passes A_max; an A that is held stays.
-    """
-    C, R, (held, A_max) = f.points.C, f.points.R, (f.options["A"], f.options["A_max"])
-    R0 = min(R[0] if f.R0_source == "measured" else f.R0, A_max if held is None else held)
-    A = np.round(np.arange(f.options["A_range"][0], f.options["A_range"][1] + 1e-9, 0.005), 10)
-    A = np.unique(np.clip(A, *((R0, A_max) if held is None else (held, held))))
-    low, high = f.options["C_mid_range"] or (C.max() / 100, C.max())
-    C_mid, B = np.linspace(low, high, 100), np.geomspace(*B_RANGE, 200)
-    s = sigmoid(C, 0.0, 1.0, B[:, None, None], C_mid[:, None])  # (200, 100, N)
-    gain, y = (A - R0)[:, None, None], R - R0
-    Q = y @ y - 2 * gain * (s @ y) + gain**2 * (s * s).sum(-1)  # (71, 200, 100)
-    start, Q = B[Q.argmin(1)], Q.min(1)  # (71, 100)
-    found: list[tuple[float, ...]] = []
-    for i, j in np.argwhere(np.partition(Q.ravel(), 99)[99] >= Q):
-        with warnings.catch_warnings():  # on a step or a flat curve B has no covariance, which is not asked for
-            warnings.simplefilter("ignore", OptimizeWarning)
-            curve_of = partial(sigmoid, R0=R0, A=A[i], C_mid=C_mid[j])
-            (log_B,), _ = curve_fit(lambda c, b, f=curve_of: f(c, B=np.exp(b)), C, R, p0=[math.log(start[i, j])])
-        cell = (float(R0), float(A[i]), math.exp(log_B), float(C_mid[j]))
-        found.append((np.sum((sigmoid(C, *cell) - R) ** 2), *cell))
-    return min(found)[1:]
-
-
-# -------------------------------------------------------------------------------------- 7. Report and command line
-
-
-class Prediction(NamedTuple):
-    """The curve at one compute, its interval, the interval of an evaluation made there, what was measured (or NaN)."""
-
-    C: float
-    pass_rate: float
-    curve: tuple[float, float]
-    evaluation: tuple[float, float]
-    measured: float
-
-
-@dataclass
-class CurveReport:
-    """One run: the fit to its first part, and how the rest came out."""
+class CurveReport(NamedTuple):
+    """All evaluations of a run, and the fit to those with C <= until."""
 
     name: str
     x: str  # what compute is: tokens, device_hours, flops, step
+    C: np.ndarray  # (N,)
+    R: np.ndarray  # (N,)
+    n: np.ndarray | None  # (N,)
+    until: float
     fit: SigmoidFit
-    fit_until: float  # compute up to which points were fitted
-    C: np.ndarray = field(repr=False)  # (N,) all points
-    R: np.ndarray = field(repr=False)  # (N,)
-    unseen_points: int = 0
-    unseen_rmse: float = math.nan
-    unseen_covered: float = math.nan  # share of the unseen points inside the interval of an evaluation
-    predictions: list[Prediction] = field(default_factory=list)  # at the end of the run, then where asked
+
+    unseen = property(lambda self: self.C > self.until)
+
+    @property
+    def outcome(self) -> np.ndarray:
+        """(3, unseen) the interval of each evaluation that the fit has not seen, low and high, and whether it held."""
+        low, high = self.fit.interval(self.C[self.unseen], noise=True)
+        return np.array([low, high, (low <= self.R[self.unseen]) & (self.R[self.unseen] <= high)])
 
 
-def of_data_set(rows: Sequence[Mapping], name: str) -> list[dict]:
-    """The records of `rows` with the figures of one of their `data_sets`; those without it are left out."""
-    return [{**row, **row["data_sets"][name]} for row in rows if name in row.get("data_sets", {})]
+def load(source: str | Path | Sequence[Mapping], x: str = "", y: str = "pass_rate", scale: float = 1.0) -> tuple:
+    """Read an `eval.jsonl`, its folder, a CSV, or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
 
-
-def load(source: str | Path | Sequence[Mapping], x: str | None = None, data_set: str = "") -> tuple:
-    """Read an `eval.jsonl`, its folder or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
-
-    `data_set` takes the figures of one data set, not those over all that are trained on. `x` is the column of compute;
-    None: tokens on a CPU run (so marked, or without device-hours), else device_hours. ValueError says what is wrong.
+    `x` is the column of compute; "": tokens on a CPU run (so marked, or without device-hours), else device_hours.
+    A row that stands there twice counts once, and a last line that is still being written does not count. ValueError
+    says what is wrong.
     """
     if isinstance(source, (str, Path)):
         file = Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        source = json.loads("[" + ",\n".join(lines) + "]")
-    rows = of_data_set(source, data_set) if data_set else [dict(row) for row in source]
-    if data_set and not rows:
-        raise ValueError(f"no record has a data set {data_set!r}")
+        *lines, last = file.read_text(encoding="utf-8").split("\n")
+        lines += [last] * (file.suffix == ".csv" or last.endswith("}"))
+        source = list(csv.DictReader(lines)) if file.suffix == ".csv" else [json.loads(v) for v in lines if v.strip()]
+    rows = [row for i, row in enumerate(source) if row not in source[:i]]
     columns = {column for row in rows for column in row}
     hours, devices = any(row.get("device_hours") for row in rows), {row.get("device", "cpu") for row in rows}
     x = x or ("tokens" if (devices == {"cpu"} if "device" in columns else not hours) else "device_hours")
-    if missing := {x, "pass_rate"} - columns:
-        raise ValueError(f"none of the {len(rows)} records has {' or '.join(sorted(missing))}")
-    # Before the first step the clock has run, but nothing has been trained.
-    C = np.array([0.0 if row.get("step") == 0 else row.get(x) for row in rows], dtype=float)
-    R = np.array([row.get("pass_rate") for row in rows], dtype=float)
-    for i in np.flatnonzero((C < 0) | np.isinf(C) | (R < 0) | (R > 1)):
-        raise ValueError(f"record {i + 1}: {x} is {C[i]:g}, pass_rate {R[i]:g}; need compute >= 0, a rate in [0, 1]")
-    counts = np.array([[row.get("n_prompts"), row.get("n_samples")] for row in rows], dtype=float).prod(1)
-    return x, C, R, counts if columns.issuperset({"n_prompts", "n_samples"}) else None
+    if missing := {x, y} - columns:
+        raise ValueError(f"none of the {len(rows)} rows has {' or '.join(sorted(missing))}; name columns by --x and --y")
+    table = [[math.nan if row.get(v) in (None, "") else float(row[v]) for row in rows] for v in (x, y, *SAMPLES)]
+    C, R, prompts, samples = np.array(table)
+    C[[row.get("step") in (0, "0") for row in rows]] = 0.0  # the clock has run, but nothing has been trained
+    return x, C, R * scale, None if np.isnan(prompts * samples).all() else prompts * samples
 
 
-def curve(
-    source: str | Path | Sequence[Mapping], *, x: str | None = None, name: str = "", fit_until: float = 1.0,
-    predict_at: Sequence[float] = (), plot: str | Path | None = None, data_set: str = "", **options: Any,
-) -> CurveReport:  # fmt: skip
-    """`load` a run, fit the points up to the share `fit_until` of its compute, compare the rest with the curve.
-
-    `options` go to `fit`; `plot` is a PNG to write. Too few points give a verdict in the report, not an error.
-    """
-    x, C, R, n = load(source, x, data_set)
-    name = name or (str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else "this run")
-    name += f", {data_set}" if data_set else ""
-    real = np.isfinite(C) & np.isfinite(R)
-    end = float(C[real].max(initial=0.0))
-    unseen = real & (C > fit_until * end * ROUNDING)
-    f = fit(C[~unseen], R[~unseen], n_samples=None if n is None else n[~unseen], **options)
-    report = CurveReport(name, x, f, fit_until * end, C, R, int(unseen.sum()))
-    n_new = None if n is None else float(np.nanmedian(n))  # samples of an evaluation to come
-    for at in (end, *predict_at):
-        low, high = f.interval(at)[:, 0].tolist()
-        least, most = f.interval(at, noise=True, n_samples=n_new)[:, 0].tolist()
-        seen = R[real & (at == C)]
-        measured = float(seen.mean()) if seen.size else math.nan
-        report.predictions.append(Prediction(at, float(f.predict(at)), (low, high), (least, most), measured))
-    if unseen.any():
-        low, high = f.interval(C[unseen], noise=True, n_samples=n_new)
-        report.unseen_rmse = math.sqrt(np.mean((f.predict(C[unseen]) - R[unseen]) ** 2))
-        report.unseen_covered = float(np.mean((low <= R[unseen]) & (R[unseen] <= high)))
-    if plot is not None:
-        plot_curves([report], plot)
-    return report
+def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: str = "", **columns: Any) -> CurveReport:
+    """`load` a run and fit the points up to the share `fit_until` of its compute."""
+    if not 0 < fit_until <= 1:
+        raise ValueError(f"--fit-until is a share of the compute in (0, 1], not {fit_until:g}")
+    x, C, R, n = load(source, **columns)
+    until = fit_until * float(np.nanmax(C, initial=0.0)) * (1 + 1e-12)
+    f = fit(C[C <= until], R[C <= until], n_samples=None if n is None else n[C <= until])
+    return CurveReport(name or str(source).removesuffix("/eval.jsonl"), x, C, R, n, until, f)
 
 
 def short(v: float) -> str:
@@ -733,111 +501,90 @@ def span(pair: Sequence[float], digits: int | None = None) -> str:
     return "[" + ", ".join(short(v) if digits is None else f"{v:.{digits}f}" for v in pair) + "]"
 
 
-def format_report(*reports: CurveReport) -> str:
-    """The table that a person reads, one block per run."""
-    return "\n\n".join("\n".join(f"{label:<24}{text}" for label, text in _block(r)) for r in reports)
-
-
-def _block(r: CurveReport) -> list[tuple[str, str]]:
-    f, i, unseen = r.fit, r.fit.intervals, ""
-    if math.isnan(f.A):
-        return [(f"{r.name}: ", f"no fit: {f.reason}")]
-    if r.unseen_points:
-        unseen = f"; {r.unseen_rmse:.4f} unseen, {r.unseen_covered:.0%} of it inside the intervals"
-    left_out = ", ".join(f"{count} {why}" for why, count in f.points.left_out.items())
+def format_report(r: CurveReport, *predict_at: float) -> str:
+    """The table that a person reads."""
+    f, end = r.fit, float(np.nanmax(r.C, initial=0.0))
+    if not f.best:
+        return f"{r.name}: no fit: {f.reason}"
+    again, level = f.ask_again(), f.options["level"]
+    tails = ", ".join(f"{form} {f.likelihood[form]:.2g}" for form in FORMS if form != f.form)
     rows = [
-        (f"{r.name}: ", f"{r.x} up to {short(r.fit_until)}, {f.options['level']:.0%} intervals"),
-        ("A     ceiling", f"{f.A:.3f}  {span(i.A, 3)}" + (" identifiable" if f.identifiable else "")),
-        *([] if f.identifiable else [("      not identifiable", f.reason)]),
-        ("B     efficiency", f"{f.B:.2f}   {span(i.B)}"),
-        ("C_mid half the gain", f"{short(f.C_mid)}   {span(i.C_mid)} {UNITS.get(r.x, r.x)}"),
-        ("R0    before RL", f"{f.R0:.3f}  {span(i.R0, 3)} {f.R0_source}"),
-        ("points", f"{f.n_points} fitted, {r.unseen_points} unseen; left out: {left_out}"),
-        ("RMSE", f"{f.rmse:.4f} fitted{unseen}"),
+        (f"{r.name}:", f"{f.n_points} points up to {short(f.C[-1])} {UNITS.get(r.x, r.x)}, {f.C[-1] / f.C_mid:.1f} C_mid"),
+        ("A     ceiling", f"{f.A:.3f}  {span(f.A_interval, 3)}{' not' * bool(f.reason)} identifiable ({level:.0%})"),
+        *([("", f.reason)] if f.reason else []),
+        *([("", f"ask again at C = {short(again)}")] if f.reason and again < math.inf else []),
+        ("B     efficiency", f"{f.B:.2f}   {span(f.B_interval)}"),
+        ("C_mid half the gain", f"{short(f.C_mid)}   {span(f.C_mid_interval)}"),
+        ("R0    before RL", f"{f.R0:.3f}"),
+        ("tail", f"{f.form} fits best; likelihoods beside it: {tails}"),
     ]
-    for p in r.predictions:
-        text = f"{p.pass_rate:.3f}  curve {span(p.curve, 3)}, an evaluation {span(p.evaluation, 3)}"
-        if not math.isnan(p.measured):
-            hit = p.evaluation[0] <= p.measured <= p.evaluation[1]
-            text += f"; measured {p.measured:.3f}, {'inside' if hit else 'OUTSIDE'}"
-        rows.append((f"at {short(p.C)}", text))
-    return rows
+    for C in (*[end] * r.unseen.any(), *predict_at):
+        low, high = f.interval(C, noise=True)[:, 0]
+        text = f"{float(f.predict(C, f.form)):.3f}  curve {span(f.interval(C)[:, 0], 3)}, an evaluation "
+        text += span((low, high), 3)
+        for R in r.R[(r.C == C) & r.unseen]:
+            text += f"; measured {R:.3f}, {'inside' if low <= R <= high else 'OUTSIDE'}"
+        rows.append((f"at {short(C)}", text))
+    if r.unseen.any():
+        rows.append(("unseen", f"{r.outcome[2].sum():.0f} of {r.unseen.sum()} evaluations inside their intervals"))
+    return "\n".join(f"{label:<22}{text}" for label, text in rows)
 
 
-def format_comparison(both: Comparison) -> str:
-    """One line per run, then the verdict."""
-    lines = [f"{'run':<36}     A   interval         B" + (f"     B at A = {both.shared_A:.3f}" if both.refits else "")]
-    for i, (name, f) in enumerate(zip(both.names, both.fits, strict=True)):
-        lines.append(f"{name[-35:]:<36} {f.A:.3f}   {span(f.A_interval, 3)} {f.B:5.2f}")
-        lines[-1] += f"     {both.refits[i].B:.2f} {span(both.refits[i].B_interval)}" if both.refits else ""
-    return "\n".join([*lines, both.verdict])
-
-
-def plot_curves(reports: Sequence[CurveReport | SigmoidFit], path: str | Path) -> None:
-    """Write a PNG: points, the fitted part, the extrapolation with the band of new evaluations, the points not seen."""
+def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None:
+    """Write a PNG, a panel for each run: points, the best form, the band of evaluations, A's interval, the verdict."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for i, r in enumerate(reports):
-        if isinstance(r, SigmoidFit):
-            r = CurveReport(f"run {i + 1}", "any unit", r, r.points.C.max(initial=0.0), r.points.C, r.points.R)
-        f, color, last = r.fit, f"C{i}", float(np.nanmax(r.C, initial=0.0))
-        label = str if len(reports) == 1 else {"measured, fitted": r.name}.get
-        unseen = r.C > r.fit_until * ROUNDING
-        fitted = ~unseen & np.isin(r.C, f.points.C) & np.isin(r.R, f.points.R)
-        for text, use, marker, fill in (
-            ("measured, fitted", fitted, "o", color),
-            ("measured, not seen by the fit", unseen, "o", "white"),
-            ("left out", ~fitted & ~unseen, "x", color),
-        ):
-            if use.any():
-                axes.plot(r.C[use], r.R[use], marker, color=color, mfc=fill, ms=5, label=label(text))
-        if f.uncertainty.curves is None:
-            continue
-        end = max([last, *(p.C for p in r.predictions if p.C <= 4 * last)])
-        for text, start, stop, style in (("fit", 0, r.fit_until, "-"), ("extrapolation", r.fit_until, end, "--")):
-            if stop > start:
-                grid = np.linspace(start, stop, 200)
-                axes.plot(grid, f.predict(grid), style, color=color, label=label(text))
-        grid, text = np.linspace(0, end, 200), label(f"{f.options['level']:.0%} of evaluations")
-        axes.fill_between(grid, *f.interval(grid, noise=True), color=color, alpha=0.15, lw=0, label=text)
-    x = getattr(reports[0], "x", "any unit")
-    axes.xaxis.set_major_formatter(lambda v, _: short(v))
-    axes.set(xlabel=f"compute ({UNITS.get(x, x)})", ylabel="pass rate on held-out prompts", ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    figure = Figure(figsize=(max(2.6 * len(rows[0]) + 1, 6), 2.6 * len(rows) + 1), layout="constrained")
+    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
+    for axes, r in zip(panels.flat, (r for row in rows for r in row), strict=True):
+        f, end, verdict = r.fit, float(np.nanmax(r.C, initial=0.0)), "no fit"
+        axes.plot(r.C[~r.unseen], r.R[~r.unseen], "o", color="C0", ms=4, label="fitted")
+        axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="not seen by the fit")
+        if f.best:
+            grid, verdict = np.linspace(0, end, 200), f"{f.C[-1] / f.C_mid:.1f} C_mid: A {span(f.A_interval, 2)}"
+            verdict += "\nidentifiable" if f.identifiable else "\nnot identifiable"
+            axes.plot(grid, f.predict(grid, f.form), color="black", lw=1, label=f"forecast, {f.form}")
+            axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="evaluations")
+            axes.plot([1.04 * end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
+        axes.set_title(f"{r.name}\nfitted to {min(r.until / max(end, 1e-9), 1):.0%}, {verdict}", fontsize=8)
+        axes.set(ylim=(0, 1.02), xlabel=UNITS.get(r.x, r.x))
+        axes.xaxis.set_major_formatter(lambda v, _: short(v))
+        axes.grid(alpha=0.3)
+    panels[0, 0].legend(fontsize=7)
+    panels[0, 0].set_ylabel("pass rate on held-out prompts")
+    figure.savefig(path, dpi=130)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code, 2 for bad input."""
     parser = argparse.ArgumentParser(description="Fit pass rate against compute (arXiv 2510.13786, Eq. 1).")
     add = parser.add_argument
-    add("files", nargs="+", help="eval.jsonl of a run, or its folder; several runs are compared")
-    add("--fit-until", type=float, default=1.0, metavar="SHARE", help="fit this share of the compute, predict the rest")
-    add("--skip-below", type=float, default=0.0, metavar="C", help="leave out points with 0 < compute < C")
+    add("files", nargs="+", help="eval.jsonl of a run, its folder, or a CSV; several runs are compared")
+    add("--fit-until", type=float, nargs="+", default=[1.0], metavar="SHARE", help="fit so much, forecast the rest")
     add("--predict-at", type=float, nargs="+", default=[], metavar="C", help="predict at this compute, too")
-    add("--method", choices=METHODS, default=METHODS[0])
-    add("--plot", metavar="PNG", help="draw points, fit and extrapolation")
-    add("--data-set", default="", metavar="NAME", help="fit this data set of train.py's evaluations alone")
-    options = vars(parser.parse_args(argv))
-    files, plot, reports = options.pop("files"), options.pop("plot"), []
+    add("--plot", metavar="PNG", help="draw a panel for each run and share")
+    add("--x", default="", metavar="COLUMN", help="compute; by default tokens or device_hours")
+    add("--y", default="pass_rate", metavar="COLUMN", help="the pass rate")
+    add("--scale", type=float, default=1.0, help="multiplies the pass rate: 0.01 for percents")
+    args = parser.parse_args(argv)
+    file = "--predict-at"
     try:
-        for file in files:
-            reports.append(r := curve(file, **options))
-            if math.isnan(r.fit.A) or r.x != reports[0].x:
-                raise ValueError(r.fit.reason or f"compute is {r.x}, but {reports[0].x} in {files[0]}")
-        text = format_report(*reports)
-        if len(reports) > 1:
-            both = compare(*(r.fit for r in reports), names=[r.name for r in reports])
-            text += "\n\n" + format_comparison(both)
-        if plot:
-            plot_curves(reports, plot)
-    except (OSError, ValueError, TypeError) as error:
+        if not all(0 <= C < math.inf for C in args.predict_at):
+            raise ValueError(f"need compute >= 0, not {args.predict_at}")
+        columns = dict(x=args.x, y=args.y, scale=args.scale)
+        rows = [[curve(file := name, share, **columns) for share in args.fit_until] for name in args.files]
+        for file, (*_, r) in zip(args.files, rows, strict=True):
+            if not r.fit.best or r.x != rows[0][0].x:
+                raise ValueError(r.fit.reason or f"compute is {r.x}, but {rows[0][0].x} in {args.files[0]}")
+        text = [format_report(r, *args.predict_at) for row in rows for r in row]
+        if len(rows) > 1:
+            text.append(compare(*(row[-1].fit for row in rows), names=[row[-1].name for row in rows]).verdict)
+        if args.plot:
+            plot_curves(rows, args.plot)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         print(f"fit_sigmoid.py: {file}: {error}", file=sys.stderr)
         return 2
-    print(text)
+    print("\n\n".join(text))
     return 0
 
 
