@@ -65,7 +65,7 @@ class DatasetTask:
         self.held_out: list[Problem] = []
         self.skipped: Counter[str] = Counter()
         self.sources, self.weights = [name for name in rewards if name not in eval_sources], dict[str, float]()
-        self.eval_sources = list(eval_sources)
+        self.eval_sources, self.ceiling = list(eval_sources), None
         self.tokenizer, self.stop_ids = tokenizer, endings.stop_ids
         self.end_of_thinking_ids, self.phrase_ids = endings.end_of_thinking_ids, endings.phrase_ids
         self.thinking_end = endings.thinking_end

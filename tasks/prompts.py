@@ -12,6 +12,7 @@ A TASK is any object with
     tokenizer, stop_ids        ids of the tokens that end a completion
     end_of_thinking_ids, phrase_ids, thinking_end    see length_control.Interruption
     score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one
+    ceiling                    the highest pass rate there can be, or None where nobody knows it
     text(ids), close()         the text of tokens; releases what the task holds
 Here are `chain.ChainTask`, `graded.graded_task`, and what `data_sets.load_dataset_task` makes of files and Hugging Face
 data sets.
