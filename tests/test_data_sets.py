@@ -96,25 +96,22 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, load
 def test_no_option_carries_a_prompt_from_training_into_the_held_out(tmp_path, load):
     """The keys are taken over all prompts, whatever is left out later: by a limit, an answer column, a reward. What one
     data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
-    rows = [{**row, "other": None if i % 3 else "1"} for i, row in enumerate(sums(90))]
-    for i, row in enumerate(rows):
-        row["question"] += " please" * (i % 30)
-        row["answer"] = "\\frac{" if i % 7 == 0 else row["answer"]
-    a, b = write_rows(tmp_path / "a.jsonl", rows), write_rows(tmp_path / "b.jsonl", rows[60:] + sums(60, 200))
-    smallest = [
+    rows = [row | {"question": row["question"] + " please" * (i % 30), "answer": row["answer"] if i % 7 else "\\frac{",
+                   "other": None if i % 3 else "1"} for i, row in enumerate(sums(90))]  # fmt: skip
+    more = rows[60:] + sums(60, 200)
+    a, b = write_rows(tmp_path / "a.jsonl", rows), write_rows(tmp_path / "b.jsonl", more)
+    of_a, of_b = (
         set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in some)[:20])
-        for some in (rows, rows[60:] + sums(60, 200))
-    ]
-    for names, held_out, ways in (
-        ([a], smallest[0], ({}, {"max_prompt_tokens": 60}, {"answer_column": "other"}, {"reward": "math"})),
-        ([a, b], smallest[0] | smallest[1], ({}, {"reverse": True}, {"reward": "exact,math"})),
-    ):
-        for options in ways:
-            options = dict(options)
-            task = load(",".join(names[:: -1 if options.pop("reverse", False) else 1]), held_out=20, **options)
-            assert {p.key for p in task.held_out} <= held_out and not {p.key for p in task.train} & held_out
-            keys = [p.key for p in task.train + task.held_out]
-            assert len(keys) == len(set(keys)) and {p.source for p in task.train} == set(names)
+        for some in (rows, more)
+    )
+    for names, held_out, options in (
+        (a, of_a, {}), (a, of_a, {"max_prompt_tokens": 60}), (a, of_a, {"answer_column": "other"}),
+        (a, of_a, {"reward": "math"}), (f"{a},{b}", of_a | of_b, {}), (f"{b},{a}", of_a | of_b, {"reward": "exact,math"}),
+    ):  # fmt: skip
+        task = load(names, held_out=20, **options)
+        assert {p.key for p in task.held_out} <= held_out and not {p.key for p in task.train} & held_out
+        keys = [p.key for p in task.train + task.held_out]
+        assert len(keys) == len(set(keys)) and {p.source for p in task.train} == set(names.split(","))
     few = [*sums(3), *({"question": f"long {i} " * 200, "answer": "1"} for i in range(40))]
     with pytest.raises(ValueError, match="3 usable prompts .*`held_out` 1 leaves 3 to train on and 0 to evaluate"):
         load(write_rows(tmp_path / "few.jsonl", few), held_out=1, max_prompt_tokens=100)

@@ -103,10 +103,7 @@ def test_a_source_with_less_than_a_place_an_epoch_comes_in_some_epochs():
 
 
 def test_the_places_so_far_add_up_and_never_fall():
-    """By hand: 1 : 1 : 1 take turns. Any weights: each source is at most two places off its share."""
-    assert [list(places_of({"a": 1, "b": 1, "c": 1}, n).values()) for n in (0, 1, 2, 4)] == [
-        [0, 0, 0], [1, 0, 0], [1, 1, 0], [2, 1, 1],
-    ]  # fmt: skip
+    """And each source is at most two places off its share."""
     for weights in ({"a": 1e-9, "b": 1, "c": 5000}, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, {"a": 0.1, "b": 0.7}):
         before = dict.fromkeys(weights, 0)
         for places in range(0, 3000, 7):
