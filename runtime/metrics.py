@@ -191,7 +191,7 @@ def closing_fits(rows: Sequence[dict[str, Any]], name: str, known: float | None)
         ends = f.interval(half.C[come], noise=True)
         held = int(((ends[0] <= half.R[come]) & (half.R[come] <= ends[1])).sum())
         lines = [
-            f"forecast at half: {half.name}, {short(float(f.C[-1]))} of {short(at)} "
+            f"forecast at half: {short(float(f.C[-1]))} of {short(at)} "
             f"{fit_sigmoid.UNITS[half.x]}, {f.C[-1] / f.C_mid:.1f} C_mid",
             f"  the last evaluation {float(f.predict(at, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
             f"  what then came      {last:.3f}, {'inside' if low <= last <= high else 'OUTSIDE'}; "
