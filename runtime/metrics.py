@@ -176,12 +176,13 @@ def of_data_set(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any
     return [{**row, **row["data_sets"][name]} for row in rows if name in row.get("data_sets", {})]
 
 
-def closing_fits(rows: Sequence[dict[str, Any]], name: str, known: float | None) -> tuple[list[CurveReport], str]:
+def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[CurveReport], str]:
     """The forecast that the first half of a run makes, and the fit to all of it: both reports, and what a person reads.
 
     `name` is the data set's, "" for all; `known` is the task's own ceiling, where it has one.
     """
-    found = [fit_sigmoid.curve(of_data_set(rows, name), share, name or "all") for share in (0.5, 1.0)]
+    rows, label = of_data_set(folder.read("eval.jsonl"), name), f"{folder.path}, {name}".removesuffix(", ")
+    found = [fit_sigmoid.curve(rows, share, label) for share in (0.5, 1.0)]
     half, f = found[0], found[0].fit
     lines = [f"no forecast from the first half: {f.reason}"]
     if f.best:

@@ -142,6 +142,14 @@ def test_closing_table_by_hand(new_clock, tmp_path):
     }
 
 
+def written(path, rows):
+    folder = Folder(path)
+    path.mkdir(exist_ok=True)
+    for row in rows:
+        folder.append("eval.jsonl", row)
+    return folder
+
+
 def risen(C):
     return 0.1 + 0.6 * C**2 / (9 + C**2)
 
@@ -159,25 +167,25 @@ def risen(C):
         (risen(24), None, ["the ceiling"]),
     ],
 )
-def test_a_run_ends_with_the_forecast_of_its_half_and_what_came(last, known, words):
+def test_a_run_ends_with_the_forecast_of_its_half_and_what_came(tmp_path, last, known, words):
     """An exact curve of A .7, C_mid 3k."""
     rows = [
         {"step": i, "tokens": 1000 * i, "pass_rate": risen(i), "n_prompts": 4096, "n_samples": 4} for i in range(25)
     ]
     rows[-1]["pass_rate"] = last
-    (half, whole), text = closing_fits(rows, "", known)
+    (half, whole), text = closing_fits(written(tmp_path, rows), "", known)
     assert all(word in text for word in words) and ("known" in text) == bool(known)
     assert half.unseen.sum() == 12 and not whole.unseen.any()
 
 
-def test_no_forecast_where_half_cannot_carry_one():
+def test_no_forecast_where_half_cannot_carry_one(tmp_path):
     """Of 6 evaluations 3 lie in the first half, and two are too few in any case. A data set has its own figures."""
     rows = [
         {"step": i, "tokens": 1000 * i, "pass_rate": 0.1, "data_sets": {"a": {"pass_rate": risen(i)}}} for i in range(6)
     ]
-    _, text = closing_fits(rows, "a", None)
+    _, text = closing_fits(written(tmp_path, rows), "a", None)
     assert text.startswith("no forecast from the first half: 3 usable points") and "the whole run" in text
-    assert closing_fits(rows[:2], "a", None)[1].count("\n") == 0
+    assert closing_fits(written(tmp_path / "two", rows[:2]), "a", None)[1].count("\n") == 0
 
 
 def test_data_sets_are_in_the_closing_table(new_clock, tmp_path):
