@@ -405,7 +405,7 @@ def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: 
     return CurveReport(name or str(source).removesuffix("/eval.jsonl"), x, C, R, unseen, f)
 
 
-def short(v: float) -> str:
+def short(v: Any) -> str:
     """1234567 -> '1.23M'."""
     size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if s <= abs(v) < 1000 * s), (1, ""))
     return f"{v / size:.3g}{unit}"
@@ -422,7 +422,7 @@ def format_report(r: CurveReport, *predict_at: float) -> str:
     if not f.best:
         return f"{r.name}: no fit: {f.reason}"
     lines = [
-        f"{r.name}: {f.n_points} points up to {short(float(f.C[-1]))} {UNITS.get(r.x, r.x)}, {f.C[-1] / f.C_mid:.1f} C_mid",
+        f"{r.name}: {f.n_points} points up to {short(f.C[-1])} {UNITS.get(r.x, r.x)}, {f.C[-1] / f.C_mid:.1f} C_mid",
         f"A     ceiling         {f.A:.3f}  {span(f.A_interval, 3)} {'not ' * bool(f.reason)}identifiable",
         f"B     efficiency      {f.B:.2f}   {span(f.B_interval)}",
         f"C_mid half the gain   {short(f.C_mid)}   {span(f.C_mid_interval)}",

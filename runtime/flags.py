@@ -89,8 +89,8 @@ class DataFlags:
 
     dataset: str = flag(
         "graded",
-        "`graded` or `chain` (built in; chain needs --min_budget 26 --max_budget 30 --lr 5e-4), or .jsonl / .parquet files or hub ids: "
-        "NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
+        "`graded` or `chain` (built in; the second needs --min_budget 26 --max_budget 30 --lr 5e-4), or .jsonl / "
+        ".parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
     )
     eval_dataset: str = flag(
         "", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... (the paper's is AIME-24)."

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
