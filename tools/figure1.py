@@ -4,6 +4,7 @@ python tools/figure1.py [--output docs]
 """
 
 import argparse
+import csv
 import math
 import re
 import sys
@@ -31,7 +32,10 @@ HEADS = {
 
 def read(run: str) -> np.ndarray:
     """(2, N) GPU-hours and pass rates of the dense or the MoE run."""
-    return np.loadtxt(DOCS / "results" / f"figure1-{run}.csv", delimiter=",", skiprows=1, unpack=True)
+    with (DOCS / "results" / "figure1.csv").open() as file:
+        rows = [(row["k_gpu_hours"], row["pass_rate"]) for row in csv.DictReader(file) if row["run"] == run]
+    C, R = np.array(rows, dtype=float).T
+    return np.array([1000 * C, R])
 
 
 def inside(f: SigmoidFit, C: np.ndarray, R: np.ndarray) -> int:
