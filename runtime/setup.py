@@ -53,6 +53,10 @@ class Parts:
         """Ends the engine, the reward workers and the trackers, whatever happened."""
         self.generator.close()
         self.task.close()
+        # DDP goes before the process group ends. Were its reducer the last to hold the group, it would wait for gloo's
+        # threads with Python's lock in hand, and they may need that lock to free their last tensors.
+        self.trainer.policy = None
+        self.ranks.accelerator.free_memory()
         self.ranks.accelerator.end_training()
 
 

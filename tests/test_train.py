@@ -11,10 +11,14 @@ from scripted import ScriptedGenerator, batch_of, problem, rollout
 
 import pipeline_rl
 import train
-from pipeline_rl import Group
+from pipeline_rl import EngineDied, Group
+from runtime import setup
 from runtime.flags import Flags
 from runtime.run_folder import Folder
+from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
+from tasks import chain
+from tasks.judges import RewardError
 from tasks.prompts import PromptStream
 
 # ------------------------------------------------------------------------------------------------ worked examples: a batch
@@ -410,7 +414,8 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
 
     def push(self, tensors, version, release):
         if version == 4:
-            raise pipeline_rl.EngineDied("the vLLM engine died 2 times")
+            died = pipeline_rl.EngineDied("the vLLM engine died 2 times")
+            raise pipeline_rl.GeneratorFailed("EngineDied: ...") from died
         Replay.push(self, tensors, version, release)
 
     code, out, _ = program(script={"push": push})
@@ -418,6 +423,47 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
     assert program("--resume")[0] == 0
     assert_same_logs(tmp_path / "run", whole[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "method", "call", "error", "told"),
+    [
+        (TorchEngine, "_step", 60, RuntimeError("no\nmore"), "the generator failed: RuntimeError: no; checkpoint"),
+        (TorchEngine, "update", 4, KeyError("x.7"), "the generator failed: KeyError: 'x.7'; checkpoint"),
+        (TorchEngine, "_leave", 30, EngineDied("it died"), "it died; checkpoint"),
+        (chain.ChainTask, "score", 12, RewardError("`reward` f raised:\ntrace"), "--reward f raised:\ntrace; checkpoint"),
+        (PromptStream, "__next__", 30, OSError(), "the generator failed: OSError: ; checkpoint"),
+        (TorchEngine, "update", 1, TypeError("odd"), "--model built in: TypeError: odd. Take a model"),
+    ],
+)
+def test_whatever_the_generators_thread_raises_ends_with_a_checkpoint(
+    monkeypatch, tmp_path, model, capsys, place, method, call, error, told
+):
+    """The real generator over the torch engine; the n-th call of the method raises, and all after it. The checkpoint is
+    that of the last step, and the run goes on from it. If the engine does not start (call 1), there is nothing to save."""
+    kept, calls = getattr(place, method), []
+
+    def broken(self, *args):
+        calls.append(1)
+        if len(calls) >= call:
+            raise error
+        return kept(self, *args)
+
+    words = "--engine torch --dataset chain --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1"
+    words += " --zero_variance_filter false --prompts 200 --eval_problems 4 --max_num_seqs 16 --min_budget 3"
+    words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
+    monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(setup, "warm_started", lambda flags, ranks: model)
+    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
+    with monkeypatch.context() as patch:
+        patch.setattr(place, method, broken)
+        code = train.main(words.split())
+    out, err = capsys.readouterr()
+    assert code == (2 if call == 1 else 1) and f"train.py: {told}" in out + err
+    if call > 1:
+        made = [record["step"] for record in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in record]
+        assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == len(made)
+        assert train.main(["--resume", f"{tmp_path}/run", "--max_steps", str(len(made) + 1)]) == 0
 
 
 @pytest.mark.parametrize("fault", ["gradient", "weights"])
