@@ -376,8 +376,8 @@ def run_with(argv: Sequence[str]) -> int:
         return 1
     except RunFailed as error:
         found = parts.folder.newest_checkpoint()
-        last_good = f"the last good checkpoint is {found[0] if found else 'none'}"
-        print(f"train.py: {error}; {last_good}: --resume {parts.folder.path}", file=sys.stderr)
+        newest = f"the newest checkpoint, perhaps made after the fault, is {found[0]}: --resume {parts.folder.path}"
+        print(f"train.py: {error}; {newest if found else 'there is no checkpoint'}", file=sys.stderr)
         return 1
     finally:
         if parts is not None:
@@ -386,7 +386,8 @@ def run_with(argv: Sequence[str]) -> int:
 
 
 def stop(progress: Progress, number: int) -> None:
-    """Signal handler: the loop ends at its next wait, with a checkpoint. The second signal ends the process at once."""
+    """Signal handler: the loop ends at its next wait, with a checkpoint; under `ppo_off_policy` that is after the k steps
+    under way. The second signal ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
     progress.stop_signal = number
 

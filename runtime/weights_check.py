@@ -84,13 +84,14 @@ class Evaluator:
         """Starts an evaluation (at the first step and every `eval_every`) or a probe (every `probe_every`) at the live
         version, if one is due. It waits for the last push, and the next push waits for it."""
         self.check_arrival(progress)
-        if self.under_way is not None:  # as after a skipped step: the version is still the same
-            return
         flags, step = self.flags, progress.step
         before = step - (flags.k if flags.schedule == "ppo_off_policy" else 1)  # steps come in rounds of k there
-        if progress.evaluated < 0 or step // flags.eval_every > progress.evaluated // flags.eval_every:
+        record = self.under_way and self.under_way.record
+        last = record["step"] if record else progress.evaluated
+        if last < 0 or step // flags.eval_every > last // flags.eval_every:
+            self.finish(progress)  # what began before steps that made no update: the version is still the same
             self.begin_evaluation(progress)
-        elif step // flags.probe_every > before // flags.probe_every:
+        elif self.under_way is None and step // flags.probe_every > before // flags.probe_every:
             draw = random.Random(f"{flags.seed} probe {step}")
             problems = draw.sample(self.held_out, min(PROBES, len(self.held_out)))
             self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version, None)
@@ -129,7 +130,7 @@ class Evaluator:
         rows, behaviour = self.ranks.from_main(lambda: self._result(self.under_way, progress.rng))
         check, self.under_way = self.under_way, None
         if check.record is not None:
-            progress.evaluated = progress.step
+            progress.evaluated = check.record["step"]  # steps without an update may have come since
             if eval_temperature(self.flags) != self.flags.temperature:
                 return {}  # the trainer's log-probs are those at --temperature, at which probes sample
         gap = logprob_gap(self.trainer.score(rows), behaviour, rows, experts(self.trainer.model.config) > 1)

@@ -237,6 +237,14 @@ def test_skipped_steps_release_their_groups_and_make_no_version(run):
     assert [r["zero_variance_groups"] for r in steps] == [0, 3, 3, 0, 0, 0]
 
 
+def test_evaluations_that_come_due_while_no_step_makes_an_update(run):
+    """Only step 1 has something to train on. The probe begun at step 2 is collected at step 3, that evaluation at step 6;
+    the one of step 6 is not the last one."""
+    played = run(some_equal(lambda n: n >= 3), eval_every=3, probe_every=2, pass_rate_threshold=2.0)
+    assert [r["step"] for r in played.evals] == [0, 3, 6, 8] and played.progress.version == 1
+    assert played.generator.calls.count(("evaluate", 10)) == 4 and played.generator.temperatures.count(None) == 1
+
+
 def test_gradients_that_stay_bad_end_the_run(run):
     with pytest.raises(train.RunFailed, match="not finite 3 times in a row"):
         run(trainer={"bad": [2, 3, 4]})
@@ -402,7 +410,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
     assert "0 groups stay untrained; 12 of 12 prompts are retired. The run ends." in out
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3, 4]
     assert "Warning: 3 steps in a row had no group with unequal rewards" in out
-    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0]  # nothing was trained: it stands
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 4]
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
@@ -468,7 +476,7 @@ def test_whatever_the_generators_thread_raises_ends_with_a_checkpoint(
 
 @pytest.mark.parametrize("fault", ["gradient", "weights"])
 def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, program, tmp_path, fault):
-    """Gradients that stay bad, and log-probs that differ: exit code 1, the reason and the last good checkpoint, no
+    """Gradients that stay bad, and log-probs that differ: exit code 1, the reason and the newest checkpoint, no
     traceback and no new checkpoint. Bad gradients begin at step 2: step 4 is saved, with the weights of step 2."""
     script = {}
     if fault == "gradient":
@@ -493,5 +501,5 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
     reasons = {"gradient": "the gradient was not finite 3 times in a row", "weights": "weights check: at version 3"}
     step = {"gradient": 4, "weights": 2}[fault]
     assert code == 1 and err.startswith(f"train.py: {reasons[fault]}") and err.count("\n") == 1
-    assert f"step-{step:06d}: --resume {tmp_path}/run" in err
+    assert f"perhaps made after the fault, is {tmp_path}/run/checkpoints/step-{step:06d}: --resume {tmp_path}/run" in err
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == step
