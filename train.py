@@ -386,8 +386,8 @@ def run_with(argv: Sequence[str]) -> int:
 
 
 def stop(progress: Progress, number: int) -> None:
-    """Signal handler: the loop ends at its next wait, with a checkpoint; under `ppo_off_policy` that is after the k steps
-    under way. The second signal ends the process at once."""
+    """Signal handler: the loop ends at its next wait (under `ppo_off_policy` after k steps), with a checkpoint. The
+    second signal ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
     progress.stop_signal = number
 

@@ -439,7 +439,13 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
         (TorchEngine, "_step", 60, RuntimeError("no\nmore"), "the generator failed: RuntimeError: no; checkpoint"),
         (TorchEngine, "update", 4, KeyError("x.7"), "the generator failed: KeyError: 'x.7'; checkpoint"),
         (TorchEngine, "_leave", 30, EngineDied("it died"), "it died; checkpoint"),
-        (chain.ChainTask, "score", 12, RewardError("`reward` f raised:\ntrace"), "--reward f raised:\ntrace; checkpoint"),
+        (
+            chain.ChainTask,
+            "score",
+            12,
+            RewardError("`reward` f raised:\ntrace"),
+            "--reward f raised:\ntrace; checkpoint",
+        ),
         (PromptStream, "__next__", 30, OSError(), "the generator failed: OSError: ; checkpoint"),
         (TorchEngine, "update", 1, TypeError("odd"), "--model built in: TypeError: odd. Take a model"),
     ],
@@ -501,5 +507,7 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
     reasons = {"gradient": "the gradient was not finite 3 times in a row", "weights": "weights check: at version 3"}
     step = {"gradient": 4, "weights": 2}[fault]
     assert code == 1 and err.startswith(f"train.py: {reasons[fault]}") and err.count("\n") == 1
-    assert f"perhaps made after the fault, is {tmp_path}/run/checkpoints/step-{step:06d}: --resume {tmp_path}/run" in err
+    assert (
+        f"perhaps made after the fault, is {tmp_path}/run/checkpoints/step-{step:06d}: --resume {tmp_path}/run" in err
+    )
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == step
