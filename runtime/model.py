@@ -19,6 +19,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,15 +82,17 @@ def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 Layout = Literal["padded", "packed", "shared"]
 
 
-def forwarded(rows: Sequence[Row], share_prompts: bool = False) -> int:
-    """Positions of a forward pass of these rows, without padding. A shared prompt counts once."""
+def forwarded(rows: Sequence[Row], share_prompts: bool = False, tokens: float = math.inf, ranks: int = 1) -> int:
+    """Positions of a forward pass of these rows on all ranks, without padding. A shared prompt counts once in each
+    microbatch, for it is computed there."""
     if not share_prompts:
         return sum(map(len, rows))
-    prompts = {tuple(row.prompt_ids) for row in rows}
+    pieces = [piece for mine in cut_batch(rows, tokens, ranks, "shared") for piece in mine]
+    prompts = [prompt for piece in pieces for prompt in {tuple(rows[i].prompt_ids) for i in piece}]
     return sum(len(row.completion_ids) for row in rows) + sum(map(len, prompts))
 
 
-def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: bool) -> list[list[int]]:
+def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: float, packed: bool) -> list[list[int]]:
     """`rows`, longest first, cut into lists of at most `tokens` positions each; a longer row gets a list of its own."""
     pieces: list[list[int]] = []
     used = 0  # positions in the last piece
@@ -103,7 +106,7 @@ def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: b
     return pieces
 
 
-def cut_shared(batch: Sequence[Row], rows: Sequence[int], tokens: int) -> list[list[int]]:
+def cut_shared(batch: Sequence[Row], rows: Sequence[int], tokens: float) -> list[list[int]]:
     """`rows` with equal prompts side by side, cut into lists of at most `tokens` positions each, in which a prompt
     counts once; a row that is longer gets a list of its own."""
     pieces: list[list[int]] = []
@@ -175,16 +178,21 @@ def make_shared(batch: Sequence[Row], rows: Sequence[int], width: int) -> Microb
     return Microbatch(list(rows), torch.tensor([ids]), torch.tensor([positions]), sees, where, to, wanted, width)
 
 
+def cut_batch(batch: Sequence[Row], tokens: float, ranks: int, layout: Layout) -> list[list[list[int]]]:
+    """The rows of each microbatch of each rank."""
+    lengths = [len(row) for row in batch]
+    return [
+        cut_shared(batch, share, tokens) if layout == "shared" else cut_rows(lengths, share, tokens, layout == "packed")
+        for share in share_rows(lengths, ranks)
+    ]
+
+
 def microbatches(
     batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, layout: Layout = "padded"
 ) -> list[Microbatch]:
     """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
-    lengths = [len(row) for row in batch]
     width = max((len(row.completion_ids) for row in batch), default=1)
-    cuts = [
-        cut_shared(batch, share, tokens) if layout == "shared" else cut_rows(lengths, share, tokens, layout == "packed")
-        for share in share_rows(lengths, ranks)
-    ]
+    cuts = cut_batch(batch, tokens, ranks, layout)
     count = max(1, *(len(cut) for cut in cuts))
     mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
     return [make_microbatch(batch, rows, width, layout) for rows in mine]

@@ -98,6 +98,17 @@ def gradient_of(trainer: Trainer) -> torch.Tensor:
 # ----------------------------------------------------------------------------------------------------- worked examples
 
 
+def test_the_policy_is_gone_when_the_process_group_ends(monkeypatch, new_accelerator):
+    """A DDP policy that still lives then waits, at times for ever, for a thread of gloo's that waits for it."""
+    accelerator, ended, idle = new_accelerator(), [], SimpleNamespace(close=lambda: None)
+    trainer = SimpleNamespace(policy=accelerator.prepare(torch.nn.Linear(2, 2)))
+    parts = Parts(Ranks(accelerator), None, idle, trainer, None, None, idle, None, None)
+    policy = weakref.ref(trainer.policy)
+    monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(policy() is None))
+    parts.close()
+    assert ended == [True]
+
+
 def test_learning_rates_by_hand():
     """4 warm-up steps of 1e-3: 1/4, 2/4, 3/4, 1, then constant. Cosine over 12 steps: full at step 4, half at 8, and
     (1 + cos(7/8 pi)) / 2 = 0.0381 at the last. sqrt: 32 x 8 = 256 completions, a quarter of 1024, give half."""
