@@ -286,11 +286,40 @@ def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed):
         with Watch():
             token_logprobs(hidden, weight, targets)[0].sum().backward()
         lossless = allowed and dtypes == (torch.bfloat16, torch.bfloat16)
-        assert seen == ["tf32" if lossless else before] * 4 and matmul.fp32_precision == before
+        assert seen == ["tf32" if lossless else "ieee"] * 4 and matmul.fp32_precision == before
         seen.clear()
     with pytest.raises(RuntimeError):
         token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets + V)  # no such ids
     assert matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_products_are_fp32_whatever_the_process_allows_elsewhere(precision):
+    """`high` is allow_tf32 on a GPU, a line of many trainers; `medium` is bfloat16 on a CPU that has it. The values and
+    gradients are those without, and the process's settings are as before."""
+    cuda, cpu, found = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, []
+    hidden, weight = torch.randn(64, 512).requires_grad_(), torch.randn(512, 512).requires_grad_()
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+                seen.append((cuda.fp32_precision, cpu.fp32_precision))
+            return func(*args, **(kwargs or {}))
+
+    try:
+        for wanted in ("highest", precision):
+            torch.set_float32_matmul_precision(wanted)
+            before, hidden.grad, weight.grad = (cuda.fp32_precision, cpu.fp32_precision), None, None
+            with Watch():
+                logprobs = token_logprobs(hidden, weight, torch.arange(64))[0]
+                logprobs.sum().backward()
+            found.append((logprobs.detach(), hidden.grad, weight.grad))
+            assert (cuda.fp32_precision, cpu.fp32_precision) == before
+            assert torch.get_float32_matmul_precision() == wanted
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(seen) == {("ieee", "ieee")} and all(map(torch.equal, *found))
 
 
 def test_weight_gradient_is_summed_in_fp32():
