@@ -141,14 +141,14 @@ class EngineFailed(RuntimeError):
     """The engine did not start."""
 
 
-class EngineDied(RuntimeError):
+class GeneratorFailed(RuntimeError):
+    """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
+
+
+class EngineDied(GeneratorFailed):
     """The engine's process ended."""
 
     vllm: Any = None  # which one, for an engine that starts another
-
-
-class GeneratorFailed(RuntimeError):
-    """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
 
 
 class Pacer:
@@ -590,7 +590,7 @@ class Generator(Stream):
         future.cancel()
         if error is None or (may_stop and self.stop_requested()):  # a Ctrl-C may have ended the engine, too
             raise StopRequested from error
-        if isinstance(error, Exhausted | EngineFailed):
+        if isinstance(error, Exhausted | EngineFailed | EngineDied):
             raise error
         raise GeneratorFailed(f"{type(error).__name__}: {error}") from error
 

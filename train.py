@@ -369,9 +369,11 @@ def run_with(argv: Sequence[str]) -> int:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        cause = error.__cause__
-        ours = isinstance(cause, pipeline_rl.EngineDied | RewardError)  # they speak for themselves
-        told = str(cause) if ours else f"the generator failed: {str(error).splitlines()[0]}"
+        told = f"the generator failed: {str(error).splitlines()[0]}"
+        if isinstance(error, pipeline_rl.EngineDied):
+            told = str(error)
+        elif isinstance(error.__cause__, RewardError):  # with its traceback
+            told = str(error.__cause__)
         stop_early(flags, parts, progress, f"train.py: {with_flag_names(told)}")
         return 1
     except RunFailed as error:

@@ -422,8 +422,7 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
 
     def push(self, tensors, version, release):
         if version == 4:
-            died = pipeline_rl.EngineDied("the vLLM engine died 2 times")
-            raise pipeline_rl.GeneratorFailed("EngineDied: ...") from died
+            raise pipeline_rl.EngineDied("the vLLM engine died 2 times")
         Replay.push(self, tensors, version, release)
 
     code, out, _ = program(script={"push": push})
