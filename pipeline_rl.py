@@ -592,7 +592,7 @@ class Generator(Stream):
             raise StopRequested from error
         if isinstance(error, Exhausted | EngineFailed | EngineDied):
             raise error
-        raise GeneratorFailed(f"{type(error).__name__}: {error}") from error
+        raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
 
 
 @dataclass(eq=False)

@@ -369,11 +369,8 @@ def run_with(argv: Sequence[str]) -> int:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        told = f"the generator failed: {str(error).splitlines()[0]}"
-        if isinstance(error, pipeline_rl.EngineDied):
-            told = str(error)
-        elif isinstance(error.__cause__, RewardError):  # with its traceback
-            told = str(error.__cause__)
+        cause = error.__cause__  # a user's function is shown with its traceback
+        told = str(cause) if isinstance(cause, RewardError) else str(error).splitlines()[0]
         stop_early(flags, parts, progress, f"train.py: {with_flag_names(told)}")
         return 1
     except RunFailed as error:

@@ -7,7 +7,6 @@ reference model of a KL term runs beside the policy.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
 from tasks import warm_start
@@ -26,12 +26,6 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 STATIC = ["--nnodes", 1, "--rdzv_backend", "static", "--master_addr", "127.0.0.1"]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def open_ports(job):
@@ -46,7 +40,7 @@ def command(kind, processes, *arguments):
     config = ROOT / "configs" / "fsdp2.yaml"
     launcher = {
         "alone": [],
-        "ddp": ["torch.distributed.run", *STATIC, "--master_port", free_port(), "--nproc_per_node", processes],
+        "ddp": ["torch.distributed.run", *STATIC, "--master_port", get_free_port(), "--nproc_per_node", processes],
         "fsdp2": ["accelerate.commands.launch", "--config_file", config, "--main_process_port", 0, "--num_processes", processes],
     }[kind]  # fmt: skip
     arguments = [*launcher, ROOT / "tests" / "distributed_worker.py", *arguments]

@@ -15,18 +15,7 @@ import pytest
 from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
 
 import pipeline_rl
-from pipeline_rl import (
-    FORCED,
-    Exhausted,
-    Generator,
-    GeneratorFailed,
-    Group,
-    Pacer,
-    Rollout,
-    StopRequested,
-    check_arrival,
-    lags,
-)
+from pipeline_rl import FORCED, Exhausted, Generator, Group, Pacer, Rollout, StopRequested, check_arrival, lags
 
 pytestmark = pytest.mark.timeout(30)  # a bound that is broken often shows as a wait without end
 
@@ -467,14 +456,14 @@ def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
         with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
             started = time.monotonic()
             for _ in range(2):
-                with pytest.raises(GeneratorFailed, match=error.__name__) as caught:
+                with pytest.raises(pipeline_rl.GeneratorFailed, match=error.__name__) as caught:
                     generator.take(2)
                 assert type(caught.value.__cause__) is error
             assert time.monotonic() - started < 10
     with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
         wait_until(lambda: generator.pacer.ready == 2)
         assert [generator.take(1)[0].problem.key for _ in range(2)] == ["p0", "p1"]
-        with pytest.raises(GeneratorFailed, match="LookupError: the data set"):
+        with pytest.raises(pipeline_rl.GeneratorFailed, match="LookupError: the data set"):
             generator.take(1)
 
 

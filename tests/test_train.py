@@ -446,7 +446,13 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
             "--reward f raised:\ntrace; checkpoint",
         ),
         (PromptStream, "__next__", 30, OSError(), "the generator failed: OSError: ; checkpoint"),
-        (TorchEngine, "update", 1, TypeError("odd"), "--model built in: TypeError: odd. Take a model"),
+        (
+            TorchEngine,
+            "update",
+            1,
+            TypeError("odd"),
+            "--model built in: the generator failed: TypeError: odd. Take a model",
+        ),
     ],
 )
 def test_whatever_the_generators_thread_raises_ends_with_a_checkpoint(
