@@ -155,7 +155,7 @@ def finished_model(flags: Flags, folder: Folder) -> dict[str, Any] | None:
     if not (flags.eval_only and flags.resume):
         return None
     model, checkpoint = folder.model(), folder.newest_checkpoint()
-    return model if model and (checkpoint is None or checkpoint[1]["step"] <= model["step"]) else None
+    return model if model and (checkpoint is None or int(checkpoint[0].name[5:]) <= model["step"]) else None
 
 
 def resume(
@@ -171,6 +171,7 @@ def resume(
         )
     checkpoint, state = found
     try:
+        checkpoints.check(folder, checkpoint, state)
         checkpoints.load(ranks.accelerator, checkpoint)
     except checkpoints.CheckpointError as error:
         raise UsageError(f"--resume: {error}.") from error
