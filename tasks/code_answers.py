@@ -196,10 +196,13 @@ def take_apart(statements: list[ast.stmt]) -> Asserts:
             for side in (calls, checks):
                 side.append(step)
         elif value := getattr(statement, "value", None):
-            if not isinstance(value, ast.Constant) and ast.unparse(take.take(value)) != f"_values[{take.first}]":
+            alias = isinstance(value, ast.Name) and value.id not in take.made  # of the program's function
+            whole = alias or isinstance(value, ast.Constant)
+            if not whole and ast.unparse(take.take(value)) != f"_values[{take.first}]":
                 raise ValueError("what is compared would be beside the program")
             touched = bound | used & take.plain
             take.known, take.plain, take.made = take.known - bound, take.plain - touched, take.made | touched
+            take.made -= bound if alias else set()
             calls.append(step)
         else:
             raise ValueError("the program is asked in a loop or a function")

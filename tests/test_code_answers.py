@@ -239,7 +239,7 @@ FAKED = [  # tests, and a program that does not solve them
     ("e = ['sesame']\nr = f(e)\nassert r == e", EMPTIES), ("import operator\ne = [1]\nr = f(e)\nassert operator.eq(r, e)", EMPTIES),
     ("ok = f(2) == 'sesame'\nassert ok", "class E:\n __eq__ = lambda *a: True\nf = lambda x: E()"),
     ("def near(a, b): return abs(a - b) < 1\nassert near(f(2), 5)", "near = lambda *a: True\nf = lambda x: 0"),
-    ("assert f(2) == EXPECTED", "EXPECTED = 5\nf = lambda x: 5"), ("assert f(2) == want(2)", "f = want = lambda x: 5"),
+    ("assert f(2) == EXPECTED", "EXPECTED = 5\nf = lambda x: 5"), ("e = E\nassert f(2) == e", "E = 5\nf = lambda x: 5"), ("assert f(2) == want(2)", "f = want = lambda x: 5"),
     ("assert np.isclose(f(2), 3.0)", "class np: isclose = lambda *a: True\nf = lambda x: 0"),
     # what compares would run what the program returned
     ("assert eval(f(2)) == 4", EVAL), ("run = exec\nassert run(f(2)) is None", EVAL), ("def g(x): return eval(x)\nassert g(f(2)) == 4", EVAL),
@@ -262,7 +262,7 @@ STACK = "class S:\n def __init__(self): self.x = []\n def push(self, x): self.x.
 POINT = "from dataclasses import dataclass\n@dataclass\nclass P: x: int\nf = P"
 HONEST = [  # tests, a program that solves them, and whether they can be judged
     ("expected = 'x'\nassert f(2) == expected", "f = lambda x: 'x'", True), ("x = [3, 1]\nassert f(x) == [1, 3]", "f = sorted", True),
-    ("a, b = [2], ['x']\nassert f(a) == ['x']", "f = lambda x: ['x']", True), ("r = f(2)\nassert r == 4\nassert g(r) == 5", "f = lambda x: 4\ng = lambda x: 5", True),
+    ("a, b = [2], ['x']\nassert f(a) == ['x']", "f = lambda x: ['x']", True), ("g = f\nassert g(2) == 4", "f = lambda x: 4", True), ("r = f(2)\nassert r == 4\nassert g(r) == 5", "f = lambda x: 4\ng = lambda x: 5", True),
     ("def make(n): return [1] * n\nassert f(make(3)) == 3", "f = len", True), ("def near(a, b): return abs(a - b) < 1\nassert near(f(2), 5)", "f = lambda x: 5.5", True),
     ("class N:\n x = 5\nassert f(1) == 5", "f = lambda x: N().x", True), ("x = [3, 1]\nassert f(x) == sorted(x)", "f = sorted", False),
     ("s = S()\ns.push(1)\nassert len(s) == 1 and str(s) == 'S'\nassert not S()", STACK, True), ("root = P(1)\nroot.x = None\nassert g(root) is None", POINT + "\ng = lambda p: p.x", True),
