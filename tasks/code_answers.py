@@ -13,7 +13,7 @@ program. A test is taken apart:
 
 What is taken is each expression that begins at a name which is neither Python's nor of the tests. So all that a
 program can do in order to fake a verdict is to claim other values, which is no more than to return them. A variable or
-a helper of the tests is on the side that needs it. Tests that need one on both sides cannot be read, and neither can
+a function of the tests is on the side that needs it. Tests that need one on both sides cannot be read, and neither can
 those that no program would pass. Where a test gives text to stdin and expects text on stdout, what was printed is
 compared here, word by word.
 
