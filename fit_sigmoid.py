@@ -279,16 +279,17 @@ def fit(
     alike = (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
     f.dispersion = float(max((z @ z + prior) / f.dof * alike, exact if n is None else max(1.0, exact)))
     f.likelihood = {form: math.exp((Q[f.form] - Q[form]) / 2 / f.dispersion) for form in FORMS}
-    flat = w @ (R - (w @ R / w.sum() if R0 is None else R0)) ** 2
-    if fdtrc(2, f.dof, max(flat - Q[f.form], 0) / f.dispersion / 2) > FLAT:  # F test, simulated
-        f.best, f.reason = {}, f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit"
-        return f
-    f.R0, A_free, f.B, f.C_mid = (float(v[0]) for v in (f.best[EQ1].R0, f.best[EQ1].A, *np.exp(f.best[EQ1][:2])))
-    f.A, f.rmse = min(A_free, A_max), math.sqrt(np.mean((R - f.predict(C)) ** 2))
     late = z[-max(3, C.size // 5) :]
     noise = math.sqrt(max(float(np.mean(np.diff(z) ** 2)) / 2, exact))  # of differences: they miss a slow misfit
+    gained = w @ (R - (w @ R / w.sum() if R0 is None else R0)) ** 2 - Q[f.form]  # F test against a flat line, simulated
+    if A is None and fdtrc(2, f.dof, max(gained, 0) / f.dispersion / 2) > FLAT:
+        f.best, f.reason = {}, f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit"
     if late.mean() * math.sqrt(late.size) < -FALL * noise:
         f.reason = f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
+    if f.best:
+        f.R0, A_free, f.B, f.C_mid = (float(v[0]) for v in (f.best[EQ1].R0, f.best[EQ1].A, *np.exp(f.best[EQ1][:2])))
+        f.A, f.rmse = min(A_free, A_max), math.sqrt(np.mean((R - f.predict(C)) ** 2))
+    if f.reason:
         return f
     more = DOUBT * f.dispersion * f.t**2
     f.limit = Q[f.form] + more
@@ -375,22 +376,21 @@ class CurveReport(NamedTuple):
 
 def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
     """Read an `eval.jsonl`, its folder, or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
-
-    `x` is the column of compute; "": tokens on a CPU run (so marked, or without device-hours), else device_hours. A row
-    that stands there twice counts once, and a last line that is still being written does not count.
-    """
+    `x` is the column of compute; "": tokens on a CPU run (marked so, or without device-hours), else device_hours. A row
+    that stands there twice counts once, and a last line that is still being written not at all."""
     if isinstance(source, (str, Path)):
         text = (Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)).read_text(encoding="utf-8-sig")
         source = [
             json.loads(v) for v in text.split("\n")[: None if text.rstrip(" \r").endswith("}") else -1] if v.strip()
         ]
-    rows = [row for i, row in enumerate(source) if row not in source[:i]]
+    rows = list({repr(row): row for row in source}.values())
     devices = {row.get("device", "gpu" if row.get("device_hours") else "cpu") for row in rows}
     x = x or ("tokens" if devices == {"cpu"} else "device_hours")
     if missing := [name for name in (x, "pass_rate") if not any(name in row for row in rows)]:
         raise ValueError(f"none of the {len(rows)} rows has {' or '.join(missing)}; tools/ reads other columns")
     names = (x, "pass_rate", "n_prompts", "n_samples")
-    C, R, prompts, samples = np.array([[row.get(name) for row in rows] for name in names], dtype=float)
+    table = [[math.nan if row.get(name) is None else float(row[name]) for row in rows] for name in names]
+    C, R, prompts, samples = np.array(table)
     C[[row.get("step") == 0 for row in rows]] = 0.0  # the clock has run, but nothing has been trained
     return x, C, R, None if np.isnan(prompts * samples).any() else prompts * samples
 
