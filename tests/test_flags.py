@@ -220,7 +220,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--dataset nowhere.jsonl", "--model /nowhere/model", "--resume /nowhere/run", "--lr_schedule linear",
         "--lr_scale half", "--reward_errors ignore",
         # numbers that cannot be
-        "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 513",
+        "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 257",
         "--max_num_seqs 8", "--min_budget 19", "--max_budget 13", "--min_budget 0", "--answer_budget 0",
         "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0",
         "--save_every -1", "--keep 0", "--prompts 0", "--max_sampled_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",

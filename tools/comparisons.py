@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 # to about eleven C_mid (.17M tokens each), with 30 evaluations of 512 problems twice each. It was chosen on seeds 101
 # to 106, which are never used for results. --max_ready keeps the lag at 1 to 2 unless a row changes it.
 GRADED = (
-    "--dataset graded --batch_prompts 32 --min_budget 14 --max_budget 18 --lr 7e-4 --k 8 --max_ready 32 "
-    "--max_steps 4000 --max_sampled_tokens 2000000 --eval_every 10 --eval_problems 512 --eval_samples 2 "
+    "--dataset graded --batch_prompts 32 --max_num_seqs 512 --min_budget 14 --max_budget 18 --lr 7e-4 --k 8 "
+    "--max_ready 32 --max_steps 4000 --max_sampled_tokens 2000000 --eval_every 10 --eval_problems 512 --eval_samples 2 "
     "--probe_every 6 --save_every 120 --engine torch"
 )
 # The task where the law fails: a thinking budget that is too short for its longest chains, and a calm learning rate.
