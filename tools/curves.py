@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from curve_files import InputError
 from sweep import OWN, as_word
 
 from isocompute import of_k
@@ -47,6 +46,10 @@ DIGITS |= dict.fromkeys(("pass_rate", *OF_K), ".5f")
 STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
 
 Row = dict[str, str]
+
+
+class InputError(ValueError):
+    """Bad input, said in one sentence with the place and the fix."""
 
 
 @dataclass(frozen=True, eq=False)
