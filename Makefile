@@ -4,6 +4,8 @@ export OMP_NUM_THREADS ?= 1
 NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
 # Tests always run on the CPU build of vLLM: where .venv holds the NVIDIA build they have an environment of their own.
 TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
+# `make law` needs three packages only: it does not wait for the others.
+LAW := $(if $(wildcard .venv/installed),.venv,.venv-law)
 # Two test processes; tests/conftest.py says which tests share one.
 SPREAD := -n 2
 FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit_curves.py tests/test_ablation_report.py
@@ -22,7 +24,7 @@ PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window
 DATA_functions := functions.jsonl:code --unsafe_code true
 DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --batch_prompts 16
 
-.PHONY: setup demo real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
+.PHONY: setup demo law real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
 setup: .venv/installed
 
@@ -39,9 +41,18 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 	$(@D)/bin/pip install -q -r requirements-dev.txt
 	touch $@
 
-demo: setup  ## the graded task with the complete recipe
-	.venv/bin/python train.py --dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --max_steps 110 --eval_every 4 \
-	--output_dir runs/demo --overwrite true
+demo: setup  ## the default run: the graded task with the complete recipe, two minutes
+	.venv/bin/python train.py --overwrite true $(FLAGS)
+
+law: $(LAW)/installed  ## the law without training: a published run forecast from four cuts, and one where the law fails
+	mkdir -p runs
+	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl docs/results/chain.jsonl --fit-until 0.15 0.2 0.25 0.5 \
+	--plot runs/law.png
+
+.venv-law/installed: requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q $(shell grep -E '^(numpy|scipy|matplotlib)=' requirements.txt)
+	touch $@
 
 .venv/installed-real: .venv/installed requirements-real.txt
 	.venv/bin/pip install -q --no-deps -r requirements-real.txt

@@ -13,8 +13,7 @@ WHY A SIGMOID. Suppose each problem is learned at a compute of its own, and that
 a logistic distribution of median log C_mid and scale 1/B. Then the share learned by C is s = 1 / (1 + (C_mid / C)^B).
 So Eq. 1 is a distribution function: of how soon problems are learned. The pass rate is R = (1 - s) R0 + s A.
 
-1. THE LAW. `sigmoid`, the equation above.
-2. LEAST SQUARES. `plain_fit`, in 15 lines: the curve of least Q = sum_i w_i (R_i - R(C_i))^2, here with weights of 1.
+1. THE LAW. `sigmoid`, the equation above.   2. LEAST SQUARES. `plain_fit`: the least Q = sum_i w_i (R_i - R(C_i))^2.
 3. THE CLOSED FORM. For a given share s(C), R = (1 - s) R0 + s A is linear in R0 and A. So for each shape (B, C_mid) the
    best R0 and A, their Q, and the ellipse of all R0 and A that fit almost as well follow from six sums (`solve`). Only
    B and C_mid are searched, on a grid that closes in (`scan`). That needs no start and no luck, and on the way it finds
@@ -39,13 +38,12 @@ So Eq. 1 is a distribution function: of how soon problems are learned. The pass 
 6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise, (c) it does
    not fall at the end, (d) A's interval is at most 0.1 wide, and half of the gain. Else `reason` says what is missing,
    and `ask_again` at about which compute (d) will hold.
-7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
-8. REPORT, picture and command line for the `eval.jsonl` of a run, or for a CSV.
+7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.   8. REPORT,
+   picture and command line for the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 
 CHOICES. (i) A, B and C_mid are always Eq. 1's, to compare with the paper's; the printed forecast is that of the form
 that fits best. (ii) No point is left out. The paper leaves out the first 1,500 GPU-hours; leaving out what lies below
-.6 C_mid makes the intervals of its own curve too narrow. (iii) The point at C = 0 measures R0, with noise like every
-other. (iv) Some runs rise faster near the top than any curve with A <= 1. So curves with A up to 1.25 count, cut at 1.
+.6 C_mid makes the intervals of its own curve too narrow. (iii) The point at C = 0 measures R0, with noise as others.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
 >>> [round(v, 2) for v in plain_fit(C, R)]  # R0, A, B, C_mid
@@ -53,12 +51,9 @@ other. (iv) Some runs rise faster near the top than any curve with A <= 1. So cu
 >>> f = fit(C, R, n_samples=16_000)
 >>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
 A 0.601, 95% from 0.588 to 0.612
->>> fit(C[:-3], R[:-3], n_samples=16_000).reason
-'ceilings from 0.51 to 1.00 and beyond fit: the data reach 0.51 by C = 8, 1.7 C_mid'
 """
 
 import argparse
-import csv
 import json
 import math
 import sys
@@ -79,21 +74,19 @@ FORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # step 4: the share at
     EQ1: expit,
     "Frechet": lambda u: np.exp(-math.log(2) * np.exp(np.minimum(-u, 50))),
 }
-DOUBT, REMAINS = 2.0, 3.0  # step 5
-MAX_WIDTH = 0.1  # step 6: five of the paper's margins of 0.02
+DOUBT, REMAINS, MAX_WIDTH = 2.0, 3.0, 0.1  # steps 5 and 6; 0.1 is five of the paper's margins of 0.02
 FLAT, FALL = 0.001, 4.0  # how unlikely a flat line must be; how many standard errors the last points may lie too low
 B_RANGE = (0.1, 20.0)  # an interval that touches an end is open
-A_SLACK = 1.25  # choice (iv)
+A_SLACK = 1.25  # runs may rise faster near the top than any curve with A <= 1: A up to here counts, cut at 1
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
 PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: few residuals alone would claim anything
 UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
-SAMPLES = ("n_prompts", "n_samples")
 Span = tuple[float, float]
+# C, R, w (N,) of Q = sum_i w_i (R_i - R(C_i))^2, and a box (4, 2) of R0, A, log B, log C_mid; equal ends hold R0 or A
+Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 # ------------------------------------------------------------------------------------ 1. The law, and 2. least squares
-
-
 def sigmoid(C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> np.ndarray:
     """R(C) of arXiv 2510.13786, Eq. 1, for compute C >= 0. Arguments broadcast. Exactly R0 at C = 0."""
     with np.errstate(divide="ignore"):  # log 0 = -inf gives a share of 0, as it should
@@ -103,39 +96,18 @@ def sigmoid(C: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: Arra
 
 
 def plain_fit(C: ArrayLike, R: ArrayLike) -> tuple[float, float, float, float]:
-    """(R0, A, B, C_mid) by least squares in Q = sum_i (R_i - R(C_i))^2, from a single start.
-
-    Good enough for a run that shows both ends of its curve. What it lacks is in `fit`: points that count less than
-    others, a second minimum, other forms, and how sure the result is.
-    """
+    """(R0, A, B, C_mid) by least squares, from a single start. How sure that is, is what `fit` says."""
     C, R = np.asarray(C, dtype=float), np.asarray(R, dtype=float)
-
-    def _residuals(x: np.ndarray) -> np.ndarray:
-        R0, A, log_B, log_C_mid = x
-        return sigmoid(C, R0, A, math.exp(log_B), math.exp(log_C_mid)) - R
-
-    start = [R.min(), R.max(), 0.0, math.log(np.median(C[C > 0]))]
-    low, high = [0.0, 0.0, math.log(B_RANGE[0]), -50.0], [1.0, 1.0, math.log(B_RANGE[1]), 99.0]
-    R0, A, log_B, log_C_mid = least_squares(_residuals, start, bounds=(low, high), x_scale=[0.1, 0.1, 1, 1]).x
-    return float(R0), float(A), math.exp(log_B), math.exp(log_C_mid)
+    start = [R.min(), R.max(), 0.0, math.log(np.median(C[C > 0]))]  # R0, A, log B, log C_mid
+    box = [0.0, 0.0, math.log(B_RANGE[0]), -50.0], [1.0, 1.0, math.log(B_RANGE[1]), 99.0]
+    x = least_squares(lambda x: sigmoid(C, *x[:2], *np.exp(x[2:])) - R, start, bounds=box, x_scale=[0.1, 0.1, 1, 1]).x
+    return float(x[0]), float(x[1]), math.exp(x[2]), math.exp(x[3])
 
 
 # -------------------------------------------------------------------------------- 3. The closed form, and 4. the tails
-
-
-class Data(NamedTuple):
-    """What Q = sum_i w_i (R_i - R(C_i))^2 is made of. A box of one value holds R0 or A."""
-
-    C: np.ndarray  # (N,)
-    R: np.ndarray  # (N,)
-    w: np.ndarray  # (N,) weights: 1 / variance of a point, up to the dispersion
-    R0: Span
-    A: Span
-
-
 class Curves(NamedTuple):
-    """G curves of one form: the shape, the best R0 and A for it, and Q. Off the best pair by d = (dR0, dA), Q is
-    Q + d' V^-1 d. Each array is (G,)."""
+    """G curves of one form, each array (G,): the shape, the best R0 and A for it, and Q, which becomes Q + d' V^-1 d
+    where d = (dR0, dA) off the best pair."""
 
     log_B: np.ndarray
     log_C_mid: np.ndarray
@@ -161,9 +133,9 @@ def shares(form: str, C: np.ndarray, log_B: ArrayLike, log_C_mid: ArrayLike) -> 
 
 def solve(data: Data, form: str, log_B: np.ndarray, log_C_mid: np.ndarray) -> Curves:
     """The best R0 and A for each shape (G,): weighted regression of R on 1 - s and s."""
-    C, R, w, R0_box, A_box = data
+    C, R, w, (R0_box, A_box, *_) = data
     s = shares(form, C, log_B, log_C_mid)  # (G, N)
-    r = 1 - s
+    r: np.ndarray = 1 - s
     rr, rs, ss, rR, sR, RR = (r * r) @ w, (r * s) @ w, (s * s) @ w, (r * R) @ w, (s * R) @ w, (R * R) @ w
     # The normal equations [rr rs; rs ss] (R0, A) = (rR, sR). A held value is one measured with infinite weight.
     infinite = 1e9 * w.sum()
@@ -178,16 +150,11 @@ def solve(data: Data, form: str, log_B: np.ndarray, log_C_mid: np.ndarray) -> Cu
     return Curves(log_B, log_C_mid, R0, A, np.maximum(Q, 0), np.array([ss + more_s, -rs, rr + more_r]) / det)
 
 
-def shape_range(C: np.ndarray) -> np.ndarray:
-    """(2, 2) ends of log B and of log C_mid that are searched; those of C_mid lie far beyond the data."""
-    return np.log([B_RANGE, (C[C > 0].min() / 10, C.max() * 30)])
-
-
 def scan(data: Data, form: str, limit: float = -math.inf) -> Curves:
     """The curves with Q <= limit, or without a limit the best one, on a grid that closes in on them."""
-    whole = ends = shape_range(data.C)
+    whole = ends = data[3][2:]
     for _ in range(5 if limit < 0 else 3):
-        axes = [np.linspace(*end, 41 if limit < 0 else 61) for end in ends]
+        axes = [np.linspace(low, high, 41 if limit < 0 else 61) for low, high in ends]
         all_ = solve(data, form, *(x.ravel() for x in np.meshgrid(*axes, indexing="ij")))
         keep = all_.Q <= max(limit, all_.Q.min())
         step = np.array([[x[0] - x[1], x[1] - x[0]] for x in axes])
@@ -196,11 +163,9 @@ def scan(data: Data, form: str, limit: float = -math.inf) -> Curves:
 
 
 # ------------------------------------------------------------------------------------ 5. The interval, 6. the verdict
-
-
 @dataclass
 class SigmoidFit:
-    """A fitted curve. Compute is in the unit of the data; numbers are NaN where there is no fit, and `reason` says why.
+    """A fitted curve, in the data's unit of compute; numbers are NaN where there is no fit, and `reason` says why.
 
     R0, A, B, C_mid, rmse and the intervals of B and C_mid are Eq. 1's; A's interval is over all forms.
     """
@@ -220,7 +185,6 @@ class SigmoidFit:
     form: str = EQ1  # the one that fits best
     likelihood: dict[str, float] = field(default_factory=dict)  # of each form's best curve, over that of `form`
     reason: str = ""  # why the data cannot tell the ceiling; empty if they can
-    falls: bool = False  # at its end
     dof: float = 0.0
     dispersion: float = math.nan  # a point has variance dispersion * p (1 - p) / n, or dispersion where n is unknown
     limit: float = math.nan  # largest Q of the curves that are not excluded
@@ -239,12 +203,9 @@ class SigmoidFit:
         s = shares(form, np.ravel(np.asarray(C, dtype=float)), log_B, log_C_mid).reshape(np.shape(C))
         return np.minimum((1 - s) * R0 + s * A, self.options["A_max"])
 
-    def interval(self, C: ArrayLike, *, noise: bool = False, n_samples: float | None = None) -> np.ndarray:
-        """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there.
-
-        `n_samples` of that evaluation is by default the median of the fitted points'. Curve and noise are independent,
-        so their half-widths add in quadrature.
-        """
+    def interval(self, C: ArrayLike, *, noise: bool = False) -> np.ndarray:
+        """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there
+        with as many samples as the fitted points have. The half-widths of curve and noise add in quadrature."""
         C, top = np.atleast_1d(np.asarray(C, dtype=float)), self.options["A_max"]
         if not self.allowed:
             return np.array([np.zeros(C.shape), np.full(C.shape, top)])
@@ -252,29 +213,27 @@ class SigmoidFit:
             [curves.ends(shares(form, C[i : i + 1], *curves[:2])[:, 0], self.limit) for i in range(C.size)]
             for form, curves in self.allowed.items()
         ]  # (F, K, 2)
-        low, high, beyond = np.min(found, 0)[:, 0], np.max(found, 0)[:, 1], self.C[-1] < C
-        reached = float(self.predict(self.C[-1]))
-        low[beyond] = 0 if self.falls else np.minimum(low, reached)[beyond]
-        high[beyond] = top if self.falls else np.maximum(high, reached + REMAINS * (self.predict(C) - reached))[beyond]
-        low, high = np.clip([low, high], 0, top)
+        reached, beyond = self.predict(self.C[-1]), C > self.C[-1]
+        remains = np.where(beyond, REMAINS * (self.predict(C) - reached), -math.inf)
+        low, high = np.min(found, 0)[:, 0], np.maximum(np.max(found, 0)[:, 1], reached + remains)
+        low, high = np.clip([np.where(beyond, np.minimum(low, reached), low), high], 0, top)
         if noise:
-            if n_samples is None and self.n is not None:
-                n_samples = float(np.median(self.n))
             p = np.clip(self.predict(C, self.form), low, high)
-            sd = np.sqrt(self.dispersion * variance(p, n_samples)) * self.t
+            sd = np.sqrt(self.dispersion * variance(p, None if self.n is None else np.median(self.n))) * self.t
             low, high = np.maximum(p - np.hypot(p - low, sd), 0), np.minimum(p + np.hypot(high - p, sd), top)
         return np.array([low, high])
 
     def ask_again(self) -> float:
         """The compute, to about a tenth, from which A would be identifiable if the run went on along its best form with
         equal noise and as many evaluations; inf beyond 30 times the compute so far, or if nothing is to be seen."""
-        count, last, n = max(int((self.C > self.C[-1] / 2).sum()), 3), float(self.C[-1]), self.n
-        for end in last * 1.1 ** np.arange(0 if self.allowed and not self.falls else 36, 36):
-            more = np.arange(1, 1 + int(2 * count * (end / last - 1))) * last / count / 2 + last
-            sd = np.sqrt(self.dispersion * variance(self.predict(more, self.form), None if n is None else n[-1]))
-            R = np.append(self.R, np.clip(self.predict(more, self.form) + sd * np.resize([0.5, -0.5], more.size), 0, 1))
-            n_then = None if n is None else np.append(n, np.full(more.size, n[-1]))
-            if fit(np.append(self.C, more), R, n_samples=n_then, **self.options).identifiable:
+        last, noise = float(self.C[-1]), variance(self.predict(self.C[-1]), None if self.n is None else self.n[-1])
+        step = last / 2 / max(int((self.C > last / 2).sum()), 3)
+        for end in last * 1.1 ** np.arange(0 if self.allowed else 36, 36):
+            more = np.arange(last + step, end + step / 2, step)
+            R = self.predict(more, self.form) + math.sqrt(self.dispersion * noise) * np.resize([0.5, -0.5], more.size)
+            n = None if self.n is None else np.append(self.n, np.full(more.size, self.n[-1]))
+            C, R = np.append(self.C, more), np.append(self.R, np.clip(R, 0, self.options["A_max"]))
+            if fit(C, R, n_samples=n, **self.options).identifiable:
                 return float(end)
         return math.inf
 
@@ -288,15 +247,12 @@ def fit(
     R0, A       hold these fixed. R0 None: the point at C = 0 measures it, else it is fitted
     skip_below  leave out points with 0 < C < skip_below
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
-    A_max       bound on A and on predictions
+    A_max       bound on A and on predictions;  level of the intervals
     Points with a NaN are left out. Data that cannot carry a fit give a `reason`, not an error. ValueError: shapes that
-    differ, negative compute, a pass rate outside [0, A_max], R0 and A out of order, A_max above 1.25, a level outside
-    (0, 1).
+    differ, values out of range (compute >= 0, pass rates in [0, A_max], 0 <= R0 <= A <= A_max <= 1.25, 0 < level < 1).
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level is a share below 1, such as 0.95, not {level:g}")
-    if not 0 < A_max <= A_SLACK:
-        raise ValueError(f"A_max is at most {A_SLACK}, not {A_max:g}: pass rates are shares, so divide percents by 100")
+    if not (0 < level < 1 and 0 < A_max <= A_SLACK):
+        raise ValueError(f"level must lie in (0, 1), A_max in (0, {A_SLACK}], not {level:g}, {A_max:g}: no percents")
     if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max:
         raise ValueError(f"need 0 <= R0 <= A <= A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
     C, R, n = usable(C, R, n_samples, A_max, skip_below)
@@ -307,95 +263,79 @@ def fit(
     if f.dof < 1 or np.unique(C[C > 0]).size < 3:
         f.reason = f"{C.size} usable points, but four unknowns and the noise need at least 5: evaluate more often"
         return f
-    boxes = ((0.0, A_max) if R0 is None else (R0, R0)), ((0.0, A_SLACK * A_max) if A is None else (A, A))
-    w = 1 / variance(R, n)
-    for _ in range(1 if n is None else 3):  # binomial weights need the curve, and the curve needs the weights
-        data = Data(C, R, w, *boxes)
+    R0_box, A_box = (0.0, A_max) if R0 is None else (R0, R0), (0.0, A_SLACK * A_max) if A is None else (A, A)
+    box = np.array([R0_box, A_box, *np.log([B_RANGE, (C[C > 0].min() / 10, C[-1] * 30)])])
+    for again in range(1 if n is None else 3):  # binomial weights need the curve, and the curve needs the weights
+        w = 1 / variance(f.predict(C) if again else R, n)
+        data = C, R, w, box
         f.best[EQ1] = scan(data, EQ1)
-        w = 1 / variance(f.predict(C), n)
     f.best |= {form: scan(data, form) for form in FORMS if form != EQ1}
     Q = {form: float(curve.Q[0]) for form, curve in f.best.items()}
     f.form = min(Q, key=lambda form: Q[form])
-    z = {form: np.sqrt(data.w) * (R - f.predict(C, form)) for form in (EQ1, f.form)}  # (N,) standardized residuals
-    dispersions = {form: dispersion(v, f.dof, prior, data.w.sum() * MIN_SD**2) for form, v in z.items()}
-    f.dispersion = dispersions[f.form]
+    z = np.sqrt(w) * (R - f.predict(C, f.form))  # (N,) standardized residuals
+    # Below 1 a dispersion is not believed where samples are known: a run on a fixed held-out set follows itself more
+    # exactly than it follows the law. r, if it is significant, is the correlation of neighbors.
+    r = min(z[1:] @ z[:-1] / max(z @ z, w.sum() * MIN_SD**2), 0.95)
+    f.dispersion = float(max((z @ z + prior) / f.dof, MIN_SD**2 if n is None else 1.0))
+    f.dispersion *= (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
     f.likelihood = {form: math.exp((Q[f.form] - Q[form]) / 2 / f.dispersion) for form in FORMS}
-    level_line = data.w @ R / data.w.sum() if R0 is None else R0
-    gained = max(data.w @ (R - level_line) ** 2 - Q[f.form], 0) / f.dispersion
+    level_line = w @ R / w.sum() if R0 is None else R0
+    gained = max(w @ (R - level_line) ** 2 - Q[f.form], 0) / f.dispersion
     if fdtrc(2, f.dof, gained / 2) > FLAT:  # F test against a flat line
         f.best, f.reason = {}, f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit"
         return f
     f.R0, A_free, f.B, f.C_mid = (float(v[0]) for v in (f.best[EQ1].R0, f.best[EQ1].A, *np.exp(f.best[EQ1][:2])))
     f.A, f.rmse = min(A_free, A_max), math.sqrt(np.mean((R - f.predict(C)) ** 2))
-
-    f.limit = Q[f.form] + DOUBT * f.dispersion * f.t**2
+    late = z[-max(3, C.size // 5) :]
+    noise = math.sqrt(max(float(np.mean(np.diff(z) ** 2)) / 2, MIN_SD**2))  # of differences: they miss a slow misfit
+    if late.mean() * math.sqrt(late.size) < -FALL * noise:
+        f.reason = f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
+        return f
+    more = DOUBT * f.dispersion * f.t**2
+    f.limit = Q[f.form] + more
     f.allowed = {form: scan(data, form, f.limit) for form in FORMS if Q[form] <= f.limit}
-    own_limit = Q[EQ1] + DOUBT * dispersions[EQ1] * f.t**2
-    own = scan(data, EQ1, own_limit)
+    own = scan(data, EQ1, Q[EQ1] + more)  # also where another form excludes it
     f.B_interval, f.C_mid_interval = (
         (0.0 if v.min() < low + 0.05 else math.exp(v.min()), math.inf if v.max() > high - 0.05 else math.exp(v.max()))
-        for v, (low, high) in zip(own[:2], shape_range(C), strict=True)
+        for v, (low, high) in zip(own[:2], box[2:], strict=True)
     )
     reached, ends = float(f.predict(C[-1])), np.array([curves.ends(1.0, f.limit) for curves in f.allowed.values()])
     low, high = float(min(reached, ends.min())), float(max(reached + REMAINS * (A_free - reached), ends.max()))
     f.A_interval = max(low, 0.0), min(high, A_max)
-    late = z[f.form][-max(3, C.size // 5) :]
-    noise = math.sqrt(max(np.mean(np.diff(z[f.form]) ** 2) / 2, MIN_SD**2))  # of differences: they miss a slow misfit
-    if late.mean() * math.sqrt(late.size) < -FALL * noise:
-        f.falls, f.A_interval = True, (0.0, A_max)
-        f.reason = f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
-    elif A is None and high - low > min(MAX_WIDTH, (f.A - f.R0) / 2):
+    if A is None and high - low > min(MAX_WIDTH, (f.A - f.R0) / 2):
         beyond = " and beyond" if high > A_max else ""
         f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f}{beyond} fit: the data reach {reached:.2f} by"
         f.reason += f" C = {short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid"
     return f
 
 
-def usable(
-    C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_below: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Sorted copies of the points to use; ValueError as `fit` says."""
+def usable(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_below: float) -> tuple:
+    """Sorted copies of C, R and n (N,) of the points to use; ValueError as `fit` says."""
     C, R = np.array(C, dtype=float), np.array(R, dtype=float)
     if C.ndim != 1 or C.shape != R.shape:
         raise ValueError(f"C and R must be one-dimensional and of one length, not {C.shape} and {R.shape}")
-    n = None if n is None else np.broadcast_to(np.asarray(n, dtype=float), C.shape)
-    use = np.isfinite(C) & np.isfinite(R) & (True if n is None else np.isfinite(n)) & ~((C > 0) & (C < skip_below))
-    order = np.lexsort((R if n is None else n, R, C))
-    C, R, n = (None if v is None else v[order][use[order]] for v in (C, R, n))
-    if (R > top).any():
-        raise ValueError(f"a pass rate of {R.max():g} is above {top:g}: divide percents by 100 (--scale 0.01)")
-    if (C < 0).any() or (R < 0).any() or (n is not None and (n <= 0).any()):
-        raise ValueError("compute and pass rates must be >= 0, and n_samples > 0")
+    n = np.broadcast_to(np.asarray(math.inf if n is None else n, dtype=float), C.shape)
+    order = np.lexsort((n, R, C))
+    use = order[(np.isfinite(C) & np.isfinite(R) & (n == n) & ~((C > 0) & (C < skip_below)))[order]]
+    C, R, n = C[use], R[use], n[use]
+    if (C < 0).any() or (R < 0).any() or (R > top).any() or (n <= 0).any():
+        raise ValueError(f"need compute >= 0, n_samples > 0, pass rates in [0, {top:g}]: divide percents by 100")
     if C.size and C[0] > C[-1] / 2 and not skip_below:
         raise ValueError(f"compute starts at {C[0]:g} and ends at {C[-1]:g}: subtract what it was before training")
-    return C, R, n
+    return C, R, None if np.isinf(n).all() else n
 
 
 def variance(p: ArrayLike, n: ArrayLike | None) -> np.ndarray:
     """Variance of a point at dispersion 1: p (1 - p) / n, with one success and one failure added: it is never 0."""
-    p = np.asarray(p, dtype=float)
     if n is None:
-        return np.ones(p.shape)
-    q = np.clip((p * n + 1) / (n + 2), 1e-6, 1 - 1e-6)
+        return np.ones(np.shape(p))
+    q = np.clip((np.asarray(p) * n + 1) / (np.asarray(n) + 2), 1e-6, 1 - 1e-6)
     return q * (1 - q) / n
 
 
-def dispersion(z: np.ndarray, dof: float, prior: float, least: float) -> float:
-    """Variance of standardized residuals z (N,), raised by their lag-1 correlation r if that is significant.
-
-    It is measured, since samples of one prompt are correlated. Below 1 it is not believed where samples are known: that
-    is how exactly a run on a fixed held-out set follows itself, not how exactly it follows the law.
-    """
-    r = min(z[1:] @ z[:-1] / max(z @ z, least), 0.95)
-    correlated = (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
-    return float(max((z @ z + prior) / dof, 1.0 if prior else MIN_SD**2) * correlated)
-
-
 # ----------------------------------------------------------------------------------------------------- 7. Comparison
-
-
 class Comparison(NamedTuple):
-    """The verdict, and where ceilings agree the one that the runs share and their fits with it."""
+    """`refits` share the ceiling `shared_A`, where ceilings agree."""
 
     verdict: str
     shared_A: float | None = None
@@ -404,10 +344,7 @@ class Comparison(NamedTuple):
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
     """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean,
-    and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable.
-
-    ValueError: fewer than two fits.
-    """
+    and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable."""
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")
     names, A = names or [f"run {i + 1}" for i in range(len(fits))], [f.A for f in fits]
@@ -419,81 +356,59 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
         overlap = fits[high].A_interval[0] <= fits[low].A_interval[1]
         return Comparison(verdict + f", but its interval overlaps that of {names[low]}" * overlap)
     shared = float(np.mean(A))
-    refits = [refit(f, shared) for f in fits]
+    refits = [fit(f.C, f.R, n_samples=f.n, **(f.options | {"A": shared})) for f in fits]
     high, low = (int(choose([f.B for f in refits])) for choose in (np.argmax, np.argmin))
     overlap = refits[high].B_interval[0] <= refits[low].B_interval[1]
     said = "the intervals of B overlap" if overlap else f"{names[high]} is the most efficient"
     return Comparison(f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} {said}", shared, refits)
 
 
-def refit(f: SigmoidFit, A: float) -> SigmoidFit:
-    """The same points fitted again in the same way, with the ceiling held at A."""
-    return fit(f.C, f.R, n_samples=f.n, **(f.options | {"A": A}))
-
-
 # ----------------------------------------------------------------------------------- 8. Report, picture, command line
-
-
 class CurveReport(NamedTuple):
-    """All evaluations of a run, and the fit to those with C <= until."""
+    """All evaluations of a run, N of them, and the fit to those before the unseen ones."""
 
     name: str
     x: str  # what compute is: tokens, device_hours, flops, step
-    C: np.ndarray  # (N,)
-    R: np.ndarray  # (N,)
-    n: np.ndarray | None  # (N,)
-    until: float
+    C: np.ndarray
+    R: np.ndarray
+    unseen: np.ndarray  # of bool
     fit: SigmoidFit
 
-    unseen = property(lambda self: self.C > self.until)
 
-    @property
-    def outcome(self) -> np.ndarray:
-        """(3, unseen) the interval of each evaluation that the fit has not seen, low and high, and whether it held."""
-        low, high = self.fit.interval(self.C[self.unseen], noise=True)
-        return np.array([low, high, (low <= self.R[self.unseen]) & (self.R[self.unseen] <= high)])
+def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
+    """Read an `eval.jsonl`, its folder, or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
 
-
-def load(source: str | Path | Sequence[Mapping], x: str = "", y: str = "pass_rate", scale: float = 1.0) -> tuple:
-    """Read an `eval.jsonl`, its folder, a CSV, or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
-
-    `x` is the column of compute; "": tokens on a CPU run (so marked, or without device-hours), else device_hours.
-    A row that stands there twice counts once, and a last line that is still being written does not count. ValueError
-    says what is wrong.
+    `x` is the column of compute; "": tokens on a CPU run (so marked, or without device-hours), else device_hours. A row
+    that stands there twice counts once, and a last line that is still being written does not count.
     """
     if isinstance(source, (str, Path)):
-        file = Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)
-        *lines, last = file.read_text(encoding="utf-8").split("\n")
-        lines += [last] * (file.suffix == ".csv" or last.endswith("}"))
-        source = list(csv.DictReader(lines)) if file.suffix == ".csv" else [json.loads(v) for v in lines if v.strip()]
+        text = (Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)).read_text(encoding="utf-8")
+        source = [json.loads(line) for line in text.split("\n")[: None if text.endswith("}") else -1] if line.strip()]
     rows = [row for i, row in enumerate(source) if row not in source[:i]]
-    columns = {column for row in rows for column in row}
-    hours, devices = any(row.get("device_hours") for row in rows), {row.get("device", "cpu") for row in rows}
-    x = x or ("tokens" if (devices == {"cpu"} if "device" in columns else not hours) else "device_hours")
-    if missing := {x, y} - columns:
-        raise ValueError(f"none of the {len(rows)} rows has {' or '.join(sorted(missing))}; name columns by --x and --y")
-    table = [[math.nan if row.get(v) in (None, "") else float(row[v]) for row in rows] for v in (x, y, *SAMPLES)]
-    C, R, prompts, samples = np.array(table)
-    C[[row.get("step") in (0, "0") for row in rows]] = 0.0  # the clock has run, but nothing has been trained
-    return x, C, R * scale, None if np.isnan(prompts * samples).all() else prompts * samples
+    devices = {row.get("device", "gpu" if row.get("device_hours") else "cpu") for row in rows}
+    x = x or ("tokens" if devices == {"cpu"} else "device_hours")
+    if missing := [name for name in (x, "pass_rate") if not any(name in row for row in rows)]:
+        raise ValueError(f"none of the {len(rows)} rows has {' or '.join(missing)}; tools/ reads other columns")
+    names = (x, "pass_rate", "n_prompts", "n_samples")
+    C, R, prompts, samples = np.array([[row.get(name) for row in rows] for name in names], dtype=float)
+    C[[row.get("step") == 0 for row in rows]] = 0.0  # the clock has run, but nothing has been trained
+    return x, C, R, None if np.isnan(prompts * samples).all() else prompts * samples
 
 
-def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: str = "", **columns: Any) -> CurveReport:
+def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: str = "", x: str = "") -> CurveReport:
     """`load` a run and fit the points up to the share `fit_until` of its compute."""
     if not 0 < fit_until <= 1:
         raise ValueError(f"--fit-until is a share of the compute in (0, 1], not {fit_until:g}")
-    x, C, R, n = load(source, **columns)
-    until = fit_until * float(np.nanmax(C, initial=0.0)) * (1 + 1e-12)
-    f = fit(C[C <= until], R[C <= until], n_samples=None if n is None else n[C <= until])
-    return CurveReport(name or str(source).removesuffix("/eval.jsonl"), x, C, R, n, until, f)
+    x, C, R, n = load(source, x)
+    unseen = C > fit_until * np.nanmax(C, initial=0.0) * (1 + 1e-12)
+    f = fit(C[~unseen], R[~unseen], n_samples=None if n is None else n[~unseen])
+    return CurveReport(name or str(source).removesuffix("/eval.jsonl"), x, C, R, unseen, f)
 
 
-def short(v: float) -> str:
+def short(v: Any) -> str:
     """1234567 -> '1.23M'."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size <= abs(v) < 1000 * size:
-            return f"{v / size:.3g}{unit}"
-    return f"{v:.3g}"
+    size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if s <= abs(v) < 1000 * s), (1, ""))
+    return f"{v / size:.3g}{unit}"
 
 
 def span(pair: Sequence[float], digits: int | None = None) -> str:
@@ -503,31 +418,29 @@ def span(pair: Sequence[float], digits: int | None = None) -> str:
 
 def format_report(r: CurveReport, *predict_at: float) -> str:
     """The table that a person reads."""
-    f, end = r.fit, float(np.nanmax(r.C, initial=0.0))
+    f, end, unseen = r.fit, float(np.nanmax(r.C, initial=0.0)), int(r.unseen.sum())
     if not f.best:
         return f"{r.name}: no fit: {f.reason}"
-    again, level = f.ask_again(), f.options["level"]
-    tails = ", ".join(f"{form} {f.likelihood[form]:.2g}" for form in FORMS if form != f.form)
-    rows = [
-        (f"{r.name}:", f"{f.n_points} points up to {short(f.C[-1])} {UNITS.get(r.x, r.x)}, {f.C[-1] / f.C_mid:.1f} C_mid"),
-        ("A     ceiling", f"{f.A:.3f}  {span(f.A_interval, 3)}{' not' * bool(f.reason)} identifiable ({level:.0%})"),
-        *([("", f.reason)] if f.reason else []),
-        *([("", f"ask again at C = {short(again)}")] if f.reason and again < math.inf else []),
-        ("B     efficiency", f"{f.B:.2f}   {span(f.B_interval)}"),
-        ("C_mid half the gain", f"{short(f.C_mid)}   {span(f.C_mid_interval)}"),
-        ("R0    before RL", f"{f.R0:.3f}"),
-        ("tail", f"{f.form} fits best; likelihoods beside it: {tails}"),
+    lines = [
+        f"{r.name}: {f.n_points} points up to {short(f.C[-1])} {UNITS.get(r.x, r.x)}, {f.C[-1] / f.C_mid:.1f} C_mid",
+        f"A     ceiling         {f.A:.3f}  {span(f.A_interval, 3)} {'not ' * bool(f.reason)}identifiable",
+        f"B     efficiency      {f.B:.2f}   {span(f.B_interval)}",
+        f"C_mid half the gain   {short(f.C_mid)}   {span(f.C_mid_interval)}",
+        f"R0    before RL       {f.R0:.3f}",
+        f"tail                  {f.form}; " + ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if p < 1),
     ]
-    for C in (*[end] * r.unseen.any(), *predict_at):
-        low, high = f.interval(C, noise=True)[:, 0]
-        text = f"{float(f.predict(C, f.form)):.3f}  curve {span(f.interval(C)[:, 0], 3)}, an evaluation "
-        text += span((low, high), 3)
-        for R in r.R[(r.C == C) & r.unseen]:
-            text += f"; measured {R:.3f}, {'inside' if low <= R <= high else 'OUTSIDE'}"
-        rows.append((f"at {short(C)}", text))
-    if r.unseen.any():
-        rows.append(("unseen", f"{r.outcome[2].sum():.0f} of {r.unseen.sum()} evaluations inside their intervals"))
-    return "\n".join(f"{label:<22}{text}" for label, text in rows)
+    if f.reason:
+        again = f.ask_again()
+        lines.insert(2, f"{'':22}{f.reason}" + f"; ask again at {short(again)}" * (again < math.inf))
+    for at in (*[end] * (unseen > 0), *predict_at):
+        low, high = ends = f.interval(at, noise=True)[:, 0].tolist()
+        line = f"at {short(at):<18} {float(f.predict(at, f.form)):.3f}  {span(f.interval(at)[:, 0].tolist(), 3)}, "
+        measured = [f"; measured {R:.3f}, {'inside' if low <= R <= high else 'OUTSIDE'}" for R in r.R[at == r.C]]
+        lines.append(f"{line}an evaluation {span(ends, 3)}{''.join(measured)}")
+    if unseen:
+        (low, high), R = f.interval(r.C[r.unseen], noise=True), r.R[r.unseen]
+        lines.append(f"unseen                {((low <= R) & (R <= high)).sum()} of {unseen} evaluations inside")
+    return "\n".join(lines)
 
 
 def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None:
@@ -535,23 +448,21 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     figure = Figure(figsize=(max(2.6 * len(rows[0]) + 1, 6), 2.6 * len(rows) + 1), layout="constrained")
-    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
-    for axes, r in zip(panels.flat, (r for row in rows for r in row), strict=True):
-        f, end, verdict = r.fit, float(np.nanmax(r.C, initial=0.0)), "no fit"
+    figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
+    for axes, r in zip(figure.axes, (r for row in rows for r in row), strict=True):
+        f, end = r.fit, float(np.nanmax(r.C, initial=0.0))
+        title = f"{r.name}\n{(~r.unseen).sum()} points of {r.C.size}"
         axes.plot(r.C[~r.unseen], r.R[~r.unseen], "o", color="C0", ms=4, label="fitted")
         axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="not seen by the fit")
         if f.best:
-            grid, verdict = np.linspace(0, end, 200), f"{f.C[-1] / f.C_mid:.1f} C_mid: A {span(f.A_interval, 2)}"
-            verdict += "\nidentifiable" if f.identifiable else "\nnot identifiable"
+            grid, title = np.linspace(0, end, 200), f"{title}, {f.C[-1] / f.C_mid:.1f} C_mid: A {span(f.A_interval, 2)}"
             axes.plot(grid, f.predict(grid, f.form), color="black", lw=1, label=f"forecast, {f.form}")
             axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="evaluations")
             axes.plot([1.04 * end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
-        axes.set_title(f"{r.name}\nfitted to {min(r.until / max(end, 1e-9), 1):.0%}, {verdict}", fontsize=8)
-        axes.set(ylim=(0, 1.02), xlabel=UNITS.get(r.x, r.x))
+        axes.set_title(f"{title}\n{'not ' * bool(f.reason)}identifiable", fontsize=8)
+        axes.set(ylim=(0, 1.02), xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
         axes.xaxis.set_major_formatter(lambda v, _: short(v))
-        axes.grid(alpha=0.3)
-    panels[0, 0].legend(fontsize=7)
-    panels[0, 0].set_ylabel("pass rate on held-out prompts")
+    figure.axes[0].legend(fontsize=7)
     figure.savefig(path, dpi=130)
 
 
@@ -559,32 +470,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code, 2 for bad input."""
     parser = argparse.ArgumentParser(description="Fit pass rate against compute (arXiv 2510.13786, Eq. 1).")
     add = parser.add_argument
-    add("files", nargs="+", help="eval.jsonl of a run, its folder, or a CSV; several runs are compared")
+    add("files", nargs="+", help="eval.jsonl of a run, or its folder; several runs are compared")
     add("--fit-until", type=float, nargs="+", default=[1.0], metavar="SHARE", help="fit so much, forecast the rest")
     add("--predict-at", type=float, nargs="+", default=[], metavar="C", help="predict at this compute, too")
-    add("--plot", metavar="PNG", help="draw a panel for each run and share")
     add("--x", default="", metavar="COLUMN", help="compute; by default tokens or device_hours")
-    add("--y", default="pass_rate", metavar="COLUMN", help="the pass rate")
-    add("--scale", type=float, default=1.0, help="multiplies the pass rate: 0.01 for percents")
+    add("--plot", metavar="PNG", help="draw a panel for each run and share")
     args = parser.parse_args(argv)
     file = "--predict-at"
     try:
         if not all(0 <= C < math.inf for C in args.predict_at):
             raise ValueError(f"need compute >= 0, not {args.predict_at}")
-        columns = dict(x=args.x, y=args.y, scale=args.scale)
-        rows = [[curve(file := name, share, **columns) for share in args.fit_until] for name in args.files]
-        for file, (*_, r) in zip(args.files, rows, strict=True):
+        rows = [[curve(file := name, share, x=args.x) for share in args.fit_until] for name in args.files]
+        for file, (*_, r) in zip(args.files, rows, strict=True):  # noqa: B007
             if not r.fit.best or r.x != rows[0][0].x:
                 raise ValueError(r.fit.reason or f"compute is {r.x}, but {rows[0][0].x} in {args.files[0]}")
-        text = [format_report(r, *args.predict_at) for row in rows for r in row]
+        print("\n\n".join(format_report(r, *args.predict_at) for row in rows for r in row))
         if len(rows) > 1:
-            text.append(compare(*(row[-1].fit for row in rows), names=[row[-1].name for row in rows]).verdict)
+            print("\n" + compare(*(row[-1].fit for row in rows), names=[row[-1].name for row in rows]).verdict)
         if args.plot:
             plot_curves(rows, args.plot)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         print(f"fit_sigmoid.py: {file}: {error}", file=sys.stderr)
         return 2
-    print("\n\n".join(text))
     return 0
 
 

@@ -2,10 +2,9 @@
 
 PROBLEM. A run that samples B_p prompts a batch and n rollouts a prompt for M updates costs, in completions,
 
-    C = B_p n M
+    C = B_p n M            (in a log C = B_p n step, for `step` counts the updates so far)
 
-(`step` in a log counts the updates so far, from 0, so C = B_p n step.) At equal C few rollouts give many updates on
-noisy advantages, and many rollouts give few updates on good ones.
+At equal C few rollouts give many updates on noisy advantages, and many rollouts give few updates on good ones.
 
 IDEA (Cheng et al. 2026, arXiv 2603.12151). Make cheap runs over a grid of (B_p, n). Each run is a curve of reward
 against C. At each C some n lies on the upper envelope of all curves; this best n grows with C and saturates:
@@ -14,21 +13,18 @@ against C. At each C some n lies on the upper envelope of all curves; this best 
 
 from 2^b rollouts for a small budget to 2^(b + L) for a large one, half way (in log2) at C0. Hard prompts saturate
 earlier than easy ones. For B_p there is no such law: any value that is stable will do. (The fitted n* hardly leaves the
-n that were tried: where the smallest or the largest of them is the best, b or b + L is an edge of the grid, and no
-property of the task.)
+n that were tried: if the smallest or the largest of them is the best, b or b + L is an edge of the grid, not the task.)
 
 How runs become a curve. A rising sigmoid, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), is fitted to the points of all
-runs of one (B_p, n). The paper keeps record-breaking points: the reward is cut into bins, and the first point in each
-new highest bin stays (`points="records"`). Records are lucky points, so they lift a curve the more, the more often it
-was evaluated: in simulations with evaluations of 500 problems, n* then came out 1.3 to 1.7 times too small from C0 on
-(tools/law_benchmark.py). The default is therefore every point but those of a collapse (`Run.standing`).
+runs of one (B_p, n). The paper keeps record-breaking points, the first in each new highest bin of the reward
+(`points="records"`). These are lucky, and lift a curve the more, the more often it was evaluated: in simulations n*
+came out 1.3 to 1.7 times too small from C0 on. The default is every point but those of a collapse (`Run.standing`).
 
 How sure n* is. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to ROUNDING
 steps of the grid (in log2 n), because the best n could only be one of those tried, and fits the law again: a parametric
 bootstrap. Not in it: how far two seeds of one shape differ, and that the curves may have another form.
 
-The recipe, as one function (`recommend`): 1 cheap runs with small M; 2 fit them; 3 n* for the budget; 4 the smallest
-stable B_p; 5 all that is left into M.
+The recipe (`recommend`): cheap runs, small M; fit them; n* for the budget; the smallest stable B_p; the rest into M.
 
 What more rollouts buy. On easy prompts they *sharpen*: the average and the worst of k rise. On hard ones they *cover*:
 the best of k (pass@k) rises, as rare solutions are found. `of_k` gives the three from counts of correct answers.
@@ -65,20 +61,32 @@ ENVELOPE_POINTS = 40  # values of C, evenly in log C, at which the best n is rea
 REACH = 1.1  # a curve counts this far beyond its first and last C: runs of equal budgets end at C that differ a little
 DRAWS = 100  # of the bootstrap
 NO_RISE = 1e-3  # a curve that rises by less over its run is flat
-ROUNDING = 0.43  # n* may be this many steps of the grid off: less than half of one, since many steps make one law, and
-# such that 95 % of the intervals hold in tools/law_benchmark.py
+ROUNDING = 0.43  # steps of the grid that n* may be off, such that 95 % of the intervals hold in tools/law_benchmark.py
 OF_K = ("average", "best", "worst")  # what `of_k` gives
+MOST_SAMPLES = 10_000  # of one prompt, for `of_k`
+MOST = 10**12  # B_p, n and updates are below this
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the grid: its rewards after `updates` updates each."""
+    """One run of the grid: its rewards after `updates` updates each. ValueError: values that no run has."""
 
     B_p: int
     n: int
     updates: Sequence[float]
     rewards: Sequence[float]
+
+    def __post_init__(self) -> None:
+        M, R = np.asarray(self.updates, float), np.asarray(self.rewards, float)
+        rules = {
+            "B_p and n must be whole numbers from 1 on": all(1 <= x < MOST and x % 1 == 0 for x in (self.B_p, self.n)),
+            "updates must be numbers from 0 on, as many as rewards; sort them, with their rewards":
+                M.shape == R.shape == (M.size,) and np.all((np.diff(M, prepend=0) >= 0) & (M < MOST)),
+            "rewards must lie in [0, 1]; leave out missing ones, divide percents by 100": np.all((R >= 0) & (R <= 1)),
+        }  # fmt: skip
+        if broken := [rule for rule, holds in rules.items() if not holds]:
+            raise ValueError(f"B_p {self.B_p}, n {self.n}: {broken[0]}")
 
     @property
     def C(self) -> np.ndarray:
@@ -150,14 +158,11 @@ def record_points(C: ArrayLike, R: ArrayLike, bin_width: float = 0.02) -> np.nda
     order = np.argsort(C, kind="stable")
     bins = np.floor(np.asarray(R, float)[order] / bin_width + 1e-9)
     before = np.concatenate([[-np.inf], np.fmax.accumulate(bins)[:-1]])
-    mask: np.ndarray = np.zeros(len(bins), bool)
-    mask[order] = bins > before
-    return mask
+    return (bins > before)[np.argsort(order)]
 
 
 def fit_run(*runs: Run, points: str = "all") -> Curve:
-    """The sigmoid through the `points` of all runs of one (B_p, n), as `Run.fitted` has them. ValueError: fewer than
-    4."""
+    """The sigmoid through the `points` (`Run.fitted`) of all runs of one (B_p, n). ValueError: fewer than 4."""
     keep = np.concatenate([run.fitted(points) for run in runs])
     C, R = (np.concatenate(values)[keep] for values in ([run.C for run in runs], [run.rewards for run in runs]))
     if len(C) < 4:
@@ -181,27 +186,29 @@ class BestRollouts:
     s: float
     log10_C0: float
     b: float
-    draws: np.ndarray  # (D, 4) L, s, log10 C0, b as they may also be
+    draws: np.ndarray  # (D, 4) L, s, log10 C0, b as they may also be; D = 0: no intervals
 
     def __call__(self, C: float) -> float:
         """n*(C)."""
         return float(n_star(C, self.L, self.s, self.log10_C0, self.b))
 
     def interval(self, C: float) -> Interval:
-        """95 % interval of n*(C)."""
-        n = n_star(C, *self.draws.T)
+        """95 % interval of n*(C); nan without draws."""
+        n = n_star(C, *self.draws.T) if len(self.draws) else math.nan
         return float(np.quantile(n, 0.025)), float(np.quantile(n, 0.975))
 
     @property
     def intervals(self) -> dict[str, Interval]:
-        """95 % intervals of the four parameters. Those of a law that saturates at neither end are as wide as the
-        search: only `interval` then says something."""
+        """95 % intervals of the four parameters, if there are draws. Those of a law that saturates at neither end are
+        as wide as the search: only `interval` then says something."""
+        if not len(self.draws):
+            return {}
         low, high = np.quantile(self.draws, (0.025, 0.975), axis=0)
         high[1] = math.inf if high[1] > 0.99 * STEEPEST * math.log(10) else high[1]  # a step has no greatest s
         return dict(zip(("L", "s", "log10_C0", "b"), zip(low.tolist(), high.tolist(), strict=True), strict=True))
 
 
-def fit_n_star(C: ArrayLike, n: Sequence[float], again: Sequence[np.ndarray]) -> BestRollouts:
+def fit_n_star(C: ArrayLike, n: Sequence[float], again: Sequence[np.ndarray] = ()) -> BestRollouts:
     """The law through best rollouts n at C, by least squares on log2 n. Its intervals come from fits to `again`: n at
     these C as they may also be. ValueError: fewer than 5 points, or the same n everywhere."""
     C = np.asarray(C, float)
@@ -212,7 +219,7 @@ def fit_n_star(C: ArrayLike, n: Sequence[float], again: Sequence[np.ndarray]) ->
     best = fit_curve(C, np.log2(n), -2, 20)
     curves = [best, *(fit_curve(C, np.log2(other), -2, 20, best) for other in again)]
     laws = [(c.gain, c.B * math.log(10), math.log10(c.C_mid), c.R0) for c in curves]  # the same sigmoid, in log10 C
-    return BestRollouts(*laws[0], np.array(laws[1:]))
+    return BestRollouts(*laws[0], np.reshape(laws[1:], (-1, 4)))
 
 
 @dataclass(frozen=True)
@@ -230,8 +237,7 @@ class Grid:
 
 
 def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
-    """Curves, envelope and n*(C) with its intervals. ValueError: no two n have reached the same C, no reward rises, or
-    n* is the same everywhere."""
+    """Curves, envelope and n*(C) with its intervals. ValueError: no two n reach one C, no reward or n* rises."""
     shapes: dict[tuple[int, int], list[Run]] = {}
     for run in runs:
         run.fitted(points)  # refuses an unknown `points`
@@ -286,18 +292,14 @@ class Plan:
 
 
 def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
-    """n, B_p and M for `budget` completions from cheap runs over a grid of (B_p, n). n is a power of two.
-
-    Raises:
-        ValueError: too few runs for an envelope, no stable B_p, a budget below all runs or below one update.
-    """
+    """n (a power of 2), B_p and M for `budget` completions from cheap runs over a grid of (B_p, n). ValueError: too few
+    runs for an envelope, no stable B_p, a budget below all runs or below one update."""
     grid = fit_grid(runs, points)
     C, law, tried = grid.C, grid.law, grid.tried
-    if not math.isfinite(budget):
-        raise ValueError(f"a budget of {budget:g} completions is no finite number")
-    if budget < C[0]:
-        raise ValueError(f"a budget of {budget:g} completions lies below what the runs compare, {C[0]:g} to {C[-1]:g}")
-    n = 2 ** max(0, round(math.log2(law(budget))))
+    if not C[0] <= budget < math.inf:
+        below = f"lies below what the runs compare, {C[0]:g} to {C[-1]:g}"
+        raise ValueError(f"a budget of {budget:g} completions {below if budget < C[0] else 'is no finite number'}")
+    n = 2 ** max(1, round(math.log2(law(budget))))  # a single rollout has nothing to be compared with
     kept = [run for same, _ in grid.curves for run in same]
     B_p = min({run.B_p for run in kept} - {run.B_p for run in kept if not run.standing.all()}, default=0)
     if not B_p:
@@ -318,11 +320,9 @@ def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
     if budget > C[-1]:
         said.append(f"the budget is {budget / C[-1]:.1f} times the largest C that was compared: n* is an extrapolation")
     if grid.best_n.max() == tried[-1]:
-        said.append(
-            f"the largest n that was tried, {tried[-1]}, is the best at some C: b + L is its edge; try larger n"
-        )
+        said.append(f"the largest n that was tried, {tried[-1]}, is the best at some C: b + L is its edge; try larger")
     if grid.best_n.min() == tried[0] > 1:
-        said.append(f"the smallest n that was tried, {tried[0]}, is the best at some C: b is its edge; try smaller n")
+        said.append(f"the smallest n that was tried, {tried[0]}, is the best at some C: b is its edge; try smaller")
     if odd := [n for n in tried if n & (n - 1)]:
         said.append(f"n = {', '.join(map(str, odd))} is no power of two; the n proposed is rounded to one all the same")
     return Plan(n, B_p, M, tuple(said), grid)
@@ -331,17 +331,11 @@ def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
 def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
     """Means over prompts of `total` samples each, `correct` of them right: `average`, `best` (pass@k, at least one of k
     is right) and `worst` (all k are), both unbiased. Raises ValueError if k is not from 1 to `total`."""
-    c = np.asarray(correct)
-    if not 1 <= k <= total or c.min() < 0 or c.max() > total:
-        raise ValueError(f"k must be from 1 to {total}, and no count below 0 or above it")
-    drawn = np.arange(k)  # one after the other, without putting back; a factor is 0 where none is left
-
-    def all_of(some: np.ndarray) -> np.ndarray:
-        return np.asarray(np.prod((some[:, None] - drawn) / (total - drawn), axis=1))
-
-    best: np.ndarray = 1 - all_of(total - c)
-    worst = all_of(c)
-    return {"average": float(np.mean(c / total)), "best": float(np.mean(best)), "worst": float(np.mean(worst))}
+    if not 1 <= k <= total <= MOST_SAMPLES or min(correct) < 0 or max(correct) > total:
+        raise ValueError(f"k must be from 1 to {total}, this at most {MOST_SAMPLES}, and no count below 0 or above it")
+    sets = math.comb(total, k) * len(correct)  # of k samples each
+    wrong, right = (sum(math.comb(c, k) for c in some) for some in ([total - c for c in correct], correct))
+    return {"average": sum(correct) / total / len(correct), "best": 1 - wrong / sets, "worst": right / sets}
 
 
 # --------------------------------------------------------------------------------------------------------- command line
@@ -350,16 +344,21 @@ def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
 def read(name: str, y: str, k: int, dropped: Counter[str]) -> list[Run]:
     """The run of a folder of train.py, or the runs of a CSV with columns B_p, n, step and `y`, and `run` where there
     are several of one (B_p, n). With y = average, best or worst the rewards are those `of_k`, from the folder's
-    eval_counts.jsonl. Rows without a number are counted in `dropped`. ValueError: no row, a column that is missing, a
-    reward outside [0, 1], a B_p or n that is no whole number, two rewards of a run at one step."""
+    eval_counts.jsonl. Rows without a number are counted in `dropped`. ValueError: no row, a missing column, values that
+    `Run` refuses, two rewards of a run at one step, a folder whose steps sampled other numbers of completions."""
     path, there = Path(name), {}
     runs: dict[tuple[int, int, str], dict[float, float]] = {}
     counted = y in OF_K
     try:
         if path.is_dir():
-            there = json.loads((path / "config.json").read_text())
+            there, steps = json.loads((path / "config.json").read_text()), path / "metrics.jsonl"
             shape = {"B_p": there["batch_prompts"], "n": there["rollouts"]}
             log = path / ("eval_counts.jsonl" if counted else "eval.jsonl")
+            lines = steps.read_text().splitlines() if steps.exists() else []  # one of flags, and after each resume
+            flags = [there, *(json.loads(line)["config"] for line in lines if line.startswith('{"config"'))]
+            shapes = {(f["batch_prompts"], f["rollouts"], f.get("dynamic_sampling", False)) for f in flags}
+            if shapes != {(*shape.values(), False)}:
+                raise ValueError("--dynamic_sampling, or other --batch_prompts or --rollouts at a resume: leave it out")
             rows = [json.loads(line) | shape for line in log.read_text().splitlines()]
             if counted:
                 rows = [row | of_k(row["correct"], row["n_samples"], k or row["n_samples"]) for row in rows]
@@ -380,19 +379,20 @@ def read(name: str, y: str, k: int, dropped: Counter[str]) -> list[Run]:
             rewards[M] = R
         if not rows:
             raise ValueError("it has no row")
+        return [Run(B_p, n, *zip(*sorted(rewards.items()), strict=True)) for (B_p, n, _), rewards in runs.items()]
     except KeyError as missing:
         fix = "average, best and worst need a folder with counts" if counted else "--y names the reward"
         fix = fix if missing.args[0] == y else "B_p, n and step are needed beside the reward"
-        raise ValueError(f"{name} has no {missing}, but {', '.join(map(str, there))}; {fix}") from missing
-    except (TypeError, ValueError, csv.Error) as error:
+        columns = repr(", ".join(str(column)[:50] for column in [*there][:10]))[1:-1]
+        raise ValueError(f"{name} has no {missing}, but {columns}; {fix}") from missing
+    except (TypeError, ValueError, RecursionError, csv.Error) as error:
         raise ValueError(f"{name}: {error}") from error
-    return [Run(B_p, n, *zip(*sorted(rewards.items()), strict=True)) for (B_p, n, _), rewards in runs.items()]
 
 
 def _number(row: dict[str, Any], column: str, i: int) -> float:
     try:
         return math.nan if row[column] in (None, "") else float(row[column])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"row {i}: {column} {row[column]!r} is no number; leave unknown cells empty") from None
 
 

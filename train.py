@@ -308,13 +308,13 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
         folder.finish_model({"step": progress.step, "version": progress.version, "compute": recorder.compute()})
     recorder.bar.close()
     picture = folder.path / "curve.png"
-    evaluated = pass_rates(folder.read("eval.jsonl"))  # of all that is trained on, and of each data set
-    curves, fitted_to = closing_fits(folder.path / "eval.jsonl", list(evaluated))
-    fit_sigmoid.plot_curves(curves, picture)
+    names = pass_rates(folder.read("eval.jsonl"))  # of all that is trained on, and of each data set
+    closing = [closing_fits(folder, name, parts.task.ceiling) for name in names]
+    fit_sigmoid.plot_curves([curves for curves, _ in closing], picture)
     recorder.picture(picture, progress.step)
-    report = fit_sigmoid.format_report(*curves)
-    write_card(folder, flags, f"{fitted_to}:\n\n{report}")
-    say(f"\n{fitted_to} ({picture}):\n{report}\n")
+    report = "\n\n".join(f"{fit_sigmoid.format_report(whole)}\n\n{text}" for (_, whole), text in closing)
+    write_card(folder, flags, report)
+    say(f"\nThe law on this run ({picture}):\n{report}\n")
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))
     if flags.push_to_hub:
         push(folder, flags.push_to_hub)

@@ -22,7 +22,7 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
-BUILT_IN = ("chain", "graded")  # the tasks that need no --model
+BUILT_IN = ("graded", "chain")  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
@@ -39,11 +39,11 @@ class RunFlags:
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.", at_least=0, below=2**32)
-    max_steps: int = flag(130, "Batches to train on.", at_least=1)
+    max_steps: int = flag(240, "Batches to train on.", at_least=1)
     max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
     max_device_hours: float = flag(0.0, "Stop after these device-hours, evaluation left out; 0: no limit.", at_least=0)
-    eval_every: int = flag(5, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
+    eval_every: int = flag(8, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
     eval_problems: int = flag(256, "Prompts of each data set per evaluation.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
     eval_temperature: float = flag(
@@ -88,9 +88,9 @@ class DataFlags:
     """Prompts and rewards."""
 
     dataset: str = flag(
-        "chain",
-        "`chain` or `graded` (built in), or .jsonl / .parquet files or hub ids: "
-        "NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
+        "graded",
+        "`graded` or `chain` (built in; the second needs --min_budget 26 --max_budget 30 --lr 5e-4), or .jsonl / "
+        ".parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
     )
     eval_dataset: str = flag(
         "", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... (the paper's is AIME-24)."
@@ -133,7 +133,7 @@ class ScheduleFlags:
 
     schedule: Literal["pipeline", "ppo_off_policy"] = flag("pipeline", "PipelineRL-k or PPO-off-policy-k.")
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
-    batch_prompts: int = flag(32, "B, prompts per optimizer step.", at_least=1)
+    batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
     max_ready: int = flag(0, "Ready groups that stop admission; 0: B, but what was trained is replaced.", at_least=0)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
@@ -190,8 +190,8 @@ class LengthFlags:
 
     length_control: Literal["interruption", "penalty", "none"] = flag("interruption", "How thinking is kept short.")
     # T3: the paper's budgets are 10,000 to 12,000 tokens
-    min_budget: int = flag(26, "Least thinking tokens before the interruption; drawn per rollout.", at_least=1)
-    max_budget: int = flag(30, "Most thinking tokens before the interruption.", at_least=0)
+    min_budget: int = flag(14, "Least thinking tokens before the interruption; drawn per rollout.", at_least=1)
+    max_budget: int = flag(18, "Most thinking tokens before the interruption.", at_least=0)
     answer_budget: int = flag(4, "Tokens for the answer.", at_least=1)
     penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap over which it grows to -1.")
     penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")
@@ -202,7 +202,7 @@ class OptimizerFlags:
     """AdamW and the trainer's memory."""
 
     lr: float = flag(
-        5e-4, f"Learning rate; with a --dataset of your own {PRETRAINED_LR:g} unless given (the paper's 8B: 5e-7).",
+        7e-4, f"Learning rate; with a --dataset of your own {PRETRAINED_LR:g} unless given (the paper's 8B: 5e-7).",
         above=0,
     )  # fmt: skip
     lr_schedule: Literal["constant", "cosine"] = flag("constant", "After the warm-up: constant (paper) or cosine to 0.")

@@ -3,11 +3,13 @@
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import fit_sigmoid
 import length_control
+from fit_sigmoid import CurveReport, short
 from length_control import COLLAPSE_TRUNCATION, HEALTHY_TRUNCATION
 from pipeline_rl import Generator, Rollout
 from runtime.run_folder import Folder
@@ -166,17 +168,46 @@ def budget_advice(
     )
 
 
-def closing_fits(evaluations: Path, names: list[str]) -> tuple[list[fit_sigmoid.CurveReport], str]:
-    """A fit for each name of a data set, "" being all of them, and what they are fitted to. Half a run predicts the
-    other; where half cannot carry a fit (too few evaluations), the whole run is fitted."""
+def of_data_set(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The records of evaluations with the figures of one of their `data_sets`; "" takes those over all of them."""
+    if not name:
+        return list(rows)
+    return [{**row, **row["data_sets"][name]} for row in rows if name in row.get("data_sets", {})]
 
-    def fits(share: float) -> list[fit_sigmoid.CurveReport]:
-        return [fit_sigmoid.curve(evaluations, fit_until=share, data_set=name) for name in names]
 
-    halves = fits(0.5)
-    if any(math.isnan(half.fit.A) for half in halves):
-        return fits(1.0), "fitted to the whole run, since its first half cannot carry a fit"
-    return halves, "fitted to the first half of the compute"
+def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[CurveReport], str]:
+    """The forecast that the first half of a run makes, and the fit to all of it: both reports, and what a person reads.
+
+    `name` is the data set's, "" for all; `known` is the task's own ceiling, where it has one.
+    """
+    rows, label = of_data_set(folder.read("eval.jsonl"), name), f"{folder.path}, {name}".removesuffix(", ")
+    found = [fit_sigmoid.curve(rows, share, label) for share in (0.5, 1.0)]
+    half, f = found[0], found[0].fit
+    lines = [f"no forecast from the first half: {f.reason}"]
+    if f.best:
+        at, last = float(half.C[-1]), float(half.R[-1])
+        low, high = f.interval(at, noise=True)[:, 0]
+        come = half.unseen & np.isfinite(half.R)
+        ends = f.interval(half.C[come], noise=True)
+        held = int(((ends[0] <= half.R[come]) & (half.R[come] <= ends[1])).sum())
+        lines = [
+            f"forecast at half: {short(float(f.C[-1]))} of {short(at)} "
+            f"{fit_sigmoid.UNITS[half.x]}, {f.C[-1] / f.C_mid:.1f} C_mid",
+            f"  the last evaluation {float(f.predict(at, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
+            f"  what then came      {last:.3f}, {'inside' if low <= last <= high else 'OUTSIDE'}; "
+            f"of all {come.sum()} that came {held} inside",
+            f"  the ceiling         {ceiling_line(f, known)}",
+        ]
+    if (whole := found[1].fit).best:
+        lines += ["the whole run", f"  the ceiling         {ceiling_line(whole, known)}"]
+    return found, "\n".join(lines)
+
+
+def ceiling_line(f: fit_sigmoid.SigmoidFit, known: float | None) -> str:
+    """A's interval in words, and whether it holds the ceiling that is known."""
+    low, high = f.A_interval
+    line = f"{low:.3f} to {high:.3f}, {'identifiable' if f.identifiable else 'not identifiable yet'}"
+    return line + (f"; {'holds' if low <= known <= high else 'MISSES'} the known {known:.2f}" if known else "")
 
 
 def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:

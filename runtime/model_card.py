@@ -54,7 +54,7 @@ def model_card(name: str, flags: Flags, evaluations: list[dict[str, Any]], fit_r
         "",
         "![pass rate against compute](curve.png)",
         "",
-        "The paper's sigmoid:",
+        "The paper's sigmoid, and what its fit to the first half forecast:",
         "",
         "```",
         fit_report,

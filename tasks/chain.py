@@ -115,6 +115,7 @@ class ChainTask:
         self.thinking_end = None  # the mark is always one token
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
         self.ops, self.impossible_every = (min_ops, max_ops), impossible_every
+        self.ceiling: float | None = None  # the highest pass rate, where the task knows it
         self.train = self._draw(random.Random(f"train {seed}"), pool_size, held_out=False)
         self.held_out = self._draw(random.Random("held out"), held_out_size, held_out=True)
 

@@ -5,8 +5,10 @@ read, and a prompt that occurs in two places must not be trained on in one and h
 
 IDEA. Rows (rows.py) become `Problem`s: what cannot be asked or judged is left out and counted by kind, prompts are
 encoded (tokens.py), and the problems are split. A problem's key is the hash of its row's prompt, and THE SPLIT is by
-this key and nothing else: in each data set the problems with the smallest keys are held out. So no seed, order of rows,
-duplicate, template or tokenizer can carry a held-out problem into training.
+this key and nothing else: of all prompts in a data set, those with the smallest keys are held out, before any is left
+out for its length or its answer, and what one data set holds out no other trains on. So no seed, order of rows or data
+sets, duplicate, template, limit, reward or tokenizer can carry a held-out problem into training, nor from one run on
+the same data sets into the next.
 
 SIMPLIFIED. All rows are held in memory. Near-duplicates (other words, the same numbers) are not looked for.
 
@@ -38,7 +40,7 @@ class PromptOptions:
     `prompt_template` is put around the prompt's text and holds `{prompt}`; `apply_chat_template` uses the tokenizer's
     chat template if it has one. `thinking` False: the model answers at once; True: it thinks; None: it does if the
     tokenizer knows an end of thinking. Prompts longer than `max_prompt_tokens` are left out; `held_out` prompts of each
-    data set are kept for evaluation.
+    data set are kept for evaluation, or fewer where some of these are left out.
     """
 
     prompt_column: str | None = None
@@ -65,17 +67,20 @@ class DatasetTask:
         self.held_out: list[Problem] = []
         self.skipped: Counter[str] = Counter()
         self.sources, self.weights = [name for name in rewards if name not in eval_sources], dict[str, float]()
-        self.eval_sources = list(eval_sources)
+        self.eval_sources, self.ceiling = list(eval_sources), None
         self.tokenizer, self.stop_ids = tokenizer, endings.stop_ids
         self.end_of_thinking_ids, self.phrase_ids = endings.end_of_thinking_ids, endings.phrase_ids
         self.thinking_end = endings.thinking_end
         self._pool, self._rewards, self._prompts = pool, rewards, dict[tuple[str, str], str]()
+        self._split: set[str] = set()  # keys of all prompts that a data set holds out, usable or not
 
-    def read(self, name: str, data: DataSet, options: PromptOptions) -> dict[str, Problem]:
+    def read(
+        self, name: str, data: DataSet, options: PromptOptions, prompts: set[str] | None = None
+    ) -> dict[str, Problem]:
         """{key: problem} of one data set, under the source `name`. Left out and counted in `skipped` are rows whose
-        answer no verifier can read and prompts that are too long. Raises ValueError."""
+        answer no verifier can read and prompts that are too long; `prompts` gets their keys too. Raises ValueError."""
         reward = self._rewards[name]
-        rows = usable_rows(data, options.prompt_column, options.answer_column, reward, self.skipped)
+        rows = usable_rows(data, options.prompt_column, options.answer_column, reward, self.skipped, prompts)
         readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
         encoded = encode_prompts(
             self.tokenizer, [row.messages for row in rows.values()], options.prompt_template,
@@ -93,19 +98,27 @@ class DatasetTask:
         return found
 
     def add(self, data: DataSet, options: PromptOptions) -> None:
-        """Reads and splits one data set. Prompts that an earlier one has are left out and counted. Raises
-        ValueError."""
-        known = {problem.key for problem in [*self.train, *self.held_out]}
-        found = self.read(data.name, data, options)
-        by_key = [found[key] for key in sorted(found) if key not in known]
-        self.skipped += Counter(duplicate_prompt=len(found) - len(by_key))
-        if len(by_key) <= options.held_out:
+        """Reads and splits one data set. A prompt of several stays with the first that holds it out, or else with the
+        first that has it, and is counted for the others. Raises ValueError."""
+        prompts: set[str] = set()
+        found = self.read(data.name, data, options, prompts)
+        before = len(self.train) + len(self.held_out) + len(found)
+        own = set(sorted(prompts)[: options.held_out])
+        self._split |= own
+        self.train = [problem for problem in self.train if problem.key not in own]
+        trained, held = ({problem.key for problem in some} for some in (self.train, self.held_out))
+        self.held_out += [found[key] for key in sorted((found.keys() & own) - held)]
+        self.train += [found[key] for key in sorted(found.keys() - self._split - trained)]
+        self.skipped += Counter(duplicate_prompt=before - len(self.train) - len(self.held_out))
+
+    def check_split(self, source: str, held_out: int) -> None:
+        """Raises ValueError if a data set has nothing left to train on or to evaluate, now that all are there."""
+        train, held = (sum(problem.source == source for problem in some) for some in (self.train, self.held_out))
+        if not train or (held_out and not held):
             raise ValueError(
-                f"`dataset` {data.name} has {len(by_key)} usable prompts (skipped: {dict(self.skipped)}), and "
-                f"`held_out` {options.held_out} leaves none to train on; lower it or add rows"
+                f"`dataset` {source} has {train + held} usable prompts (skipped: {dict(self.skipped)}), and `held_out` "
+                f"{held_out} leaves {train} to train on and {held} to evaluate; change it or add rows"
             )
-        self.held_out += by_key[: options.held_out]
-        self.train += by_key[options.held_out :]
 
     @property
     def counts(self) -> Counter[str]:
@@ -182,6 +195,8 @@ def load_dataset_task(
         task = DatasetTask(tokenizer, endings, pool, dict(zip(sources, rewards, strict=True)), list(evaluated))
         for data in named:
             task.add(data, options)
+        for data in named:
+            task.check_split(data.name, options.held_out)
         add_eval_sets(task, evaluated, options)
         if len(named) > 1:  # a single data set has all the places, whatever its weight
             task.weights = {data.name: data.weight for data in named if data.weight is not None}

@@ -30,7 +30,7 @@ whole gradient goes to them; and the last few facts, right in some problems and 
 law says. The fits of RESULTS.md leave out the first 0.6 C_mid, as the paper's do. B comes out at 3.3: eight tenths of
 the gain within a factor of four of compute, where the paper's own B of 2 takes nine.
 
-    python train.py --dataset graded --min_budget 14 --max_budget 18 --lr 7e-4 --max_steps 290
+    python train.py    # it is the default task
 
 >>> task = graded_task()
 >>> [(task.text(problem.prompt_ids), problem.answer) for problem in task.held_out[3:5]]
@@ -86,6 +86,7 @@ def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, 
         seed, times * pool_size, times * held_out_size, min_ops=MIN_OPS, max_ops=MAX_OPS,
         impossible_every=IMPOSSIBLE_EVERY,
     )  # fmt: skip
+    task.ceiling = {"all": CEILING, "easy": 1.0, "hard": 1 - 2 / IMPOSSIBLE_EVERY}[difficulty]
     if difficulty != "all":
         task.train, task.held_out = half(task.train, difficulty), half(task.held_out, difficulty)
     return task

@@ -12,6 +12,7 @@ A TASK is any object with
     tokenizer, stop_ids        ids of the tokens that end a completion
     end_of_thinking_ids, phrase_ids, thinking_end    see length_control.Interruption
     score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one
+    ceiling                    the highest pass rate there can be, or None where nobody knows it
     text(ids), close()         the text of tokens; releases what the task holds
 Here are `chain.ChainTask`, `graded.graded_task`, and what `data_sets.load_dataset_task` makes of files and Hugging Face
 data sets.
@@ -47,25 +48,32 @@ def stable_key(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def places_of(weights: dict[str, float], places: int) -> dict[str, int]:
+    """How many of the first `places` places of a run each source gets, by its weight. They add up, and with more places
+    no source gets fewer: place i + 1 of a source comes at (i + 1/2) / weight (the method of Sainte-Laguë)."""
+    total, early = sum(weights.values()), places - len(weights)  # so early that rounding gives no source too many
+    counts = {source: max(0, int(weight / total * early + 0.5)) for source, weight in sorted(weights.items())}
+    for _ in range(places - sum(counts.values())):
+        counts[min(counts, key=lambda source: (counts[source] + 0.5) / weights[source])] += 1
+    return counts
+
+
 def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: int, epoch: int) -> list[int]:
     """Indices into `problems`: which comes when in one epoch of a mixture. Without weights, a shuffle of everything.
 
-    An epoch has as many places as the sources in `weights` have problems. Each source gets its share of them and fills
-    it from shuffles of its own problems, going on where the last epoch left off (while the weights stay the same). So a
-    small source with a large weight comes round more often than a large one with a small weight. An epoch need not hold
-    every problem, but two in a row hold all of at least one source. Pure: a place in a run is (seed, weights, epoch,
+    An epoch has as many places as the sources in `weights` have problems. Each source gets its share of the places so
+    far (`places_of`), so one whose share is less than a place an epoch comes in some epochs. It fills its places from
+    shuffles of its own problems, going on where the last epoch left off (while the weights stay the same). So a small
+    source with a large weight comes round more often than a large one with a small weight. An epoch need not hold every
+    problem, but two in a row hold all of at least one source. Pure: a place in a run is (seed, weights, epoch,
     position).
     """
     order = [] if weights else list(range(len(problems)))
     owned = {source: [i for i, problem in enumerate(problems) if problem.source == source] for source in weights}
-    places, total = sum(map(len, owned.values())), sum(weights.values())
-    weight_so_far, start = 0.0, 0
-    for source, weight in sorted(weights.items()):
-        # Cumulative shares are rounded, so that the counts add up to the number of places.
-        weight_so_far += weight
-        count = round(weight_so_far / total * places) - start
-        start += count
-        own, drawn = owned[source], epoch * count  # `drawn`: how many of this source came before
+    places = sum(map(len, owned.values()))
+    before, after = (places_of(weights, n * places) for n in (epoch, epoch + 1))
+    for source, drawn in before.items():  # `drawn`: how many of this source came before
+        own, count = owned[source], after[source] - drawn
         while count:
             shuffled = random.Random(f"{seed} {source} {drawn // len(own)}").sample(own, len(own))
             some = shuffled[drawn % len(own) :][:count]

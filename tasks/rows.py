@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tasks.code_answers import TEST_COLUMNS, tests_of
 from tasks.judge_process import VERIFIERS
 from tasks.prompts import stable_key
+from tasks.verifiers import last_box
 
 # The columns looked for, in this order, if none is named: GSM8K has question and answer, Polaris and DeepScaleR have
 # problem and answer. A dot goes into a nested record.
@@ -122,6 +123,13 @@ def field_of(row: dict[str, Any], column: str) -> Any:
     return value
 
 
+def first_ten(names: Iterable[object]) -> str:
+    """The first ten of these names in their order, for a message: a terminal obeys none of their characters."""
+    known = sorted(set(map(str, names)))
+    more = f" and {len(known) - 10:,} more" if len(known) > 10 else ""
+    return ", ".join(repr(name[:50])[1:-1] for name in known[:10]) + more
+
+
 def find_columns(
     rows: list[dict[str, Any]], wanted: Mapping[str, tuple[str | None, Sequence[str]]], name: str
 ) -> list[str]:
@@ -139,7 +147,7 @@ def find_columns(
         else:
             found[option] = column
     if missing:
-        there = ", ".join(sorted({str(key) for row in rows[:100] for key in row})) or "none at all"
+        there = first_ten(key for row in rows[:100] for key in row) or "none at all"
         raise ValueError(
             f"`dataset` {name}: no row has {', and none has '.join(missing.values())}; its columns are {there}; name "
             f"the right one{'s' * (len(missing) > 1)} with {' and '.join(f'`{option}`' for option in missing)}"
@@ -163,14 +171,17 @@ def prompt_messages(value: Any) -> list[dict[str, str]] | None:
 
 
 def final_answer(value: Any) -> str | None:
-    """An answer column's value as text; of GSM8K's worked solutions what follows `####`. None if no text or number."""
+    """An answer column's value as text. None if no text or number. Of a worked solution the answer counts: what follows
+    `####`, as in GSM8K, and of that the last `\\boxed{}`, as in MATH."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
     # Parquet turns a column of whole numbers with a gap into floats, and Python writes small floats as 1e-05.
     text = f"{Decimal(repr(value or 0.0)).normalize():f}" if isinstance(value, float) else clean_text(str(value))
-    return text.rpartition("####")[2].strip()
+    text = text.rpartition("####")[2]
+    box = last_box(text)
+    return (text if box is None else box).strip()
 
 
 class UsableRow(NamedTuple):
@@ -182,13 +193,15 @@ class UsableRow(NamedTuple):
 
 
 def usable_rows(
-    data: DataSet, prompt_column: str | None, answer_column: str | None, reward: str, skipped: Counter[str]
-) -> dict[str, UsableRow]:
+    data: DataSet, prompt_column: str | None, answer_column: str | None, reward: str, skipped: Counter[str],
+    prompts: set[str] | None = None,
+) -> dict[str, UsableRow]:  # fmt: skip
     """{key: row} of a data set. Of equal prompts the first stays. What is left out is counted in `skipped`, by kind.
 
     A column None looks through PROMPT_COLUMNS or ANSWER_COLUMNS (for the reward `code` TEST_COLUMNS). A user's reward
     function gets the answer as it is in the row. The key is the hash of the prompt's text with its white space made
-    equal.
+    equal; `prompts` gets those of all rows with a prompt, whatever their answers. A conversation that ends with the
+    assistant's turn is no prompt: it holds an answer.
     """
     rows = list(read_rows(data, skipped))
     known = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
@@ -205,9 +218,13 @@ def usable_rows(
         key = stable_key(" ".join(text.split()))
         if messages is None:
             skipped["prompt_is_no_text"] += 1
-        elif not text.strip():
-            skipped["empty_prompt"] += 1
-        elif answer is None:
+            continue
+        if not text.strip() or messages[-1]["role"] == "assistant":
+            skipped["ends_with_assistant" if text.strip() else "empty_prompt"] += 1
+            continue
+        if prompts is not None:
+            prompts.add(key)
+        if answer is None:
             skipped["no_answer" if given is None else "answer_is_no_text"] += 1
         elif answer == "":
             skipped["empty_answer"] += 1

@@ -191,7 +191,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(setup, "new_generator", new_generator)
     monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
     monkeypatch.setattr(setup, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
-    monkeypatch.setattr(train, "closing_fits", lambda *_: ([], "fitted to nothing"))
+    monkeypatch.setattr(train, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
     monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: path.touch())  # half a second
     monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda *curves: "")
     options = {

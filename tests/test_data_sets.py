@@ -93,6 +93,30 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, load
 # What is kept, what is judged
 
 
+def test_no_option_carries_a_prompt_from_training_into_the_held_out(tmp_path, load):
+    """The keys are taken over all prompts, whatever is left out later: by a limit, an answer column, a reward. What one
+    data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
+    rows = [row | {"question": row["question"] + " please" * (i % 30), "answer": row["answer"] if i % 7 else "\\frac{",
+                   "other": None if i % 3 else "1"} for i, row in enumerate(sums(90))]  # fmt: skip
+    more = rows[60:] + sums(60, 200)
+    a, b = write_rows(tmp_path / "a.jsonl", rows), write_rows(tmp_path / "b.jsonl", more)
+    of_a, of_b = (
+        set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in some)[:20])
+        for some in (rows, more)
+    )
+    for names, held_out, options in (
+        (a, of_a, {}), (a, of_a, {"max_prompt_tokens": 60}), (a, of_a, {"answer_column": "other"}),
+        (a, of_a, {"reward": "math"}), (f"{a},{b}", of_a | of_b, {}), (f"{b},{a}", of_a | of_b, {"reward": "exact,math"}),
+    ):  # fmt: skip
+        task = load(names, held_out=20, **options)
+        assert {p.key for p in task.held_out} <= held_out and not {p.key for p in task.train} & held_out
+        keys = [p.key for p in task.train + task.held_out]
+        assert len(keys) == len(set(keys)) and {p.source for p in task.train} == set(names.split(","))
+    few = [*sums(3), *({"question": f"long {i} " * 200, "answer": "1"} for i in range(40))]
+    with pytest.raises(ValueError, match="3 usable prompts .*`held_out` 1 leaves 3 to train on and 0 to evaluate"):
+        load(write_rows(tmp_path / "few.jsonl", few), held_out=1, max_prompt_tokens=100)
+
+
 def test_long_prompts_and_unreadable_answers_are_counted(tmp_path, tokenizer, load):
     """A prompt as long as the limit stays. `math` cannot read `\\frac{`."""
     bad = [{"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"}]
@@ -134,15 +158,16 @@ def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_p
 
 
 def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tmp_path, tokenizer, load):
-    """The second has ten prompts of the first: they stay with the first, on whichever side of its split they fell."""
+    """The second has ten prompts of the first, which stay with it. One of them, 36 + 2, is among the ten smallest
+    SHA-256 of either, so the second holds out nine."""
     one = write_rows(tmp_path / "one.jsonl", sums(40))
     two = write_rows(tmp_path / "two.jsonl", sums(40, start=30))
     task = load(f"{one}=3,{two}=1", reward="exact,math")
     assert task.sources == [one, two]
     assert task.weights == {one: 3.0, two: 1.0}
     assert task.skipped == {"duplicate_prompt": 10}
-    assert Counter(p.source for p in task.train) == {one: 30, two: 20}
-    assert Counter(p.source for p in task.held_out) == {one: 10, two: 10}
+    assert Counter(p.source for p in task.train) == {one: 30, two: 21}
+    assert Counter(p.source for p in task.held_out) == {one: 10, two: 9}
     keys = [p.key for p in task.train + task.held_out]
     assert len(keys) == len(set(keys)) == 70
     for source, expected in ((one, (-1.0, False)), (two, (1.0, True))):

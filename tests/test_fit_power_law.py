@@ -134,6 +134,22 @@ def test_what_cannot_be_known_is_said(slopes, words):
     assert any(words in note for note in fit(N, X, L).notes)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.002, 0.02])
+@pytest.mark.parametrize(("slopes", "off"), [
+    ({1e9: 0.3, 4e9: 0.1}, "1e+09, 4e+09"), ({1: 0.02, 2: 0.2}, "1, 2"), ({1: 0.1, 2: 0.15, 4: 0.05}, "2, 4"),
+    ({1: 0.1, 3: 0.15, 9: 0.18}, ""), ({1: 0.1, 2: 0.1, 4: 0.1}, ""), ({1: 0.1, 2: 0.15}, ""),
+])  # fmt: skip
+def test_own_slopes_that_contradict_the_law_are_named(slopes, off, noise):
+    """K must not fall with N, nor rise faster than N. Sizes that do were once said to agree, or to be fitted exactly."""
+    rng, X = np.random.default_rng(0), np.geomspace(1, 100, 12)
+    N, x, L = zip(
+        *((n, c, 0.6 * c**-k * math.exp(noise * rng.normal())) for n, k in slopes.items() for c in X), strict=True
+    )
+    notes = "; ".join(fit(N, x, L).notes)
+    assert (f"the own slope of size {off} is not K(N)" in notes) if off else "does not hold" not in notes
+    assert not off or not any(words in notes for words in ("agree", "nothing here tests", "in proportion"))
+
+
 def test_one_size_is_a_line():
     """Its slope and offset are known, K_max and N0 are not."""
     X = np.array([1.0, 2.0, 4.0, 8.0])
@@ -256,6 +272,12 @@ def test_bad_files_and_flags_are_one_sentence(text, flags, words, tmp_path, caps
         ({"a.jsonl": '{"flops": 1, "pass_rate": 0.5}\n[1, 0.5]\n'}, ["1B=a.jsonl"], "a.jsonl: row 2 is no JSON object"),
         ({"a.jsonl": '{"flops": 1, "pass_rate": 0.5}\n7\n'}, ["1B=a.jsonl"], "a.jsonl: row 2 is no JSON object"),
         ({"a.jsonl": '{"flops": 1, "pass_rate": 0.5}\n{"flo\n{"flops": 2}\n'}, ["1B=a.jsonl"], "row 2 is no JSON object"),
+        ({"a.jsonl": '{"flops": 1, "pass_rate": 0.5}\n' + "[" * 100_000}, ["1B=a.jsonl"], "a.jsonl: row 2 is no JSON object"),
+        ({"a.jsonl": '{"N": 1' + "0" * 400 + "}\n"}, ["a.jsonl"], "is no size: write it as 0.6B or 6e8"),
+        ({"a.csv": RUN.replace("2B", "1e308")}, ["a.csv"], "a.csv: column N: '1e308' is no size"),
+        ({"loop.csv": None}, ["1B=loop.csv"], "Too many levels of symbolic links: 'loop.csv'"),
+        ({"a.csv": ",".join(["\x1b]0;x\x07", *map(str, range(20_000))])  + "\n1\n"}, ["1B=a.csv"],
+         "but with \\x1b]0;x\\x07, 0, 1, 2, 3, 4, 5, 6, 7, 8; --x and --y"),
         ({"a.jsonl": '{"flops": [1], "pass_rate": 0.5}\n'}, ["1B=a.jsonl"], "a.jsonl: column flops: float() argument"),
         ({"a.jsonl": '{"flops": 1' + "0" * 400 + ', "pass_rate": 0.5}\n'}, ["1B=a.jsonl"], "a.jsonl: column flops: int too"),
     ],
@@ -263,7 +285,7 @@ def test_bad_files_and_flags_are_one_sentence(text, flags, words, tmp_path, caps
 def test_no_file_and_no_size_vanishes(files, arguments, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).symlink_to(name) if text is None else (tmp_path / name).write_text(text)
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""

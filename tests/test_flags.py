@@ -83,7 +83,7 @@ def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
     saved |= {"overwrite": True, "eval_only": True, "dry_run": True}
     (tmp_path / "config.json").write_text(json.dumps(saved))
     flags = parse_flags(["--resume", str(tmp_path), "--lr", "0.2"], "about")
-    assert (flags.k, flags.lr, flags.fp32_head, flags.batch_prompts) == (3, 0.2, False, 32)
+    assert (flags.k, flags.lr, flags.fp32_head, flags.batch_prompts) == (3, 0.2, False, 16)
     assert flags.output_dir == flags.resume == str(tmp_path) and not hasattr(flags, "gone")
     assert not (flags.overwrite or flags.eval_only or flags.dry_run)
     assert changed_flags(saved, vars(flags)) == ["--lr is now 0.2 (it was 0.1)"]
@@ -185,7 +185,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--lr_scale half", "--reward_errors ignore",
         # numbers that cannot be
         "--k -1", "--k 0 --schedule ppo_off_policy", "--batch_prompts 0", "--rollouts 0", "--rollouts 513",
-        "--max_num_seqs 8", "--min_budget 31", "--max_budget 25", "--min_budget 0", "--answer_budget 0",
+        "--max_num_seqs 8", "--min_budget 19", "--max_budget 13", "--min_budget 0", "--answer_budget 0",
         "--max_steps 0", "--eval_every 0", "--eval_samples 0", "--eval_problems 0", "--probe_every 0",
         "--save_every -1", "--keep 0", "--prompts 0", "--max_sampled_tokens -1", "--max_hours nan", "--max_ready -1", "--lr 0",
         "--max_hours -1", "--max_device_hours -1", "--peak_tflops -1", "--restart_window 0", "--rambling 1.1", "--rambling -0.1",
@@ -197,13 +197,13 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--data_parallel 0", "--gpu_memory_utilization 1", "--gpu_memory_utilization -0.1", "--max_restarts -1",
         # pairs that do not fit
         "--seed -1", "--seed 4294967296", "--max_budget -1 --length_control none",
-        "--max_ready 31", "--max_ready 63 --min_ready 32", "--min_ready 257", "--min_ready 1 --k 0", "--min_ready -1",
+        "--max_ready 15", "--max_ready 47 --min_ready 32", "--min_ready 129", "--min_ready 1 --k 0", "--min_ready -1",
         "--min_ready 1 --schedule ppo_off_policy",
-        "--penalty_window 0 --length_control penalty", "--penalty_window 35 --length_control penalty",
+        "--penalty_window 0 --length_control penalty", "--penalty_window 23 --length_control penalty",
         "--engine torch --dtype bfloat16", "--engine torch --data_parallel 2", "--engine torch --engine_args seed=1",
         "--kl_estimator k1 --kl_coef 0.1", "--dynamic_sampling true --reward shuffled", "--reward math",
         "--tis_level sequence", "--tis_level row", "--eps_low nan --loss dapo", "--engine_args max_num_seqs=8", "--engine_args max_model_len=64",
-        "--engine_args dtype=float16", "--max_budget 20",
+        "--engine_args dtype=float16", "--max_budget 8",
         # how data sets are read, without one
         "--thinking true", "--thinking perhaps", "--apply_chat_template false",
         "--overwrite true --eval_only true", "--rollouts 1", "--rollouts 1 --normalize_advantages none",
@@ -214,7 +214,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",
         "--generator_devices 1 --engine_args distributed_executor_backend=ray",
         "--attn_implementation flash_attention_2", "--attn_implementation flash_attention_2 --dtype bfloat16",
-        "--size xl --model a/b", "--eval_dataset a=b.jsonl", "--push_to_hub name", "--difficulty easy", "--prompt_order easy_first", "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
+        "--size xl --model a/b", "--eval_dataset a=b.jsonl", "--push_to_hub name", "--difficulty easy --dataset chain", "--prompt_order easy_first --dataset chain", "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
         "--rollouts 16 --max_num_seqs 15 --data_parallel 2",
     ],
 )  # fmt: skip
@@ -227,10 +227,10 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, line):
 @pytest.mark.parametrize(
     "line",
     [
-        "--max_ready 32", "--max_ready 64 --min_ready 32", "--min_ready 256", "--min_ready 0 --k 0",
+        "--max_ready 16", "--max_ready 48 --min_ready 32", "--min_ready 128", "--min_ready 0 --k 0",
         "--k 0", "--k 1 --schedule ppo_off_policy", "--rollouts 256", "--max_budget 20 --length_control none",
-        "--rollouts 16 --max_num_seqs 16 --data_parallel 2", "--min_budget 30", "--max_budget 26",
-        "--penalty_window 34 --length_control penalty", "--penalty_window 1 --length_control penalty",
+        "--rollouts 16 --max_num_seqs 16 --data_parallel 2", "--min_budget 18", "--max_budget 14",
+        "--penalty_window 22 --length_control penalty", "--penalty_window 1 --length_control penalty",
         "--kl_estimator k2 --kl_coef 0.1", "--save_every 0", "--eps_high 0.28 --loss dapo", "--eps_low 0.1 --loss grpo",
         "--eps_high 0.01 --loss gspo", "--tis_cap 3 --loss tis", "--penalty_on all --length_control penalty",
         "--eps_high 0.3 --loss tis", "--pass_rate_window latest --pass_rate_threshold 1", "--eps_max 5 --loss dapo",
@@ -366,36 +366,36 @@ def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the lengths of the
     built-in task, each named unless it was given."""
     [note] = check_flags(flags_with(lr_schedule="cosine", max_sampled_tokens=1000))
-    assert "--lr_schedule cosine" in note and "--max_steps 130" in note
+    assert "--lr_schedule cosine" in note and "--max_steps 240" in note
     assert check_flags(flags_with(lr_schedule="cosine")) == []
     [note] = check_flags(flags_with(min_budget=20, length_control="none"))
     assert "--min_budget 20 does nothing" in note
     data = {"dataset": "a.jsonl", "model": "org/model"}
     [note] = check_flags(flags_with(**data, max_budget=900))
-    assert all(f"--{name}" in note for name in ("min_budget 26", "answer_budget 4"))
+    assert all(f"--{name}" in note for name in ("min_budget 14", "answer_budget 4"))
     assert "max_budget 9" not in note
     [note] = check_flags(flags_with(**data, length_control="none"))
-    assert "--max_budget 30" in note and "--min_budget" not in note  # which nothing draws
+    assert "--max_budget 18" in note and "--min_budget" not in note  # which nothing draws
     assert check_flags(flags_with(**data, min_budget=700, max_budget=900, answer_budget=100)) == []
 
 
 def test_a_pretrained_model_has_a_learning_rate_of_its_own(monkeypatch, capsys, tmp_path):
-    """5e-4 is for the built-in task, also where its model is given as a folder; a data set is for a pretrained model, and
+    """7e-4 is for the built-in task, also where its model is given as a folder; a data set is for a pretrained model, and
     has 1e-6. A given value wins, and that of the run before a resume. A sentence at the start says which it is."""
     monkeypatch.chdir(tmp_path)
     Path("old").mkdir()
     Path("old/config.json").write_text(json.dumps({"dataset": "a.jsonl", "model": "org/model", "lr": 5e-4}))
     data = "--dataset a.jsonl --model org/model"
     for line, lr, said in (
-        ("", 5e-4, "--lr 0.0005: the default for the built-in model"),
-        ("--model runs/demo/model", 5e-4, "--lr 0.0005: the default for the built-in model"),
+        ("", 7e-4, "--lr 0.0007: the default for the built-in model"),
+        ("--model runs/demo/model", 7e-4, "--lr 0.0007: the default for the built-in model"),
         (data, 1e-6, "--lr 1e-06: the default for a pretrained model (the paper's 8B: 5e-7"),
         (
             f"{data} --lr 5e-4",
             5e-4,
             "--lr 0.0005: given, now or before a resume; 1e-06 is the default for a pretrained",
         ),
-        ("--lr=1e-6", 1e-6, "--lr 1e-06: given, now or before a resume; 0.0005 is the default for the built-in model"),
+        ("--lr=1e-6", 1e-6, "--lr 1e-06: given, now or before a resume; 0.0007 is the default for the built-in model"),
         ("--resume old", 5e-4, "--lr 0.0005: given, now or before a resume; 1e-06 is the default"),
     ):
         assert parse_flags(line.split(), "").lr == lr
@@ -412,7 +412,7 @@ def test_dry_run_prints_the_resolved_flags_and_touches_nothing(monkeypatch, caps
     out, err = capsys.readouterr()
     assert err == "" and not any(tmp_path.iterdir()) and "rounded up to 12" in out
     shown = json.loads(out[out.index("{") : out.rindex("}") + 1])
-    assert set(shown) == set(DEFAULTS) and (shown["k"], shown["max_steps"], shown["lr"]) == (4, 12, 5e-4)
+    assert set(shown) == set(DEFAULTS) and (shown["k"], shown["max_steps"], shown["lr"]) == (4, 12, 7e-4)
 
 
 def test_help_explains_every_flag(capsys):

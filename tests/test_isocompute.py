@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -82,6 +83,8 @@ def test_published_constants_come_back(law):
     found = fit_n_star(C, n_star(C, *law), [n_star(C, *law)])
     assert (found.L, found.s, found.log10_C0, found.b) == pytest.approx(law, rel=1e-6)
     assert found(10**5.84) == pytest.approx(2 ** (law[0] / 2 + law[3]))
+    alone = fit_n_star(C, n_star(C, *law))  # needs no bootstrap, and then has no intervals
+    assert alone.b == found.b and alone.intervals == {} and np.isnan(alone.interval(1e6)).all()
 
 
 def curve(B_p: int, n: int, updates: int, law=EASY) -> Run:
@@ -232,6 +235,15 @@ def test_the_recipe_finds_the_best_n():
     assert any("n = 24 is no power of two" in line for line in plan.rests_on) and plan.n & (plan.n - 1) == 0
 
 
+def test_a_single_rollout_is_never_proposed(few_draws):
+    """n = 1 is the best of 1, 2 and 4 up to C = 200, but a group of one has no advantage, and train.py refuses it."""
+    M = np.arange(1, 400)
+    runs = [Run(1, n, M.tolist(), (top * M * n / (M * n + half)).tolist())
+            for n, top, half in ((1, 0.5, 10), (2, 0.4, 15), (4, 0.7, 100))]  # fmt: skip
+    plan = recommend(runs, 20)
+    assert plan.grid.law(20) < 1.5 and (plan.n, plan.M) == (2, 10)
+
+
 @pytest.mark.long
 def test_an_unstable_batch_is_not_recommended(few_draws):
     runs = [curve(32, n, 4000) for n in (4, 16, 64)]
@@ -255,6 +267,13 @@ def test_bad_input():
         ("at least 5", lambda: fit_n_star([1, 2], [1, 2], [])),
         ("n\\* is 8 at every C", lambda: fit_n_star([1, 2, 3, 4, 5], [8] * 5, [])),
         ("k must be from 1 to 4", lambda: of_k([1], 4, 5)),
+        ("this at most 10000", lambda: of_k([1], 10**9, 10**9)),
+        ("B_p 4, n 8: rewards must lie in", lambda: Run(4, 8, range(3), [0.1, math.nan, 0.3])),
+        ("rewards must lie in .* divide percents by 100", lambda: Run(4, 8, range(3), [10, 20, 30])),
+        ("updates must be .* sort them", lambda: Run(4, 8, [2, 1, 0], [0.3, 0.2, 0.1])),
+        *(("updates must be numbers", lambda M=M: Run(4, 8, [M, 1], [0.1, 0.2])) for M in (-1, math.nan, -math.inf)),
+        ("as many as rewards", lambda: Run(4, 8, [0, 1], [0.1])),
+        *(("whole numbers from 1 on", lambda n=n: Run(4, n, [0, 1], [0.1, 0.2])) for n in (0, 4.5, math.nan, 10**400)),
     ):
         with pytest.raises(ValueError, match=words):
             call()
@@ -327,6 +346,37 @@ GRID = "B_p,n,step,pass_rate\n" + "".join(
 def test_bad_files_and_budgets_are_one_sentence(few_draws, text, budget, words, tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(text)
     assert main([str(tmp_path / "grid.csv"), "--budget", budget]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+FLAGS, DEEP = {"batch_prompts": 4, "rollouts": 8}, '{"step": ' + "[" * 100_000
+STEPS = "".join(json.dumps({"config": FLAGS | more}) + "\n" for more in ({}, {"dynamic_sampling": False}))
+EVAL = "".join(json.dumps({"step": 10 * i, "pass_rate": i / 10}) + "\n" for i in range(5))
+COUNTS = '{"step": 1, "n_samples": %s, "correct": [1]}\n'
+OTHER = "run: --dynamic_sampling, or other --batch_prompts or --rollouts at a resume: leave it out"
+
+
+@pytest.mark.parametrize(("files", "words"), [
+    ({}, "at least two values of n; here: n = 8 only"),  # nothing is wrong with the folder
+    ({"config.json": json.dumps(FLAGS | {"dynamic_sampling": True})}, OTHER),
+    ({"metrics.jsonl": STEPS.replace("false", "true")}, OTHER), ({"metrics.jsonl": STEPS.replace("4", "16", 1)}, OTHER),
+    ({"metrics.jsonl": STEPS.replace("8", "16", 1)}, OTHER),
+    ({"metrics.jsonl": '{"config": ' + DEEP}, "run: maximum recursion"), ({"config.json": DEEP}, "run: maximum recursion"),
+    ({"eval.jsonl": DEEP}, "run: maximum recursion"),
+    ({"eval.jsonl": EVAL + '{"step": 1%s, "pass_rate": 0.5}' % ("0" * 400)}, "run: row 6: step 1000"),
+    ({"eval.jsonl": EVAL.replace("40", "1e308")}, "run: B_p 4, n 8: updates must be numbers from 0 on"),
+    ({"eval_counts.jsonl": COUNTS % 10**9}, "this at most 10000"), ({"eval_counts.jsonl": COUNTS % 10**400}, "at most 10000"),
+    ({"eval.jsonl": '{"\\u001b]0;x\\n": 1}'}, "but \\x1b]0;x\\n, B_p, n; B_p, n and step are needed"),
+])  # fmt: skip
+def test_bad_folders_are_one_sentence(files, words, tmp_path, capsys, monkeypatch):
+    """Among them runs whose steps did not sample B_p n completions each: C would be another."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    whole = {"config.json": json.dumps(FLAGS), "eval.jsonl": EVAL, "metrics.jsonl": STEPS + '{"step": 1}\n{"st'}
+    for name, text in (whole | files).items():
+        (tmp_path / "run" / name).write_text(text)
+    assert main(["run", "--budget", "700", *(["--y", "best"] if "eval_counts.jsonl" in files else [])]) == 2
     printed = capsys.readouterr()
     assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 

@@ -142,19 +142,50 @@ def test_closing_table_by_hand(new_clock, tmp_path):
     }
 
 
+def written(path, rows):
+    folder = Folder(path)
+    path.mkdir(exist_ok=True)
+    for row in rows:
+        folder.append("eval.jsonl", row)
+    return folder
+
+
+def risen(C):
+    return 0.1 + 0.6 * C**2 / (9 + C**2)
+
+
 @pytest.mark.parametrize(
-    "evaluations, fitted_to, unseen",
-    [(13, "fitted to the first half of the compute", 6), (6, "fitted to the whole run, since", 0), (2, "fitted to", 0)],
+    "last, known, words",
+    [  # at 0, 1, ... 24 thousand tokens 13 of 25 evaluations lie in the first half; the last one is overwritten
+        (
+            risen(24),
+            0.7,
+            ["12k of 24k sampled tokens, 4.0 C_mid", "inside; of all 12 that came 12 inside", "holds"],
+        ),
+        (0.2, 0.7, ["0.200, OUTSIDE; of all 12 that came 11 inside", "the known 0.70"]),
+        (risen(24), 0.99, ["MISSES the known 0.99"]),
+        (risen(24), None, ["the ceiling"]),
+    ],
 )
-def test_the_closing_fit_is_of_all_where_half_is_too_little(tmp_path, evaluations, fitted_to, unseen):
-    """At 0, 1, ... 12 thousand tokens 7 of 13 lie in the first half. Of 6 only 3 do, and four unknowns need 4 points.
-    Two are too few in any case, and the report says so."""
-    folder = Folder(tmp_path)
-    for i in range(evaluations):
-        folder.append("eval.jsonl", {"step": i, "tokens": 1000 * i, "pass_rate": 0.1 + 0.6 * i**2 / (9 + i**2)})
-    [curve], text = closing_fits(tmp_path / "eval.jsonl", [""])
-    assert text.startswith(fitted_to) and curve.unseen_points == unseen
-    assert math.isnan(curve.fit.A) == (evaluations == 2)
+def test_a_run_ends_with_the_forecast_of_its_half_and_what_came(tmp_path, last, known, words):
+    """An exact curve of A .7, C_mid 3k."""
+    rows = [
+        {"step": i, "tokens": 1000 * i, "pass_rate": risen(i), "n_prompts": 4096, "n_samples": 4} for i in range(25)
+    ]
+    rows[-1]["pass_rate"] = last
+    (half, whole), text = closing_fits(written(tmp_path, rows), "", known)
+    assert all(word in text for word in words) and ("known" in text) == bool(known)
+    assert half.unseen.sum() == 12 and not whole.unseen.any()
+
+
+def test_no_forecast_where_half_cannot_carry_one(tmp_path):
+    """Of 6 evaluations 3 lie in the first half, and two are too few in any case. A data set has its own figures."""
+    rows = [
+        {"step": i, "tokens": 1000 * i, "pass_rate": 0.1, "data_sets": {"a": {"pass_rate": risen(i)}}} for i in range(6)
+    ]
+    _, text = closing_fits(written(tmp_path, rows), "a", None)
+    assert text.startswith("no forecast from the first half: 3 usable points") and "the whole run" in text
+    assert closing_fits(written(tmp_path / "two", rows[:2]), "a", None)[1].count("\n") == 0
 
 
 def test_data_sets_are_in_the_closing_table(new_clock, tmp_path):

@@ -48,15 +48,15 @@ def test_what_is_not_on_the_hub_is_not_named_as_if_it_were(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "model").mkdir(parents=True)
     for flags, base in (
-        (Flags(), "the built-in model (--size m), trained on chain"),
+        (Flags(), "the built-in model (--size m), trained on graded"),
         (Flags(model="runs/model", dataset="my/rows.jsonl"), "runs/model, trained on my/rows.jsonl"),
     ):
-        if flags.dataset != "chain":
+        if flags.dataset != "graded":
             (tmp_path / "my").mkdir()
             (tmp_path / "my" / "rows.jsonl").touch()
         _, metadata, body = model_card("x", flags, [evaluation(0.1)], "").split("---\n")
         assert not {"base_model", "datasets"} & set(yaml.safe_load(metadata)) and base in body
-        assert "--lr 0.0005" in body  # which is not the default of each
+        assert "--lr 0.0007" in body  # which is not the default of each
 
 
 @pytest.fixture

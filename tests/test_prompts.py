@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.prompts import Problem, PromptStream, epoch_order, stable_key
+from tasks.prompts import Problem, PromptStream, epoch_order, places_of, stable_key
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -91,6 +91,26 @@ def test_an_epochs_shares_add_up_when_they_do_not_divide():
     problems = mixture(a=7, b=5, c=5)
     for epoch in range(4):
         assert len(epoch_order(problems, {"a": 1.0, "b": 1.0, "c": 1.3}, 0, epoch)) == 17
+
+
+def test_a_source_with_less_than_a_place_an_epoch_comes_in_some_epochs():
+    """At 100 : 1 an epoch of 45 places has .45 for b: 45 in 101 epochs, all 40 prompts among them. (It once had none in
+    any epoch.)"""
+    problems = mixture(a=5, b=40)
+    orders = [epoch_order(problems, {"a": 100.0, "b": 1.0}, 0, epoch) for epoch in range(101)]
+    found = Counter(problems[i].key for order in orders for i in order if i >= 5)
+    assert {len(order) for order in orders} == {45} and found.total() == 45 and len(found) == 40
+
+
+def test_the_places_so_far_add_up_and_never_fall():
+    """And each source is at most two places off its share."""
+    for weights in ({"a": 1e-9, "b": 1, "c": 5000}, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, {"a": 0.1, "b": 0.7}):
+        before = dict.fromkeys(weights, 0)
+        for places in range(0, 3000, 7):
+            now = places_of(weights, places)
+            assert sum(now.values()) == places and all(now[name] >= before[name] for name in now)
+            assert all(abs(now[name] - places * w / sum(weights.values())) <= 2 for name, w in weights.items())
+            before = now
 
 
 def test_a_source_is_shuffled_anew_each_time_round():

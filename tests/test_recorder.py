@@ -79,13 +79,13 @@ def test_truncation_is_explained_before_training_only(run, capsys):
 
     def rollout(self, reward, version=None):
         made = ScriptedGenerator.rollout(self, reward, version)
-        made.finish_reason, made.completion_ids = "length", [9] * 34
-        made.logprobs, made.mask, made.versions = [0.0] * 34, [1] * 34, made.versions[:1] * 34
+        made.finish_reason, made.completion_ids = "length", [9] * 22
+        made.logprobs, made.mask, made.versions = [0.0] * 22, [1] * 22, made.versions[:1] * 22
         return made
 
     run({"rollout": rollout}, length_control="none")
     out = capsys.readouterr().out
-    assert out.count("raise --max_budget from 30 to 140, at least") == 1
+    assert out.count("raise --max_budget from 18 to 84, at least") == 1
     assert out.index("evaluation at step 0") < out.index("raise --max_budget") < out.index("step    1")
 
 

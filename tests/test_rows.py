@@ -62,6 +62,16 @@ def test_final_answer():
     assert (final_answer(1e22), final_answer(1e23)) == ("1" + 22 * "0", "1" + 23 * "0")
     assert (final_answer(-0.0), final_answer(100.0), final_answer(-0.5)) == ("0", "100", "-0.5")
     assert final_answer("\ud800") == "\ufffd"
+    for solution, answer in (
+        (r"So it is $\boxed{-54}$.", "-54"),
+        (r"One root is $\boxed{5}$, hence the sum is $\boxed{\frac{1}{2}}$, as we said.", r"\frac{1}{2}"),
+        ("x" * 5000 + r" \fbox{12}", "12"),
+        (r"\boxed{1} #### 2", "2"),
+        (r"#### \boxed{3}", "3"),
+        (r"It is \boxed{4", r"It is \boxed{4"),
+        (r"\boxed{ }", ""),
+    ):
+        assert final_answer(solution) == answer
     for bad in (None, True, [1], {"a": 1}, float("nan"), float("inf")):
         assert final_answer(bad) is None
 
@@ -120,6 +130,26 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
         "answer_is_no_text": 2, "empty_answer": 2, "duplicate_prompt": 1,
     }  # fmt: skip
     assert list(found.values()) == [("What is it?", "1"), ("lone \ufffd", "7")]
+
+
+def test_a_conversation_that_ends_with_the_assistants_turn_is_left_out(tmp_path):
+    """Its answer would be in the prompt. Earlier turns of the assistant are part of the question."""
+    turns = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "It is 42."}]
+    rows = [{"prompt": turns, "answer": "42"}, {"prompt": [*turns, turns[0]], "answer": "42"}]
+    found, skipped = read(write_rows(tmp_path / "a.jsonl", rows))
+    assert list(found.values()) == [("6 * 7?\n\nIt is 42.\n\n6 * 7?", "42")]
+    assert skipped == {"ends_with_assistant": 1}
+
+
+def test_column_names_in_a_message_are_few_and_escaped(tmp_path):
+    """A name may be long or hold what a terminal obeys; Unicode letters stay."""
+    row = {"\x1b]0;owned\x07\n\u202e": 1, "Ä": 1, "B" * 1000: 1, **{f"c{i:05}": 1 for i in range(20_000)}}
+    with pytest.raises(ValueError, match="no row has prompt") as error:
+        read(write_rows(tmp_path / "a.jsonl", [row]))
+    columns = str(error.value).partition("its columns are ")[2].partition(";")[0]
+    assert columns == "\\x1b]0" and len(str(error.value)) < 700  # the first `;` is the name's own
+    assert ";owned\\x07\\n\\u202e, " + "B" * 50 + ", c00000, " in str(error.value)
+    assert "c00007 and 19,993 more; name" in str(error.value)
 
 
 def test_named_columns_and_nested_ones(tmp_path):

@@ -119,8 +119,8 @@ def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
     graded task for its spectrum; its chains have its lengths, and every fifth is impossible."""
     asked = []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
-    changes = {"dataset": "graded", "prompts": 10}
-    for change in ({"rambling": 0.9}, {}, changes):
+    changes = {"prompts": 10}
+    for change in ({"rambling": 0.9, "dataset": "chain"}, {"dataset": "chain"}, changes):
         with pytest.raises(ZeroDivisionError):
             new_parts(Flags(output_dir=str(tmp_path), **change), Progress(None))
     wanted = [Demonstrations(restart=0.9), Demonstrations(), graded.DEMONSTRATIONS]

@@ -72,7 +72,7 @@ def test_batch_by_hand(made):
 
 def test_the_alternatives_by_hand(made):
     """The ablation: std sqrt(7/12), three prompts in the average, group 1 with advantage 0. Then the other averages and
-    advantages: without a std, and divided by the completion budget, 30 + 4, times 8 rows."""
+    advantages: without a std, and divided by the completion budget, 18 + 4, times 8 rows."""
     batch, record = made(hand_groups(), zero_variance_filter=False)
     assert batch.advantages[:2].tolist() == pytest.approx([1.5 / 0.763763, -0.5 / 0.763763], rel=1e-5)
     assert batch.advantages[4:8].tolist() == [0.0] * 4
@@ -80,7 +80,7 @@ def test_the_alternatives_by_hand(made):
     assert record["zero_variance_groups"] == 1 and record["rows"] == 12
     batch, _ = made(hand_groups(), normalize_advantages="none", aggregation="constant")
     assert batch.advantages.tolist() == [1.5, -0.5, -0.5, -0.5, 1, 1, -1, -1]
-    assert row_weights(batch) == pytest.approx([1 / (34 * 8)] * 8)
+    assert row_weights(batch) == pytest.approx([1 / (22 * 8)] * 8)
 
 
 def test_truncated_rows_leave_after_the_centring(made):

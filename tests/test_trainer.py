@@ -100,14 +100,14 @@ def gradient_of(trainer: Trainer) -> torch.Tensor:
 
 def test_learning_rates_by_hand():
     """4 warm-up steps of 1e-3: 1/4, 2/4, 3/4, 1, then constant. Cosine over 12 steps: full at step 4, half at 8, and
-    (1 + cos(7/8 pi)) / 2 = 0.0381 at the last. sqrt: 32 x 8 = 256 completions, a quarter of 1024, give half."""
+    (1 + cos(7/8 pi)) / 2 = 0.0381 at the last. sqrt: 16 x 16 = 256 completions, a quarter of 1024, give half."""
     flags = Flags(lr=1e-3, warmup_steps=4, max_steps=12)
     rates = [learning_rate(flags, v) for v in (0, 1, 2, 3, 4, 11, 50)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3, 1e-3])
     flags.lr_schedule = "cosine"
     rates = [learning_rate(flags, v) for v in (0, 3, 4, 8, 11, 12, 50)]
     assert rates == pytest.approx([0.25e-3, 1e-3, 1e-3, 0.5e-3, 0.0380602e-3, 0, 0], abs=1e-9)
-    assert learning_rate(Flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=8), 0) == pytest.approx(0.5e-3)
+    assert learning_rate(Flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=16), 0) == pytest.approx(0.5e-3)
 
 
 @pytest.mark.parametrize(("loss", "changes", "options"), [

@@ -142,7 +142,7 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
         self.evaluating = True
         return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]
 
-    record = run({"evaluate": evaluate}, max_steps=1).evals[0]
+    record = run({"evaluate": evaluate}, max_steps=1, dataset="chain").evals[0]
     assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
     assert {name: (r["pass_rate"], r["n_prompts"]) for name, r in record["data_sets"].items()} == {
         "chain": (0.0, 5), "other": (1.0, 5),

@@ -36,6 +36,7 @@ from tasks import chain, warm_start
 from tasks.prompts import Problem, PromptStream
 
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
+CHAIN = ["--dataset", "chain", "--batch_prompts", "32", "--min_budget", "26", "--max_budget", "30", "--lr", "5e-4"]
 SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
 QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0",
          "--max_steps", "80000"]  # fmt: skip
@@ -74,7 +75,7 @@ class TrainerSide:
     def __init__(self, model: str, seed: int = 0):
         from accelerate import Accelerator
 
-        self.flags = parse_flags([*STILL, "--seed", str(seed)], "")
+        self.flags = parse_flags([*CHAIN, *STILL, "--seed", str(seed)], "")
         self.trainer = Trainer(self.flags, Accelerator(cpu=not torch.cuda.is_available()), model)
 
     def batch(self, groups: Sequence[pipeline_rl.Group]) -> TrainingBatch:
@@ -127,7 +128,7 @@ def generator_of(
 
 def built_in_generator(model: str, weights: Any, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
     """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
-    flags, task = parse_flags(["--max_num_seqs", "256", "--seed", str(seed)], ""), chain.ChainTask(seed=seed)
+    flags, task = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], ""), chain.ChainTask(seed=seed)
     prompts = PromptStream(task.train, seed, lambda key: False)
     return generator_of(flags, model, weights, task, prompts, new_interruption(flags, task))
 
@@ -241,7 +242,7 @@ class Program:
 
 def ours(*arguments: str) -> list[str]:
     """The command line of a run of train.py."""
-    return [sys.executable, "train.py", *arguments]
+    return [sys.executable, "train.py", *CHAIN, *arguments]
 
 
 class Helper:

@@ -44,8 +44,8 @@ def sample(model: Any, task: ChainTask, prompts: Sequence[Sequence[int]], max_ne
 
 
 def evaluate(model: Any, task: ChainTask, samples: int) -> dict[str, float]:
-    """Pass rate on the held-out problems, `samples` each, under the interruption that is train.py's default."""
-    control = new_interruption(Flags(), task)
+    """Pass rate on the held-out problems, `samples` each, under the interruption at 26 to 30 tokens."""
+    control = new_interruption(Flags(min_budget=26, max_budget=30), task)
     problems = [problem for problem in task.held_out for _ in range(samples)]
     completions = sample(model, task, [p.prompt_ids for p in problems], control.max_budget)
     legs = {}
