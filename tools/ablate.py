@@ -32,7 +32,7 @@ import log_report
 import size_report
 import sweep
 from comparisons import COMPARISONS
-from curves import Curve, InputError, collect, curves_of, read_rows
+from curves import Curve, InputError, collect, curves_of, differing, read_rows
 from measuring import table
 from sweep import Run, as_word
 
@@ -162,7 +162,7 @@ def matched(
     for (variant, seed), run in runs.items():
         curve = curves.get(str(run.folder.relative_to(output)))
         if curve is not None and curve.finished:
-            row = {name: as_word(value) for name, value in run.flags if value != DEFAULTS[name]}
+            row = differing(DEFAULTS | dict(run.flags))
             if other := sorted(dict(row.items() ^ curve.flags.items())):
                 raise UsageError(f"{curve.run} has another --{', --'.join(other)} than its row in comparisons.py.")
             found.setdefault(variant, []).append(curve)
