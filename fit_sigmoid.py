@@ -32,8 +32,8 @@ So Eq. 1 is a distribution function: of how soon problems are learned. The pass 
      residuals. (Where the numbers of samples are known, it is relative to pure sampling noise and at least 1. It is
      raised where neighboring residuals agree.) t is Student's quantile. DOUBT = 2, since no run follows a form exactly.
    - beyond the data, everything from the pass rate reached to that plus three times the gain that Eq. 1 still expects.
-     For the data show how the early problems are learned, and not how the late ones will be: on the paper's own run 2.2
-     to 2.8 times as much came at every cut. On other runs it was a fraction, and a run may stop where it is.
+     For the data show how the early problems are learned, and not how the late ones will be: on the paper's own run 1.9
+     to 2.5 times as much came at every cut. On other runs it was a fraction, and a run may stop where it is.
    So an interval is wide for three reasons: noise, the form, and what remains. Only compute makes the last one small.
 6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise, (c) it does
    not fall at the end, (d) A's interval is at most 0.1 wide, and half of the gain. Else `reason` says what is missing,
