@@ -1,11 +1,11 @@
-"""Tests of `tools/fit_curves.py`: the logs of other frameworks, what is refused, the power law."""
+"""Tests of `tools/fit_curves.py`: the logs of other frameworks, what is refused."""
 
 import json
 
 import fit_curves
 import numpy as np
 import pytest
-from fit_curves import main, power_law
+from fit_curves import main
 
 import fit_sigmoid
 from fit_sigmoid import sigmoid
@@ -159,27 +159,3 @@ def test_files_that_are_none_or_of_another_compute_are_refused(tmp_path, capsys)
         assert main([str(tmp_path / name) for name in names]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and words in err
-
-
-# ---- the power law
-
-
-def test_power_law_by_hand():
-    """A .6, D 20, B .5: at C = 10,000 the reward is .6 - 20 / 100 = .4. The point at 0 does not count."""
-    c = np.linspace(5000, 50_000, 20)
-    law = power_law(np.append(0, c), np.append(0.1, 0.6 - 20 / np.sqrt(c)))
-    assert (law["A"], law["B"], law["D"]) == pytest.approx((0.6, 0.5, 20), rel=1e-3) and law["rmse"] < 1e-5
-    with pytest.raises(ValueError, match="needs 4 points"):
-        power_law([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4])
-
-
-def test_power_law_runs_to_the_bound_on_early_data_and_the_sigmoid_does_not():
-    """The paper's argument: from 1.5k to 50k GPU-hours the power law says A = 1."""
-    c = np.linspace(1500, 50_000, 40)
-    r = sigmoid(c, 0.25, 0.645, 1.7, 9000.0)
-    assert power_law(c, r)["A"] == 1 and fit_sigmoid.fit(c, r).A == pytest.approx(0.645, abs=1e-3)
-    from scipy.optimize import curve_fit
-
-    (D, B), _ = curve_fit(lambda x, D, B: 1 - D * x**-B, c / c[-1], r, p0=(0.4, 0.1))  # with A at its bound
-    law = power_law(c, r)
-    assert (law["D"] / c[-1] ** law["B"], law["B"]) == pytest.approx((D, B), rel=1e-3)

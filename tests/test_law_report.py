@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from made_curves import made, rows
 
+from fit_sigmoid import fit, sigmoid
+
 pytestmark = pytest.mark.medium
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -127,6 +129,27 @@ def test_the_plateau_is_the_mean_of_the_last_eight():
     assert [law_report.finds_plateau(SimpleNamespace(A_interval=i), run) for i in intervals] == [True, False, False]
     falls = graded(1, rates=[*graded().points["pass_rate"][:33], *[0.4] * 8])
     assert law_report.sum_row("half", 0.5, [run, falls])[-1] == "1 of 2 (50%)"
+
+
+def test_power_law_by_hand():
+    """A .6, D 20, B .5: at C = 10,000 the reward is .6 - 20 / 100 = .4. The point at 0 does not count."""
+    c = np.linspace(5000, 50_000, 20)
+    law = law_report.power_law(np.append(0, c), np.append(0.1, 0.6 - 20 / np.sqrt(c)))
+    assert (law["A"], law["B"], law["D"]) == pytest.approx((0.6, 0.5, 20), rel=1e-3) and law["rmse"] < 1e-5
+    with pytest.raises(ValueError, match="needs 4 points"):
+        law_report.power_law(np.arange(4.0), np.arange(4.0) / 10)
+
+
+def test_power_law_runs_to_the_bound_on_early_data_and_the_sigmoid_does_not():
+    """The paper's argument: from 1.5k to 50k GPU-hours the power law says A = 1."""
+    c = np.linspace(1500, 50_000, 40)
+    r = sigmoid(c, 0.25, 0.645, 1.7, 9000.0)
+    assert law_report.power_law(c, r)["A"] == 1 and fit(c, r).A == pytest.approx(0.645, abs=1e-3)
+    from scipy.optimize import curve_fit
+
+    (D, B), _ = curve_fit(lambda x, D, B: 1 - D * x**-B, c / c[-1], r, p0=(0.4, 0.1))  # with A at its bound
+    law = law_report.power_law(c, r)
+    assert (law["D"] / c[-1] ** law["B"], law["B"]) == pytest.approx((D, B), rel=1e-3)
 
 
 def test_the_simpler_rules_by_hand():

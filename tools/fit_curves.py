@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fit_sigmoid
@@ -120,29 +119,6 @@ def curve(path: str | Path, fit_until: float = 1.0, **columns: Any) -> fit_sigmo
     if n is not None:
         rows = [row | {"n_prompts": samples, "n_samples": 1} for row, samples in zip(rows, n, strict=True)]
     return fit_sigmoid.curve(rows, fit_until, str(path), x)
-
-
-def power_law(C: ArrayLike, R: ArrayLike, *, A_max: float = 1.0) -> dict[str, float]:
-    """Least squares for R = A - D / C^B over the points with C > 0: Eq. 1 at large C. Returns A, D, B and rmse.
-
-    On early data its A runs to the bound, which is why the paper prefers the sigmoid. ValueError: fewer than 4 points.
-    """
-    C, R = np.array(C, dtype=float), np.array(R, dtype=float)
-    C, R = C[C > 0], R[C > 0]
-    if C.size < 4:
-        raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
-    B = np.geomspace(0.01, 10, 400)
-    for _ in range(5):  # R = A - D x is linear in A and D: a regression for each B, on a grid that closes in
-        x = (C / C.max()) ** -B[:, None]  # (G, N)
-        off = x - x.mean(1, keepdims=True)
-        D = np.maximum(-(off @ R) / (off * off).sum(1), 0)
-        A = np.clip(R.mean() + D * x.mean(1), 0, A_max)
-        D = np.where(A < A_max, D, x @ (A_max - R) / (x * x).sum(1))
-        Q = ((A[:, None] - D[:, None] * x - R) ** 2).sum(1)
-        i = int(np.argmin(Q))
-        found = A[i], D[i] * C.max() ** B[i], B[i], math.sqrt(Q[i] / C.size)
-        B = np.geomspace(B[max(i - 1, 0)], B[min(i + 1, B.size - 1)], 400)
-    return dict(zip(("A", "D", "B", "rmse"), map(float, found), strict=True))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

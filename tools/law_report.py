@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ablation_figures import FALL, compute_to, fitted, interval, pooled_sd, seeds_needed
 from ablation_report import amount, apart_text, save
 from curves import Curve
-from fit_curves import power_law
 from log_report import fall_of, learns
 from measuring import table
 
@@ -97,6 +96,28 @@ def noise_ratio(curve: Curve) -> float:
     return fit.rmse / math.sqrt(np.mean(variance(fit.predict(fit.C), fit.n)))
 
 
+def power_law(C: np.ndarray, R: np.ndarray, A_max: float = 1.0) -> dict[str, float]:
+    """Least squares for R = A - D / C^B over the points with C > 0: Eq. 1 at large C. Returns A, D, B and rmse.
+
+    On early data its A runs to the bound, which is why the paper prefers the sigmoid. ValueError: fewer than 4 points.
+    """
+    C, R = C[C > 0], R[C > 0]
+    if C.size < 4:
+        raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
+    B = np.geomspace(0.01, 10, 400)
+    for _ in range(5):  # R = A - D x is linear in A and D: a regression for each B, on a grid that closes in
+        x = (C / C.max()) ** -B[:, None]  # (G, N)
+        off = x - x.mean(1, keepdims=True)
+        D = np.maximum(-(off @ R) / (off * off).sum(1), 0)
+        A = np.clip(R.mean() + D * x.mean(1), 0, A_max)
+        D = np.where(A < A_max, D, x @ (A_max - R) / (x * x).sum(1))
+        Q = ((A[:, None] - D[:, None] * x - R) ** 2).sum(1)
+        i = int(np.argmin(Q))
+        found = A[i], D[i] * C.max() ** B[i], B[i], math.sqrt(Q[i] / C.size)
+        B = np.geomspace(B[max(i - 1, 0)], B[min(i + 1, B.size - 1)], 400)
+    return dict(zip(("A", "D", "B", "rmse"), map(float, found), strict=True))
+
+
 @cache
 def power_law_end(curve: Curve, share: float) -> float:
     """The power law's prediction of the end; NaN where too few points are there to fit it."""
@@ -147,6 +168,7 @@ def identifiable_from(curve: Curve) -> float:
     return math.inf
 
 
+@cache
 def cut_at(curve: Curve, reach: float) -> Cut | None:
     """None where twice the compute is beyond the end of the run, or fewer than four evaluations are seen."""
     C, until = curve.points[AXIS], reach * half_gain(curve)
