@@ -225,7 +225,7 @@ def write_reports(
         law_report.write(law, others, chain.get("chain", []), likeliest, published, left_out, folder)
         log_report.write(graded, law.get("baseline", []), folder)
         blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
-        blocks["reach"] = law_report.by_reach(published)
+        blocks["reach"] = law_report.by_reach(published, names=False)
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:
         rows += [["sizes", *row] for row in size_report.write(found, folder)]
     grids = {half: matches.get(f"grid-{half}", ({}, []))[0] for half in ("easy", "hard")}

@@ -211,8 +211,8 @@ def reach_table(curves: Sequence[Curve]) -> str:
     return table(REACH_HEAD, rows)
 
 
-def by_reach(curves: Sequence[Curve]) -> str:
-    """The table and its rule, for runs of every comparison."""
+def by_reach(curves: Sequence[Curve], names: bool = True) -> str:
+    """The table and its rule, for runs of every comparison, with the `names` of those left out."""
     falls = [curve.run for curve in curves if learns(curve) and fall_of(curve) is not None]
     never = [curve.run for curve in curves if not learns(curve)]
     kept = [curve for curve in curves if learns(curve) and fall_of(curve) is None]
@@ -222,9 +222,9 @@ def by_reach(curves: Sequence[Curve]) -> str:
         "at twice the compute. Widths are medians. *Ask again*: of fits that are not identifiable, the compute that "
         "they say over that from which on the run's fits are (in brackets how many; runs that never are do not count).",
         reach_table(kept),
-        f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before it "
-        f"({', '.join(falls) or 'none'}), and {len(never)} that never gain more than {FALL:g} "
-        f"({', '.join(never) or 'none'}).",
+        f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before it"
+        + f" ({', '.join(falls) or 'none'})" * names + f", and {len(never)} that never gain more than {FALL:g}"
+        + f" ({', '.join(never) or 'none'})" * names + ".",
     ])  # fmt: skip
 
 
@@ -273,11 +273,12 @@ def share_of(found: Sequence[bool]) -> str:
 def sum_row(name: str, share: float, curves: Sequence[Curve]) -> list[str]:
     """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
     fits, ends = [fitted(curve, AXIS, share).fit for curve in curves], [forecast(curve, share) for curve in curves]
+    reached = [far for curve in curves if not math.isnan(far := reach_of(curve, share))]
     known = [end.error for end in ends if math.isfinite(end.error)]  # a fit to too few points predicts nothing
     fewer = "" if len(known) == len(ends) else f" (of {len(known)})"
     later = share < 1  # at the end there is nothing left to predict
     return [
-        name, str(len(curves)), f"{np.median([reach_of(curve, share) for curve in curves]):.1f}",
+        name, str(len(curves)), f"{np.median(reached):.1f}" if reached else "–",
         share_of([end.inside for end in ends]) if later else "–",
         f"{np.median(np.abs(known)):.3f}{fewer}" if later and known else "–",
         mean_error(known) if later and known else "–",
@@ -289,9 +290,9 @@ def sum_row(name: str, share: float, curves: Sequence[Curve]) -> list[str]:
 
 
 def reach_of(curve: Curve, share: float) -> float:
-    """How far `share` of the run reaches, in C_mid as measured."""
+    """How far `share` of the run reaches, in C_mid as measured; NaN for a run that ends no higher than it began."""
     C_mid = half_gain(curve)
-    return float(share * curve.points[AXIS][-1] / C_mid) if C_mid > 0 else math.inf
+    return share * float(curve.points[AXIS][-1]) / C_mid if C_mid > 0 else math.nan
 
 
 def is_long(curve: Curve) -> bool:
