@@ -183,7 +183,7 @@ def test_seeds_needed_by_hand():
 def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path, monkeypatch):
     """A file made by hand: two seeds of the baseline, and one that failed. The pages name what is left out, and a run
     refitted alone has its row in them. Without a variant there is nothing to compare."""
-    flags, cliff = (curves.differing(ablate.DEFAULTS | ablate.resolved(ablate.COMPARISONS[name].setting))
+    flags, cliff = (curves.differing(ablate.resolved(ablate.COMPARISONS[name].setting))
                     for name in ("law", "chain"))  # fmt: skip
     runs = [graded(0, flags=flags), graded(1, flags=flags, A=0.79, entropy=np.linspace(0.5, 0.1, 41)),
             made("baseline", 2, n=2, comparison="law", state="failed (exit code 1)", flags=flags)]  # fmt: skip

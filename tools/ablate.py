@@ -162,7 +162,7 @@ def matched(
     for (variant, seed), run in runs.items():
         curve = curves.get(str(run.folder.relative_to(output)))
         if curve is not None and curve.finished:
-            row = differing(DEFAULTS | dict(run.flags))
+            row = differing(dict(run.flags))
             if other := sorted(dict(row.items() ^ curve.flags.items())):
                 raise UsageError(f"{curve.run} has another --{', --'.join(other)} than its row in comparisons.py.")
             found.setdefault(variant, []).append(curve)

@@ -81,7 +81,7 @@ class Curve:
 
 def differing(config: Mapping[str, Any]) -> dict[str, str]:
     """The flags of a run that differ from THEN, by name."""
-    config = with_new_names(dict(config))
+    config = DEFAULTS | with_new_names(dict(config))
     names = sorted(name for name in config if name in DEFAULTS and name not in OWN)
     return {name: as_word(config[name]) for name in names if config[name] != THEN[name]}
 
