@@ -67,6 +67,6 @@ def test_simulations_keep_their_promises():
     for reach in (1.6, 3.0):
         found = regime(REGIMES["the law"], reach, 40, seed=1)
         assert found["end inside"] >= 0.93 and found["identifiable and wrong"] <= 0.05
-    rows = np.concatenate([outside(name, reach, 4, seed=1) for name in TRUTHS for reach in (2, 3, 4)])
+    rows = np.concatenate([outside(name, reach, 20, seed=1) for name in TRUTHS for reach in (2, 3, 4)])
     curve, evaluation, _, _, _, wrongly = rows.mean(0)
     assert min(curve, evaluation) >= 0.93 and wrongly <= 0.05
