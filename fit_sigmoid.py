@@ -13,37 +13,38 @@ WHY A SIGMOID. Suppose each problem is learned at a compute of its own, and that
 a logistic distribution of median log C_mid and scale 1/B. Then the share learned by C is s = 1 / (1 + (C_mid / C)^B).
 So Eq. 1 is a distribution function: of how soon problems are learned. The pass rate is R = (1 - s) R0 + s A.
 
-1. THE LAW. `sigmoid`, the equation above.   2. LEAST SQUARES. `plain_fit`: the least Q = sum_i w_i (R_i - R(C_i))^2.
+1. THE LAW. `sigmoid`, the equation above.   2. LEAST SQUARES. `plain_fit`, without weights or errors, to learn from.
 3. THE CLOSED FORM. For a given share s(C), R = (1 - s) R0 + s A is linear in R0 and A. So for each shape (B, C_mid) the
-   best R0 and A, their Q, and the ellipse of all R0 and A that fit almost as well follow from six sums (`solve`). Only
-   B and C_mid are searched, on a grid that closes in (`scan`). That needs no start and no luck, and on the way it finds
-   every curve that fits almost as well.
-4. THE TAILS. Nothing says that learning times are logistic. Eq. 1 is one of four forms here. They look alike early in a
-   run and differ in what is still to come late. With u = B log(C / C_mid), and half of the gain at C_mid in each:
+   best R0 and A, their Q = sum_i w_i (R_i - R(C_i))^2, and the ellipse of all R0 and A that fit almost as well follow
+   from six sums (`solve`). Only B and C_mid are searched, on a grid that closes in (`scan`): no start, no luck.
+4. THE TAILS. Nothing says that learning times are logistic. Eq. 1 is one of four forms here. Fitted to the same early
+   points they look alike, each with a B and C_mid of its own, and they differ in what is still to come. With
+   u = B log(C / C_mid), and half of the gain at C_mid in each:
 
-       form           share s            density of log C       gain still missing at large C
-       Weibull        1 - 2^(-e^u)       Gumbel, mirrored       2^(-(C/C_mid)^B): the last problems come soon
-       log-normal     Phi(u / 1.7)       normal                 less than any power of C
-       log-logistic   1 / (1 + e^-u)     logistic: Eq. 1        (C_mid/C)^B: some problems come very late
-       Frechet        2^(-e^-u)          Gumbel                 (C_mid/C)^B log 2, after a sharp start: many come late
+       form           share s            density of log learning time   gain still missing at large C
+       Weibull        1 - 2^(-e^u)       Gumbel, mirrored               2^(-(C/C_mid)^B): the last problems come soon
+       log-normal     Phi(u / 1.7)       normal                         less than any power of C
+       log-logistic   1 / (1 + e^-u)     logistic: Eq. 1                (C_mid/C)^B: some problems come very late
+       Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2, and B fits lower: most so
 
 5. THE INTERVAL is a union of two sets:
    - every curve of every form with Q <= least Q + DOUBT * dispersion * t^2. The dispersion is the variance of the
      residuals. (Where the numbers of samples are known, it is relative to pure sampling noise and at least 1. It is
-     raised where neighboring residuals agree.) t is Student's quantile. DOUBT = 2, since no run follows a form exactly.
-   - beyond the data, everything from the pass rate reached to that plus three times the gain that Eq. 1 still expects.
-     For the data show how the early problems are learned, and not how the late ones will be: on the paper's own run 1.9
-     to 2.5 times as much came at every cut. On other runs it was a fraction, and a run may stop where it is.
+     raised where neighboring residuals are correlated.) t is Student's quantile. DOUBT = 2 is a margin, chosen and not
+     derived, for what no form describes.
+   - beyond the data, everything from the pass rate reached to that plus three times what Eq. 1 still expects by that C.
+     For the data show how the early problems are learned, not the late ones: of the paper's own run, cut anywhere from
+     20k to 50k GPU-hours, 1.9 to 2.5 times as much came. Of other runs less came, and any run may just stop.
    So an interval is wide for three reasons: noise, the form, and what remains. Only compute makes the last one small.
 6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise, (c) it does
-   not fall at the end, (d) A's interval is at most 0.1 wide, and half of the gain. Else `reason` says what is missing,
-   and `ask_again` at about which compute (d) will hold.
+   not fall at the end, (d) A's interval, before it is cut at 1, is at most 0.1 wide and at most half of the gain. So
+   Eq. 1 may expect .03 more at most. Else `reason` says what is missing, and `ask_again` when (d) will hold.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.   8. REPORT,
    picture and command line for the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 
 CHOICES. (i) A, B and C_mid are always Eq. 1's, to compare with the paper's; the printed forecast is that of the form
-that fits best. (ii) No point is left out. The paper leaves out the first 1,500 GPU-hours; leaving out what lies below
-.6 C_mid makes the intervals of its own curve too narrow. (iii) The point at C = 0 measures R0, with noise as others.
+that fits best. (ii) No point is left out. The paper leaves out the first 1,500 GPU-hours of its run. Without them, or
+without what lies below .6 C_mid, the same fit is sure of a ceiling there that is wrong. (iii) C = 0 measures R0.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
 >>> [round(v, 2) for v in plain_fit(C, R)]  # R0, A, B, C_mid
@@ -57,6 +58,7 @@ import argparse
 import json
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,11 +79,10 @@ FORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # step 4: the share at
 DOUBT, REMAINS, MAX_WIDTH = 2.0, 3.0, 0.1  # steps 5 and 6; 0.1 is five of the paper's margins of 0.02
 FLAT, FALL = 0.001, 4.0  # how unlikely a flat line must be; how many standard errors the last points may lie too low
 B_RANGE = (0.1, 20.0)  # an interval that touches an end is open
-A_SLACK = 1.25  # runs may rise faster near the top than any curve with A <= 1: A up to here counts, cut at 1
+A_SLACK = 1.25  # A is searched up to here and reported up to 1: near the top a run may rise faster than A <= 1 can
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
 PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: few residuals alone would claim anything
 UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
-Span = tuple[float, float]
 # C, R, w (N,) of Q = sum_i w_i (R_i - R(C_i))^2, and a box (4, 2) of R0, A, log B, log C_mid; equal ends hold R0 or A
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -107,7 +108,7 @@ def plain_fit(C: ArrayLike, R: ArrayLike) -> tuple[float, float, float, float]:
 # -------------------------------------------------------------------------------- 3. The closed form, and 4. the tails
 class Curves(NamedTuple):
     """G curves of one form, each array (G,): the shape, the best R0 and A for it, and Q, which becomes Q + d' V^-1 d
-    where d = (dR0, dA) off the best pair."""
+    where d = (dR0, dA) off the best pair. (Where a bound holds that pair, this is wider than it needs to be.)"""
 
     log_B: np.ndarray
     log_C_mid: np.ndarray
@@ -116,7 +117,7 @@ class Curves(NamedTuple):
     Q: np.ndarray
     V: np.ndarray  # (3, G) its elements 00, 01, 11
 
-    def ends(self, s: ArrayLike, limit: float) -> Span:
+    def ends(self, s: ArrayLike, limit: float) -> tuple[float, float]:
         """Least and greatest (1 - s) R0 + s A over all curves with Q <= limit; s is (G,), or 0 for R0 and 1 for A."""
         r = 1 - np.asarray(s)
         value = r * self.R0 + s * self.A
@@ -144,7 +145,7 @@ def solve(data: Data, form: str, log_B: np.ndarray, log_C_mid: np.ndarray) -> Cu
     A = ((rr + more_r) * (sR + more_s * A_box[0]) - rs * (rR + more_r * R0_box[0])) / det
     # On an edge of its box one of the two is fixed, and the other solved again. No curve falls: R0 <= A.
     A = np.clip(A, *A_box)
-    R0 = np.clip((rR - rs * A) / np.maximum(rr, more_r), R0_box[0], np.minimum(R0_box[1], A))
+    R0 = np.clip((rR - rs * A) / np.maximum(rr, more_r), R0_box[0], np.clip(A, *R0_box))
     A = np.clip((sR - rs * R0) / np.maximum(ss, more_s), np.maximum(A_box[0], R0), A_box[1])
     Q = RR - 2 * R0 * rR - 2 * A * sR + R0 * R0 * rr + 2 * R0 * A * rs + A * A * ss
     return Curves(log_B, log_C_mid, R0, A, np.maximum(Q, 0), np.array([ss + more_s, -rs, rr + more_r]) / det)
@@ -153,11 +154,11 @@ def solve(data: Data, form: str, log_B: np.ndarray, log_C_mid: np.ndarray) -> Cu
 def scan(data: Data, form: str, limit: float = -math.inf) -> Curves:
     """The curves with Q <= limit, or without a limit the best one, on a grid that closes in on them."""
     whole = ends = data[3][2:]
-    for _ in range(5 if limit < 0 else 3):
-        axes = [np.linspace(low, high, 41 if limit < 0 else 61) for low, high in ends]
+    for _ in range(12 if limit < 0 else 4):
+        axes = [np.linspace(low, high, 31 if limit < 0 else 61) for low, high in ends]
         all_ = solve(data, form, *(x.ravel() for x in np.meshgrid(*axes, indexing="ij")))
         keep = all_.Q <= max(limit, all_.Q.min())
-        step = np.array([[x[0] - x[1], x[1] - x[0]] for x in axes])
+        step = 3 * np.array([[x[0] - x[1], x[1] - x[0]] for x in axes])  # the valley of Q is narrow, and lies across
         ends = np.clip([[v[keep].min(), v[keep].max()] for v in all_[:2]] + step, whole[:, :1], whole[:, 1:])
     return Curves(*(v[..., keep] for v in all_))
 
@@ -165,24 +166,21 @@ def scan(data: Data, form: str, limit: float = -math.inf) -> Curves:
 # ------------------------------------------------------------------------------------ 5. The interval, 6. the verdict
 @dataclass
 class SigmoidFit:
-    """A fitted curve, in the data's unit of compute; numbers are NaN where there is no fit, and `reason` says why.
-
-    R0, A, B, C_mid, rmse and the intervals of B and C_mid are Eq. 1's; A's interval is over all forms.
-    """
+    """A fitted curve, in the data's unit of compute. A's interval is over all forms, the other numbers are Eq. 1's."""
 
     C: np.ndarray = field(repr=False)  # (N,) the points used, sorted
     R: np.ndarray = field(repr=False)  # (N,)
     n: np.ndarray | None = field(repr=False)  # (N,) samples behind each
-    options: dict[str, Any] = field(repr=False)  # R0, A, A_max, level, as given to `fit`
-    A_interval: Span
-    B_interval: Span = (0.0, math.inf)
-    C_mid_interval: Span = (0.0, math.inf)
+    options: dict[str, Any] = field(repr=False)  # R0, A, skip_below, A_max, level, as given to `fit`
+    A_interval: tuple[float, float] = (0.0, 1.0)
+    B_interval: tuple[float, float] = (0.0, math.inf)
+    C_mid_interval: tuple[float, float] = (0.0, math.inf)
     R0: float = math.nan
     A: float = math.nan
     B: float = math.nan
     C_mid: float = math.nan
     rmse: float = math.nan  # root mean squared residual, unweighted
-    form: str = EQ1  # the one that fits best
+    form: str = EQ1  # that fits best
     likelihood: dict[str, float] = field(default_factory=dict)  # of each form's best curve, over that of `form`
     reason: str = ""  # why the data cannot tell the ceiling; empty if they can
     dof: float = 0.0
@@ -196,7 +194,7 @@ class SigmoidFit:
     t = property(lambda self: float(stdtrit(self.dof, (1 + self.options["level"]) / 2)))  # Student's quantile
 
     def predict(self, C: ArrayLike, form: str = EQ1) -> np.ndarray:
-        """The fitted curve at compute `C`, any shape: Eq. 1, or the best of another form."""
+        """The fitted curve at compute `C`, any shape: Eq. 1. The printed forecast is `predict(C, self.form)`."""
         if not self.best:
             return np.full(np.shape(C), math.nan)
         log_B, log_C_mid, R0, A = (float(v[0]) for v in self.best[form][:4])
@@ -224,18 +222,20 @@ class SigmoidFit:
         return np.array([low, high])
 
     def ask_again(self) -> float:
-        """The compute, to about a tenth, from which A would be identifiable if the run went on along its best form with
-        equal noise and as many evaluations; inf beyond 30 times the compute so far, or if nothing is to be seen."""
-        last, noise = float(self.C[-1]), variance(self.predict(self.C[-1]), None if self.n is None else self.n[-1])
-        step = last / 2 / max(int((self.C > last / 2).sum()), 3)
-        for end in last * 1.1 ** np.arange(0 if self.allowed else 36, 36):
-            more = np.arange(last + step, end + step / 2, step)
-            R = self.predict(more, self.form) + math.sqrt(self.dispersion * noise) * np.resize([0.5, -0.5], more.size)
-            n = None if self.n is None else np.append(self.n, np.full(more.size, self.n[-1]))
-            C, R = np.append(self.C, more), np.append(self.R, np.clip(R, 0, self.options["A_max"]))
-            if fit(C, R, n_samples=n, **self.options).identifiable:
-                return float(end)
-        return math.inf
+        """About the compute from which A would be identifiable, if the run went on along its best form, evaluated as
+        often, with half of its noise (so the odds are about even); inf beyond 28 times the compute so far."""
+        last, n = float(self.C[-1]) if self.allowed else math.nan, self.n
+
+        def _known(k: int) -> bool:
+            later = np.linspace(1, 1.1**k, 2 + min(int(2 * (self.C > last / 2).sum() * (1.1**k - 1)), 200))[1:] * last
+            R, size = self.predict(later, self.form), later.size
+            R = R + np.resize([0.5, -0.5], size) * np.sqrt(self.dispersion * variance(R, None if n is None else n[-1]))
+            C, R = np.append(self.C, later), np.append(self.R, np.clip(R, 0, self.options["A_max"]))
+            more = None if n is None else np.append(n, np.full(size, n[-1]))
+            return fit(C, R, n_samples=more, **self.options).identifiable
+
+        k = bisect_left(range(36), True, key=_known) if self.allowed else 36
+        return last * 1.1**k if k < 36 else math.inf
 
 
 def fit(
@@ -248,20 +248,20 @@ def fit(
     skip_below  leave out points with 0 < C < skip_below
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
     A_max       bound on A and on predictions;  level of the intervals
-    Points with a NaN are left out. Data that cannot carry a fit give a `reason`, not an error. ValueError: shapes that
-    differ, values out of range (compute >= 0, pass rates in [0, A_max], 0 <= R0 <= A <= A_max <= 1.25, 0 < level < 1).
+    Points with a NaN are left out. Data that cannot carry a fit give a `reason`. ValueError: shapes that differ, values
+    out of range (compute >= 0, pass rates in [0, A_max], 0 <= R0 <= A <= A_max <= 1.25, 0 < level < 1).
     """
     if not (0 < level < 1 and 0 < A_max <= A_SLACK):
         raise ValueError(f"level must lie in (0, 1), A_max in (0, {A_SLACK}], not {level:g}, {A_max:g}: no percents")
     if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max:
         raise ValueError(f"need 0 <= R0 <= A <= A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
     C, R, n = usable(C, R, n_samples, A_max, skip_below)
-    f = SigmoidFit(C, R, n, dict(R0=R0, A=A, A_max=A_max, level=level), (0.0, A_max))
-    prior = 0.0 if n is None else PRIOR_DOF
+    f = SigmoidFit(C, R, n, dict(R0=R0, A=A, skip_below=skip_below, A_max=A_max, level=level))
+    prior, f.A_interval = 0.0 if n is None else PRIOR_DOF, (0.0, A_max)
     # A measured R0 costs a degree of freedom like a fitted one, because its point is one of the N.
     f.dof = C.size - 2 - (R0 is None) - (A is None) + prior
-    if f.dof < 1 or np.unique(C[C > 0]).size < 3:
-        f.reason = f"{C.size} usable points, but four unknowns and the noise need at least 5: evaluate more often"
+    if f.dof - prior < (n is None) or np.unique(C[C > 0]).size < 3:
+        f.reason = f"{C.size} usable points are too few for four unknowns and the noise: evaluate more often"
         return f
     R0_box, A_box = (0.0, A_max) if R0 is None else (R0, R0), (0.0, A_SLACK * A_max) if A is None else (A, A)
     box = np.array([R0_box, A_box, *np.log([B_RANGE, (C[C > 0].min() / 10, C[-1] * 30)])])
@@ -275,21 +275,21 @@ def fit(
     z = np.sqrt(w) * (R - f.predict(C, f.form))  # (N,) standardized residuals
     # Below 1 a dispersion is not believed where samples are known: a run on a fixed held-out set follows itself more
     # exactly than it follows the law. r, if it is significant, is the correlation of neighbors.
-    r = min(z[1:] @ z[:-1] / max(z @ z, w.sum() * MIN_SD**2), 0.95)
-    f.dispersion = float(max((z @ z + prior) / f.dof, MIN_SD**2 if n is None else 1.0))
-    f.dispersion *= (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
+    r, exact = min(z[1:] @ z[:-1] / max(z @ z, w.sum() * MIN_SD**2), 0.95), w.mean() * MIN_SD**2
+    alike = (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
+    f.dispersion = float(max((z @ z + prior) / f.dof * alike, exact if n is None else max(1.0, exact)))
     f.likelihood = {form: math.exp((Q[f.form] - Q[form]) / 2 / f.dispersion) for form in FORMS}
-    level_line = w @ R / w.sum() if R0 is None else R0
-    gained = max(w @ (R - level_line) ** 2 - Q[f.form], 0) / f.dispersion
-    if fdtrc(2, f.dof, gained / 2) > FLAT:  # F test against a flat line
-        f.best, f.reason = {}, f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit"
-        return f
-    f.R0, A_free, f.B, f.C_mid = (float(v[0]) for v in (f.best[EQ1].R0, f.best[EQ1].A, *np.exp(f.best[EQ1][:2])))
-    f.A, f.rmse = min(A_free, A_max), math.sqrt(np.mean((R - f.predict(C)) ** 2))
     late = z[-max(3, C.size // 5) :]
-    noise = math.sqrt(max(float(np.mean(np.diff(z) ** 2)) / 2, MIN_SD**2))  # of differences: they miss a slow misfit
+    noise = math.sqrt(max(float(np.mean(np.diff(z) ** 2)) / 2, exact))  # of differences: they miss a slow misfit
+    gained = w @ (R - (w @ R / w.sum() if R0 is None else R0)) ** 2 - Q[f.form]  # F test against a flat line, simulated
+    if A is None and fdtrc(2, f.dof, max(gained, 0) / f.dispersion / 2) > FLAT:
+        f.best, f.reason = {}, f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit"
     if late.mean() * math.sqrt(late.size) < -FALL * noise:
         f.reason = f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
+    if f.best:
+        f.R0, A_free, f.B, f.C_mid = (float(v[0]) for v in (f.best[EQ1].R0, f.best[EQ1].A, *np.exp(f.best[EQ1][:2])))
+        f.A, f.rmse = min(A_free, A_max), math.sqrt(np.mean((R - f.predict(C)) ** 2))
+    if f.reason:
         return f
     more = DOUBT * f.dispersion * f.t**2
     f.limit = Q[f.form] + more
@@ -301,11 +301,10 @@ def fit(
     )
     reached, ends = float(f.predict(C[-1])), np.array([curves.ends(1.0, f.limit) for curves in f.allowed.values()])
     low, high = float(min(reached, ends.min())), float(max(reached + REMAINS * (A_free - reached), ends.max()))
-    f.A_interval = max(low, 0.0), min(high, A_max)
+    f.A_interval = (max(low, 0.0), min(high, A_max)) if A is None else (A, A)
     if A is None and high - low > min(MAX_WIDTH, (f.A - f.R0) / 2):
-        beyond = " and beyond" if high > A_max else ""
-        f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f}{beyond} fit: the data reach {reached:.2f} by"
-        f.reason += f" C = {short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid"
+        f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f} fit: the data reach {reached:.2f} by C = "
+        f.reason += f"{short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid"
     return f
 
 
@@ -320,7 +319,7 @@ def usable(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_bel
     C, R, n = C[use], R[use], n[use]
     if (C < 0).any() or (R < 0).any() or (R > top).any() or (n <= 0).any():
         raise ValueError(f"need compute >= 0, n_samples > 0, pass rates in [0, {top:g}]: divide percents by 100")
-    if C.size and C[0] > C[-1] / 2 and not skip_below:
+    if C.size > 2 and C[0] > C[-1] / 2 and not skip_below:
         raise ValueError(f"compute starts at {C[0]:g} and ends at {C[-1]:g}: subtract what it was before training")
     return C, R, None if np.isinf(n).all() else n
 
@@ -350,15 +349,15 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
     names, A = names or [f"run {i + 1}" for i in range(len(fits))], [f.A for f in fits]
     if unknown := [name for name, f in zip(names, fits, strict=True) if not f.identifiable]:
         return Comparison(f"no verdict: the ceiling of {', '.join(unknown)} is not identifiable")
-    high, low = int(np.argmax(A)), int(np.argmin(A))
-    if A[high] - A[low] > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, agree
-        verdict = f"ceilings differ by {A[high] - A[low]:.3f}, more than {margin:g}: {names[high]} is highest"
-        overlap = fits[high].A_interval[0] <= fits[low].A_interval[1]
-        return Comparison(verdict + f", but its interval overlaps that of {names[low]}" * overlap)
+    high = int(np.argmax(A))
+    if max(A) - min(A) > margin + 1e-9:  # the paper's leave-one-out runs, .590 to .610, agree
+        but = sum(f.A_interval[1] >= fits[high].A_interval[0] for f in fits) > 1
+        verdict = f"ceilings differ by {max(A) - min(A):.3f}, more than {margin:g}: {names[high]} is highest"
+        return Comparison(verdict + ", but its interval overlaps that of another" * but)
     shared = float(np.mean(A))
     refits = [fit(f.C, f.R, n_samples=f.n, **(f.options | {"A": shared})) for f in fits]
-    high, low = (int(choose([f.B for f in refits])) for choose in (np.argmax, np.argmin))
-    overlap = refits[high].B_interval[0] <= refits[low].B_interval[1]
+    high = int(np.argmax([f.B for f in refits]))
+    overlap = sum(f.B_interval[1] >= refits[high].B_interval[0] for f in refits) > 1
     said = "the intervals of B overlap" if overlap else f"{names[high]} is the most efficient"
     return Comparison(f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} {said}", shared, refits)
 
@@ -377,22 +376,23 @@ class CurveReport(NamedTuple):
 
 def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
     """Read an `eval.jsonl`, its folder, or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
-
-    `x` is the column of compute; "": tokens on a CPU run (so marked, or without device-hours), else device_hours. A row
-    that stands there twice counts once, and a last line that is still being written does not count.
-    """
+    `x` is the column of compute; "": tokens on a CPU run (marked so, or without device-hours), else device_hours. A row
+    that stands there twice counts once, and a last line that is still being written not at all."""
     if isinstance(source, (str, Path)):
-        text = (Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)).read_text(encoding="utf-8")
-        source = [json.loads(line) for line in text.split("\n")[: None if text.endswith("}") else -1] if line.strip()]
-    rows = [row for i, row in enumerate(source) if row not in source[:i]]
+        text = (Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)).read_text(encoding="utf-8-sig")
+        source = [
+            json.loads(v) for v in text.split("\n")[: None if text.rstrip(" \r").endswith("}") else -1] if v.strip()
+        ]
+    rows = list({repr(row): row for row in source}.values())
     devices = {row.get("device", "gpu" if row.get("device_hours") else "cpu") for row in rows}
     x = x or ("tokens" if devices == {"cpu"} else "device_hours")
     if missing := [name for name in (x, "pass_rate") if not any(name in row for row in rows)]:
         raise ValueError(f"none of the {len(rows)} rows has {' or '.join(missing)}; tools/ reads other columns")
     names = (x, "pass_rate", "n_prompts", "n_samples")
-    C, R, prompts, samples = np.array([[row.get(name) for row in rows] for name in names], dtype=float)
+    table = [[math.nan if row.get(name) is None else float(row[name]) for row in rows] for name in names]
+    C, R, prompts, samples = np.array(table)
     C[[row.get("step") == 0 for row in rows]] = 0.0  # the clock has run, but nothing has been trained
-    return x, C, R, None if np.isnan(prompts * samples).all() else prompts * samples
+    return x, C, R, None if np.isnan(prompts * samples).any() else prompts * samples
 
 
 def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: str = "", x: str = "") -> CurveReport:
@@ -400,6 +400,7 @@ def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: 
     if not 0 < fit_until <= 1:
         raise ValueError(f"--fit-until is a share of the compute in (0, 1], not {fit_until:g}")
     x, C, R, n = load(source, x)
+    C = np.where(np.isfinite(C) & np.isfinite(R), C, math.nan)
     unseen = C > fit_until * np.nanmax(C, initial=0.0) * (1 + 1e-12)
     f = fit(C[~unseen], R[~unseen], n_samples=None if n is None else n[~unseen])
     return CurveReport(name or str(source).removesuffix("/eval.jsonl"), x, C, R, unseen, f)
@@ -407,8 +408,8 @@ def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: 
 
 def short(v: Any) -> str:
     """1234567 -> '1.23M'."""
-    size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if s <= abs(v) < 1000 * s), (1, ""))
-    return f"{v / size:.3g}{unit}"
+    k = min(max(int((math.log10(abs(v)) + 2e-4) // 3), 0), 3) if v and math.isfinite(v) else 0
+    return f"{v / 1000**k:.3g}{('', 'k', 'M', 'G')[k]}"
 
 
 def span(pair: Sequence[float], digits: int | None = None) -> str:
@@ -451,7 +452,7 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
     figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
     for axes, r in zip(figure.axes, (r for row in rows for r in row), strict=True):
         f, end = r.fit, float(np.nanmax(r.C, initial=0.0))
-        title = f"{r.name}\n{(~r.unseen).sum()} points of {r.C.size}"
+        title = f"{r.name}\n{f.C.size} points of {r.C.size}"
         axes.plot(r.C[~r.unseen], r.R[~r.unseen], "o", color="C0", ms=4, label="fitted")
         axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="not seen by the fit")
         if f.best:
@@ -488,8 +489,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if len(rows) > 1:
             print("\n" + compare(*(row[-1].fit for row in rows), names=[row[-1].name for row in rows]).verdict)
         if args.plot:
-            plot_curves(rows, args.plot)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            plot_curves(rows, file := args.plot)
+    except (ImportError, OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         print(f"fit_sigmoid.py: {file}: {error}", file=sys.stderr)
         return 2
     return 0

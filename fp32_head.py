@@ -265,28 +265,29 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Optio
 
 
 @contextmanager
-def _tensor_cores(hidden: Tensor, weight: Tensor) -> Iterator[None]:
-    """The products in the block are in TF32 where `TF32` allows it, and no others of the process."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    if TF32 and hidden.dtype == weight.dtype == torch.bfloat16:
-        matmul.fp32_precision = "tf32"
+def _exact(hidden: Tensor, weight: Tensor) -> Iterator[None]:
+    """FP32 products in the block are FP32, whatever the process allows elsewhere: TF32 by `allow_tf32`, or on a CPU
+    bfloat16 by `torch.set_float32_matmul_precision`. CUDA's are in TF32 where `TF32` allows it and nothing is lost."""
+    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = cuda.fp32_precision, cpu.fp32_precision
+    cuda.fp32_precision = "tf32" if TF32 and hidden.dtype == weight.dtype == torch.bfloat16 else "ieee"
+    cpu.fp32_precision = "ieee"
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        cuda.fp32_precision, cpu.fp32_precision = before
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
-        with _tensor_cores(hidden, weight):
+        with _exact(hidden, weight):
             return _forward(ctx, hidden, weight, *more)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        with _tensor_cores(*ctx.saved_tensors[:2]):
+        with _exact(*ctx.saved_tensors[:2]):
             return _backward(ctx, *grads)
 
 

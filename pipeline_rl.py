@@ -141,7 +141,11 @@ class EngineFailed(RuntimeError):
     """The engine did not start."""
 
 
-class EngineDied(RuntimeError):
+class GeneratorFailed(RuntimeError):
+    """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
+
+
+class EngineDied(GeneratorFailed):
     """The engine's process ended."""
 
     vllm: Any = None  # which one, for an engine that starts another
@@ -409,7 +413,7 @@ class Stream:
         groups = self.pacer.take(count) or []
         for group in groups:
             del self.under_way[group.number]
-        self._dispatch()
+        asyncio.get_running_loop().call_soon(self._dispatch)  # if it raises, these groups arrive all the same
         return groups
 
     def _release(self, count: int) -> None:
@@ -497,13 +501,16 @@ class Generator(Stream):
         """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
         self._thread.start()
         self.engine.prepare(weights, version)
-        self._wait(self._run(self.engine.start()))
+        try:
+            self._wait(self._run(self.engine.start()))
+        except GeneratorFailed as error:
+            raise EngineFailed(str(error)) from error
         self._counted_at = time.monotonic()
         self._loop.call_soon_threadsafe(self._dispatch)
 
     def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
-        """Waits for the `count` oldest groups. Raises the generator's error, or Exhausted; every `report_after`
-        seconds of waiting it prints who waits for whom."""
+        """Waits for the `count` oldest groups. Raises GeneratorFailed or Exhausted; every `report_after` seconds of
+        waiting it prints who waits for whom."""
         self._wait(self._run(self._until_ready(count, report_after)), may_stop=True)
         # Only the wait can be cut short. A group that leaves `under_way` and arrives nowhere would be in no checkpoint.
         return self.in_loop(lambda _: self._take(count))
@@ -538,12 +545,12 @@ class Generator(Stream):
         return self._run(self._evaluate(list(problems), n_samples, temperature))
 
     def result_of(self, future: Future) -> Any:
-        """Waits for a future of `evaluate`; raises the generator's error instead of waiting forever."""
+        """Waits for a future of `evaluate`; raises GeneratorFailed instead of waiting forever."""
         return self._wait(future, may_stop=True)
 
     def ask(self, call: Callable[[Any], Coroutine]) -> Any:
-        """The result of the coroutine `call(engine)`, after the last push; raises the generator's error instead of
-        waiting forever."""
+        """The result of the coroutine `call(engine)`, after the last push; raises GeneratorFailed instead of waiting
+        forever."""
         self.settle()
         return self._wait(self._run(call(self.engine)), may_stop=True)
 
@@ -583,7 +590,9 @@ class Generator(Stream):
         future.cancel()
         if error is None or (may_stop and self.stop_requested()):  # a Ctrl-C may have ended the engine, too
             raise StopRequested from error
-        raise error
+        if isinstance(error, Exhausted | EngineFailed | EngineDied):
+            raise error
+        raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
 
 
 @dataclass(eq=False)

@@ -368,13 +368,15 @@ def run_with(argv: Sequence[str]) -> int:
     except pipeline_rl.StopRequested:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
-    except (pipeline_rl.EngineDied, RewardError) as error:
-        stop_early(flags, parts, progress, f"train.py: {with_flag_names(str(error))}")
+    except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
+        cause = error.__cause__  # a user's function is shown with its traceback
+        told = str(cause) if isinstance(cause, RewardError) else str(error).splitlines()[0]
+        stop_early(flags, parts, progress, f"train.py: {with_flag_names(told)}")
         return 1
     except RunFailed as error:
         found = parts.folder.newest_checkpoint()
-        last_good = f"the last good checkpoint is {found[0] if found else 'none'}"
-        print(f"train.py: {error}; {last_good}: --resume {parts.folder.path}", file=sys.stderr)
+        newest = f"the newest checkpoint, perhaps made after the fault, is {found[0]}: --resume {parts.folder.path}"
+        print(f"train.py: {error}; {newest if found else 'there is no checkpoint'}", file=sys.stderr)
         return 1
     finally:
         if parts is not None:
@@ -383,7 +385,8 @@ def run_with(argv: Sequence[str]) -> int:
 
 
 def stop(progress: Progress, number: int) -> None:
-    """Signal handler: the loop ends at its next wait, with a checkpoint. The second signal ends the process at once."""
+    """Signal handler: the loop ends at its next wait (under `ppo_off_policy` after k steps), with a checkpoint. The
+    second signal ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
     progress.stop_signal = number
 

@@ -12,7 +12,7 @@ where torch unpickles without it (`.metadata` of FSDP2), `check_pickles` reads t
 import random
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError
@@ -27,7 +27,7 @@ from pipeline_rl import Generator, Group
 from runtime.disk import disk
 from runtime.engine import environment
 from runtime.ranks import Ranks
-from runtime.run_folder import Folder
+from runtime.run_folder import LOGS, Folder, json_object
 from tasks.prompts import PromptStream
 
 
@@ -96,6 +96,34 @@ def state_of(
         "history": history.state_dict(), "prompts": stream | {"first": first}, "compute": compute,
         "logs": folder.lengths(),
     }  # fmt: skip
+
+
+def check(folder: Folder, checkpoint: Path, state: dict[str, Any]) -> None:
+    """Raises CheckpointError if a resumed run could not read state.json, or could not go on with a log: one that holds
+    no JSON up to this checkpoint, or a later step."""
+    whole = False
+    with suppress(AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        Progress(random.Random()).load_state_dict(state)
+        prompts, history, logs, compute = (state[name] for name in ("prompts", "history", "logs", "compute"))
+        names = [*prompts["first"], *prompts.get("sources", ()), *history["retired"]]
+        counts = [state["step"], state["version"], state["evaluated"] + 1, prompts["epoch"], prompts["position"]]
+        counts += [*logs.values(), *(logs[name] for name in LOGS if (folder.path / name).is_file())]
+        for key, solved, rollouts in history["counts"]:
+            names += [key]
+            counts += [solved, rollouts]
+        types = [set(map(type, values)) for values in (names, counts, compute.values())]
+        typed = types[0] <= {str} and types[1] <= {int} and types[2] <= {int, float}
+        whole = typed and all(0 <= n < 1e100 for n in [*counts, *compute.values()])
+    if not whole:
+        raise CheckpointError(f"{checkpoint}/state.json is damaged; remove that folder to go on from the one before it")
+    for name in LOGS:
+        file = folder.path / name
+        lines = file.read_bytes()[: logs.get(name, 0)].split(b"\n") if file.is_file() else [b""]
+        steps = [(json_object(line) or {"step": None}).get("step", 0) for line in lines[:-1]]
+        good = [type(step) is int and step <= state["step"] for step in steps] + [lines[-1] == b""]
+        if not all(good):
+            line = good.index(False) + 1
+            raise CheckpointError(f"{file} is damaged from line {line} on; restore it, or cut it before that line")
 
 
 def load(accelerator: Any, checkpoint: Path) -> None:

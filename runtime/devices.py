@@ -19,6 +19,7 @@ from psutil import virtual_memory
 
 from runtime import weight_channels
 from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, has_adapters
+from runtime.model import UNREADABLE
 
 VLLM_SHARE = 0.92  # of a GPU's memory that an engine takes by vLLM's default
 SHARED = 0.35  # on a GPU on which a trainer runs, too: vLLM's would starve it
@@ -187,7 +188,7 @@ def count_parameters(flags: Flags, model: str) -> int:
         config = AutoConfig.from_pretrained(model, trust_remote_code=flags.trust_remote_code)
         with torch.device("meta"):  # shapes without data
             net = AutoModelForCausalLM.from_config(config, trust_remote_code=flags.trust_remote_code)
-    except (OSError, ValueError, RuntimeError):
+    except UNREADABLE:
         return 0
     return sum(parameter.numel() for parameter in net.parameters())  # a tied head is one with the embedding
 

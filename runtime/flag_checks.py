@@ -5,6 +5,7 @@ Each rule yields one sentence that names the flag and the fix. The first sentenc
 
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, engine_options, has_adapters
+from runtime.run_folder import Folder
 
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
@@ -52,6 +54,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
 
 USUAL = {  # values for real models, where the default suits the built-in task
     "min_budget": "768 to 10000", "max_budget": "1024 to 12000", "answer_budget": "128 to 2000",
+    "dtype": "bfloat16",
 }  # fmt: skip
 
 
@@ -69,12 +72,19 @@ def check_flags(flags: Flags) -> list[str]:
 
 
 def single_flags(flags: Flags) -> Iterator[str]:
-    """The bounds of single flags, which are written with each in flags.py."""
+    """The bounds of single flags, which are written with each in flags.py; text and paths that cannot be written."""
+    for name, value in vars(flags).items():
+        if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
+            yield f"--{name} {value} is not UTF-8, as which it is saved; give another."
+    for name in ("output_dir", "cache_dir", "model", "lora_adapter"):
+        path = Path(getattr(flags, name)).absolute()
+        if len(os.fsencode(path)) > 3800 or any(len(os.fsencode(part)) > 255 for part in path.parts):
+            yield f"--{name} {getattr(flags, name)} is too long a path; give a shorter one."
     for item in fields(flags):
         bounds, value = item.metadata["bounds"], getattr(flags, item.name)
-        if bounds and not (math.isfinite(value) and all(HOLDS[word](value, bound) for word, bound in bounds.items())):
+        if bounds and not (value < 2**63 and all(HOLDS[word](value, bound) for word, bound in bounds.items())):
             wanted = " and ".join(f"{word.replace('_', ' ')} {bound}" for word, bound in bounds.items())
-            yield f"--{item.name} must be {wanted}, not {value}."
+            yield f"--{item.name} must be {wanted}{' and below 2^63' if value >= 2**63 else ''}, not {value}."
     for name in ("eps_low", "eps_high"):  # any negative number stands for the loss's own default
         if math.isnan(getattr(flags, name)):
             yield f"--{name} must be a number, not nan; leave it out for the default."
@@ -197,19 +207,23 @@ def folders(flags: Flags) -> Iterator[str]:
     if flags.overwrite and flags.eval_only:
         yield "--overwrite deletes a run, and --eval_only writes none; take one."
     folder = Path(flags.output_dir)
-    if not (flags.dry_run or flags.eval_only):
-        holds_run = (folder / "config.json").exists()
-        empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-        if not (holds_run or empty):
-            yield f"--output_dir {folder} is not empty and holds no run; choose another folder."
-        if holds_run and not (flags.resume or flags.overwrite):
-            yield (
-                f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true."
-            )
     for name in ("model", "lora_adapter"):
         used = getattr(flags, name)
-        if flags.overwrite and used and folder.resolve() in Path(used).resolve().parents:
+        if flags.overwrite and used and f"{os.path.realpath(used)}/".startswith(f"{os.path.realpath(folder)}/"):
             yield f"--overwrite would delete --{name} {used}, which lies in --output_dir; choose another folder."
+    if flags.dry_run or flags.eval_only:
+        return
+    if flags.resume:
+        for name in Folder(folder).not_its_own():
+            yield f"--resume {folder}: {name} there is a link, or no file of a run; put the run's own in its place."
+        return
+    holds_run = Folder(folder).holds_run()
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    empty = nearest.is_dir() and (nearest != folder or not any(folder.iterdir()))
+    if not (holds_run or empty):
+        yield f"--output_dir {folder} is not empty and holds no run; choose another folder."
+    if holds_run and not flags.overwrite:
+        yield f"--output_dir {folder} holds a run; choose another folder, or --resume {folder}, or --overwrite true."
 
 
 # ------------------------------------------------------------------------------------------------- what is only noted

@@ -5,16 +5,22 @@ an alternative, so that an ablation is one flag. Section numbers in the help lin
 """
 
 import json
+import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
+
+from runtime.run_folder import json_object
 
 
 class UsageError(ValueError):
-    """A flag that cannot work; the message names it and the fix."""
+    """A flag that cannot work; the message names it and the fix, in one line: what does not print is written as \\n."""
+
+    def __init__(self, message: str):
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
 def flag(default: Any, text: str, **bounds: float) -> Any:
@@ -138,7 +144,7 @@ class ScheduleFlags:
     max_ready: int = flag(0, "Ready groups that stop admission; 0: B, but what was trained is replaced.", at_least=0)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
     engine: Literal["vllm", "torch"] = flag("vllm", "`torch`: no vLLM, for the built-in model.")
-    max_num_seqs: int = flag(512, "Requests inside each engine at once (so --data_parallel times as many in all).")
+    max_num_seqs: int = flag(512, "Requests inside each engine at once (--data_parallel times as many).", at_least=1)
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)
     data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.", at_least=1)
     generator_devices: str = flag("", "Generator: this host's GPUs as 2,3; empty takes free ones, else the trainer's.")
@@ -245,19 +251,21 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
         given = word.split("=")[0]
         if given.startswith("--") and (name := RENAMED.get(given[2:].replace("-", "_"))):
             raise UsageError(f"{given} has a new name; give --{name} instead.")
+        if word == f"{given}=--":  # of which argparse would make a list
+            raise UsageError(f"{given} cannot be --; give another value.")
     parser = _parser(description.split("\n")[0])
     flags = Flags(**vars(parser.parse_args(argv)))
     if flags.dataset not in BUILT_IN:
         parser.set_defaults(lr=PRETRAINED_LR)
         flags = Flags(**vars(parser.parse_args(argv)))
     if flags.resume:
-        config = Path(flags.resume) / "config.json"
-        if not config.is_file():
-            raise UsageError(f"--resume {flags.resume}: there is no {config}; give the folder of an earlier run.")
-        saved = with_new_names(json.loads(config.read_text()))
-        taken_over = {n: value for n, value in saved.items() if n in DEFAULTS and n not in OF_ONE_CALL}
-        parser.set_defaults(**taken_over, output_dir=flags.resume)
+        saved = saved_flags(flags.resume)
+        code = {name: value for name, value in saved.items() if runs_code(name, value)}
+        parser.set_defaults(**saved | dict.fromkeys(code), output_dir=flags.resume)
         flags = Flags(**vars(parser.parse_args(argv)))
+        for name, value in code.items():
+            if getattr(flags, name) is None:
+                raise UsageError(f"--{name} {value} runs code, which no --resume takes over; give --{name} again.")
         if Path(flags.output_dir) != Path(flags.resume):
             raise UsageError(
                 f"--output_dir {flags.output_dir}: --resume {flags.resume} goes on in its own folder; leave "
@@ -269,8 +277,39 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
     return flags
 
 
+def saved_flags(folder: str) -> dict[str, Any]:
+    """What a resume takes over from the run in `folder`. Raises UsageError for a value of another type or choice."""
+    config = Path(folder) / "config.json"
+    if (found := json_object(config)) is None:
+        raise UsageError(f"--resume {folder}: there is no whole {config}; give the folder of an earlier run.")
+    saved = {n: v for n, v in with_new_names(found).items() if n in DEFAULTS and n not in OF_ONE_CALL}
+    for item in fields(Flags):
+        value, choices = saved.get(item.name, item.default), get_args(item.type)
+        if item.type is float and type(value) is int:
+            value = saved[item.name] = float(str(value))  # of a number that is too large inf, and no error
+        if not (value in choices if choices else type(value) is item.type):
+            raise UsageError(f"--resume {folder}: --{item.name} cannot be {value!r:.99}; correct it in {config}.")
+    return saved
+
+
+def runs_code(name: str, value: Any) -> bool:
+    """Whether this value of a flag makes a run execute code that comes with a model, a folder or a package."""
+    if name == "engine_args":  # all but numbers and plain words may name a class, a module or a file
+        given = key_values(value)
+        plain = (isinstance(v, int | float | None) or re.fullmatch(r"[\w-]*", str(v)) for v in given.values())
+        return bool(given.get("trust_remote_code")) or not all(plain)
+    if name in ("reward", "attn_implementation"):  # module:function; a kernel of the hub, OWNER/NAME
+        return ":" in value or "/" in value
+    return name in ("trust_remote_code", "unsafe_code") and value
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(str(UsageError(message)))
+
+
 def _parser(description: str) -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = _Parser(
         prog="train.py", description=description, allow_abbrev=False, formatter_class=ArgumentDefaultsHelpFormatter
     )
     for section in SECTIONS:
@@ -356,7 +395,7 @@ def key_values(text: str) -> dict[str, Any]:
         if not name.isidentifier() or not equals:
             raise UsageError(f"--engine_args must be KEY=VALUE,..., not {text.split(',')[0]!r}.")
         value, end = value.lstrip(), 0
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found[name], end = json.JSONDecoder().raw_decode(value)
         text = value[end:].lstrip()
         if end and text[:1] in ("", ","):

@@ -6,7 +6,8 @@ It joins a Hugging Face causal LM to the concept files. What it must get right:
 - Rows are sorted by length and cut into microbatches of at most `tokens` positions, padding counted. The weight of each
   token in the loss is fixed over the whole batch (`losses.aggregation_weights`), so no cut changes the gradient.
 - Padding is on the right. Under causal attention no real token sees it, so no attention mask is needed. Packed rows put
-  the sequences of a microbatch end to end; position ids that restart at 0 keep attention inside each sequence.
+  the sequences of a microbatch end to end; position ids that restart at 0 keep attention inside each sequence. Models
+  whose layers do not read them are refused (`keeps_rows_apart`).
 - Shared rows are packed, and rows that begin with the same prompt have it once: its completions follow it, each at the
   positions that it would have alone, and a mask lets each see the prompt and itself. Nothing but the time differs.
 - Every rank gets the same number of microbatches. A rank with no rows left runs an empty one forward and backward, or
@@ -19,17 +20,28 @@ vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
 from runtime.weight_channels import Meta
+
+# What transformers and torch raise for a folder that is no model: cut short, of other shapes, a pickle with code in it.
+UNREADABLE = (
+    OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, EOFError, ImportError, UnpicklingError,
+    SafetensorError, StrictDataclassError,
+)  # fmt: skip
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
@@ -81,15 +93,17 @@ def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 Layout = Literal["padded", "packed", "shared"]
 
 
-def forwarded(rows: Sequence[Row], share_prompts: bool = False) -> int:
-    """Positions of a forward pass of these rows, without padding. A shared prompt counts once."""
+def forwarded(rows: Sequence[Row], share_prompts: bool = False, tokens: float = math.inf, ranks: int = 1) -> int:
+    """Positions of a forward pass of these rows on all ranks, without padding. A shared prompt counts once in each
+    microbatch, for it is computed there."""
     if not share_prompts:
         return sum(map(len, rows))
-    prompts = {tuple(row.prompt_ids) for row in rows}
+    pieces = [piece for mine in cut_batch(rows, tokens, ranks, "shared") for piece in mine]
+    prompts = [prompt for piece in pieces for prompt in {tuple(rows[i].prompt_ids) for i in piece}]
     return sum(len(row.completion_ids) for row in rows) + sum(map(len, prompts))
 
 
-def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: bool) -> list[list[int]]:
+def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: float, packed: bool) -> list[list[int]]:
     """`rows`, longest first, cut into lists of at most `tokens` positions each; a longer row gets a list of its own."""
     pieces: list[list[int]] = []
     used = 0  # positions in the last piece
@@ -103,7 +117,7 @@ def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: int, packed: b
     return pieces
 
 
-def cut_shared(batch: Sequence[Row], rows: Sequence[int], tokens: int) -> list[list[int]]:
+def cut_shared(batch: Sequence[Row], rows: Sequence[int], tokens: float) -> list[list[int]]:
     """`rows` with equal prompts side by side, cut into lists of at most `tokens` positions each, in which a prompt
     counts once; a row that is longer gets a list of its own."""
     pieces: list[list[int]] = []
@@ -175,16 +189,21 @@ def make_shared(batch: Sequence[Row], rows: Sequence[int], width: int) -> Microb
     return Microbatch(list(rows), torch.tensor([ids]), torch.tensor([positions]), sees, where, to, wanted, width)
 
 
+def cut_batch(batch: Sequence[Row], tokens: float, ranks: int, layout: Layout) -> list[list[list[int]]]:
+    """The rows of each microbatch of each rank."""
+    lengths = [len(row) for row in batch]
+    return [
+        cut_shared(batch, share, tokens) if layout == "shared" else cut_rows(lengths, share, tokens, layout == "packed")
+        for share in share_rows(lengths, ranks)
+    ]
+
+
 def microbatches(
     batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, layout: Layout = "padded"
 ) -> list[Microbatch]:
     """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
-    lengths = [len(row) for row in batch]
     width = max((len(row.completion_ids) for row in batch), default=1)
-    cuts = [
-        cut_shared(batch, share, tokens) if layout == "shared" else cut_rows(lengths, share, tokens, layout == "packed")
-        for share in share_rows(lengths, ranks)
-    ]
+    cuts = cut_batch(batch, tokens, ranks, layout)
     count = max(1, *(len(cut) for cut in cuts))
     mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
     return [make_microbatch(batch, rows, width, layout) for rows in mine]
@@ -249,6 +268,32 @@ def recompute_layers(model: nn.Module) -> int:
     return len(layers)
 
 
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Flash attention does not run on a CPU."""
+    attention = model.config._attn_implementation
+    model.config._attn_implementation = "eager"
+    yield
+    model.config._attn_implementation = attention
+
+
+@torch.no_grad()
+def keeps_rows_apart(model: PreTrainedModel, layout: Layout) -> bool:
+    """Whether three short rows have the log-probs in one microbatch of that layout that each has alone, up to rounding.
+    Layers that do not read position ids see what lies before (Mamba, convolutions) or count on (OPT)."""
+    rows = [
+        Row([1, 2, 3], [4, 5, 6, 7], [1] * 4),
+        Row([1, 2, 3], [8, 9, 7, 6], [1] * 4),
+        Row([9], [3, 1, 2, 5], [1] * 4),
+    ]
+    with eager_attention(model):
+        alone, together = (
+            torch.cat([Policy(model)(make_microbatch(rows, cut, 4, layout))[0] for cut in cuts])
+            for cuts in ([[0], [1], [2]], [[0, 1, 2]])
+        )
+    return torch.allclose(together, alone, rtol=0, atol=5e-5 * float(alone.std()))
+
+
 @torch.no_grad()
 def has_plain_head(model: PreTrainedModel) -> bool:
     """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them. Granite,
@@ -256,11 +301,9 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     body, head, ids = model.base_model, model.get_output_embeddings(), torch.arange(4)[None]
     if body is model or head is None:
         return False
-    attention = model.config._attn_implementation
-    model.config._attn_implementation = "eager"  # flash attention does not run on a CPU
-    hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
-    logits = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
-    model.config._attn_implementation = attention
+    with eager_attention(model):
+        hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
+        logits = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
     plain = nn.functional.linear(hidden, head.weight, head.bias)
     return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
 

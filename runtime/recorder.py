@@ -118,7 +118,9 @@ class Recorder:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
         if not self.ranks.main:
             return
-        positions = forwarded(batch.rows, self.flags.share_prompts) if batch else 0
+        flags = self.flags
+        computed = flags.share_prompts, flags.tokens_per_microbatch, self.ranks.count
+        positions = forwarded(batch.rows, *computed) if batch else 0
         if batch:
             metrics = metrics | {"rows": len(batch.rows), "trained_tokens": int(batch.mask.sum())}
             self.clock.trained_tokens += metrics["trained_tokens"]

@@ -21,8 +21,9 @@ from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.checkpoints import Progress
 from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place, trainers_here
-from runtime.engine import RestartingEngine
+from runtime.engine import RestartingEngine, reason_of
 from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
+from runtime.model import UNREADABLE
 from runtime.model_card import new_repository
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -53,6 +54,10 @@ class Parts:
         """Ends the engine, the reward workers and the trackers, whatever happened."""
         self.generator.close()
         self.task.close()
+        # DDP goes before the process group ends. Were its reducer the last to hold the group, it would wait for gloo's
+        # threads with Python's lock in hand, and they may need that lock to free their last tensors.
+        self.trainer.policy = None
+        self.ranks.accelerator.free_memory()
         self.ranks.accelerator.end_training()
 
 
@@ -150,7 +155,7 @@ def finished_model(flags: Flags, folder: Folder) -> dict[str, Any] | None:
     if not (flags.eval_only and flags.resume):
         return None
     model, checkpoint = folder.model(), folder.newest_checkpoint()
-    return model if model and (checkpoint is None or checkpoint[1]["step"] <= model["step"]) else None
+    return model if model and (checkpoint is None or int(checkpoint[0].name[5:]) <= model["step"]) else None
 
 
 def resume(
@@ -166,6 +171,7 @@ def resume(
         )
     checkpoint, state = found
     try:
+        checkpoints.check(folder, checkpoint, state)
         checkpoints.load(ranks.accelerator, checkpoint)
     except checkpoints.CheckpointError as error:
         raise UsageError(f"--resume: {error}.") from error
@@ -263,9 +269,8 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason}).") from error
+    except UNREADABLE as error:
+        raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason_of(error)}).") from error
     options = data_sets.PromptOptions(
         prompt_column=flags.prompt_column or None, answer_column=flags.answer_column or None,
         prompt_template=flags.prompt_template, apply_chat_template=flags.apply_chat_template,

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 import losses
+from runtime.engine import reason_of
 from runtime.flags import Flags, UsageError, has_adapters
 from runtime.lora import add_adapters
 from runtime.model import (
+    UNREADABLE,
     CheckpointTensors,
     Microbatch,
     Policy,
@@ -31,6 +33,7 @@ from runtime.model import (
     active_parameters,
     attention_kinds,
     has_plain_head,
+    keeps_rows_apart,
     microbatches,
     recompute_layers,
 )
@@ -194,10 +197,18 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
     if flags.attn_implementation:
         options["attn_implementation"] = flags.attn_implementation
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except UNREADABLE as error:
+        reason = reason_of(error).split(". ")[0]  # the advice of torch's loader is not ours
         raise UsageError(f"--model {folder} does not load as a causal LM ({reason}).") from error
+    absent = sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"])
+    if absent:  # transformers has made random ones
+        raise UsageError(
+            f"--model {folder}: its weights lack {absent[0]}, or have it in another shape ({len(absent)} such "
+            "tensors); get the whole model."
+        )
     if flags.share_prompts and (other := sorted(set(attention_kinds(model.config)) - {"full_attention"})):
         raise UsageError(
             f"--share_prompts true needs full attention, and {folder} has {', '.join(other)}; leave it out."
@@ -207,6 +218,12 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
             f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "
             "(as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
         )
+    for option, layout in (("packed", "packed"), ("share_prompts", "shared")):
+        if getattr(flags, option) and not keeps_rows_apart(model, layout):
+            raise UsageError(
+                f"--{option} true: in one microbatch the rows of {folder} ({type(model).__name__}) change each other's "
+                "log-probs, since its layers do not read position ids; leave it out."
+            )
     if hasattr(model, "peft_config"):  # transformers has loaded both
         raise UsageError(f"--model {folder} is an adapter; give its base as --model and this as --lora_adapter.")
     if has_adapters(flags):

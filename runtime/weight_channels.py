@@ -63,7 +63,7 @@ def private_folder() -> Path:
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
-        with suppress(FileNotFoundError, BlockingIOError):  # another process that starts now removes it; it is locked
+        with suppress(OSError):  # another process that starts now removes it; it is locked; it is a link to itself
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
                 lock(stale, fcntl.LOCK_NB)
                 shutil.rmtree(stale, ignore_errors=True)

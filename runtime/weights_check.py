@@ -12,10 +12,13 @@ trainer computes the next gradient, and are awaited just before that gradient is
 weights that sampled them.
 
 In bfloat16 rounding hides an update, or a hundred of them, from log-probs, but not from the bytes of the weights. So
-after the first update and at every `save_every` both sides hash their parameters. If the trainer's have changed and
-those of one of the engine's workers have not, no update reached that worker.
+before and after the first update and at every `save_every` both sides hash their parameters. If the trainer's have
+changed and those of one of the engine's workers have not, no update reached that worker. And the tensors that all
+workers held at first byte for byte as the trainer does (vLLM fuses, pads, splits or repacks the others, but keeps norms
+and most embeddings) must be the trainer's each time: an engine that is one update behind changes, too.
 """
 
+import hashlib
 import random
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -61,6 +64,7 @@ class Hashes(NamedTuple):
     version: int
     trainer: list[int]  # one for each tensor
     engine: list[dict[str, str]]  # one for each parameter of each worker
+    equal: set[str]  # names of the tensors that every worker which has them holds as the trainer does
 
 
 class Evaluator:
@@ -84,20 +88,21 @@ class Evaluator:
         """Starts an evaluation (at the first step and every `eval_every`) or a probe (every `probe_every`) at the live
         version, if one is due. It waits for the last push, and the next push waits for it."""
         self.check_arrival(progress)
-        if self.under_way is not None:  # as after a skipped step: the version is still the same
-            return
         flags, step = self.flags, progress.step
         before = step - (flags.k if flags.schedule == "ppo_off_policy" else 1)  # steps come in rounds of k there
-        if progress.evaluated < 0 or step // flags.eval_every > progress.evaluated // flags.eval_every:
+        record = self.under_way and self.under_way.record
+        last = record["step"] if record else progress.evaluated
+        if last < 0 or step // flags.eval_every > last // flags.eval_every:
+            self.finish(progress)  # what began before steps that made no update: the version is still the same
             self.begin_evaluation(progress)
-        elif step // flags.probe_every > before // flags.probe_every:
+        elif self.under_way is None and step // flags.probe_every > before // flags.probe_every:
             draw = random.Random(f"{flags.seed} probe {step}")
             problems = draw.sample(self.held_out, min(PROBES, len(self.held_out)))
             self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version, None)
 
     def check_arrival(self, progress: Progress) -> None:
-        """Compares what the last update changed on both sides: before and after the first one, then at the first one
-        after each multiple of `save_every`. Call it on every rank after a push. Raises RunFailed."""
+        """Compares both sides' hashes with each other's and with the last ones: before and after the first update, then
+        at the first one after each multiple of `save_every`. Call it on every rank after a push. Raises RunFailed."""
         # vLLM's CPU build keeps linear layers repacked, where no hash sees them, and adapters change nothing else.
         if has_adapters(self.flags) and self.flags.engine == "vllm" and not torch.cuda.is_available():
             return
@@ -105,14 +110,27 @@ class Evaluator:
         saved = every and last and progress.step // every > last.step // every
         if last and (progress.version == last.version or (len(self.hashes) > 1 and not saved)):
             return
-        sent = [torch.hash_tensor(tensor).item() for _, tensor in self.trainer.weights.items()]
         held = self.ranks.from_main(lambda: self.generator.on_main.ask(lambda engine: engine.weight_digests()))
-        self.hashes = [*self.hashes[:1], Hashes(progress.step, progress.version, sent, held)]
+        of: dict[str, set[str]] = {}  # name -> its hashes in the workers, which put their own name before it
+        for name, digest in (entry for worker in held for entry in worker.items()):
+            of.setdefault(name.rpartition(":")[2], set()).add(digest)
+        compared = self.hashes[0].equal if last else set(of)
+        sent, equal, other = [], set[str](), list[str]()
+        for name, tensor in self.trainer.weights.items():
+            sent.append(torch.hash_tensor(tensor).item())
+            if name in compared:
+                (equal.add if of[name] <= {str(sent[-1]), sha256(tensor)} else other.append)(name)
+        self.hashes = [*self.hashes[:1], Hashes(progress.step, progress.version, sent, held, equal)]
         stale = [i for i, (old, new) in enumerate(zip(last.engine, held, strict=True)) if old == new] if last else []
         if stale and sent != last.trainer:
             raise RunFailed(
                 f"weights check: workers {stale} of the engine hold the same bytes at version {progress.version} as at "
                 f"{last.version}, but the trainer's weights have changed: no update reached them"
+            )
+        if other and (last or not equal):
+            raise RunFailed(
+                f"weights check: at version {progress.version} the engine holds other bytes than the trainer, as of "
+                f"{other[0]}: its weights are not those of this version"
             )
 
     def begin_evaluation(self, progress: Progress) -> None:
@@ -129,7 +147,7 @@ class Evaluator:
         rows, behaviour = self.ranks.from_main(lambda: self._result(self.under_way, progress.rng))
         check, self.under_way = self.under_way, None
         if check.record is not None:
-            progress.evaluated = progress.step
+            progress.evaluated = check.record["step"]  # steps without an update may have come since
             if eval_temperature(self.flags) != self.flags.temperature:
                 return {}  # the trainer's log-probs are those at --temperature, at which probes sample
         gap = logprob_gap(self.trainer.score(rows), behaviour, rows, experts(self.trainer.model.config) > 1)
@@ -159,6 +177,11 @@ class Evaluator:
         chosen = rng.sample(flat, min(CHECK_ROWS, len(flat)))
         rows = [Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
         return rows, [r.logprobs for _, r in chosen]
+
+
+def sha256(tensor: torch.Tensor) -> str:
+    """vLLM's hash of a parameter's bytes (the torch engine's is `torch.hash_tensor`)."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
 
 
 def logprob_gap(own: torch.Tensor, behaviour: list[list[float]], rows: list[Row], mixture_of_experts: bool) -> float:

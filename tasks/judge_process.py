@@ -133,8 +133,10 @@ def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: s
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
+    number = 0  # of the job, for the reply
+
     def reply(verdict: Verdict, trace: str = "") -> None:
-        print(json.dumps([verdict.kind, verdict.reward, verdict.correct, trace]), file=replies, flush=True)
+        print(json.dumps([number, verdict.kind, verdict.reward, verdict.correct, trace]), file=replies, flush=True)
 
     try:
         functions, code_kind = prepare(rewards, timeout, memory_mb)
@@ -145,7 +147,8 @@ def serve(rewards: list[str], timeout: float, memory_mb: int, end_of_thinking: s
     for line in requests:
         limit_processor_time(4 * timeout)  # a function may use several threads
         try:
-            reply(judge_one(Job(*json.loads(line)), functions, end_of_thinking, max(1, int(timeout / 3)), code_kind))
+            number, *job = json.loads(line)
+            reply(judge_one(Job(*job), functions, end_of_thinking, max(1, int(timeout / 3)), code_kind))
         except SandboxDied:  # the run takes this process's end for a crash, and starts another
             return
         except MemoryError:

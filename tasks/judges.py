@@ -63,6 +63,7 @@ class Worker:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.socket, theirs = socket.socketpair()
+        self.asked = 0  # the number of the last job, which its reply repeats; that of "ready" is 0
         command = [sys.executable, judge_process.__file__, json.dumps(settings)]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         # In a session of its own: Ctrl-C reaches only the run, and the process group is all that the worker started.
@@ -71,12 +72,15 @@ class Worker:
                 command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment, start_new_session=True
             )
 
-    def exchange(self, request: bytes, timeout: float) -> list[Any]:
-        """Sends one line, returns the reply. Raises TimeoutError at the deadline, EOFError if the worker is gone."""
+    def exchange(self, job: Job | None, timeout: float) -> list[Any]:
+        """Sends one line, unless `job` is None, and returns the reply. Raises TimeoutError at the deadline, EOFError if
+        the worker is gone or does not reply to this job."""
         deadline, reply = time.monotonic() + timeout, b""
         self.socket.settimeout(timeout)
         try:
-            self.socket.sendall(request)
+            if job is not None:
+                self.asked += 1
+                self.socket.sendall(json.dumps([self.asked, *job], default=str).encode("ascii") + b"\n")
             while not reply.endswith(b"\n"):
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -86,9 +90,12 @@ class Worker:
                 if not part or len(reply) > MAX_REPLY_BYTES:
                     raise EOFError("the worker died, or its reply is too long")
                 reply += part
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise EOFError("the worker died") from error
-        return json.loads(reply)
+            number, *verdict = json.loads(reply)
+        except (BrokenPipeError, ConnectionResetError, ValueError, TypeError, RecursionError) as error:
+            raise EOFError("the worker died, or its reply is none") from error
+        if number != self.asked:
+            raise EOFError("the worker replied to another job")
+        return verdict
 
     def kill(self) -> None:
         """Ends the process and what it started, and waits for it, so that no zombie stays."""
@@ -196,7 +203,7 @@ class RewardPool:
     def _wait_ready(self, worker: Worker) -> None:
         names = ",".join(self._settings["rewards"])
         try:
-            kind, _, _, trace = worker.exchange(b"", START_TIMEOUT)
+            kind, _, _, trace = worker.exchange(None, START_TIMEOUT)
         except (EOFError, TimeoutError) as error:
             limit = f"{START_TIMEOUT:.0f} s and {self._settings['memory_mb']} MiB"
             raise ValueError(f"`reward` {names}: a worker does not start in {limit}; it says why above") from error
@@ -204,28 +211,26 @@ class RewardPool:
             raise ValueError(f"`reward` {names} cannot be loaded:\n{trace}")
 
     def _ask(self, job: Job) -> Verdict:
-        request = json.dumps(job, default=str).encode("ascii") + b"\n"
-        worker = self._idle.get()
+        worker, lost = self._idle.get(), True
         try:
             if worker is None:
                 worker = self._launch()
                 self._wait_ready(worker)
             try:
-                kind, reward, correct, trace = worker.exchange(request, self.timeout)
+                kind, reward, correct, trace = worker.exchange(job, self.timeout)
                 lost = kind == "memory" and job.name != "code"  # the worker may be short of memory for good
             except TimeoutError:
-                kind, reward, correct, trace, lost = "timeout", -1.0, False, "", True
+                kind, reward, correct, trace = "timeout", -1.0, False, ""
             except EOFError as error:
                 if self._closed:
                     raise RuntimeError("the reward workers are closed") from error
-                kind, reward, correct, trace, lost = "crash", -1.0, False, "", True
-            if lost:
+                kind, reward, correct, trace = "crash", -1.0, False, ""
+        finally:
+            if lost and worker is not None:
                 with self._lock:
                     self._workers.remove(worker)
                 worker.close()
-                worker = None
-        finally:
-            self._idle.put(worker)
+            self._idle.put(None if lost else worker)
         if kind == "error":
             self._show(job.name, trace)
         return Verdict(reward, correct, kind)

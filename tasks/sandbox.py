@@ -41,8 +41,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import datetime
+import decimal
+import fractions
 import gc
 import importlib
+import itertools
 import json
 import math
 import os
@@ -55,10 +59,14 @@ import subprocess
 import sys
 import threading
 import types
+from array import array
+from collections import abc, deque
 from typing import Any
 
 MEMORY_MB = 512
 MAX_OUTPUT_BYTES = 8 * 2**20
+MAX_INPUT_BYTES = 63 * 2**20  # as JSON; the judges' files may have 64 MiB
+MAX_ITEMS = 6000  # of an iterator, which may have no end
 STACK_BYTES = 64 * 2**20  # deep recursion through C code, such as that of functools.lru_cache
 MODULES = """
 __future__ abc array ast base64 binascii bisect builtins calendar cmath collections collections.abc contextlib copy csv
@@ -67,6 +75,10 @@ fractions functools gc hashlib heapq inspect io itertools json keyword locale lo
 pickle platform pprint queue random re resource secrets signal statistics string struct sys textwrap threading time
 timeit traceback types typing unicodedata uuid warnings weakref zlib _strptime
 """.split()
+MADE = (  # by its type from the arguments that pickle would give it; a datetime is a date, too
+    datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone, fractions.Fraction,
+    decimal.Decimal, range, array,
+)  # fmt: skip
 SYSCALLS = {  # x86_64; on files that are open, on the process's own memory, signal handlers, clocks, and its end
     "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8,
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25,
@@ -153,8 +165,9 @@ class Sandbox:
 
 
 def encode(value: Any) -> Any:
-    """`value` for JSON: None, booleans, numbers, strings, bytes, lists, tuples, sets and dicts of such, and what is
-    derived from these types as what it is derived from. Anything else becomes an object that equals nothing."""
+    """`value` for JSON: None, booleans, numbers, strings, bytes, dates, arrays, ranges, lists, tuples, sets, deques and
+    dicts of such, and what is derived from these types as what it is derived from. Anything else becomes an object that
+    equals nothing; it still has its length, and its first MAX_ITEMS items."""
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int):
@@ -167,17 +180,25 @@ def encode(value: Any) -> Any:
         return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes | bytearray):
         return {"bytes": list(value)}
-    for kind in (tuple, set, frozenset):
+    for kind in (tuple, set, frozenset, deque):
         if isinstance(value, kind):
             return {kind.__name__: [encode(item) for item in value]}
-    return {"object": type(value).__name__}
+    for kind in MADE:
+        if isinstance(value, kind):
+            return {kind.__name__: encode(list(value.__reduce_ex__(2)[1]))}
+    if isinstance(value, abc.Iterable):
+        items = [encode(item) for item in itertools.islice(value, MAX_ITEMS)]
+        return {"iterator" if isinstance(value, abc.Iterator) else "items": items}
+    return {"items": [None] * len(value)} if isinstance(value, abc.Sized) else {"object": type(value).__name__}
 
 
 def decode(text: str) -> Any:
     """What `encode` made JSON of. Raises ValueError, TypeError or KeyError if it did not."""
     makers: dict[str, Any] = {
         "int": lambda digits: int(digits, 16), "dict": dict, "complex": lambda parts: complex(*parts), "bytes": bytes,
-        "tuple": tuple, "set": set, "frozenset": frozenset, "object": lambda _: object(),
+        "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque, "object": lambda _: object(),
+        "iterator": lambda items: (item for item in items), "items": lambda items: dict(enumerate(items)).values(),
+        **{kind.__name__: lambda args, kind=kind: kind(*args) for kind in MADE},
     }  # fmt: skip
     return json.loads(text, object_hook=lambda tagged: next(makers[kind](x) for kind, x in tagged.items()))
 
@@ -191,7 +212,7 @@ def serve(request: int, output: int) -> None:
     for name in MODULES:
         importlib.import_module(name)
     site.setquit()  # exit() and quit()
-    filtered = new_filter()
+    filtered, server = new_filter(), os.getpid()
     gc.freeze()
     for line in sys.stdin.buffer:
         seconds = float(line)
@@ -199,7 +220,7 @@ def serve(request: int, output: int) -> None:
         child = os.fork()
         if child == 0:
             try:
-                run(request, output, seconds, filtered)
+                run(request, output, seconds, filtered, server)
             except MemoryError:
                 os._exit(MEMORY)
             except BaseException:  # whatever a program raises, SystemExit too
@@ -230,7 +251,7 @@ def new_filter() -> bytes:
     ])  # fmt: skip
 
 
-def shut_in(seconds: float, filtered: bytes) -> None:
+def shut_in(seconds: float, filtered: bytes, server: int) -> None:
     """Sets this process's limits and filter, for good. If that is not possible, the process ends."""
     for kind, most in (
         (resource.RLIMIT_AS, MEMORY_MB * 2**20), (resource.RLIMIT_FSIZE, MAX_OUTPUT_BYTES),
@@ -243,13 +264,15 @@ def shut_in(seconds: float, filtered: bytes) -> None:
     program = ctypes.create_string_buffer(struct.pack("HP", len(filtered) // 8, ctypes.addressof(code)))
     prctl, zero = ctypes.CDLL(None).prctl, ctypes.c_ulong(0)
     prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), zero, zero, zero)  # the server's death is its own
+    if os.getppid() != server:  # it died before
+        os._exit(UNPROTECTED)
     prctl(PR_SET_DUMPABLE, zero, zero, zero, zero)  # no core dump, which may start a program of the system's
     prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero)  # which lets an ordinary user set a filter
     if prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero) != 0:
         os._exit(UNPROTECTED)
 
 
-def run(request: int, output: int, seconds: float, filtered: bytes) -> None:
+def run(request: int, output: int, seconds: float, filtered: bytes, server: int) -> None:
     """One run, in the forked process, which it ends."""
     asked = json.loads(os.pread(request, os.fstat(request).st_size, 0))
     stdin, null = os.memfd_create("stdin"), os.open(os.devnull, os.O_RDWR)
@@ -264,7 +287,7 @@ def run(request: int, output: int, seconds: float, filtered: bytes) -> None:
     threading.Thread.start = lambda self: self.run()  # type: ignore[method-assign]
     threading.Thread.join = lambda self, timeout=None: None  # type: ignore[method-assign]
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    shut_in(seconds, filtered)
+    shut_in(seconds, filtered, server)
     module = sys.modules["__main__"] = types.ModuleType("answer" if replies else "__main__")
     sys.modules[module.__name__] = module
     if asked["values"]:

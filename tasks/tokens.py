@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from length_control import PHRASE
+
+# What a chat template raises: Gemma's about system messages, or any mistake in its expressions.
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,13 +107,22 @@ def encode_prompts(
 ) -> list[list[int]]:  # fmt: skip
     """Token ids of each prompt, given as chat messages: `template` around its last message, then the chat template if
     the tokenizer has one. Chat templates of models that can do both (Qwen3) read `enable_thinking`; None leaves it to
-    them."""
+    them. Raises ValueError if the chat template raises, or writes nothing."""
     if not prompts:
         return []
     prompts = [[*p[:-1], {**p[-1], "content": template.replace("{prompt}", p[-1]["content"])}] for p in prompts]
     if apply_chat_template and tokenizer.chat_template:
         choice = {} if thinking is None else {"enable_thinking": thinking}
-        return tokenizer.apply_chat_template(
-            prompts, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
-        )
+        try:
+            found = tokenizer.apply_chat_template(
+                prompts, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
+            )
+        except TEMPLATE_ERRORS as error:
+            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        else:
+            reason = "" if all(found) else "it writes nothing"
+        if reason:
+            fix = "change the messages or the template, or set `apply_chat_template` false"
+            raise ValueError(f"the tokenizer's chat template does not take these prompts ({reason}); {fix}")
+        return found
     return tokenizer(["\n\n".join(message["content"] for message in p) for p in prompts])["input_ids"]

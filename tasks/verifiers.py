@@ -14,12 +14,16 @@ wrote; judges.py runs them where that does no harm.
 SIMPLIFIED. Of several boxes only the last is read. A bare word as the answer is compared as text: as algebra, `Evelyn`
 would equal its anagrams. `2e+5`, if nothing else is written, is 200000; with spaces, 2e + 5 is a sum. math-verify is
 lenient: it takes these for right, and a policy may learn them.
-    units      5 km for 5 cm, 3 minutes for 3 hours; 10 for 10 % and 10 % for 10; 60 for 60 degrees
-    bases      11 and 10_2 for 11_2 and 10: a base is ignored
-    order      1, 2 for 2, 1, for (1, 2) and for {1, 2}; BA for AB; 5 for x = 5; 1, 2 for x = 1, y = 2; X for x
-    decimals   0.0000002 for 0.0000001: numbers are compared to 6 decimals
-If the known answer is a number, the answer must be one too: `26 - 80` is the question and not the answer -54. A policy
-that was trained without this rule learned to repeat the question.
+    units        5 km for 5 cm, 3 minutes for 3 hours, 5 thousand for 5; 10 for 10 % and 10 % for 10; 60 for 60 degrees
+    bases        11 for 11_2: a base of the known answer is ignored
+    order        1, 2 for 2, 1, for (1, 2) and for {1, 2}; BA for AB; 5 for x = 5; 1, 2 for x = 1, y = 2; X for x
+    decimals     0.0000002 for 0.0000001: numbers are compared to 6 decimals; 100200 for the list 100,200
+    sets         1 < x < 2 for the point (1, 2); {1, 2, \\ldots} for {1, 2}
+    expressions  the question is its own answer: (x+1)^2 - x^2 for 2x+1, \\sqrt{50} for 5\\sqrt{2}, {1, 1+1} for {1, 2},
+                 6:4 for 3:2, \\int 2x\\,dx for x^2, 2 + 3 for x + y = 5
+If the known answer is a number, the answer must be a finished one: a decimal or a fraction (but 42 for 84/2), a mixed
+number, one of these times a power of ten or percent. A policy that was trained without this rule learned to repeat the
+question. The rule is strict: \\approx 5, 0.\\overline{3}, and prose that ends in another calculation are wrong.
 
 >>> math_kind("Adding up, it is \\\\boxed{0.5}.", "1/2"), math_kind("I do not know.", "1/2"), exact_kind(" 6 2 ", "6 2")
 ('correct', 'unparsed', 'correct')
@@ -30,6 +34,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import unicodedata
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -43,9 +48,34 @@ MAX_TAIL_CHARS = 2_000
 SCIENTIFIC = re.compile(r"(?<![^\s$=*])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;*]?(?:[\s$\\*]|$))")
 WORD = re.compile("[A-Za-z]{3}[A-Za-z ]*|(?i:no)")  # such as `Evelyn`, which algebra reads as a product of letters
 INTEGER = re.compile(r"-?\d+")  # compared as text
-NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+|\d+/\d+|\\[dt]?frac\{-?\d+\}\{-?\d+\}|\\[dt]?frac\d\d)")
-# math-verify reads `\ge 42` and `43 \to 42` as 42, but a relation does not give an answer that is none.
+# math-verify reads `\ge \pi` as \pi, but unless an interval is asked for, a relation gives no answer.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
+# Spellings that math-verify does not read, and what it reads instead.
+SPELLINGS: list[tuple[str, Any]] = [
+    (r"\{\s*[-−]\s*\}|−", "-"),
+    (r"(?<=\d)(?:\{,\}|\\[,! ]|~)(?=\d{3}(?!\d))", ""),  # TeX writes thousands as 1{,}234 or 1\,234
+    (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z]))|~|\s+", " "),
+    ("[¼-¾⅐-⅞]", lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄"))),
+    ("[²³]", lambda found: "^" + unicodedata.normalize("NFKC", found[0])),
+    (r"°|\\degree(?![a-z])", r"^\\circ "),
+    (r"\\text *\{ *(?:percent|\\?%) *\}", r"\\%"),
+    ("∞", r"\\infty "),
+    (r"\\varnothing", r"\\emptyset"),
+]
+UNIT = r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}\d]*)\}(?:\^\{?-?\d\}?)?"
+# A finished number: sign, decimal or fraction or mixed number, power of ten, percent; with degrees or a unit.
+NUMBER = re.compile(
+    r"([+-]?) ?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+|(?:\d+ ?)?\\frac ?\{[+-]?\d+\} ?\{[+-]?\d+\})"
+    r"(?: ?(?:\\cdot|\\times|[*×·]) ?10 ?\^ ?\{?([+-]?\d{1,3})\}?)? ?(\\?%)?"
+    r"(?: ?\^ ?\{?\\circ\}? ?[CF]?| [A-Za-z]{3,}[A-Za-z ]*)?"
+)
+# Before the last `=`, this is more than one side of an equation: of `x=3, y=4`, `x=3 or x=4`, `x !=4`.
+NO_SIDE = re.compile(r"[,;](?![^()]*\))|\b(?:or|and|not|lor|vee|quad)\b|\\\\|[!<>≠]\s*$|\\neq?\b")
+# A calculation in prose: words that hold a digit or TeX (but not Step2, m/s^2), or only signs, and what joins them.
+MATH = r"(?<!\S)(?![A-Za-z][A-Za-z/]*[\^_]?\d*[.,;:?!]*(?!\S))(?:\S*[\d\\√∑∫]\S*|[]()[{}=+*/^|<>×÷·&%]+[.,;:?!]*(?!\S))"
+JOINT = r"[-−–x:]|(?:percent |divided |multiplied |out )?(?:by|of)|mod|plus|minus|times|over|to(?: the power of)?|from"
+GAP = rf"(?:(?<![.,;:?!])[^\S\n]+(?:(?:{JOINT})[^\S\n]+)?|,?[^\S\n]+(?:and|or)[^\S\n]+)"
+CALCULATION = re.compile(f"{MATH}(?:{GAP}{MATH})*")
 
 
 def after_thinking(completion: str, end_of_thinking: str) -> str | None:
@@ -85,17 +115,19 @@ def decimals(text: str) -> str:
 
 def plain(answer: str) -> str:
     """An answer without what does not change it: dollars and `\\text{}` around it, a full stop, outer spaces, extra
-    zeros, commas between thousands. 1e-05 becomes 0.00001."""
-    text = answer.strip().rstrip(".").strip()
+    zeros, commas between thousands; and in the spelling that math-verify reads: 1e-05 as 0.00001, `½` as TeX."""
+    text = answer.strip().rstrip(".,;").strip()
     if len(text) > 1 and text[0] == text[-1] == "$":
         text = text.strip("$").strip()
-    text = re.sub(r"^\\(?:text|mathrm|textbf)\{([^{}\\]*)\}$", r"\1", text).strip()
-    # TeX writes thousands as 1{,}234 or 1\,234.
-    text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))", "", text)
-    text = decimals(text) if len(text) <= MAX_ANSWER_CHARS else text  # 1e999 grows to 1,000 digits
+    if len(text) <= MAX_ANSWER_CHARS:  # 1e999 grows to 1,000 digits
+        styles = r"text\w*|math(?:rm|bf|it|sf|tt)|emph|mbox|boldsymbol"
+        text = re.sub(rf"^\\(?:{styles})\s*\{{([^{{}}\\]*)\}}$", r"\1", text).rstrip(" .")
+        for spelling, usual in SPELLINGS:
+            text = re.sub(spelling, usual, text)
+        text = decimals(text.strip(" "))
     # 1,234 and +007 as 1234 and 7, without int(): Python refuses more than 4,300 digits.
-    if re.fullmatch(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)", text):
-        digits = text.lstrip("+-").replace(",", "").lstrip("0") or "0"
+    if re.fullmatch(r"[+-]?(?:\d{1,3}(?:[, ]\d{3})+|\d+)", text):
+        digits = re.sub("[+, -]", "", text).lstrip("0") or "0"
         return "-" + digits if text[0] == "-" and digits != "0" else digits
     return text
 
@@ -115,9 +147,10 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
     the main thread only).
     """
     from math_verify.errors import TimeoutException
+    from sympy import Add, Equality, Interval, Number, Pow, Union
 
-    wanted, box = plain(answer), last_box(text or "")
-    given = plain(box if box is not None else text or "")
+    answer_box, box = last_box(answer), last_box(text or "")  # a worked solution gives its answer in a box
+    wanted, given = plain(answer if answer_box is None else answer_box), plain(box if box is not None else text or "")
     if not wanted:
         return "bad_answer"
     # Without regard to case, since math-verify does not tell x from X either.
@@ -127,26 +160,73 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
         return "unparsed" if text is not None and box is None else "wrong"
     if INTEGER.fullmatch(wanted) and (text is None or INTEGER.fullmatch(given)):
         return "wrong"
-    if box is not None and RELATION.search(given) and not RELATION.search(wanted):
-        return "wrong"
+    if len(wanted) > MAX_ANSWER_CHARS:
+        return "bad_answer"
+    known = number(wanted)
+    wanted = wanted if known is None else "=".join([*wanted.split("=")[:-1], known])
     try:
-        gold = parse_math(rf"\boxed{{{wanted}}}", soft_timeout) if len(wanted) <= MAX_ANSWER_CHARS else ()
+        gold = parse_math(rf"\boxed{{{wanted}}}", soft_timeout)
         if not gold or text is None:
             return "wrong" if gold else "bad_answer"
+        value = gold[0].rhs if isinstance(gold[0], Equality) else gold[0]
+        if isinstance(gold[0], Equality) and gold[0].free_symbols and isinstance(gold[0].lhs, Add | Pow):
+            known = None  # x + y = 5 asks for an equation
+        elif known is None and isinstance(value, Number) and len(re.findall(r"\d+(?:\.\d+)?", wanted)) == 1:
+            known = str(value)  # `about 42`
+        integer = known is not None and re.fullmatch(r"-?\d+(?:\.0*)?", known) is not None
         if box is None:
-            found = parse_math(decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:], soft_timeout)
+            tail = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:]
+            heard = tail if known is None else finished_only(tail, integer)
+        elif len(given) > MAX_ANSWER_CHARS:
+            return "unparsed"
         else:
-            found = parse_math(rf"\boxed{{{given}}}", soft_timeout) if len(given) <= MAX_ANSWER_CHARS else ()
+            finished = given if known is None else number(given, integer)
+            relation = RELATION.search(given) and not RELATION.search(wanted)
+            if finished is None or (relation and not isinstance(value, Interval | Union)):
+                return "wrong"
+            if known is not None:
+                given = "=".join([*given.split("=")[:-1], finished]) if "=" in wanted else finished
+            heard = rf"\boxed{{{given}}}"
+        found = parse_math(heard, soft_timeout)
         if found is None:
             return "verifier_error"
         if not found:
             return "unparsed"
         equal = same(gold, found, soft_timeout)
-        if equal and NUMBER.fullmatch(wanted) and any(is_unfinished(x, given, wanted) for x in found):
-            return "wrong"
         return "verifier_error" if equal is None else "correct" if equal else "wrong"
     except TimeoutException:
         return "timeout"
+
+
+def number(text: str, integer: bool = False) -> str | None:
+    """The finished number that `text` is, without unit, currency and `x =`; else None, as for 26 - 80. It is a list of
+    what is allowed: math-verify computes whatever it can read. If `integer`, a fraction is not finished, as 84/2."""
+    from math_verify.parser import NormalizationConfig, normalize_latex
+
+    text = re.sub(rf"(?:(?:[ /]|\\cdot)*{UNIT})+$", "", text)
+    text = normalize_latex(text, NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none"))
+    side, _, text = re.sub("[€£¥₹]", "", text).rpartition("=")
+    text = re.sub(r"^\((.*)\)$", r"\1", text.strip()).strip()
+    text = re.sub(r"^([+-]?)10 ?\^", r"\g<1>1\\cdot10^", re.sub(r"(\d+) ?/ ?(\d+)", r"\\frac{\1}{\2}", text))
+    text = re.sub(r"^([+-]?)(\d+) ?\^ ?\{?-1\}?$", r"\1\\frac{1}{\2}", text)  # 2^{-1}
+    found = NUMBER.fullmatch(text)
+    if found is None or NO_SIDE.search(side) or (integer and "frac" in text):
+        return None
+    sign, value, power, percent = (part or "" for part in found.groups())
+    if "frac" in value:
+        return sign.strip("+") + value + (rf"\cdot10^{{{power}}}" if power else "") + percent
+    return f"{sign.strip('+')}{Decimal(value.replace(',', '') + (power and 'e' + power)):f}{percent}"
+
+
+def finished_only(text: str, integer: bool) -> str:
+    """Prose in which each calculation, such as `26 - 80 = -54`, is its result, or the unknown u if it has none."""
+
+    def result(found: re.Match[str]) -> str:
+        last = number(plain(found[0].strip("*_`\"':?!")), integer) if re.search(r"\w", found[0]) else found[0]
+        return "$u$" if last is None else f"${last}$" if "\\" in last else last
+
+    text = re.sub(r"\\?\$|\\[()\[\]]", " ", re.sub(UNIT, r" \1 ", text))  # then the stars of **42**
+    return CALCULATION.sub(result, re.sub(r"(?<!\S)\*+(?=\S)|(?<=\S)\*+(?=[.,;:?!]*(?:\s|$))", "", text))
 
 
 @functools.lru_cache(maxsize=256)  # a group's completions share one answer
@@ -165,34 +245,14 @@ def parse_math(text: str, soft_timeout: int) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def is_unfinished(value: Any, text: str, wanted: str) -> bool:
-    """Whether the number `wanted`, which `text` gives, is still to be computed, as 26 - 80 for -54; then repeating the
-    question would be right. Finished are 5, 14/3, 5 * 10^3, 10^6 and 12 %, and of an equation its right side counts.
-
-    math-verify leaves sums, products and powers as they stand, but computes \\frac{84}{2}: an integer must be in the
-    text.
-    """
-    from sympy import Abs, Add, Equality, Function, Integer, Mul, Number, Pow, preorder_traversal
-
-    value = value.rhs if isinstance(value, Equality) else value
-    if isinstance(value, Integer):
-        return str(abs(value)) not in re.sub(r"(?<=\d)(?:\{,\}|\\[,!]|,)(?=\d{3})", "", decimals(text))
-    for part in preorder_traversal(value):
-        if isinstance(part, Add | Abs | Function):
-            return True
-        if isinstance(part, Pow) and part.base != 10 and (part.exp != -1 or INTEGER.fullmatch(wanted)):
-            return True
-        if isinstance(part, Mul) and sum(isinstance(x, Number) and abs(x) != 1 for x in part.args) > 1:
-            return True
-    return False
-
-
 def same(gold: Sequence[Any], found: Sequence[Any], soft_timeout: int) -> bool | None:
     """math-verify's comparison; None where it raises. Its TimeoutException passes through."""
     from math_verify import verify
 
+    # Twelve digits and not fifteen: 2^{0.5}, of floats, differs from \sqrt{2} in the sixteenth.
+    options = {"timeout_seconds": soft_timeout, "numeric_precision": 12, "allow_set_relation_comp": True}
     try:
-        return bool(verify(list(gold), list(found), timeout_seconds=soft_timeout, raise_on_error=True))
+        return bool(verify(list(gold), list(found), raise_on_error=True, **options))
     except MemoryError:
         raise
     except Exception:  # as above

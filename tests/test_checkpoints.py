@@ -21,7 +21,7 @@ from test_faults import small_disk
 import pipeline_rl
 from runtime import checkpoints
 from runtime.flags import UsageError
-from runtime.run_folder import Folder
+from runtime.run_folder import LOGS, Folder
 
 ROOT = Path(__file__).parent.parent
 
@@ -148,6 +148,58 @@ def test_no_whole_checkpoint_is_one_sentence(run):
     run("run", killed_after=1)
     with pytest.raises(UsageError, match=r"--resume .*no complete checkpoint.*--overwrite"):
         run("run", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("step", None), ("step", 1.0), ("version", "1"), ("evaluated", -2), ("random", [3, [], None]), ("random", 5), ("history", []),
+        ("history counts", [["a", 1]]), ("history counts", [[1, 1, 1]]), ("history retired", None), ("prompts epoch", -1),
+        ("prompts position", True), ("prompts first", [0]), ("prompts sources", 3), ("compute tokens", "1"),
+        ("compute hours", float("nan")), ("logs", {"eval.jsonl": -1}), ("logs eval.jsonl", 1e3), ("logs", None),
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_refused(whole, path, value):
+    """Each value that a resumed run reads, of another type, out of its range, or missing."""
+    folder = Folder(whole[0])
+    checkpoint, state = folder.newest_checkpoint()
+    checkpoints.check(folder, checkpoint, state)  # is accepted
+    *places, name = path.split()
+    place = state[places[0]] if places else state
+    place[name] = value
+    with pytest.raises(checkpoints.CheckpointError, match=rf"^{checkpoint}/state\.json is damaged"):
+        checkpoints.check(folder, checkpoint, state)
+    del place[name]
+    if name not in ("sources", "hours", "tokens"):
+        with pytest.raises(checkpoints.CheckpointError, match=r"state\.json is damaged"):
+            checkpoints.check(folder, checkpoint, state)
+
+
+@pytest.mark.long
+def test_a_damaged_folder_is_refused_and_stays_as_it_is(run, program, tmp_path):
+    """A log that is no JSON before the checkpoint, or a link; after it, anything may stand. No file changes, and none of
+    another folder."""
+    run("run", killed_after=3)
+    other, logs = tmp_path / "other", {name: tmp_path / "run" / name for name in LOGS}
+    before = {name: file.read_bytes() for name, file in logs.items()}
+    for name in LOGS:
+        later = b'{"step": 3}\n' * (len(before[name]) // 12)
+        for content in (b"\xff" + before[name][1:], b"null\n" + before[name], b"\0" * len(before[name]), later):
+            logs[name].write_bytes(content)
+            code, _, err = program("--resume")
+            assert code == 2 and re.fullmatch(
+                rf"train.py: --resume: {logs[name]} is damaged from line \d+ on; .*\.\n", err
+            )
+            assert logs[name].read_bytes() == content
+        other.write_bytes(before[name])
+        logs[name].unlink()
+        logs[name].symlink_to(other)
+        code, _, err = program("--resume")
+        assert code == 2 and re.fullmatch(rf"train.py: --resume {tmp_path}/run: {name} there is a link, .*\.\n", err)
+        assert other.read_bytes() == before[name]
+        logs[name].unlink()
+        logs[name].write_bytes(before[name] + b"\0\xff")
+    assert program("--resume")[0] == 0
 
 
 def test_checkpoint_of_other_shapes(run, tmp_path):

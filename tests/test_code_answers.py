@@ -75,7 +75,7 @@ def test_an_assert_is_taken_apart(test, calls, check):
 
 
 def test_statements_and_imports_of_the_tests():
-    """Statements follow the program; the tests' own imports go to both sides, and their names are not the program's."""
+    """Statements follow the program if what compares does not need them; imports go to both sides."""
     tests = ["queue = [2, 1]\norder(queue)\nassert queue == [1, 2]", "assert Counter(f(1)) == Counter([1])"]
     found = read_asserts(
         {"tests": tests, "test_imports": ["from collections import Counter"], "test_setup_code": "n = 1"}
@@ -218,6 +218,94 @@ def test_data_that_are_slow_to_compare_cost_no_more_than_the_limit(box):
     """Integers with one hash make a set quadratic, on the comparing side, too."""
     program = "def f(): return {i * (2 ** 61 - 1): 0 for i in range(4000)}\ndef g(): return [f()] * 9"
     assert kind_of(box, program, ["assert g() == 1"], seconds=1.0) in ("wrong", "timeout")
+
+
+RUN = "import os\nfor n in range(3, 64):\n try: os.write(n, b'[true]')\n except OSError: pass\nos._exit(0)"
+EVAL = f"f = lambda x: {f'exec({RUN!r})'!r}"
+PICKLED = "import pickle\nclass P:\n def __reduce__(self): return print, ()\nf = lambda x: pickle.dumps(P())"
+EMPTIES = "def f(x):\n x.clear()\n return []"
+FAKED = [  # tests, and a program that does not solve them
+    # what is expected is in a variable of the tests, or in what it was made from
+    ("expected = 'sesame'\nassert f(2) == expected", "f = lambda x: expected"),
+    ("expected = 'sesame'\nassert f(2) == expected", "def f(x):\n global expected\n expected = 5\n return 5"),
+    ("want = 'sesame'\nassert f(2) == want", "f = lambda x: next((v for v in globals().values() if str(v)[:3] == 'ses'), 0)"),
+    ("cases = [(2, 'sesame')]\nassert f(cases[0][0]) == cases[0][1]", "f = lambda x: cases[0][1]"),
+    ("cases = [(2, 'sesame')]\na, b = cases[0]\nassert f(a) == b", "f = lambda x: b"),
+    ("a = [2]\nb = a\nb.append('sesame')\nassert f(a) == b", "f = lambda x: b"),
+    ("def want(x): return 'sesame'\nassert f(2) == want(2)", "f = lambda x: want(x)"),
+    ("class E:\n want = 'sesame'\nassert f(2) == E.want", "f = lambda x: E.want"),
+    ("def put():\n global e\n e = 'sesame'\nput()\nassert f(2) == e", "f = lambda x: e"),
+    ("e = 'sesame'\nassert f(2).startswith(e)", "f = lambda x: e"),
+    ("e = ['sesame']\nr = f(e)\nassert r == e", EMPTIES), ("import operator\ne = [1]\nr = f(e)\nassert operator.eq(r, e)", EMPTIES),
+    ("ok = f(2) == 'sesame'\nassert ok", "class E:\n __eq__ = lambda *a: True\nf = lambda x: E()"),
+    ("def near(a, b): return abs(a - b) < 1\nassert near(f(2), 5)", "near = lambda *a: True\nf = lambda x: 0"),
+    ("assert f(2) == EXPECTED", "EXPECTED = 5\nf = lambda x: 5"), ("e = E\nassert f(2) == e", "E = 5\nf = lambda x: 5"), ("assert f(2) == want(2)", "f = want = lambda x: 5"),
+    ("assert np.isclose(f(2), 3.0)", "class np: isclose = lambda *a: True\nf = lambda x: 0"),
+    # what compares would run what the program returned
+    ("assert eval(f(2)) == 4", EVAL), ("run = exec\nassert run(f(2)) is None", EVAL), ("def g(x): return eval(x)\nassert g(f(2)) == 4", EVAL),
+    ("import builtins as b\nassert b.eval(f(2)) == 4", EVAL), ("assert list(map(eval, [f(2)])) == [4]", EVAL),
+    ("import sys\nassert sys.modules['builtins'].eval(f(2)) == 4", EVAL), ("import timeit\nassert timeit.timeit(f(2), number=1) < 9", EVAL),
+    ("import pickle\nassert pickle.loads(f(2)) is None", PICKLED), ("from pickle import loads\nassert loads(f(2)) is None", PICKLED),
+    ("try:\n from pickle import loads\nexcept ImportError: pass\nassert loads(f(2)) is None", PICKLED),
+    # what compares is a builtin that has the name of the program's function, or is beside it
+    *((f"assert set([4, 5]) == set({name}([5, 4]))", "set = copy = sum = filter = max = lambda x: 7") for name in ("copy", "sum", "filter", "max")),
+    ("assert max([4, 5]) == max([5, 4])", "max = lambda x: 7"), ("assert abs(sum(1, 2) - 4) < 1", "abs = lambda x: 0\nsum = lambda *a: 9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tests", "program"), FAKED)
+def test_what_is_expected_is_never_beside_the_program(box, tests, program):
+    assert kind_of(box, program, [tests]) in ("wrong", "bad_answer")
+
+
+STACK = "class S:\n def __init__(self): self.x = []\n def push(self, x): self.x.append(x)\n def __len__(self): return len(self.x)\n def __str__(self): return 'S'"
+POINT = "from dataclasses import dataclass\n@dataclass\nclass P: x: int\nf = P"
+HONEST = [  # tests, a program that solves them, and whether they can be judged
+    ("expected = 'x'\nassert f(2) == expected", "f = lambda x: 'x'", True), ("x = [3, 1]\nassert f(x) == [1, 3]", "f = sorted", True),
+    ("a, b = [2], ['x']\nassert f(a) == ['x']", "f = lambda x: ['x']", True), ("g = f\nassert g(2) == 4", "f = lambda x: 4", True), ("r = f(2)\nassert r == 4\nassert g(r) == 5", "f = lambda x: 4\ng = lambda x: 5", True),
+    ("def make(n): return [1] * n\nassert f(make(3)) == 3", "f = len", True), ("def near(a, b): return abs(a - b) < 1\nassert near(f(2), 5)", "f = lambda x: 5.5", True),
+    ("class N:\n x = 5\nassert f(1) == 5", "f = lambda x: N().x", True), ("x = [3, 1]\nassert f(x) == sorted(x)", "f = sorted", False),
+    ("s = S()\ns.push(1)\nassert len(s) == 1 and str(s) == 'S'\nassert not S()", STACK, True), ("root = P(1)\nroot.x = None\nassert g(root) is None", POINT + "\ng = lambda p: p.x", True),
+    *((f"assert list(f(3)) == [0, 1, 2] and {test}", f"f = lambda n: {value}", True) for value, test in (
+        ("(i for i in range(n))", "next(f(3)) == 0"), ("map(int, '012')", "sum(f(3)) == 3"), ("range(n)", "f(3) == range(3)"),
+        ("{i: i for i in range(n)}.keys()", "len(f(3)) == 3"), ("dict(enumerate(range(n))).values()", "max(f(3)) == 2"),
+    )),
+    ("g = f()\nassert next(g) == 0\nassert next(g) == 1", "from itertools import count as f", True), ("from itertools import islice\nassert list(islice(f(), 2)) == [0, 1]", "from itertools import count as f", True),
+    ("from collections import deque\nassert f() == deque([1])", "from collections import deque\nf = lambda: deque([1])", True),
+    ("from fractions import Fraction as F\nassert f() == F(1, 2)", "from fractions import Fraction\nf = lambda: Fraction('0.5')", True),
+    ("from decimal import Decimal\nassert f() == Decimal('0.1')", "from decimal import Decimal\nf = lambda: Decimal('0.10')", True),
+    ("import datetime\nassert f() == datetime.date(2020, 1, 2)", "import datetime\nf = lambda: datetime.date(2020, 1, 2)", True),
+    ("assert sum(10, 15) == 6", "sum = lambda a, b: 6", True), ("assert set([4, 5]) == set(copy([5, 4]))", "copy = list", True), ("assert len(list(max(3))) == 3", "max = range", False),
+    ("assert list(map(f, [1])) == [1]", "f = abs", False), ("assert sorted([2, 1], key=f) == [1, 2]", "f = abs", False), ("assert callable(f)", "f = abs", False),
+    ("from functools import reduce\nassert reduce(f, [1, 2]) == 3", "f = lambda a, b: a + b", False), ("assert PI == 3.14", "PI = 3.14", False), ("assert isinstance(f(1), P)", POINT, False),
+    ("assert f(1) == P(1)", POINT, False), ("class P: pass\nassert f(1) == P()", "f = lambda x: P()", False), ("assert [p.x for p in f()] == []", "f = list", False),
+    ("assert hasattr(f(1), 'x')", POINT, False), ("assert type(f(1)).__name__ == 'P'", POINT, False), ("g = f()\nassert [next(g) for _ in 'ab'] == [0, 1]", "from itertools import count as f", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tests", "program", "judged"), HONEST)
+def test_a_row_that_is_kept_can_be_passed(box, tests, program, judged):
+    """An honest program passes it, or it is known before training that it cannot be judged."""
+    assert kind_of(box, program, [tests]) == ("correct" if judged else "bad_answer")
+    assert code_kind(None, {"tests": [tests]}, box, 1.0) == ("wrong" if judged else "bad_answer")
+
+
+@pytest.mark.parametrize("reply", ["x", "[[1]]", "[1]", "[]", "5", "[true, true]", "[" * 9999, "\xff"])
+def test_any_reply_is_a_verdict(box, monkeypatch, reply):
+    """Whatever the process that compares wrote: what is no list of as many trues as there are tests is wrong."""
+    run = box.run
+    monkeypatch.setattr(
+        box,
+        "run",
+        lambda steps, **given: ("done", reply.encode("latin-1")) if given.get("values") else run(steps, **given),
+    )
+    assert kind_of(box, "double = abs", DOUBLE[:1]) == "wrong"
+
+
+def test_long_texts_are_known_before_training(box):
+    """What does not fit into the file that carries it is not cut; what no program can print is not asked for."""
+    for stdin, stdout, kind in (("x" * 60_000_000, "", "wrong"), ("x" * 67_000_000, "", "bad_answer"), ("\u00e9" * 12_000_000, "", "bad_answer"), ("", "x" * 9_000_000, "bad_answer")):  # fmt: skip
+        assert code_kind(None, {"tests": {"inputs": [stdin], "outputs": [stdout]}}, box, 1.0) == kind
 
 
 # ---------------------------------------------------------------------------------------------------------------------

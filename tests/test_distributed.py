@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
 from tasks import warm_start
@@ -24,12 +25,22 @@ ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
+STATIC = ["--nnodes", 1, "--rdzv_backend", "static", "--master_addr", "127.0.0.1"]
+
+
+def open_ports(job):
+    """Ports on which the job's processes listen on other addresses than loopback."""
+    family = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+    listening = [c.laddr for process in family for c in process.net_connections("inet") if c.status == "LISTEN"]
+    return {address.port for address in listening if address.ip != "127.0.0.1"}
+
+
 def command(kind, processes, *arguments):
     """distributed_worker.py in this many processes, started as docs/gpu.md says."""
     config = ROOT / "configs" / "fsdp2.yaml"
     launcher = {
         "alone": [],
-        "ddp": ["torch.distributed.run", "--standalone", "--nproc_per_node", processes],
+        "ddp": ["torch.distributed.run", *STATIC, "--master_port", get_free_port(), "--nproc_per_node", processes],
         "fsdp2": ["accelerate.commands.launch", "--config_file", config, "--main_process_port", 0, "--num_processes", processes],
     }[kind]  # fmt: skip
     arguments = [*launcher, ROOT / "tests" / "distributed_worker.py", *arguments]
@@ -123,6 +134,7 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags)
         while not (metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3):
             assert job.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.5)
+        assert len(open_ports(job)) == 1  # the launcher's store
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=60) != 0
     finally:

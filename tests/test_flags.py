@@ -1,5 +1,6 @@
 """runtime/flags.py and runtime/flag_checks.py: what a command line gives, what is refused, and what is only noted."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -89,6 +90,41 @@ def test_resume_takes_over_the_flags_and_given_ones_win(tmp_path):
     assert changed_flags(saved, vars(flags)) == ["--lr is now 0.2 (it was 0.1)"]
     with pytest.raises(UsageError, match=r"--resume .*config\.json"):
         parse_flags(["--resume", str(tmp_path / "missing")], "about")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trust_remote_code", True), ("unsafe_code", True), ("reward", "runs.evil:f"), ("reward", "math,evil:f"),
+        ("attn_implementation", "evil/kernel"), ("engine_args", "worker_extension_cls=evil.Worker"),
+        ("engine_args", "block_size=64,trust_remote_code=true"), ("engine_args", 'logits_processors=["evil:P"]'),
+        ("engine_args", 'kv_transfer_config={"kv_connector_module_path":"evil"}'), ("engine_args", "plugin=/tmp/evil"),
+    ],
+)  # fmt: skip
+def test_what_runs_code_is_never_taken_over_from_a_folder(tmp_path, name, value):
+    """A folder may come from elsewhere: a resume ends with one sentence until the flag is given again, in any way."""
+    (tmp_path / "config.json").write_text(json.dumps({name: value}))
+    given = str(value).lower() if isinstance(value, bool) else value
+    with pytest.raises(UsageError, match=rf"^--{name} .* runs code, which no --resume takes over; give --{name} again"):
+        parse_flags(["--resume", str(tmp_path)], "")
+    assert getattr(parse_flags(["--resume", str(tmp_path), f"--{name}", given], ""), name) == value
+    plain = {"engine_args": "block_size=64,cache=fp8,x=1.5,eager=true", "reward": "math,code", "lr": 1}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    assert vars(parse_flags(["--resume", str(tmp_path)], "")).items() >= plain.items()
+
+
+def test_a_damaged_config_is_one_sentence(command):
+    """No JSON, a value of another type, and what the command line would not take, either."""
+    Path("run").mkdir()
+    for content in (
+        b"", b"{", b"null", b"[]", b"\xff\x00", b"[" * 99999, b'{"k": null}', b'{"k": 3.0}', b'{"k": true}', b'{"k": "3"}',
+        b'{"lr": []}', b'{"loss": "ppo"}', b'{"loss": ["cispo"]}', b'{"packed": 1}', b'{"model": {}}', b'{"max_tokens": "x"}',
+        b'{"size": "xxl"}', b'{"lr": Infinity}', b'{"seed": 1%s}' % (b"0" * 400), b'{"lr": 1%s}' % (b"0" * 400),
+        b'{"cache_dir": "a\\u0000"}', b'{"model": "\\ud800"}', b'{"engine_args": "x"}', b'{"k": -1}', b'{"beta1": 1}',
+    ):  # fmt: skip
+        Path("run/config.json").write_bytes(content)
+        flags, said = command("--resume run")
+        assert flags is None and said.startswith("--") and said.endswith(".") and said.isprintable(), content[:99]
 
 
 @pytest.mark.parametrize("other", ["elsewhere", DEFAULTS["output_dir"]])
@@ -258,6 +294,24 @@ def test_flash_attention_needs_its_package_and_bfloat16(monkeypatch, package):
         check_flags(flags_with(**flags | {"dtype": "float32"}))
 
 
+def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
+    """One line, whatever is given: ends of lines and escape sequences are written as Python does; paths that are too long,
+    text that cannot be saved, and numbers that are no float are refused before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    paths = "output_dir cache_dir model lora_adapter resume"
+    for value, names in (
+        ("/a\nb\x1b[1m", "model lora_adapter resume dataset push_to_hub engine_args k packed loss lamda"),
+        ("x" * 256, paths), ("x/" * 2000, paths), ("\udcff/a", paths), ("a=" + "[" * 99999, "engine_args"),
+        (str(10**400), "seed k lr max_num_seqs warmup_steps max_hours eval_temperature"),
+    ):  # fmt: skip
+        for name in names.split():
+            with contextlib.suppress(SystemExit):  # of argparse, whose code is 2
+                assert train.main([f"--{name}", value]) == 2, name
+            last = capsys.readouterr().err.removesuffix("\n").split("\n")[-1]
+            assert last.startswith("train.py: ") and last.isprintable() and f"--{name}" in last
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_refusal_reaches_the_shell_as_exit_code_2(monkeypatch, capsys, tmp_path):
     """One sentence on stderr and no traceback, by our rules or by argparse; nothing is written."""
     monkeypatch.chdir(tmp_path)
@@ -275,10 +329,11 @@ def test_an_existing_run_is_not_overwritten(command):
     Path("runs/demo").mkdir(parents=True)
     assert command("")[0]
     config = Path("runs/demo/config.json")
-    config.write_text(json.dumps({"k": 3}))
+    written = json.dumps({"k": 3, "max_steps": 9, "output_dir": "runs/demo"})
+    config.write_text(written)
     _, said = command("")
     assert all(words in said for words in ("--output_dir runs/demo", "--overwrite", "--resume runs/demo"))
-    assert config.read_text() == '{"k": 3}'
+    assert config.read_text() == written
     for line in ("--overwrite true", "--output_dir runs/other", "--dry_run true", "--eval_only true"):
         assert command(line)[0]
     flags, _ = command("--resume runs/demo")
@@ -287,12 +342,19 @@ def test_an_existing_run_is_not_overwritten(command):
 
 
 def test_a_folder_of_other_things_is_never_a_run_folder(command):
-    """`--output_dir . --overwrite true` must not empty somebody's folder: not empty and no config.json is refused."""
+    """`--output_dir . --overwrite true` must not empty somebody's folder: not empty and no run's flags is refused, with a
+    model's config.json or somebody's log in it, too. A run whose config.json is lost is one by its log."""
     Path("thesis.txt").write_text("all of it")
-    for line in ("--output_dir .", "--output_dir . --overwrite true", "--output_dir thesis.txt"):
-        flags, said = command(line)
-        assert flags is None and line.removesuffix(" --overwrite true") in said and "holds no run" in said
+    Path("link").symlink_to("gone")
+    for config, metrics in (("", ""), ('{"model_type": "llama"}', '{"loss": 1}'), ("[1]", "[2]"), ("{", "\xff")):
+        Path("config.json").write_text(config)
+        Path("metrics.jsonl").write_text(metrics + "\n")
+        for line in (". --overwrite true", ".", "thesis.txt", "thesis.txt/x", "link"):
+            flags, said = command(f"--output_dir {line}")
+            assert flags is None and line.removesuffix(" --overwrite true") in said and "holds no run" in said
     assert Path("thesis.txt").read_text() == "all of it"
+    Path("metrics.jsonl").write_text('{"config": {"k": 3}}\n{"step"')
+    assert command("--output_dir . --overwrite true")[0] and "holds a run" in command("--output_dir .")[1]
 
 
 def test_overwrite_does_not_delete_the_model_it_starts_from(tmp_path):
@@ -301,7 +363,7 @@ def test_overwrite_does_not_delete_the_model_it_starts_from(tmp_path):
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "run" / "config.json").write_text('{"output_dir": "run", "max_steps": 1}')
     options = {"overwrite": True, "output_dir": str(tmp_path / "run")}
     for inside in ("run/model", "link/model"):
         with pytest.raises(UsageError, match="--overwrite would delete --model"):
@@ -376,7 +438,10 @@ def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     assert "max_budget 9" not in note
     [note] = check_flags(flags_with(**data, length_control="none"))
     assert "--max_budget 18" in note and "--min_budget" not in note  # which nothing draws
-    assert check_flags(flags_with(**data, min_budget=700, max_budget=900, answer_budget=100)) == []
+    lengths = {"min_budget": 700, "max_budget": 900, "answer_budget": 100}
+    [note] = check_flags(flags_with(**data, **lengths))
+    assert note.endswith(": --dtype float32 (usual for a real model: bfloat16)")
+    assert check_flags(flags_with(**data, **lengths, dtype="bfloat16")) == []
 
 
 def test_a_pretrained_model_has_a_learning_rate_of_its_own(monkeypatch, capsys, tmp_path):

@@ -263,21 +263,29 @@ def test_product_stays_fp32_under_autocast():
     assert torch.equal(logprobs, expected)
 
 
+@pytest.fixture(params=["highest", "high", "medium"])
+def elsewhere(request):
+    """What the process allows: `high` is allow_tf32, a line of many trainers; `medium` on a CPU is bfloat16."""
+    torch.set_float32_matmul_precision(request.param)
+    yield lambda: (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
+    torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize("allowed", [True, False])
-def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed):
-    """In all four of them, forward and backward, and nowhere before or after, also if one of them fails."""
-    seen, matmul = [], torch.backends.cuda.matmul
+def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed, elsewhere):
+    """In all four of them, forward and backward, whatever the process allows elsewhere; there nothing changes, also if one
+    of them fails."""
+    seen = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
-                seen.append(matmul.fp32_precision)
+                seen.append(elsewhere())
             return func(*args, **(kwargs or {}))
 
     assert fp32_head.TF32 is False  # what was not yet checked on a GPU
     monkeypatch.setattr(fp32_head, "TF32", allowed)
-    before = matmul.fp32_precision
-    assert before != "tf32"
+    before = elsewhere()
     for dtypes in ((torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
         hidden, weight, targets, _ = inputs(torch.float32)
         hidden, weight = (
@@ -286,11 +294,11 @@ def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed):
         with Watch():
             token_logprobs(hidden, weight, targets)[0].sum().backward()
         lossless = allowed and dtypes == (torch.bfloat16, torch.bfloat16)
-        assert seen == ["tf32" if lossless else before] * 4 and matmul.fp32_precision == before
+        assert seen == [("tf32" if lossless else "ieee", "ieee")] * 4 and elsewhere() == before
         seen.clear()
     with pytest.raises(RuntimeError):
         token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets + V)  # no such ids
-    assert matmul.fp32_precision == before
+    assert elsewhere() == before
 
 
 def test_weight_gradient_is_summed_in_fp32():

@@ -45,6 +45,8 @@ def process(prompt, completion, answer):
     if completion == "child":
         if os.fork() == 0: time.sleep(1000)
         time.sleep(1000)
+    if completion == "forged": os.write(3, b'[0, "correct", 1.0, true, ""]\\n')
+    if completion == "no reply": os.write(3, b'5\\n')
     if completion == "replies": os.write(3, b"[" * 3_000_000); time.sleep(1000)
     return True
 """
@@ -169,7 +171,7 @@ def test_a_traceback_cannot_steer_the_terminal(functions, capfd, errors):
 
 @pytest.mark.parametrize(("completion", "kind"), [
     ("sleep", "timeout"), ("stop", "timeout"), ("exit", "crash"), ("orphan", "crash"), ("memory", "memory"),
-    ("file", "error"), ("replies", "crash"),
+    ("file", "error"), ("replies", "crash"), ("forged", "crash"), ("no reply", "crash"),
 ])  # fmt: skip
 def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
     """The verdict is wrong (an exception: zero), within the deadline of 1 s, and the next job is judged."""
@@ -193,6 +195,21 @@ def test_a_worker_that_dies_between_two_jobs_costs_one_verdict():
         pool._workers[0].process.wait()
         assert sorted(v.kind for v in pool.judge([Job("exact", "", "a", "a")] * 4)) == ["correct"] * 3 + ["crash"]
         assert all(v.correct for v in pool.judge([Job("exact", "", "a", "a")] * 4))
+
+
+def test_a_worker_that_was_slow_to_start_shifts_no_verdict(monkeypatch):
+    """Its "ready" comes when nobody waits for it any more, and is no reply to the next job."""
+    asked = [Job("exact", "", text, "a") for text in "abab"]
+    with RewardPool(["exact"], workers=1) as pool:
+        pool._workers[0].kill()
+        monkeypatch.setattr("tasks.judges.START_TIMEOUT", 0.01)
+        assert pool.judge(asked[:1])[0].kind == "crash"
+        for _ in range(2):
+            with pytest.raises(ValueError, match="a worker does not start in"):
+                pool.judge(asked[:1])
+            assert not pool._workers
+        monkeypatch.undo()
+        assert [verdict.kind for verdict in pool.judge(asked)] == ["correct", "wrong", "correct", "wrong"]
 
 
 def group_of(pid):

@@ -102,6 +102,17 @@ def test_positions_of_a_forward_pass():
     assert (forwarded(rows), forwarded(rows, share_prompts=True), forwarded([])) == (11, 8, 0)
 
 
+@pytest.mark.parametrize("tokens", [1, 2048, 8192])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_shared_prompt_counts_as_often_as_it_is_computed(tokens, ranks):
+    """Once in each microbatch of each rank, by the microbatches themselves."""
+    rows = [Row([n] * 1000, [2] * (300 + 10 * i), [1] * (300 + 10 * i)) for n in (1, 2) for i in range(8)]
+    parts = [
+        part for rank in range(ranks) for part in microbatches(rows, tokens, rank=rank, ranks=ranks, layout="shared")
+    ]
+    assert forwarded(rows, True, tokens, ranks) == sum(part.input_ids.numel() for part in parts if part.rows)
+
+
 def test_kinds_of_attention():
     assert attention_kinds(SimpleNamespace()) == ["full_attention"]
     assert attention_kinds(SimpleNamespace(sliding_window=4096)) == ["sliding_attention"]

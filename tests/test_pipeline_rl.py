@@ -438,26 +438,33 @@ def test_more_rollouts_than_slots_are_refused():
 
 
 def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
-    """The very exception is raised where the trainer waits, within seconds, and again at the next wait."""
+    """The very exception is the cause of what is raised where the trainer waits, within seconds, and again at the next
+    wait. If the prompts raise as a group is taken and makes room, that group arrives all the same."""
 
     def broken_score(problem, completions):
         raise ZeroDivisionError("the verifier")
 
-    def broken_problems():
-        yield from problems(1)
+    def broken_problems(count):
+        yield from problems(count)
         raise LookupError("the data set")
 
     for prompts, options, error in (
         (problems(4), {"score": broken_score}, ZeroDivisionError),
-        (broken_problems(), {}, LookupError),
+        (broken_problems(1), {}, LookupError),
         (problems(4), {"score": lambda problem, completions: [(1.0, True)]}, ValueError),  # one too few
     ):
         with generating(prompts, pacer=Pacer(2, 0), **options) as generator:
             started = time.monotonic()
             for _ in range(2):
-                with pytest.raises(error):
+                with pytest.raises(pipeline_rl.GeneratorFailed, match=error.__name__) as caught:
                     generator.take(2)
+                assert type(caught.value.__cause__) is error
             assert time.monotonic() - started < 10
+    with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
+        wait_until(lambda: generator.pacer.ready == 2)
+        assert [generator.take(1)[0].problem.key for _ in range(2)] == ["p0", "p1"]
+        with pytest.raises(pipeline_rl.GeneratorFailed, match="LookupError: the data set"):
+            generator.take(1)
 
 
 def test_a_push_that_fails_ends_every_wait_with_its_error():

@@ -52,7 +52,8 @@ def test_every_flag_named_exists():
     known = set(flags.DEFAULTS)
     for program in (*ROOT.glob("*.py"), *ROOT.glob("tools/*.py")):
         known |= set(re.findall(r"--([\w-]+)", program.read_text()))
-    known |= {"config_file", "num_processes", "standalone", "nproc_per_node"}  # launchers of accelerate and torch
+    known |= {"config_file", "num_processes", "main_process_port"}  # accelerate's launcher
+    known |= {"nnodes", "rdzv_backend", "master_addr", "master_port", "nproc_per_node"}  # torch's
     known |= {"head", "node-ip-address", "num-gpus", "address"}  # ray
     named = set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", TEXT))
     assert named - known <= {"help"}

@@ -20,9 +20,11 @@ def test_trained_tokens_of_a_step_and_of_the_run(run):
     assert [r["trained_tokens_total"] for r in played.steps] == [12, 24, 36]
 
 
-def test_model_flops_utilization(run):
-    """6 FLOPs per parameter (here one) and position of the batch, over what a trainer of 2 FLOP/s could have done."""
-    played = run(peak_tflops=2e-12, max_steps=2)
+@pytest.mark.parametrize("shared", [{}, {"share_prompts": True, "tokens_per_microbatch": 1}])
+def test_model_flops_utilization(run, shared):
+    """6 FLOPs per parameter (here one) and position of the batch, over what a trainer of 2 FLOP/s could have done. Prompts
+    that could be shared are not, if each row fills a microbatch."""
+    played = run(peak_tflops=2e-12, max_steps=2, **shared)
     prompts = iter(played.trainer.prompts)  # of each row trained on, step after step; completions have two tokens
     for step in played.steps:
         positions = sum(len(next(prompts)) + 2 for _ in range(step["rows"]))

@@ -1,6 +1,7 @@
 """The sandbox: hostile programs get nothing, cost no more than their limit, and leave what follows as it was."""
 
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -9,14 +10,19 @@ import subprocess
 import sys
 import time
 import zlib
+from array import array
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from test_judges import group_of
 
 from tasks import sandbox
-from tasks.sandbox import MAX_OUTPUT_BYTES, SYSCALLS, Sandbox, SandboxDied, decode, encode
+from tasks.sandbox import MAX_ITEMS, MAX_OUTPUT_BYTES, SYSCALLS, Sandbox, SandboxDied, decode, encode
 
 pytestmark = pytest.mark.long  # processes of its own, and deadlines
 ROOT = Path(__file__).parent.parent
@@ -240,6 +246,7 @@ def test_two_runs_have_other_random_numbers_and_equal_sets(box):
 @pytest.mark.parametrize("value", [
     None, True, 0, -1, 2**63, -(2**20000), 1.5, float("inf"), "a\ud800\n", b"\x00\xff", 1 + 2j, [], [1, [2]], (1, (2,)),
     {1, 2}, frozenset({"a"}), {1: (2, [3]), "a": {"b": None}, (1, 2): {3}}, {"int": "0x1"}, {"object": 1},
+    range(1, 9, 3), deque([1, [2]]), Fraction(1, 3), Decimal("0.10"), date(2020, 1, 2), datetime(2020, 1, 2, tzinfo=UTC), array("d", [0.5]),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_plain_data_arrives_as_it_is(value):
     found = decode(json.dumps(encode(value)))
@@ -263,9 +270,13 @@ def test_other_values_become_what_they_are_derived_from_or_nothing():
         found = decode(json.dumps(encode(value)))
         assert found == plain and type(found) is type(plain)
     assert decode(json.dumps(encode(Number(3)))) != 4
-    for value in (Anything(), range(3), iter([1]), len):
+    for value in (Anything(), len):
         found = decode(json.dumps(encode(value)))
-        assert type(found) is object and found not in (1, [0, 1, 2], [1], None)
+        assert type(found) is object and found not in (1, None)
+    for value in (iter([1, 2]), {1: 0, 2: 0}.keys(), map(int, "12")):
+        found = decode(json.dumps(encode(value)))
+        assert found not in ([1, 2], {1, 2}, (1, 2)) and list(found) == [1, 2]
+    assert len(list(decode(json.dumps(encode(itertools.count()))))) == MAX_ITEMS
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -295,13 +306,14 @@ def test_other_machines_are_refused(monkeypatch):
         Sandbox()
 
 
-def test_a_server_that_is_killed_is_an_error_and_takes_its_program_with_it():
+@pytest.mark.parametrize(("stdin", "after"), [("", 0.2), ("x" * 30_000_000, 0.0)], ids=["it has begun", "it reads"])
+def test_a_server_that_is_killed_is_an_error_and_takes_its_program_with_it(stdin, after):
     """As by a kernel that is short of memory, or when the run is killed."""
     with Sandbox() as box, ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(printed, box, "import time\nwhile True: time.sleep(60)", seconds=60)
+        answer = thread.submit(printed, box, "import time\nwhile True: time.sleep(60)", seconds=60, stdin=stdin)
         while not (program := children(box._server.pid)):
             time.sleep(0.01)
-        time.sleep(0.2)  # it has begun
+        time.sleep(after)
         box._server.kill()
         for _ in range(2):
             with pytest.raises(SandboxDied, match="the process that starts programs died"):

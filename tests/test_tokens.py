@@ -126,3 +126,22 @@ def test_the_chat_template_is_given_the_choice_to_think():
     for thinking, end in ((None, ""), (True, "<think>"), (False, "<think></think>")):
         [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "Hi"}]], thinking=thinking)
         assert tokenizer.decode(ids) == f"[user]Hi[assistant]{end}"
+
+
+@pytest.mark.parametrize(("template", "reason"), [
+    ("{{ raise_exception('System role not supported') }}", "TemplateError: System role not supported"),
+    ("{% for %}", "TemplateSyntaxError: Expected an expression, .*"),
+    ("{{ unknown.name }}", "UndefinedError: 'unknown' is undefined"),
+    ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+    ("{{ 'a' + 1 }}", "TypeError: .*"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: .*"),
+    ("{{ range(10 ** 9) | list }}", "OverflowError: .*"),
+    ("{% if false %}never{% endif %}", "it writes nothing"),
+])  # fmt: skip
+def test_a_chat_template_that_raises_is_refused_in_a_sentence(template, reason):
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = template
+    told = rf"^the tokenizer's chat template does not take .* \({reason}\); .* `apply_chat_template` false$"
+    with pytest.raises(ValueError, match=told) as refused:
+        encode_prompts(tokenizer, [[{"role": "user", "content": "2 + 3"}]])
+    assert "\n" not in str(refused.value)

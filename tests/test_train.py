@@ -11,10 +11,14 @@ from scripted import ScriptedGenerator, batch_of, problem, rollout
 
 import pipeline_rl
 import train
-from pipeline_rl import Group
+from pipeline_rl import EngineDied, Group
+from runtime import setup
 from runtime.flags import Flags
 from runtime.run_folder import Folder
+from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
+from tasks import chain
+from tasks.judges import RewardError
 from tasks.prompts import PromptStream
 
 # ------------------------------------------------------------------------------------------------ worked examples: a batch
@@ -233,6 +237,14 @@ def test_skipped_steps_release_their_groups_and_make_no_version(run):
     assert [r["zero_variance_groups"] for r in steps] == [0, 3, 3, 0, 0, 0]
 
 
+def test_evaluations_that_come_due_while_no_step_makes_an_update(run):
+    """Only step 1 has something to train on. The probe begun at step 2 is collected at step 3, that evaluation at step 6;
+    the one of step 6 is not the last one."""
+    played = run(some_equal(lambda n: n >= 3), eval_every=3, probe_every=2, pass_rate_threshold=2.0)
+    assert [r["step"] for r in played.evals] == [0, 3, 6, 8] and played.progress.version == 1
+    assert played.generator.calls.count(("evaluate", 10)) == 4 and played.generator.temperatures.count(None) == 1
+
+
 def test_gradients_that_stay_bad_end_the_run(run):
     with pytest.raises(train.RunFailed, match="not finite 3 times in a row"):
         run(trainer={"bad": [2, 3, 4]})
@@ -398,7 +410,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
     assert "0 groups stay untrained; 12 of 12 prompts are retired. The run ends." in out
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3, 4]
     assert "Warning: 3 steps in a row had no group with unequal rewards" in out
-    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0]  # nothing was trained: it stands
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 4]
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
@@ -420,9 +432,62 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
     assert_same_logs(tmp_path / "run", whole[0])
 
 
+@pytest.mark.parametrize(
+    ("place", "method", "call", "error", "told"),
+    [
+        (TorchEngine, "_step", 60, RuntimeError("no\nmore"), "the generator failed: RuntimeError: no; checkpoint"),
+        (TorchEngine, "update", 4, KeyError("x.7"), "the generator failed: KeyError: 'x.7'; checkpoint"),
+        (TorchEngine, "_leave", 30, EngineDied("it died"), "it died; checkpoint"),
+        (
+            chain.ChainTask,
+            "score",
+            12,
+            RewardError("`reward` f raised:\ntrace"),
+            "--reward f raised:\ntrace; checkpoint",
+        ),
+        (PromptStream, "__next__", 30, OSError(), "the generator failed: OSError: ; checkpoint"),
+        (
+            TorchEngine,
+            "update",
+            1,
+            TypeError("odd"),
+            "--model built in: the generator failed: TypeError: odd. Take a model",
+        ),
+    ],
+)
+def test_whatever_the_generators_thread_raises_ends_with_a_checkpoint(
+    monkeypatch, tmp_path, model, capsys, place, method, call, error, told
+):
+    """The real generator over the torch engine; the n-th call of the method raises, and all after it. The checkpoint is
+    that of the last step, and the run goes on from it. If the engine does not start (call 1), there is nothing to save."""
+    kept, calls = getattr(place, method), []
+
+    def broken(self, *args):
+        calls.append(1)
+        if len(calls) >= call:
+            raise error
+        return kept(self, *args)
+
+    words = "--engine torch --dataset chain --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1"
+    words += " --zero_variance_filter false --prompts 200 --eval_problems 4 --max_num_seqs 16 --min_budget 3"
+    words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
+    monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(setup, "warm_started", lambda flags, ranks: model)
+    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
+    with monkeypatch.context() as patch:
+        patch.setattr(place, method, broken)
+        code = train.main(words.split())
+    out, err = capsys.readouterr()
+    assert code == (2 if call == 1 else 1) and f"train.py: {told}" in out + err
+    if call > 1:
+        made = [record["step"] for record in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in record]
+        assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == len(made)
+        assert train.main(["--resume", f"{tmp_path}/run", "--max_steps", str(len(made) + 1)]) == 0
+
+
 @pytest.mark.parametrize("fault", ["gradient", "weights"])
 def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, program, tmp_path, fault):
-    """Gradients that stay bad, and log-probs that differ: exit code 1, the reason and the last good checkpoint, no
+    """Gradients that stay bad, and log-probs that differ: exit code 1, the reason and the newest checkpoint, no
     traceback and no new checkpoint. Bad gradients begin at step 2: step 4 is saved, with the weights of step 2."""
     script = {}
     if fault == "gradient":
@@ -447,5 +512,7 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
     reasons = {"gradient": "the gradient was not finite 3 times in a row", "weights": "weights check: at version 3"}
     step = {"gradient": 4, "weights": 2}[fault]
     assert code == 1 and err.startswith(f"train.py: {reasons[fault]}") and err.count("\n") == 1
-    assert f"step-{step:06d}: --resume {tmp_path}/run" in err
+    assert (
+        f"perhaps made after the fault, is {tmp_path}/run/checkpoints/step-{step:06d}: --resume {tmp_path}/run" in err
+    )
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == step

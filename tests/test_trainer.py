@@ -3,7 +3,9 @@ that are refused, and gradient checkpointing."""
 
 import copy
 import math
+import pickle
 import random
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import accelerate.utils
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save
 from saved_bytes import saved_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
@@ -22,6 +25,8 @@ import losses
 from runtime import checkpoints
 from runtime.flags import Flags, UsageError
 from runtime.model import Policy, Row, full_tensors, make_microbatch, recompute_layers, whole
+from runtime.ranks import Ranks
+from runtime.setup import Parts
 from runtime.trainer import Trainer, TrainingBatch, clip_options, hold_in_bfloat16, learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +101,17 @@ def gradient_of(trainer: Trainer) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------- worked examples
+
+
+def test_the_policy_is_gone_when_the_process_group_ends(monkeypatch, new_accelerator):
+    """A DDP policy that still lives then waits, at times for ever, for a thread of gloo's that waits for it."""
+    accelerator, ended, idle = new_accelerator(), [], SimpleNamespace(close=lambda: None)
+    trainer = SimpleNamespace(policy=accelerator.prepare(torch.nn.Linear(2, 2)))
+    parts = Parts(Ranks(accelerator), None, idle, trainer, None, None, idle, None, None)
+    policy = weakref.ref(trainer.policy)
+    monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(policy() is None))
+    parts.close()
+    assert ended == [True]
 
 
 def test_learning_rates_by_hand():
@@ -419,6 +435,58 @@ def test_shared_prompts_need_full_attention(kind, more, named, tmp_path):
         return
     with pytest.raises(UsageError, match=rf"^--share_prompts true needs full attention, and .* has {named}; leave it"):
         trainer_of(folder, share_prompts=True)
+
+
+@pytest.mark.parametrize(("kind", "more", "apart"), [
+    ("Qwen3", {}, True),
+    ("Mixtral", {"num_local_experts": 2}, True),
+    ("Phi", {}, True),
+    ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_ff_dim": 64, "initializer_range": 0.02}, False),
+    ("Mamba2", {"num_heads": 4, "state_size": 8, "n_groups": 1, "expand": 2}, False),
+    ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}, False),  # counts positions by the mask
+    ("Bloom", {}, False),
+    ("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 1}, False),
+])  # fmt: skip
+def test_packing_is_refused_where_rows_see_each_other(kind, more, apart, tmp_path):
+    """The rows of a microbatch would change each other's log-probs. Padded, the model is taken."""
+    folder = saved_model(kind, tmp_path, **more)
+    assert trainer_of(folder)
+    if apart:
+        assert trainer_of(folder, packed=True) and trainer_of(folder, share_prompts=True)
+        return
+    with pytest.raises(UsageError, match=r"^--packed true: .* change each other's log-probs, .*; leave it out\.$"):
+        trainer_of(folder, packed=True)
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def without(name):
+    return lambda weights: save({key: tensor for key, tensor in weights.items() if key != name})
+
+
+@pytest.mark.parametrize(("name", "content", "told"), [
+    ("model.safetensors", lambda weights: save(weights)[:5000], r"does not load as a causal LM \(SafetensorError: .*\)"),
+    ("model.safetensors", lambda weights: b"", r"does not load as a causal LM \(SafetensorError: .*\)"),
+    ("pytorch_model.bin", lambda weights: pickle.dumps(Code()), r"does not load .* \(UnpicklingError: .*\)"),
+    ("pytorch_model.bin", lambda weights: b"no pickle at all", r"does not load as a causal LM \(.*\)"),
+    ("model.safetensors", without("model.norm.weight"), r"weights lack model\.norm\.weight.*\(1 such tensors\); get .*"),
+    ("model.safetensors", without("lm_head.weight"), r"weights lack lm_head\.weight.*\(1 such tensors\); get .*"),
+    ("model.safetensors", lambda weights: save({}), r"weights lack lm_head\.weight.*\(25 such tensors\); get .*"),
+    ("model.safetensors", lambda weights: save(weights | {"model.norm.weight": torch.ones(9)}),
+     r"weights lack model\.norm\.weight, or have it in another shape \(1 such tensors\); get the whole model"),
+])  # fmt: skip
+def test_weights_that_are_damaged_are_refused_in_a_sentence(tmp_path, capsys, name, content, told):
+    """Cut short, a pickle (whose code does not run), tensors that lack (which would be random) or have other shapes."""
+    folder = Path(saved_model("Qwen3", tmp_path, tie_word_embeddings=False))
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(content(weights))
+    with pytest.raises(UsageError, match=rf"^--model .*{told}\.$") as refused:
+        trainer_of(str(folder))
+    assert "\n" not in str(refused.value) and "code ran" not in capsys.readouterr().out
 
 
 def test_a_model_that_does_not_load_is_refused(tmp_path):

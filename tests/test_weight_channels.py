@@ -124,6 +124,16 @@ def test_a_folder_in_use_in_another_container_stays(channel, dead):
         fcntl.flock(os.open(channel.folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_anothers_link_is_no_hindrance(channel, dead):
+    """A link to itself cannot even be looked at."""
+    link = channel.folder.with_name(f"{weight_channels.PREFIX}{dead}-x")
+    link.symlink_to(link)
+    try:
+        weight_channels.private_folder().rmdir()
+    finally:
+        link.unlink()
+
+
 @pytest.mark.parametrize("moment", ["looked at", "removed"])
 def test_another_process_may_remove_the_same_folder_first(channel, dead, monkeypatch, moment):
     """Ranks, or two runs, that start at once find the same folder of a dead process: none of them fails."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.model import Row
-from runtime.weights_check import RunFailed, logprob_gap
+from runtime.weights_check import RunFailed, logprob_gap, sha256
 
 
 def test_the_gap_by_hand():
@@ -67,6 +67,39 @@ def test_an_engine_that_no_update_reaches_ends_the_run(run):
     assert run(digests([[1, 2, 4, 6, 8]]), save_every=2).progress.version == 8
     frozen = {"weights": property(lambda self: {}, lambda self, value: None)}  # as at a learning rate of 1e-12
     assert run(digests([[]]), frozen).progress.version == 8
+
+
+@pytest.mark.parametrize("hash_of", [sha256, lambda x: str(torch.hash_tensor(x).item())])
+@pytest.mark.parametrize(
+    ("behind", "version"),
+    [
+        (lambda worker, version: 0, None),
+        (lambda worker, version: 1, 0),  # from the start on
+        (lambda worker, version: int(version >= 4), 4),
+        (lambda worker, version: 1.5 * (version >= 4) * worker, 4),  # one worker of two, something in between
+    ],
+)
+def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
+    """Its bytes change with each update, and in bfloat16 its log-probs may agree. The names of what it keeps as it is are
+    told by the first comparison: `packed` is stored otherwise from the start, and `split` by one worker only."""
+
+    def tensors(steps):
+        return {name: torch.tensor([steps, 0.5], dtype=torch.bfloat16) for name in ("packed", "split", "norm")}
+
+    def weight_digests(self):
+        workers = []
+        for i in (0, 1):
+            digest = hash_of(tensors(self.version - behind(i, self.version))["norm"])
+            names = {"packed": "?", "norm": digest, "fused": "?", "split": "?" if i else digest}
+            workers.append({f"dp{i}:tp0:{name}": x for name, x in names.items()})
+        return workers
+
+    trainer = {"weights": property(lambda self: tensors(self.steps), lambda self, value: None)}
+    if version is None:
+        assert run({"weight_digests": weight_digests}, trainer, save_every=2).progress.version == 8
+    else:
+        with pytest.raises(RunFailed, match=f"weights check: at version {version} the engine holds other bytes .* of "):
+            run({"weight_digests": weight_digests}, trainer, save_every=2)
 
 
 def test_bytes_say_nothing_of_adapters_on_a_cpu_but_by_the_torch_engine(run):

@@ -2,6 +2,9 @@
 
     python tools/before_and_after.py runs/real-sums
 
+Answers are judged as in the run: programs that the model writes are run, shut in (docs/code.md); a reward of your own,
+and other flags that run code, must be given again (`--reward MODULE:FUNCTION`).
+
 Both take the likeliest token every time, so that they differ by their weights alone, under the run's length control
 with its largest budget. An evaluation samples at --temperature instead.
 """
@@ -55,14 +58,14 @@ def first_of_each(problems: Sequence[Any], count: int) -> list[Any]:
     return [problem for some in seen.values() for problem in some[:count]]
 
 
-def answers(run: Path, count: int) -> list[dict[str, Any]]:
+def answers(run: Path, count: int, given: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Of the first `count` held-out problems of each data set of a run: `question`, `answer`, and of `before` and
-    `after` the completion and whether it is right. Raises UsageError."""
+    `after` the completion and whether it is right. `given`: flags of train.py. Raises UsageError."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    flags = parse_flags(["--resume", str(run)], "")
+    flags = parse_flags(["--resume", str(run), "--unsafe_code", "true", *given], "")
     if flags.dataset in BUILT_IN or not (run / "model" / "config.json").is_file():
         raise UsageError(f"{run} holds no finished run on a --dataset; let the run come to its end.")
     task = load_task(flags)
@@ -103,9 +106,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("--problems", type=int, default=5, help="held-out problems of each data set to answer (5)")
-    args = parser.parse_args(argv)
+    args, given = parser.parse_known_args(argv)
     try:
-        print(report(answers(args.run, args.problems)))
+        print(report(answers(args.run, args.problems, given)))
     except UsageError as error:
         parser.error(str(error))
 

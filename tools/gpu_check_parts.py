@@ -112,7 +112,7 @@ def head(job: Job) -> str:
     exact.sum().backward()
 
     seconds, targets = {}, targets.to(device)
-    cases = (("FP32", "ieee", torch.float32, 1e-3), ("TF32", "tf32", torch.float32, 1e-3),
+    cases = (("FP32", "ieee", torch.float32, 1e-3), ("FP32, TF32 elsewhere", "tf32", torch.float32, 1e-3),
              ("fp32_head.TF32", "ieee", torch.bfloat16, 5e-3))  # fmt: skip
     for name, precision, dtype, bound in cases:
         torch.backends.cuda.matmul.fp32_precision, fp32_head.TF32 = precision, dtype == torch.bfloat16

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measuring import ROOT, processor
 
-from runtime.flags import DEFAULTS, UsageError, with_new_names
+from runtime.flags import DEFAULTS, UsageError, runs_code, with_new_names
 from runtime.run_folder import Folder
 
 TRAIN = ROOT / "train.py"
@@ -40,10 +40,12 @@ class Run:
     seed: int
 
     def command(self) -> list[str]:
-        """What is run; the flags of a run that goes on are in its folder."""
-        if Folder(self.folder).newest_checkpoint() is not None:
-            return [sys.executable, str(TRAIN), "--resume", str(self.folder)]
-        given = [word for name, value in self.flags for word in (f"--{name}", as_word(value))]
+        """What is run; the flags of a run that goes on are in its folder, but for those that run code."""
+        goes_on = Folder(self.folder).newest_checkpoint() is not None
+        flags = [(name, value) for name, value in self.flags if not goes_on or runs_code(name, value)]
+        given = [word for name, value in flags for word in (f"--{name}", as_word(value))]
+        if goes_on:
+            return [sys.executable, str(TRAIN), "--resume", str(self.folder), *given]
         new = ["--output_dir", str(self.folder), "--overwrite", "true", "--seed", str(self.seed)]
         return [sys.executable, str(TRAIN), *new, *given]
 
