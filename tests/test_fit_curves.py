@@ -130,7 +130,7 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
     (csv(("tokens", "pass_rate"), 1e9 + C, R), "", "(--x-start first)"),
     (csv(("tokens", "pass_rate"), C[:2], R[:2]), "", "2 usable points"),
     (csv(("tokens", "pass_rate"), C, 0 * R + 0.3), "", "does not rise beyond its noise"),
-    (csv(("tokens", "pass_rate"), C, R[::-1]), "", "does not rise beyond its noise"),
+    (csv(("tokens", "pass_rate"), C, R[::-1]), "", "the run falls"),
     (GOOD.replace("0.1\n", "high\n", 1), "", "pass_rate has what is no number: could not convert string to float: 'high'"),
     ("", "", "name one with --y; there are none at all"),
     ("tokens,pass_rate\n", "", "name one with --y"),
