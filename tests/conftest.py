@@ -24,14 +24,6 @@ def run(monkeypatch, tmp_path):
     return lambda *scripts, **changes: play(monkeypatch, tmp_path / "run", *scripts, overwrite=True, **changes)
 
 
-@pytest.fixture
-def quick_fits(monkeypatch):
-    """`fit_sigmoid.fit` makes no backtests unless told to: its four take three times as long as the fit itself."""
-    import fit_sigmoid
-
-    monkeypatch.setitem(fit_sigmoid.fit.__kwdefaults__, "cuts", ())
-
-
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """The folder of a tiny untrained model."""

@@ -17,7 +17,7 @@ from ablate import UsageError, plan
 from comparisons import COMPARISONS, Comparison
 
 WRITE_REPORTS = ablate.write_reports
-pytestmark = [pytest.mark.medium, pytest.mark.usefixtures("quick_fits")]
+pytestmark = pytest.mark.medium
 
 STAND_IN = """
 import json, os, pathlib, signal, sys, time

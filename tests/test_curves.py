@@ -13,7 +13,7 @@ def run_folder(output, name, evals=(), steps=(), finished=True, **config):
     """A run that train.py left."""
     folder = output / name
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(curves.DEFAULTS | {"output_dir": str(folder)} | config))
+    (folder / "config.json").write_text(json.dumps(curves.THEN | {"output_dir": str(folder)} | config))
     for file, records in (("eval.jsonl", evals), ("metrics.jsonl", [{"config": {}}, *steps])):
         (folder / file).write_text("".join(json.dumps(record) + "\n" for record in records))
     if finished:

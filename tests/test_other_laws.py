@@ -2,7 +2,6 @@
 
 import math
 
-import ablation_figures
 import grid_report
 import numpy as np
 import pytest
@@ -127,13 +126,3 @@ def test_the_findings_of_two_grids_by_hand():
     assert worst[-1] == "**cannot be seen at this size**" and best[5] == "+nan"
     table = grid_report.of_k_table({"easy": easy}).splitlines()
     assert table[0] == "| half | at the end | n = 4 | n = 64 |" and table[-1] == "| easy | worst of k | 0.100 | 0.400 |"
-
-
-def test_the_fits_of_the_graded_task_leave_out_its_first_rise():
-    """The evaluation at 50k tokens is left out, those at 0 and 100k stay; of other tasks all are used. Over
-    device-hours, a thousandth of the tokens, the same ones are left out."""
-    run = made(every=50_000.0, C_mid=3e5, flags={"dataset": "graded"})
-    for axis in ("tokens", "device_hours"):
-        points = ablation_figures.fitted(run, axis).fit.points
-        assert points.left_out["skipped"] == 1 and points.C[0] == 0 and points.C.size == 16
-    assert ablation_figures.fitted(made(every=50_000.0, C_mid=3e5), "tokens").fit.points.left_out["skipped"] == 0

@@ -32,8 +32,7 @@ import log_report
 import size_report
 import sweep
 from comparisons import COMPARISONS
-from curve_files import InputError
-from curves import Curve, collect, curves_of, read_rows
+from curves import Curve, InputError, collect, curves_of, differing, read_rows
 from measuring import table
 from sweep import Run, as_word
 
@@ -163,7 +162,7 @@ def matched(
     for (variant, seed), run in runs.items():
         curve = curves.get(str(run.folder.relative_to(output)))
         if curve is not None and curve.finished:
-            row = {name: as_word(value) for name, value in run.flags if value != DEFAULTS[name]}
+            row = differing(dict(run.flags))
             if other := sorted(dict(row.items() ^ curve.flags.items())):
                 raise UsageError(f"{curve.run} has another --{', --'.join(other)} than its row in comparisons.py.")
             found.setdefault(variant, []).append(curve)
@@ -212,8 +211,9 @@ def write_reports(
         rows += [[name, *row] for row in write_report(name, found, left_out, args, folder)]
     law, left_out = matches.get("law", ({}, []))
     if law:
-        graded = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"
-                  and not {"difficulty", "eval_temperature"} & curve.flags.keys()]  # other ceilings  # fmt: skip
+        published = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"]
+        other_ceilings = {"difficulty", "eval_temperature"}
+        graded = [curve for curve in published if not other_ceilings & curve.flags.keys()]
         others: dict[str, list[Curve]] = {}
         for curve in graded:
             if curve.comparison != "law":
@@ -221,9 +221,11 @@ def write_reports(
         chain, not_there = matches.get("chain", ({}, []))
         greedy, not_made = matches.get("law-greedy", ({}, []))
         likeliest = [curve for some in greedy.values() for curve in some]
-        law_report.write(law, others, chain.get("chain", []), likeliest, [*left_out, *not_there, *not_made], folder)
+        left_out = [*left_out, *not_there, *not_made]
+        law_report.write(law, others, chain.get("chain", []), likeliest, published, left_out, folder)
         log_report.write(graded, law.get("baseline", []), folder)
         blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
+        blocks["reach"] = law_report.by_reach(published, names=False)
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:
         rows += [["sizes", *row] for row in size_report.write(found, folder)]
     grids = {half: matches.get(f"grid-{half}", ({}, []))[0] for half in ("easy", "hard")}

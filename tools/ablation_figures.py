@@ -25,20 +25,15 @@ from curves import Curve
 import fit_sigmoid
 
 RELATIVE = ("C_mid shared", "tokens", "step", "device_hours")  # differences of logarithms, shown in percent
-# Tokens: 0.6 C_mid, as the paper leaves out the first 1,500 GPU-hours of its 8B run. docs/results/law.md says what
-# other choices give.
-EARLY = 100_000
 FALL = 0.1  # an evaluation this far below the best before it
 REPRODUCED, REFUTED, UNSEEN = "reproduced", "refuted", "cannot be seen at this size"
+LEAST_PAIRS = 3  # of runs with an identifiable ceiling, for a verdict on A
 
 
 @cache
-def fitted(curve: Curve, axis: str, until: float = 1.0, early: float = EARLY) -> fit_sigmoid.CurveReport:
-    """The fit to the first `until` of a run's compute on that axis; made once, since comparisons share runs. Points of
-    the graded task before `early` tokens are left out, but for the one at 0."""
-    name, points = f"{curve.variant} seed {curve.seed}", curve.points
-    later = points[axis][points["tokens"] >= (early if curve.flags.get("dataset") == "graded" else 0)]
-    return fit_sigmoid.curve(curve.evals(), x=axis, fit_until=until, name=name, skip_below=min(later, default=0.0))
+def fitted(curve: Curve, axis: str, until: float = 1.0) -> fit_sigmoid.CurveReport:
+    """The fit to the first `until` of a run's compute on that axis; made once, since comparisons share runs."""
+    return fit_sigmoid.curve(curve.evals(), x=axis, fit_until=until, name=f"{curve.variant} seed {curve.seed}")
 
 
 @dataclass
@@ -76,7 +71,7 @@ def share_ceiling(results: Sequence[Result], axis: str) -> tuple[float | None, s
     ceilings = [f.A for f in fits if f.identifiable] or [f.A for f in fits if math.isfinite(f.A)]
     A = both.shared_A if both.refits else float(np.mean(ceilings)) if ceilings else None
     if A is not None:
-        refits = both.refits or [fit_sigmoid.refit(f, A) for f in fits]
+        refits = both.refits or [fit_sigmoid.fit(f.C, f.R, n_samples=f.n, A=A) for f in fits]
         for result, refit in zip(results, refits, strict=True):
             result.shared[axis] = refit
     unknown = sum(not f.identifiable for f in fits)
@@ -120,16 +115,17 @@ def verdict(mean: float, low: float, high: float, more: str, less: str) -> str:
     return more if low > 0 else less if high < 0 else "not distinguishable"
 
 
-def against_paper(low: float, high: float, least: float, most: float) -> str:
+def against_paper(low: float, high: float, least: float, most: float, enough: bool = True) -> str:
     """What our interval [low, high] of a difference says of the paper's, which lies in [least, most].
 
     REFUTED: no value of ours is one of theirs. REPRODUCED, where theirs are about 0: all of ours are among them; else:
-    ours overlap theirs and leave out 0. Anything else is UNSEEN.
+    ours overlap theirs and leave out 0. Anything else is UNSEEN, and all where there are not `enough` pairs of runs.
     """
-    if high < least or low > most:
+    if enough and (high < least or low > most):
         return REFUTED
     inside = least <= low and high <= most
-    return REPRODUCED if inside or (not least < 0 < most and (low > 0 or high < 0)) else UNSEEN
+    seen = inside or (not least < 0 < most and (low > 0 or high < 0))
+    return REPRODUCED if enough and seen else UNSEEN
 
 
 # ------------------------------------------------------------------------------------------------------------- power

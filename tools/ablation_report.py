@@ -10,6 +10,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ablation_figures import (
+    LEAST_PAIRS,
     RELATIVE,
     Result,
     against_paper,
@@ -56,8 +57,9 @@ RULE = (
 AGAINST_THE_PAPER = (
     "**Against the paper.** *Reproduced*: where the paper's difference is about 0, ours lies within its margin; else "
     "ours leaves out 0 and overlaps the paper's. *Refuted*: ours and the paper's do not overlap. Anything else *cannot "
-    "be seen at this size*. *Could see*: the smallest true difference that so many seeds show in four of five cases "
-    "(5 %, two-sided), given the spread of all paired differences of this comparison between runs that do not fall."
+    f"be seen at this size*, and so is a difference in A of fewer than {LEAST_PAIRS} pairs of identifiable ceilings. "
+    "*Could see*: the smallest true difference that so many seeds show in four of five cases (5 %, two-sided), given "
+    "the spread of all paired differences of this comparison between runs that do not fall."
 )
 
 
@@ -182,9 +184,10 @@ PAPER_HEAD = ["variant", "against", "figure", "the paper", "here", "seeds", "cou
 
 
 def paper_row(names: Sequence[str], theirs: tuple[float, float], ours: tuple[float, float, float, int], sd: float,
-              relative: bool = False) -> list[str]:  # fmt: skip
+              relative: bool = False, least_pairs: int = 1) -> list[str]:  # fmt: skip
     """A row in PAPER_HEAD's columns. `names`: the first three; `theirs`: between these lies the paper's difference;
-    `ours`: mean, interval and number of seeds; `sd`: of the paired differences, NaN where there are none."""
+    `ours`: mean, interval and number of seeds; `sd`: of the paired differences, NaN where there are none; there is no
+    verdict with fewer than `least_pairs` seeds."""
 
     def text(value: float) -> str:
         return apart_text(value, True) if relative else f"{value:+.3f}"
@@ -194,7 +197,7 @@ def paper_row(names: Sequence[str], theirs: tuple[float, float], ours: tuple[flo
     here = f"{text(mean)} [{text(low)}, {text(high)}]" if n > 1 else text(mean) if n else "–"
     could = visible(sd, n)
     seen = apart_text(could, True) if relative and math.isfinite(could) else amount(could)
-    return [*names, claim, here, str(n), seen, f"**{against_paper(low, high, least, most)}**"]
+    return [*names, claim, here, str(n), seen, f"**{against_paper(low, high, least, most, n >= least_pairs)}**"]
 
 
 def paper_rows(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> list[list[str]]:
@@ -205,7 +208,8 @@ def paper_rows(c: Comparison, groups: Mapping[str, Sequence[Result]]) -> list[li
         measure, base = IN_THE_PAPER[kind], against[variant]
         ours = difference(*differences(groups, variant, base, axis, c.pass_rate, measure))
         figure = (FITTED | MEASURED)[measure][0]
-        rows.append(paper_row((variant, base, figure), tuple(theirs), ours, spread(c, groups, axis, measure)))
+        sd, few = spread(c, groups, axis, measure), LEAST_PAIRS if kind == "A" else 1
+        rows.append(paper_row((variant, base, figure), tuple(theirs), ours, sd, least_pairs=few))
     return rows
 
 

@@ -3,7 +3,8 @@
     python tools/curves.py runs/ablate --output docs/results/curves.csv.gz   # run folders -> the file
     make refit                                                               # the file -> docs/results/
 
-One row is one evaluation of one run. `flags` are those that differ from the defaults of train.py; `n` is problems times
+One row is one evaluation of one run. `flags` are those that differ from THEN, the defaults of train.py when the first
+of these runs was made, so that the file stays true when defaults change; `n` is problems times
 samples of the evaluation; `best` and `worst` are the shares of problems with a correct sample and with no wrong one.
 The columns of LOGGED are means over the steps since the evaluation before it (`lag_max` is the largest), and empty
 where nothing is logged. A run that failed or did not end says so in `state`, and has a row even if it was never
@@ -26,7 +27,6 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from curve_files import InputError
 from sweep import OWN, as_word
 
 from isocompute import of_k
@@ -47,6 +47,12 @@ DIGITS |= dict.fromkeys(("pass_rate", *OF_K), ".5f")
 STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
 
 Row = dict[str, str]
+THEN = DEFAULTS | {"dataset": "chain", "max_steps": 130, "eval_every": 5, "batch_prompts": 32, "min_budget": 26,
+                   "max_budget": 30, "lr": 5e-4}  # fmt: skip
+
+
+class InputError(ValueError):
+    """Bad input, said in one sentence with the place and the fix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +80,10 @@ class Curve:
 
 
 def differing(config: Mapping[str, Any]) -> dict[str, str]:
-    """The flags of a run that differ from the defaults, by name."""
-    config = with_new_names(dict(config))
+    """The flags of a run that differ from THEN, by name."""
+    config = DEFAULTS | with_new_names(dict(config))
     names = sorted(name for name in config if name in DEFAULTS and name not in OWN)
-    return {name: as_word(config[name]) for name in names if config[name] != DEFAULTS[name]}
+    return {name: as_word(config[name]) for name in names if config[name] != THEN[name]}
 
 
 def logged(steps: Sequence[Mapping[str, Any]], rollouts: int) -> dict[str, float]:

@@ -1,26 +1,28 @@
 """Simulations behind the promises of `fit_sigmoid.py`: accuracy, coverage, verdicts, prediction, time.
 
-    python tools/fit_benchmark.py [--runs 300] [--seed 0]        # a quarter of an hour on one idle core
+    python tools/fit_benchmark.py [--runs 300] [--seed 1]
 
-Every draw is a curve of known truth, observed with noise, and fitted with backtests (`cuts`) and without. The reference
-for accuracy is a dense multi-start maximum likelihood in all four parameters (20 random starts and the truth itself),
-which no maximum-likelihood method can beat. The last table leaves the sigmoid: runs that do not follow the law.
+Every draw is a curve of known truth, observed with noise, and fitted. The reference for accuracy is a dense multi-start
+maximum likelihood in all four parameters (20 random starts and the truth itself), which no maximum-likelihood method
+can beat. The last two tables leave the sigmoid. TRUTHS were written before the fit was tuned, and seed 0 of them was
+looked at while it was; other seeds are the fair ones. The bars: at least .93 inside, at most .05 wrongly identifiable.
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq, least_squares
 from scipy.signal import lfilter
-from scipy.special import betaincinv, expit
+from scipy.special import betaincinv, expit, gammainc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fit_sigmoid import CUTS, fit, sigmoid
+from fit_sigmoid import A_SLACK, B_RANGE, fit, sigmoid
 
 Draw = tuple[np.ndarray, np.ndarray, tuple[float, float, float, float], float]  # C (N,), R (N,), (R0, A, B, C_mid), sd
 Curve = Callable[[np.ndarray], np.ndarray]
@@ -47,24 +49,16 @@ def draw(rng: np.random.Generator, *, spanning: bool = False) -> Draw:
 
 
 def multi_start(C: np.ndarray, R: np.ndarray, truth: tuple, rng: np.random.Generator) -> tuple[float, float]:
-    """(A, sum of squares) of the best of 20 random starts and the truth; four parameters, A <= 1."""
-    top = C.max()
-    bounds = np.array([[0, 1], [0, 1], np.log([0.05, 20]), np.log([top / 1e4, top * 1e3])]).T
+    """(A, sum of squares) of the best of 20 random starts and the truth, four parameters, A as far as the fit goes."""
+    bounds = np.array([[0, 1], [0, A_SLACK], np.log(B_RANGE), np.log([C[C > 0].min() / 10, C.max() * 30])]).T
 
     def _residuals(v: np.ndarray) -> np.ndarray:
         return sigmoid(C, v[0], v[1], np.exp(v[2]), np.exp(v[3])) - R
 
-    low, high = [0.1, 0.4, np.log(0.3), np.log(top) - 4], [0.4, 1, np.log(5), np.log(top) + 2]
-    starts = [[*truth[:2], *np.log(truth[2:])], *rng.uniform(low, high, (20, 4))]
-    best = min(
-        (
-            least_squares(
-                _residuals, v, bounds=bounds, x_scale=[0.1, 0.1, 0.3, 0.5], xtol=1e-12, ftol=1e-12, gtol=1e-12
-            )
-            for v in starts
-        ),
-        key=lambda o: o.cost,
-    )
+    low, high = [0.1, 0.4, np.log(0.3), np.log(C.max()) - 4], [0.4, 1, np.log(5), np.log(C.max()) + 2]
+    starts = np.clip([[*truth[:2], *np.log(truth[2:])], *rng.uniform(low, high, (20, 4))], *bounds)
+    exact = dict(x_scale=[0.1, 0.1, 0.3, 0.5], xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    best = min((least_squares(_residuals, v, bounds=bounds, **exact) for v in starts), key=lambda o: o.cost)
     return float(best.x[1]), 2 * best.cost
 
 
@@ -73,32 +67,33 @@ def inside(interval: tuple[float, float], value: float) -> bool:
     return bool(interval[0] <= value <= interval[1])
 
 
-def paper_range(
-    runs: int, seed: int, *, spanning: bool = False, reference: bool = True, cuts: Sequence[float] = CUTS
-) -> dict[str, float]:
+def paper_range(runs: int, seed: int, *, spanning: bool = False, reference: bool = True) -> dict[str, float]:
     """Accuracy, coverage, verdicts and CPU time over `runs` runs of the paper's range: equal runs for an equal seed."""
     rng, rows = np.random.default_rng(seed), []
     for i in range(runs):
         C, R, truth, sd = draw(rng, spanning=spanning)
         start = time.process_time()
-        f = fit(C, R, cuts=cuts)
-        seconds, Q, far = time.process_time() - start, f.rmse**2 * C.size, 2 * C.max()
-        A_ref, Q_ref = multi_start(C, R, truth, np.random.default_rng(i)) if reference else (f.A, Q)
+        f = fit(C, R)
+        seconds, far = time.process_time() - start, 2 * C.max()
+        A, Q = (f.best["log-logistic"].A[0], f.best["log-logistic"].Q[0]) if f.best else (math.nan, math.nan)
+        A_ref, Q_ref = multi_start(C, R, truth, np.random.default_rng(i)) if reference else (A, Q)
         later = float(sigmoid(far, *truth))
-        held = [inside(span, value) for span, value in zip(f.intervals, truth, strict=True)][1:]  # A, B, C_mid
+        spans = f.A_interval, f.B_interval, f.C_mid_interval
+        held = [inside(span, value) for span, value in zip(spans, truth[1:], strict=True)]
         ends = (
             inside(f.interval(far)[:, 0], later),
             inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd)),
         )
-        failed = Q > Q_ref * (1 + 1e-6)
-        rows.append((f.A - truth[1], A_ref - truth[1], failed, f.identifiable, *held, *ends, seconds))
-    error, best, failed, known, A, B, C_mid, curve, evaluation, seconds = np.array(rows, dtype=float).T
+        failed = Q > Q_ref * 1.001
+        rows.append((f.A - truth[1], min(A_ref, 1) - truth[1], failed, f.identifiable, *held, *ends, 1000 * seconds))
+    error, best, failed, known, A, B, C_mid, curve, evaluation, ms = np.array(rows, dtype=float).T
     known = known > 0
     return {
-        "RMSE of A": np.sqrt(np.mean(error**2)),
-        "reference RMSE of A": np.sqrt(np.mean(best**2)),
-        "median error of A": np.median(abs(error)),
-        "reference median error of A": np.median(abs(best)),
+        "without a fit": np.isnan(error).mean(),
+        "RMSE of A": np.sqrt(np.nanmean(error**2)),
+        "reference RMSE of A": np.sqrt(np.nanmean(best**2)),
+        "median error of A": np.nanmedian(abs(error)),
+        "reference median error of A": np.nanmedian(abs(best)),
         "RMSE of A where identifiable": np.sqrt(np.mean(error[known] ** 2)),
         "failed convergence": failed.sum(),
         "identifiable": known.mean(),
@@ -108,8 +103,8 @@ def paper_range(
         "C_mid covered": C_mid.mean(),
         "curve at 2 C covered": curve.mean(),
         "evaluation at 2 C covered": evaluation.mean(),
-        "CPU seconds a fit, median": np.median(seconds),
-        "CPU seconds a fit, largest": seconds.max(),
+        "CPU milliseconds a fit, median": np.median(ms),
+        "CPU milliseconds a fit, largest": ms.max(),
     }
 
 
@@ -158,7 +153,7 @@ def noise_kinds(runs: int, seed: int) -> dict[str, tuple[float, float, float]]:
             else:
                 R = evaluate(rng, mean, 1000, 16, fresh=name == "new prompts every time")
             f = fit(C, R, n_samples=n)
-            rows.append((inside(f.A_interval, truth[1]), f.uncertainty.dispersion, f.identifiable))
+            rows.append((inside(f.A_interval, truth[1]), f.dispersion, f.identifiable))
         covered, dispersion, known = np.array(rows, dtype=float).T
         result[name] = covered.mean(), float(np.median(dispersion)), known.mean()
     return result
@@ -214,29 +209,64 @@ def regime(
     for _ in range(runs):
         curve, A = shape(rng, 0.5 / reach)
         R, first = evaluate(rng, np.clip(curve(C), 0.001, 0.999), 512, 2), C <= 0.5
-        plain, f = (fit(C[first], R[first], n_samples=1024, cuts=cuts) for cuts in ((), CUTS))
-        hits = [inside(g.interval(1.0, noise=True)[:, 0], R[-1]) for g in (plain, f)]
-        covered = inside(f.A_interval, A)
-        rows.append((*hits, covered, f.identifiable, f.identifiable and not covered, f.predict(1.0) - R[-1]))
+        f = fit(C[first], R[first], n_samples=1024)
+        end, held = inside(f.interval(1.0, noise=True)[:, 0], R[-1]), inside(f.A_interval, A)
+        rows.append((end, held, f.identifiable, f.identifiable and not held, f.predict(1.0, f.form) - R[-1]))
     values = np.array(rows, dtype=float).T
-    names = ("end inside, without backtests", "end inside", "ceiling inside", "identifiable", "identifiable and wrong")
-    return {name: v.mean() for name, v in zip(names, values, strict=False)} | {"median error": np.median(values[-1])}
+    names = ("end inside", "ceiling inside", "identifiable", "identifiable and wrong")
+    return {name: v.mean() for name, v in zip(names, values, strict=False)} | {"median error": np.nanmedian(values[-1])}
+
+
+def share(x: ArrayLike, median: float, B: float) -> np.ndarray:
+    """Eq. 1's share of the gain at x >= 0."""
+    return sigmoid(x, 0.0, 1.0, B, median)
+
+
+TRUTHS: dict[str, Curve] = {  # share of the gain at x; `outside` brings half of it to x = 1
+    "two kinds 60/40, 5x": lambda x: 0.6 * share(x, 1, 3) + 0.4 * share(x, 5, 3),
+    "two kinds 75/25, 4x": lambda x: 0.75 * share(x, 1, 2.5) + 0.25 * share(x, 4, 2.5),
+    "exponential after a delay": lambda x: -np.expm1(-np.maximum(x - 0.5, 0)),
+    "logistic in C": lambda x: (expit(2.5 * (x - 1)) - expit(-2.5)) / (1 - expit(-2.5)),
+    "Cauchy in log C": lambda x: 0.5 + np.arctan(2.5 * np.log(np.maximum(x, 1e-300))) / np.pi,
+    "Pareto": lambda x: 1 - (1 + x) ** -1.5,
+    "gamma 3": lambda x: gammainc(3, x),
+    "uniform in log C": lambda x: np.clip((np.log(np.maximum(x, 1e-9)) + 1.2) / 2.4, 0, 1),
+    "learning slows down": lambda x: share(np.where(x < 1.5, x, 1.5 * (x / 1.5) ** 0.6), 1, 2.2),
+    "early burst": lambda x: 0.25 * -np.expm1(-x / 0.08) + 0.75 * share(x, 1, 2.5),
+}
+
+
+def outside(name: str, reach: float, runs: int, seed: int) -> np.ndarray:
+    """(runs, 6): 28 evaluations of 1,024 samples up to 2 `reach` C_mid, fitted to half, of a truth outside the family.
+    The curve at the end inside, an evaluation inside, the width of the curve's interval, A's interval holds the
+    ceiling, identifiable, and wrongly so."""
+    rng = np.random.default_rng([seed, list(TRUTHS).index(name), int(reach * 10)])
+    truth, C, rows = TRUTHS[name], np.linspace(0, 2 * reach, 28), []
+    half = brentq(lambda x: truth(np.asarray(x)) - 0.5, 1e-6, 1e6)
+    learned, seen = np.where(C > 0, truth(np.maximum(C, 1e-12) * half), 0), reach >= C
+    for _ in range(runs):
+        R0, A = rng.uniform(0.03, 0.3), rng.uniform(0.5, 0.95)
+        curve = R0 + (A - R0) * learned
+        R = rng.binomial(1024, np.clip(curve, 0, 1)) / 1024
+        f = fit(C[seen], R[seen], n_samples=1024)
+        (low, high), ends, held = f.interval(C[-1])[:, 0], f.interval(C[-1], noise=True)[:, 0], inside(f.A_interval, A)
+        found = inside((low, high), curve[-1]), inside(ends, R[-1]), high - low
+        rows.append((*found, held, f.identifiable, f.identifiable and not held))
+    return np.array(rows, dtype=float)
 
 
 def main() -> None:
     """Print the tables of docs/fit.md."""
     parser = argparse.ArgumentParser(description="Simulations behind the promises of fit_sigmoid.py")
     parser.add_argument("--runs", type=int, default=300, help="of the paper's range; a third of it in the other tables")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     start, few = time.perf_counter(), max(args.runs // 3, 2)
     found = [
-        paper_range(args.runs, args.seed + spanning, spanning=spanning, reference=not (spanning or cuts), cuts=cuts)
+        paper_range(args.runs, args.seed + spanning, spanning=spanning, reference=not spanning)
         for spanning in (False, True)
-        for cuts in ((), CUTS)
     ]
-    print(f"| {args.runs} runs each | the paper's range | with backtests | C_mid/4 to 4 C_mid | with backtests |")
-    print("|---|---|---|---|---|")
+    print(f"| {args.runs} runs each | the paper's range | C_mid/4 to 4 C_mid |\n|---|---|---|")
     for key in found[0]:
         some = found[:1] if "reference" in key or "failed" in key else found
         print(f"| {key} | {' | '.join(f'{r[key]:.3g}' for r in some)} |")
@@ -254,6 +284,14 @@ def main() -> None:
             if not i and reach < 2:
                 print(f"\n| {few} runs each, fitted to half | {' | '.join(row)} |\n|---|{'---|' * len(row)}")
             print(f"| {name}, {reach:g} C_mid | {' | '.join(f'{v:.3f}' for v in row.values())} |", flush=True)
+    head = "curve inside | evaluation inside | width | A holds the ceiling | identifiable | wrongly"
+    print(f"\n| outside the family, {few} runs each, fitted to half | {head} |\n|---|{'---|' * 6}")
+    total = []
+    for name in TRUTHS:
+        for reach in (2, 3, 4):
+            total.append(outside(name, reach, few, args.seed))
+            print(f"| {name}, {reach} C_mid | {' | '.join(f'{v:.2f}' for v in total[-1].mean(0))} |", flush=True)
+    print(f"| all | {' | '.join(f'{v:.3f}' for v in np.concatenate(total).mean(0))} |")
     print(f"\n{time.perf_counter() - start:.0f} s")
 
 

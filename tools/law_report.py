@@ -1,4 +1,4 @@
-"""Does the law hold? Every run is fitted to its first quarter and half, and the fit is held against what came.
+"""Does the law hold? Every run is fitted to its beginning, and the fit is held against what came.
 
 The graded task's ceiling is known by construction (tasks/graded.py), so the fitted one can be judged as well. Two
 simpler rules see the same points: the pass rate stays as it is, and the power law A - D / C^B.
@@ -9,34 +9,37 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import EARLY, compute_to, fitted, interval, pooled_sd, seeds_needed
+from ablation_figures import FALL, compute_to, fitted, interval, pooled_sd, seeds_needed
 from ablation_report import amount, apart_text, save
 from curves import Curve
-from fit_curves import power_law
+from log_report import fall_of, learns
 from measuring import table
 
-from fit_sigmoid import CurveReport, SigmoidFit, span, unit_variance
+from fit_sigmoid import SigmoidFit, span, variance
 from tasks.graded import CEILING
 
 AXIS = "tokens"
 PLATEAU = 8  # evaluations at the end of a run
 CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
+REACHES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)  # C_mid
 CHAIN_FAILS = (
     "**Where the law fails.** The task `chain`, with a budget too short for its longest chains: all short chains are "
     "learned together and the long ones never, so that its curve is a cliff."
 )
 GREEDY = (
     "**Evaluated with the likeliest token** (`law-greedy`). Training is that of the law's runs; the sampling at "
-    "temperature 1 is gone from the evaluations, and with it what keeps a policy below what it has learned. These runs "
-    "are in no other table here."
+    "temperature 1 is gone from the evaluations, and with it what keeps a policy below what it has learned."
 )
-RULES = ("sigmoid", "power law", "the pass rate stays")
-LEFT_OUT = (0.0, 50e3, 100e3, 150e3, 200e3)  # tokens at the start: other choices of EARLY
+INTERVALS = (
+    "The 95 % interval of an evaluation is where the fit expects one that is still to come, with its sampling noise; "
+    "that of the curve is without the noise. A's interval is for the ceiling, over all forms of the tail."
+)
+RULES = ("the form that fits best", "Eq. 1", "power law", "the pass rate stays")
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
 
 
@@ -45,45 +48,184 @@ def covers(fit: SigmoidFit) -> bool:
     return fit.A_interval[0] <= CEILING <= fit.A_interval[1]
 
 
+def plateau(curve: Curve) -> float:
+    """Mean of the run's last evaluations."""
+    return float(curve.points["pass_rate"][-PLATEAU:].mean())
+
+
 def finds_plateau(fit: SigmoidFit, curve: Curve) -> bool:
-    """Whether the interval of A holds the mean of the run's last evaluations."""
-    return fit.A_interval[0] <= curve.points["pass_rate"][-PLATEAU:].mean() <= fit.A_interval[1]
+    """Whether the interval of A holds the plateau."""
+    return fit.A_interval[0] <= plateau(curve) <= fit.A_interval[1]
 
 
-def inside(report: CurveReport) -> bool:
-    """Whether the last evaluation lies in the 95 % interval that the fit gives an evaluation there."""
-    end = report.predictions[0]
-    return end.evaluation[0] <= end.measured <= end.evaluation[1]
+def half_gain(curve: Curve) -> float:
+    """C_mid as measured, without a fit: where straight lines between evaluations first reach half of the gain."""
+    return compute_to(curve.evals(), (curve.points["pass_rate"][0] + plateau(curve)) / 2, AXIS)
+
+
+class Forecast(NamedTuple):
+    """Of one evaluation: predicted by the form that fits best and by Eq. 1, and what was measured."""
+
+    best: float
+    eq1: float
+    curve: tuple[float, float]
+    evaluation: tuple[float, float]
+    measured: float
+
+    inside = property(lambda self: self.evaluation[0] <= self.measured <= self.evaluation[1])
+    error = property(lambda self: self.best - self.measured)
+
+
+@cache
+def forecast(curve: Curve, share: float) -> Forecast:
+    """What the fit to `share` of a run says of its last evaluation."""
+    return forecast_by(fitted(curve, AXIS, share).fit, curve, -1)
+
+
+def forecast_by(fit: SigmoidFit, curve: Curve, at: int) -> Forecast:
+    """What a fit says of evaluation number `at`."""
+    C = float(curve.points[AXIS][at])
+    ends = (tuple(fit.interval(C, noise=noise)[:, 0].tolist()) for noise in (False, True))
+    return Forecast(*(float(fit.predict(C, form)) for form in (fit.form, "log-logistic")), *ends,
+                    float(curve.points["pass_rate"][at]))  # fmt: skip
 
 
 def noise_ratio(curve: Curve) -> float:
     """RMSE of the fit to the whole run, over the binomial noise of its evaluations."""
     fit = fitted(curve, AXIS).fit
-    variance = unit_variance(fit.predict(fit.points.C), fit.points.n_samples)
-    return fit.rmse / math.sqrt(np.mean(variance))
+    return fit.rmse / math.sqrt(np.mean(variance(fit.predict(fit.C), fit.n)))
+
+
+def power_law(C: np.ndarray, R: np.ndarray, A_max: float = 1.0) -> dict[str, float]:
+    """Least squares for R = A - D / C^B over the points with C > 0: Eq. 1 at large C. Returns A, D, B and rmse.
+
+    On early data its A runs to the bound, which is why the paper prefers the sigmoid. ValueError: fewer than 4 points.
+    """
+    C, R = C[C > 0], R[C > 0]
+    if C.size < 4:
+        raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
+    B = np.geomspace(0.01, 10, 400)
+    for _ in range(5):  # R = A - D x is linear in A and D: a regression for each B, on a grid that closes in
+        x = (C / C.max()) ** -B[:, None]  # (G, N)
+        off = x - x.mean(1, keepdims=True)
+        D = np.maximum(-(off @ R) / (off * off).sum(1), 0)
+        A = np.clip(R.mean() + D * x.mean(1), 0, A_max)
+        D = np.where(A < A_max, D, x @ (A_max - R) / (x * x).sum(1))
+        Q = ((A[:, None] - D[:, None] * x - R) ** 2).sum(1)
+        i = int(np.argmin(Q))
+        found = A[i], D[i] * C.max() ** B[i], B[i], math.sqrt(Q[i] / C.size)
+        B = np.geomspace(B[max(i - 1, 0)], B[min(i + 1, B.size - 1)], 400)
+    return dict(zip(("A", "D", "B", "rmse"), map(float, found), strict=True))
 
 
 @cache
 def power_law_end(curve: Curve, share: float) -> float:
     """The power law's prediction of the end; NaN where too few points are there to fit it."""
-    half = fitted(curve, AXIS, share)
-    C, R = half.fit.points.C, half.fit.points.R
-    if (C > 0).sum() < 4:
+    fit = fitted(curve, AXIS, share).fit
+    if (fit.C > 0).sum() < 4:
         return math.nan
-    law = power_law(C, R)
-    return law["A"] - law["D"] / half.C[-1] ** law["B"]
+    law = power_law(fit.C, fit.R)
+    return law["A"] - law["D"] / curve.points[AXIS][-1] ** law["B"]
 
 
 def error(curve: Curve, share: float, rule: str) -> float:
     """Predicted minus measured at the last evaluation; NaN where the rule has no prediction."""
-    report = fitted(curve, AXIS, share)
-    end = report.predictions[0]
+    end = forecast(curve, share)
     predicted = {
-        "sigmoid": lambda: end.pass_rate,
+        "the form that fits best": lambda: end.best,
+        "Eq. 1": lambda: end.eq1,
         "power law": lambda: power_law_end(curve, share),
-        "the pass rate stays": lambda: float(report.fit.points.R[-2:].mean()),
+        "the pass rate stays": lambda: float(fitted(curve, AXIS, share).fit.R[-2:].mean()),
     }[rule]()
     return predicted - end.measured
+
+
+# ------------------------------------------------------------------------------------------------------ by reach
+
+
+class Cut(NamedTuple):
+    """A run fitted up to so many C_mid, and its evaluation at twice the compute of the last point that was fitted."""
+
+    twice: Forecast
+    width: float  # of A's interval
+    holds: bool  # the plateau
+    identifiable: bool
+    again: float  # `ask_again` over `identifiable_from`; NaN where the fit is identifiable, or the run never is
+
+
+def of_share(curve: Curve, share: float) -> SigmoidFit:
+    """A fit that is not kept: there are thousands, of a quarter of a megabyte each."""
+    return fitted.__wrapped__(curve, AXIS, share).fit
+
+
+@cache
+def identifiable_from(curve: Curve) -> float:
+    """The compute from which on the fits to the run up to each evaluation are identifiable; inf if there is none."""
+    C = curve.points[AXIS]
+    for i in range(C.size - 1, -1, -1):
+        if C[i] <= 0 or not of_share(curve, C[i] / C[-1]).identifiable:
+            return float(C[i + 1]) if i + 1 < C.size else math.inf
+    return math.inf
+
+
+@cache
+def cut_at(curve: Curve, reach: float) -> Cut | None:
+    """None where twice the compute is beyond the end of the run, or fewer than four evaluations are seen."""
+    C, until = curve.points[AXIS], reach * half_gain(curve)
+    seen = C[until >= C]
+    if 2 * until > 1.02 * C[-1] or seen.size < 4:
+        return None
+    fit, again = of_share(curve, float(until / C[-1])), math.nan
+    if not fit.identifiable and (known := identifiable_from(curve)) < math.inf:
+        again = fit.ask_again() / known
+    at = int(np.argmin(np.abs(C - 2 * seen[-1])))
+    width, holds = float(np.ptp(fit.A_interval)), finds_plateau(fit, curve)
+    return Cut(forecast_by(fit, curve, at), width, holds, fit.identifiable, again)
+
+
+REACH_HEAD = ["data reach", "runs", "evaluation at twice the compute inside", "A holds the plateau",
+              "width at twice the compute: curve", "width: A", "identifiable (of these A misses the plateau)",
+              "mean error: Eq. 1", "the best form", "ask again over what was needed, median", "within 1.5 times",
+              "within twice"]  # fmt: skip
+
+
+def reach_table(curves: Sequence[Curve]) -> str:
+    """All of these runs by how far the data reach, in C_mid as measured."""
+    rows = []
+    for reach in REACHES:
+        cuts = [cut for curve in curves if (cut := cut_at(curve, reach))]
+        if not cuts:
+            continue
+        known, again = [cut for cut in cuts if cut.identifiable], [c.again for c in cuts if not math.isnan(c.again)]
+        errors = np.array([(cut.twice.eq1, cut.twice.best) for cut in cuts]) - [[cut.twice.measured] for cut in cuts]
+        widths = np.median([(np.ptp(cut.twice.curve), cut.width) for cut in cuts], axis=0)
+        off = np.abs(np.log(again))
+        rows.append([
+            f"{reach:g} C_mid", str(len(cuts)), share_of([cut.twice.inside for cut in cuts]),
+            share_of([cut.holds for cut in cuts]), *(f"{width:.3f}" for width in widths),
+            f"{len(known) / len(cuts):.0%} ({sum(not cut.holds for cut in known)} of {len(known)})",
+            *(f"{v:+.4f}" for v in np.nanmean(errors, axis=0)),
+            *([f"{np.median(again):.2f} ({len(again)})", *(f"{np.mean(off <= math.log(k)):.0%}" for k in (1.5, 2))]
+              if again else ["–"] * 3),
+        ])  # fmt: skip
+    return table(REACH_HEAD, rows)
+
+
+def by_reach(curves: Sequence[Curve], names: bool = True) -> str:
+    """The table and its rule, for runs of every comparison, with the `names` of those left out."""
+    falls = [curve.run for curve in curves if learns(curve) and fall_of(curve) is not None]
+    never = [curve.run for curve in curves if not learns(curve)]
+    kept = [curve for curve in curves if learns(curve) and fall_of(curve) is None]
+    return "\n\n".join([
+        f"{len(kept)} runs of the graded task, each fitted up to so many C_mid, where C_mid is measured without a fit: "
+        "the compute at half of the gain from the first evaluation to the plateau. A run counts where it was evaluated "
+        "at twice the compute. Widths are medians. *Ask again*: of fits that are not identifiable, the compute that "
+        "they say over that from which on the run's fits are (in brackets how many; runs that never are do not count).",
+        reach_table(kept),
+        f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before it"
+        + f" ({', '.join(falls) or 'none'})" * names + f", and {len(never)} that never gain more than {FALL:g}"
+        + f" ({', '.join(never) or 'none'})" * names + ".",
+    ])  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -102,16 +244,15 @@ def marks(found: Sequence[bool]) -> str:
 
 def row(curve: Curve) -> list[str]:
     """One run in ROW_HEAD's columns; a prediction in bold is one whose interval the end left."""
-    full, early = fitted(curve, AXIS), [fitted(curve, AXIS, share) for share in CUTS.values()]
-    fits = [report.fit for report in (*early, full)]
+    *early, full = fits = [fitted(curve, AXIS, share).fit for share in (*CUTS.values(), 1.0)]
     cells = [
-        f"{curve.variant} {curve.seed}", f"{full.fit.A:.3f} {span(full.fit.A_interval, 3)}", f"{full.fit.B:.2f}",
-        amount(full.fit.C_mid), f"{noise_ratio(curve):.2f}", f"{full.predictions[0].measured:.3f}",
+        f"{curve.variant} {curve.seed}", f"{full.A:.3f} {span(full.A_interval, 3)}", f"{full.B:.2f}",
+        amount(full.C_mid), f"{noise_ratio(curve):.2f}", f"{curve.points['pass_rate'][-1]:.3f}",
     ]  # fmt: skip
-    for report in early:
-        end, bold = report.predictions[0], "" if inside(report) else "**"
-        cells += [f"{bold}{end.pass_rate:.3f} {span(end.evaluation, 3)}{bold}",
-                  f"{report.fit.A:.3f} {span(report.fit.A_interval, 3)}"]  # fmt: skip
+    for share, fit in zip(CUTS.values(), early, strict=True):
+        end = forecast(curve, share)
+        bold = "" if end.inside else "**"
+        cells += [f"{bold}{end.best:.3f} {span(end.evaluation, 3)}{bold}", f"{fit.A:.3f} {span(fit.A_interval, 3)}"]
     return [*cells, marks([fit.identifiable for fit in fits]), marks([covers(fit) for fit in fits])]
 
 
@@ -129,29 +270,34 @@ def share_of(found: Sequence[bool]) -> str:
     return f"{sum(found)} of {len(found)} ({np.mean(found):.0%})"
 
 
-def sum_row(name: str, share: float, curves: Sequence[Curve], early: float = EARLY) -> list[str]:
-    """All of these runs, fitted to `share` of their compute without the first `early`, in SUM_HEAD's columns."""
-    reports = [fitted(curve, AXIS, share, early) for curve in curves]
-    seen = [report.fit_until / fitted(curve, AXIS).fit.C_mid for report, curve in zip(reports, curves, strict=True)]
-    errors = [report.predictions[0].pass_rate - report.predictions[0].measured for report in reports]
-    known = [e for e in errors if math.isfinite(e)]  # a fit to too few points predicts nothing
-    fewer = "" if len(known) == len(errors) else f" (of {len(known)})"
-    widths = [report.predictions[0].evaluation[1] - report.predictions[0].evaluation[0] for report in reports]
+def sum_row(name: str, share: float, curves: Sequence[Curve]) -> list[str]:
+    """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
+    fits, ends = [fitted(curve, AXIS, share).fit for curve in curves], [forecast(curve, share) for curve in curves]
+    reached = [far for curve in curves if not math.isnan(far := reach_of(curve, share))]
+    known = [end.error for end in ends if math.isfinite(end.error)]  # a fit to too few points predicts nothing
+    fewer = "" if len(known) == len(ends) else f" (of {len(known)})"
     later = share < 1  # at the end there is nothing left to predict
     return [
-        name, str(len(curves)), f"{np.median(seen):.1f}", share_of([inside(r) for r in reports]) if later else "–",
+        name, str(len(curves)), f"{np.median(reached):.1f}" if reached else "–",
+        share_of([end.inside for end in ends]) if later else "–",
         f"{np.median(np.abs(known)):.3f}{fewer}" if later and known else "–",
         mean_error(known) if later and known else "–",
-        f"{np.median(widths):.3f}" if later else "–", share_of([r.fit.identifiable for r in reports]),
-        share_of([covers(r.fit) for r in reports]) if curves[0].flags.get("dataset") == "graded" else "–",
-        share_of([finds_plateau(report.fit, curve) for report, curve in zip(reports, curves, strict=True)]),
+        f"{np.median([np.ptp(end.evaluation) for end in ends]):.3f}" if later else "–",
+        share_of([fit.identifiable for fit in fits]),
+        share_of([covers(fit) for fit in fits]) if curves[0].flags.get("dataset") == "graded" else "–",
+        share_of([finds_plateau(fit, curve) for fit, curve in zip(fits, curves, strict=True)]),
     ]  # fmt: skip
+
+
+def reach_of(curve: Curve, share: float) -> float:
+    """How far `share` of the run reaches, in C_mid as measured; NaN for a run that ends no higher than it began."""
+    C_mid = half_gain(curve)
+    return share * float(curve.points[AXIS][-1]) / C_mid if C_mid > 0 else math.nan
 
 
 def is_long(curve: Curve) -> bool:
     """Half of the run is at least 3 C_mid, as the paper's fits saw it."""
-    half = fitted(curve, AXIS, 0.5)
-    return bool(half.fit_until >= 3 * fitted(curve, AXIS).fit.C_mid)
+    return reach_of(curve, 0.5) >= 3
 
 
 def rules_table(curves: Sequence[Curve]) -> str:
@@ -164,16 +310,6 @@ def rules_table(curves: Sequence[Curve]) -> str:
                 rows.append([name, rule, str(len(errors)), f"{np.median(np.abs(errors)):.3f}",
                              f"{np.max(np.abs(errors)):.3f}", mean_error(errors)])  # fmt: skip
     return table(["fitted", "rule", "runs", "median error", "largest", "mean error [95 %]"], rows)
-
-
-def left_out_table(curves: Sequence[Curve]) -> str:
-    """The same fits with more or less of the start left out."""
-    rows = [
-        [amount(early) if early else "nothing", *sum_row(name, share, curves, early)]
-        for early in LEFT_OUT
-        for name, share in (CUTS | {"all of it": 1.0}).items()
-    ]
-    return table(["tokens left out", *SUM_HEAD], rows)
 
 
 def power_table(groups: Mapping[str, Sequence[Curve]]) -> str:
@@ -238,10 +374,12 @@ def page(
     others: Mapping[str, Sequence[Curve]],
     chain: Sequence[Curve],
     greedy: Sequence[Curve],
+    published: Sequence[Curve],
     left_out: Sequence[str],
 ) -> str:
     """Markdown. `groups`: the comparison's runs by variant; `others`: the runs of other comparisons, by comparison;
-    `chain`: runs of the task on which the law fails; `greedy`: runs whose evaluations took the likeliest token."""
+    `chain`: runs of the task on which the law fails; `greedy`: runs whose evaluations took the likeliest token;
+    `published`: every finished run of the graded task."""
     curves = [curve for some in groups.values() for curve in some]
     text = [
         "# The law: half a run predicts the other half",
@@ -249,13 +387,13 @@ def page(
         + (f" Left out: {', '.join(left_out)}." if left_out else ""),
         "![law](law.png)",
         summary(curves),
+        INTERVALS,
+        "**How far the data reach.** " + by_reach(published),
+        *(["The same for the task `chain`, on which the law fails (below):", reach_table(chain)] if chain else []),
         "**Simpler rules** on the same points. What stays is the mean of the last two evaluations.",
         rules_table(curves),
         "**Each run.** Compute in sampled tokens; in bold a prediction whose interval the end left.",
         table(ROW_HEAD, [row(curve) for curve in curves]),
-        f"**What is left out at the start** is {amount(EARLY)} tokens in all other tables. The same fits without more "
-        "or less of it:",
-        left_out_table(curves),
         "**How many seeds a comparison needs** to see a difference in four of five cases, at 5 %, two-sided (Student's "
         "t). The spread is that of the first variant over its seeds, and that of the paired differences to it.",
         power_table(groups),
@@ -274,7 +412,7 @@ def page(
                  table(["comparison", *SUM_HEAD[1:]], rows)]  # fmt: skip
         long = [curve for curve in (*curves, *(c for some in others.values() for c in some)) if is_long(curve)]
         rows = [sum_row(name, share, long) for name, share in (CUTS | {"all of it": 1.0}).items()] if long else []
-        text += ["**All of these runs whose first half is at least 3 C_mid** of the fit to the whole run:",
+        text += ["**All of these runs whose first half is at least 3 C_mid**:",
                  table(SUM_HEAD, rows)]  # fmt: skip
     if chain:
         rows = [sum_row(name, share, chain) for name, share in CUTS.items()]
@@ -286,11 +424,11 @@ def draw_halves(axes: Any, curves: Sequence[Curve]) -> None:
     """Runs, the fit to the first half of each, its band for the rest, and what came (hollow)."""
     for i, curve in enumerate(curves):
         half, color = fitted(curve, AXIS, 0.5), f"C{i}"
-        seen = half.fit_until >= half.C
+        seen, form, last = ~half.unseen, half.fit.form, half.fit.C[-1]
         axes.plot(half.C[seen], half.R[seen], "o", color=color, ms=4, label=f"{curve.variant} {curve.seed}")
         axes.plot(half.C[~seen], half.R[~seen], "o", color=color, mfc="white", ms=4)
-        for start, stop, style in ((0, half.fit_until, "-"), (half.fit_until, half.C[-1], "--")):
-            axes.plot(grid := np.linspace(start, stop, 100), half.fit.predict(grid), style, color=color)
+        for start, stop, style in ((0, last, "-"), (last, half.C[-1], "--")):
+            axes.plot(grid := np.linspace(start, stop, 100), half.fit.predict(grid, form), style, color=color)
         axes.fill_between(grid, *half.fit.interval(grid, noise=True), color=color, alpha=0.12, lw=0)
     axes.set(xlabel="sampled tokens", ylabel="pass rate on held-out prompts", ylim=(0, 1))
     axes.xaxis.set_major_formatter(lambda value, _: amount(value))
@@ -312,9 +450,9 @@ def draw(groups: Mapping[str, Sequence[Curve]], chain: Sequence[Curve], path: Pa
     y, names = 0, []
     for i, some in enumerate(groups.values()):
         for curve in some:
-            end = fitted(curve, AXIS, 0.5).predictions[0]
+            end = forecast(curve, 0.5)
             right.plot(end.evaluation, (y, y), color=f"C{i}", lw=1)
-            right.plot(end.pass_rate, y, "o", color=f"C{i}", ms=4)
+            right.plot(end.best, y, "o", color=f"C{i}", ms=4)
             right.plot(end.measured, y, "o", color="black", mfc="white", ms=4)
             names, y = [*names, f"{curve.variant} {curve.seed}"], y + 1
     right.set_yticks(range(y), names, fontsize=6)
@@ -329,8 +467,9 @@ def draw(groups: Mapping[str, Sequence[Curve]], chain: Sequence[Curve], path: Pa
 
 
 def write(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], chain: Sequence[Curve],
-          greedy: Sequence[Curve], left_out: Sequence[str], folder: Path) -> None:  # fmt: skip
+          greedy: Sequence[Curve], published: Sequence[Curve], left_out: Sequence[str],
+          folder: Path) -> None:  # fmt: skip
     """FOLDER/law.* from finished runs; the arguments as in `page`."""
     folder.mkdir(parents=True, exist_ok=True)
     draw(groups, chain, folder / "law.png")
-    save(page(groups, others, chain, greedy, left_out), (folder / "law").with_suffix(".md"))
+    save(page(groups, others, chain, greedy, published, left_out), (folder / "law").with_suffix(".md"))
