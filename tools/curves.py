@@ -48,7 +48,7 @@ STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done,
 
 Row = dict[str, str]
 THEN = DEFAULTS | {"dataset": "chain", "max_steps": 130, "eval_every": 5, "batch_prompts": 32, "min_budget": 26,
-                   "max_budget": 30, "lr": 5e-4}  # fmt: skip
+                   "max_budget": 30, "lr": 5e-4, "max_num_seqs": 512}  # fmt: skip
 
 
 class InputError(ValueError):
