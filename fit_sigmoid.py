@@ -36,9 +36,9 @@ So Eq. 1 is a distribution function: of how soon problems are learned. The pass 
      For the data show how the early problems are learned, not the late ones: of the paper's own run, cut anywhere from
      20k to 50k GPU-hours, 1.9 to 2.5 times as much came. Of other runs less came, and any run may just stop.
    So an interval is wide for three reasons: noise, the form, and what remains. Only compute makes the last one small.
-6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise, (c) it does
-   not fall at the end, (d) A's interval, before it is cut at 1, is at most 0.1 wide and at most half of the gain. So
-   Eq. 1 may expect .03 more at most. Else `reason` says what is missing, and `ask_again` when (d) will hold.
+6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise, from below
+   C_mid, (c) it does not fall at the end, (d) A's interval, before it is cut at 1, is at most 0.1 wide, and half of the
+   gain: Eq. 1 may expect .03 more at most. Else `reason` says what is missing, and `ask_again` when (d) will hold.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.   8. REPORT,
    picture and command line for the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 
@@ -302,9 +302,9 @@ def fit(
     reached, ends = float(f.predict(C[-1])), np.array([curves.ends(1.0, f.limit) for curves in f.allowed.values()])
     low, high = float(min(reached, ends.min())), float(max(reached + REMAINS * (A_free - reached), ends.max()))
     f.A_interval = (max(low, 0.0), min(high, A_max)) if A is None else (A, A)
-    if A is None and high - low > min(MAX_WIDTH, (f.A - f.R0) / 2):
+    if A is None and (high - low > min(MAX_WIDTH, (f.A - f.R0) / 2) or f.C_mid < C[0]):
         f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f} fit: the data reach {reached:.2f} by C = "
-        f.reason += f"{short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid"
+        f.reason += f"{short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid" + f", from {C[0] / f.C_mid:.1f} on" * bool(C[0])
     return f
 
 
