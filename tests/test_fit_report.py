@@ -95,6 +95,7 @@ def test_report_holds_the_numbers():
     f, (low, high), (a, b) = r.fit, r.fit.interval(900_000)[:, 0], r.fit.interval(900_000, noise=True)[:, 0]
     inside = [f.interval(row["tokens"], noise=True)[:, 0] for row in rows[10:]]
     inside = sum(v[0] <= (row["pass_rate"] or 9) <= v[1] for row, v in zip(rows[10:], inside, strict=True))
+    later = [f.interval(5e6, noise=noise)[:, 0] for noise in (False, True)]
     forecast = f"{f.predict(9e5, f.form):.3f}  [{low:.3f}, {high:.3f}], an evaluation [{a:.3f}, {b:.3f}]"
     measured = f"measured {r.R[-1]:.3f}, {'inside' if a <= r.R[-1] <= b else 'OUTSIDE'}"
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if form != f.form)
@@ -107,7 +108,7 @@ def test_report_holds_the_numbers():
         f"R0    before RL       {f.R0:.3f}",
         f"tail                  {f.form}; {others}",
         f"{'at 900k':22}{forecast}; {measured}",
-        f"{'at 5M':22}{f.predict(5e6, f.form):.3f}  {span(f.interval(5e6)[:, 0], 3)}, an evaluation {span(f.interval(5e6, noise=True)[:, 0], 3)}",
+        f"{'at 5M':22}{f.predict(5e6, f.form):.3f}  {span(later[0], 3)}, an evaluation {span(later[1], 3)}",
         f"unseen                {inside} of 8 evaluations inside",
     ]  # fmt: skip
     r.R[-1] = b + 0.001
