@@ -302,9 +302,11 @@ def fit(
     reached, ends = float(f.predict(C[-1])), np.array([curves.ends(1.0, f.limit) for curves in f.allowed.values()])
     low, high = float(min(reached, ends.min())), float(max(reached + REMAINS * (A_free - reached), ends.max()))
     f.A_interval = (max(low, 0.0), min(high, A_max)) if A is None else (A, A)
-    if A is None and (high - low > min(MAX_WIDTH, (f.A - f.R0) / 2) or f.C_mid < C[0]):
-        f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f} fit: the data reach {reached:.2f} by C = "
-        f.reason += f"{short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid" + f", from {C[0] / f.C_mid:.1f} on" * bool(C[0])
+    if A is None and (high - low > min(MAX_WIDTH, (f.A - f.R0) / 2) or (R0 is None and f.C_mid < C[0])):
+        f.reason = (
+            f"ceilings from {low:.2f} to {min(high, A_max):.2f} fit: the data reach {reached:.2f} by C = {short(C[-1])}"
+        )
+        f.reason += f", {C[-1] / f.C_mid:.1f} C_mid" + f", from {C[0] / f.C_mid:.1f} on" * bool(C[0] > f.C_mid)
     return f
 
 

@@ -481,6 +481,16 @@ def test_points_at_one_compute_have_no_order():
     assert a.n_points == b.n_points == 160 and a.dispersion < 1.4 and b.dispersion < 1.4
 
 
+def test_a_first_point_that_is_low_makes_no_ceiling():
+    """A constant run whose first point is low by chance: a step before the second point fits. With R0 given the same
+    points do show a rise."""
+    C, R = np.arange(1, 38.0), np.full(37, 0.4) + np.resize(NOISE, 37) / 4
+    R[0] = 0.37
+    f = fit(C, R)
+    assert not f.identifiable and f.reason.endswith("C_mid, from 1.1 on")
+    assert fit(C, R, R0=0.1).identifiable
+
+
 def test_points_left_out_by_choice_are_no_clock_in_later_fits():
     """Those that `ask_again` and `compare` make of a fit's points."""
     C = np.arange(1, 61, 3.0)
