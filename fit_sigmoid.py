@@ -189,8 +189,7 @@ class SigmoidFit:
     best: dict[str, Curves] = field(default_factory=dict, repr=False)  # form -> one curve
     allowed: dict[str, Curves] = field(default_factory=dict, repr=False)  # form -> all that are not excluded
 
-    identifiable = property(lambda self: not self.reason)
-    n_points = property(lambda self: self.C.size)
+    identifiable, n_points = property(lambda self: not self.reason), property(lambda self: self.C.size)
     t = property(lambda self: float(stdtrit(self.dof, (1 + self.options["level"]) / 2)))  # Student's quantile
 
     def predict(self, C: ArrayLike, form: str = EQ1) -> np.ndarray:
@@ -303,10 +302,9 @@ def fit(
     low, high = float(min(reached, ends.min())), float(max(reached + REMAINS * (A_free - reached), ends.max()))
     f.A_interval = (max(low, 0.0), min(high, A_max)) if A is None else (A, A)
     if A is None and (high - low > min(MAX_WIDTH, (f.A - f.R0) / 2) or (R0 is None and f.C_mid < C[0])):
-        f.reason = (
-            f"ceilings from {low:.2f} to {min(high, A_max):.2f} fit: the data reach {reached:.2f} by C = {short(C[-1])}"
-        )
-        f.reason += f", {C[-1] / f.C_mid:.1f} C_mid" + f", from {C[0] / f.C_mid:.1f} on" * bool(C[0] > f.C_mid)
+        f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f} fit: the data reach {reached:.2f} by C = "
+        f.reason += f"{short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid"
+        f.reason += f", from {C[0] / f.C_mid:.1f} on" * bool(C[0] > f.C_mid)
     return f
 
 
