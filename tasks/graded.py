@@ -27,8 +27,8 @@ For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, 
 So the task was made to show the law, and is no evidence that other tasks obey it; chain.py is one that does not. Nor is
 it exact here: the first rise is less steep than the rest, since near the end few groups have unequal rewards and the
 whole gradient goes to them; and the last few facts, right in some problems and wrong in others, come later than the
-law says. The fits of RESULTS.md leave out the first 0.6 C_mid, as the paper's do. B comes out at 3.3: eight tenths of
-the gain within a factor of four of compute, where the paper's own B of 2 takes nine.
+law says. So the Weibull form of fit_sigmoid.py fits most runs better than Eq. 1 does. B comes out at 2.7: eight tenths
+of the gain within a factor of five of compute, where the paper's own B of 2 takes nine.
 
     python train.py    # it is the default task
 
