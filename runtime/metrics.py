@@ -199,7 +199,7 @@ def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[C
             f"  the ceiling         {ceiling_line(f, known)}",
         ]
     if (whole := found[1].fit).best:
-        lines += ["the whole run", f"  the ceiling         {ceiling_line(whole, known)}"]
+        lines += ["the whole run", f"  the ceiling         {ceiling_line(whole, None)}"]  # of the policy as sampled
     return found, "\n".join(lines)
 
 
