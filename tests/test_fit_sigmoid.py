@@ -481,6 +481,14 @@ def test_points_at_one_compute_have_no_order():
     assert a.n_points == b.n_points == 160 and a.dispersion < 1.4 and b.dispersion < 1.4
 
 
+def test_what_remains_is_counted_from_the_last_point():
+    """A precise run to 3 C_mid: at twice the compute what remains decides both ends, by Eq. 1: R0 .1, A .6, B 2, C_mid 10
+    has .1 + .5 * .9 = .55 at 30 and .1 + .5 * 36/37 = .5865 at 60."""
+    C = np.linspace(0, 30, 31)
+    low, high = fit(C, sigmoid(C, 0.1, 0.6, 2, 10), n_samples=1e8).interval(60)[:, 0]
+    assert (low, high) == (pytest.approx(0.55, abs=1e-4), pytest.approx(0.55 + 3 * (0.5865 - 0.55), abs=3e-4))
+
+
 def test_a_first_point_that_is_low_makes_no_ceiling():
     """A constant run whose first point is low by chance: a step before the second point fits. With R0 given the same
     points do show a rise."""
