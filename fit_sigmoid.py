@@ -380,9 +380,8 @@ def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
     that stands there twice counts once, and a last line that is still being written not at all."""
     if isinstance(source, (str, Path)):
         text = (Path(source, "eval.jsonl") if Path(source).is_dir() else Path(source)).read_text(encoding="utf-8-sig")
-        source = [
-            json.loads(v) for v in text.split("\n")[: None if text.rstrip(" \r").endswith("}") else -1] if v.strip()
-        ]
+        *lines, last = text.split("\n")
+        source = [json.loads(v) for v in [*lines, last * (last.count("{") == last.count("}"))] if v.strip()]
     rows = list({repr(row): row for row in source}.values())
     devices = {row.get("device", "gpu" if row.get("device_hours") else "cpu") for row in rows}
     x = x or ("tokens" if devices == {"cpu"} else "device_hours")
@@ -484,7 +483,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [[curve(file := name, share, x=args.x) for share in args.fit_until] for name in args.files]
         for file, (*_, r) in zip(args.files, rows, strict=True):  # noqa: B007
             if not r.fit.best or r.x != rows[0][0].x:
-                raise ValueError(r.fit.reason or f"compute is {r.x}, but {rows[0][0].x} in {args.files[0]}")
+                other = f"compute is {r.x}, but {rows[0][0].x} in {args.files[0]}"
+                raise ValueError(other if r.x != rows[0][0].x else r.fit.reason)
         print("\n\n".join(format_report(r, *args.predict_at) for row in rows for r in row))
         if len(rows) > 1:
             print("\n" + compare(*(row[-1].fit for row in rows), names=[row[-1].name for row in rows]).verdict)

@@ -36,7 +36,7 @@ class Scripted:
 def test_control_evaluates_with_forced_interruption(monkeypatch):
     """Three rollouts of the problem 7 a +5 b *3 c -4 at thinking budget 6: one ends by itself and is right, one is
     cut and gets the phrase (right), one has its answer cut after </think> and goes on without the phrase (wrong)."""
-    monkeypatch.setattr(control, "Flags", lambda: Flags(min_budget=6, max_budget=6, answer_budget=4))
+    monkeypatch.setattr(control, "Flags", lambda **_: Flags(min_budget=6, max_budget=6, answer_budget=4))
     prompt = ids_of("7 a +5 b *3 c -4 <think>")
     task = ChainTask(0, 1, 1)
     task.held_out = [Problem("key", tuple(prompt), "6 2")] * 3
@@ -50,7 +50,7 @@ def test_control_evaluates_with_forced_interruption(monkeypatch):
 
 def test_control_has_the_answer_budget_of_a_run(monkeypatch):
     """Of 4 answer tokens, 2 are left to thinking that ended by itself at the fourth of 6: `6 2` has no room to end."""
-    monkeypatch.setattr(control, "Flags", lambda: Flags(min_budget=6, max_budget=6, answer_budget=4))
+    monkeypatch.setattr(control, "Flags", lambda **_: Flags(min_budget=6, max_budget=6, answer_budget=4))
     task, judged = ChainTask(0, 1, 1), []
     task.held_out = [Problem("key", tuple(ids_of("7 a +5 b *3 c -4 <think>")), "6 2")]
     task.reward = lambda problem, ids: judged.append(ids) or (-1.0, False)
