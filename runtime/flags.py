@@ -45,7 +45,7 @@ class RunFlags:
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.", at_least=0, below=2**32)
-    max_steps: int = flag(330, "Batches to train on.", at_least=1)
+    max_steps: int = flag(310, "Batches to train on.", at_least=1)
     max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
     max_device_hours: float = flag(0.0, "Stop after these device-hours, evaluation left out; 0: no limit.", at_least=0)

@@ -428,7 +428,7 @@ def test_what_a_run_does_otherwise_than_one_may_expect_is_said_at_its_start():
     """Cosine whose end a budget never reaches; a least budget that nothing draws; a data set at the lengths of the
     built-in task, each named unless it was given."""
     [note] = check_flags(flags_with(lr_schedule="cosine", max_sampled_tokens=1000))
-    assert "--lr_schedule cosine" in note and "--max_steps 330" in note
+    assert "--lr_schedule cosine" in note and "--max_steps 310" in note
     assert check_flags(flags_with(lr_schedule="cosine")) == []
     [note] = check_flags(flags_with(min_budget=20, length_control="none"))
     assert "--min_budget 20 does nothing" in note
