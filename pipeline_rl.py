@@ -55,7 +55,7 @@ The trainer counts v and names it in `push`; it is live when the engine has load
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
 SIMPLIFIED. One reward function; this engine never restarts. Restarts, Ray, other ways for the weights and a faster
-scheduler are in runtime/engine.py, which extends this file: `EngineDied`, `together` and the counts of `restarts` and
+scheduler are in runtime/engines.py, which extends this file: `EngineDied`, `together` and the counts of `restarts` and
 `redone_groups` are here for it, and can be skipped.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with

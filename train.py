@@ -14,7 +14,7 @@ The recipe (arXiv 2510.13786), and the file of each part:
     predict      a sigmoid of pass rate against compute                        fit_sigmoid.py
 
 This file is the loop, `train`. What it takes to run is in runtime/: the forward and backward pass in trainer.py and
-model.py, the proof that new weights reached the generator in weights_check.py, the parts of a run in setup.py. What is
+model.py, the proof that new weights reached the generator in evaluation.py, the parts of a run in parts.py. What is
 asked and who judges the answers is in tasks/.
 
 Two counters: a step consumes one batch of B groups, a version is one optimizer update. A batch whose groups all have
@@ -43,15 +43,15 @@ from pipeline_rl import Group, Rollout
 from runtime import checkpoints
 from runtime.checkpoints import Progress
 from runtime.disk import DISK, disk
+from runtime.evaluation import RunFailed
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.lora import adapter_tensors, save_adapter
 from runtime.metrics import closing_fits, closing_table, pass_rates
 from runtime.model import Row, full_tensors
 from runtime.model_card import push, write_card
-from runtime.setup import Parts, new_parts, start, with_flag_names
+from runtime.parts import Parts, new_parts, start, with_flag_names
 from runtime.trainer import Trainer, TrainingBatch
-from runtime.weights_check import RunFailed
 from tasks.judges import RewardError
 
 BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends

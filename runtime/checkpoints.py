@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import CheckpointException
 from filters import PassRateHistory
 from pipeline_rl import Generator, Group
 from runtime.disk import disk
-from runtime.engine import environment
+from runtime.engines import environment
 from runtime.ranks import Ranks
 from runtime.run_folder import LOGS, Folder, json_object
 from tasks.prompts import PromptStream

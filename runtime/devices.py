@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from psutil import virtual_memory
 
-from runtime import weight_channels
+from runtime import weights as weight_channels
 from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, has_adapters
 from runtime.model import UNREADABLE
 

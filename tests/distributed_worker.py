@@ -49,7 +49,7 @@ def job(*argv):
 
 def new_trainer(argv):
     from runtime.flags import parse_flags
-    from runtime.setup import new_accelerator
+    from runtime.parts import new_accelerator
     from runtime.trainer import Trainer
 
     flags = parse_flags(argv, "")

@@ -1,4 +1,4 @@
-"""Runs made by hand, as tools/curves.py reads them."""
+"""Runs made by hand, as evidence/curves.py reads them."""
 
 import curves
 import numpy as np

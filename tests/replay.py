@@ -13,7 +13,7 @@ from PIL import Image
 
 import pipeline_rl
 import train
-from runtime import setup
+from runtime import parts as setup
 from runtime.checkpoints import Progress
 from runtime.flags import parse_flags
 from runtime.model import Row

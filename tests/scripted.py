@@ -12,7 +12,7 @@ import torch
 
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
-from runtime import setup
+from runtime import parts as setup
 from runtime.checkpoints import Progress
 from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator

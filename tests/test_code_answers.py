@@ -17,7 +17,7 @@ from test_sandbox import children
 
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError
-from runtime.setup import load_task
+from runtime.parts import load_task
 from tasks.code_answers import code_kind, last_program, read_asserts
 from tasks.data_sets import PromptOptions, load_dataset_task
 from tasks.judges import Job, RewardPool

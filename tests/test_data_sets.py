@@ -213,7 +213,7 @@ def test_bad_options_are_refused_by_name_and_leave_no_process(tmp_path, monkeypa
 
 
 def test_a_process_that_does_not_judge_keeps_no_worker(tmp_path, load):
-    """Bad rows are counted all the same. (Every rank once kept its workers: see test_setup.py.)"""
+    """Bad rows are counted all the same. (Every rank once kept its workers: see test_parts.py.)"""
     path = write_rows(tmp_path / "a.jsonl", [*sums(12), {"question": "unreadable", "answer": "\\frac{"}])
     task = load(path, reward="math", judge=False)
     assert task.skipped == {"unreadable_answer": 1}

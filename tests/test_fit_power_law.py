@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from law_benchmark import recover_sizes, sizes_draw
 
 from fit_power_law import analyze, fit, main, number, report
-from tools.law_benchmark import recover_sizes, sizes_draw
 
 SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)  # billions of parameters: the Qwen2.5 models of Tan et al.
 OFFSETS = dict(zip(SIZES, (-0.20, -0.30, -0.40, -0.45, -0.50, -0.55, -0.60), strict=True))

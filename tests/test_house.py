@@ -13,10 +13,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CONCEPTS = {"losses", "filters", "length_control", "fp32_head", "pipeline_rl", "fit_sigmoid"}
 CONCEPTS |= {"fit_power_law", "isocompute"}  # two more laws, of other papers
-ROOMS = ("tools", "train", "runtime", "tasks")  # each may import those after it, and all may import concept files
+ROOMS = (
+    "evidence",
+    "tools",
+    "train",
+    "runtime",
+    "tasks",
+)  # each may import those after it, and all may import concept files
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for pattern in ("*.py", "runtime/*.py", "tasks/*.py", "tools/*.py")
+    for pattern in ("*.py", "runtime/*.py", "tasks/*.py", "tools/*.py", "evidence/*.py")
     for path in ROOT.glob(pattern)
 }
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -57,7 +63,7 @@ def test_concept_files_import_nothing_of_ours():
 
 
 def test_imports_go_one_way():
-    """tools -> train -> runtime -> tasks: no room imports one before it, and tasks/ does not know runtime/."""
+    """evidence -> tools -> train -> runtime -> tasks: no room imports one before it, and tasks/ does not know runtime/."""
     arrows = {(name, other) for name, found in graph().items() for other in found if not {name, other} & CONCEPTS}
     assert arrows, "the rule must have something to check"
     wrong = {(a, b) for a, b in arrows if ROOMS.index(a.split(".")[0]) > ROOMS.index(b.split(".")[0])}
@@ -77,11 +83,11 @@ def test_the_readme_fits_in_three_screens():
 def test_nothing_refers_to_a_document_that_is_not_here():
     """A document that is named is in the repository (tests write some of their own, with names in small letters), and
     no trap is cited by a bare number."""
-    here = {document.name for document in DOCUMENTS} | {"report.md", "NAME.md"}  # what tools/ablate.py writes
+    here = {document.name for document in DOCUMENTS} | {"report.md", "NAME.md"}  # what evidence/ablate.py writes
     wrong = {}
     for path in set(TEXTS) - {Path(__file__)}:
         text = path.read_text()
-        pattern = r"\b[A-Z]+\.md\b" if path.parent.name in ("tests", "engine") else r"[\w./-]+\.md\b"
+        pattern = r"\b[A-Z]+\.md\b" if path.parent.name in ("tests", "engine", "evidence") else r"[\w./-]+\.md\b"
         named = {name for name in re.findall(pattern, text) if Path(name).name not in here}
         if found := named | set(re.findall(r"\btraps? \d+|\.\./shared", text, re.I)):
             wrong[str(path.relative_to(ROOT))] = found

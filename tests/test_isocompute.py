@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from law_benchmark import recover_rollouts
 from scipy.optimize import curve_fit
 
 import isocompute
@@ -24,7 +25,6 @@ from isocompute import (
     recommend,
     record_points,
 )  # fmt: skip
-from tools.law_benchmark import recover_rollouts
 
 EASY, HARD = (6.09, 4.75, 5.84, 2.73), (4.47, 7.23, 5.84, 2.79)  # Cheng et al.: L, s, log10 C0, b
 

@@ -17,8 +17,9 @@ from test_trainer import MIXTURE, hand_batch, new_accelerator, saved_model, trai
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import train
-from runtime import checkpoints, flag_checks, setup
+from runtime import checkpoints, flag_checks
 from runtime import model as models
+from runtime import parts as setup
 from runtime.checkpoints import Progress
 from runtime.devices import state_bytes
 from runtime.flag_checks import check_flags

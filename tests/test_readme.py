@@ -50,7 +50,7 @@ def test_the_loop_calls_what_the_concept_files_have():
 def test_every_flag_named_exists():
     """`--name` in a page is a flag of train.py or of the other programs that it shows."""
     known = set(flags.DEFAULTS)
-    for program in (*ROOT.glob("*.py"), *ROOT.glob("tools/*.py")):
+    for program in (*ROOT.glob("*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("evidence/*.py")):
         known |= set(re.findall(r"--([\w-]+)", program.read_text()))
     known |= {"config_file", "num_processes", "main_process_port"}  # accelerate's launcher
     known |= {"nnodes", "rdzv_backend", "master_addr", "master_port", "nproc_per_node"}  # torch's
@@ -83,7 +83,7 @@ def test_every_default_shown_is_the_default():
 def test_every_file_named_exists():
     """Files in backquotes that look like ours are there."""
     for path, text in PAGES.items():
-        folder = "(?:tools/|tests/|docs/|runtime/|tasks/|configs/)?"
+        folder = "(?:tools/|evidence/|tests/|docs/|runtime/|tasks/|configs/)?"
         names = set(re.findall(rf"`({folder}\w+\.(?:py|txt|toml|yaml|md))`", text))
         assert all((ROOT / name).exists() or (path.parent / name).exists() for name in names), (path, names)
 

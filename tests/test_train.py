@@ -12,7 +12,7 @@ from scripted import ScriptedGenerator, batch_of, problem, rollout
 import pipeline_rl
 import train
 from pipeline_rl import EngineDied, Group
-from runtime import setup
+from runtime import parts as setup
 from runtime.flags import Flags
 from runtime.run_folder import Folder
 from runtime.torch_engine import TorchEngine

@@ -25,8 +25,8 @@ import losses
 from runtime import checkpoints
 from runtime.flags import Flags, UsageError
 from runtime.model import Policy, Row, full_tensors, make_microbatch, recompute_layers, whole
+from runtime.parts import Parts
 from runtime.ranks import Ranks
-from runtime.setup import Parts
 from runtime.trainer import Trainer, TrainingBatch, clip_options, hold_in_bfloat16, learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from length_control import Interruption
 from runtime.flags import BUILT_IN, UsageError, parse_flags
-from runtime.setup import load_task, new_interruption
+from runtime.parts import load_task, new_interruption
 
 Sampler = Callable[[Sequence[int], int], list[int]]  # (prompt ids, most tokens) -> completion ids
 

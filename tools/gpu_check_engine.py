@@ -19,11 +19,11 @@ from torch import Tensor
 from pipeline_rl import Generator, Rollout
 from runtime.checkpoints import Progress
 from runtime.devices import new_channel
+from runtime.evaluation import logprob_gap
 from runtime.model import Row
-from runtime.setup import new_generator
+from runtime.parts import new_generator
 from runtime.trainer import Trainer
-from runtime.weight_channels import FileWeights
-from runtime.weights_check import logprob_gap
+from runtime.weights import FileWeights
 from tasks.prompts import Problem
 
 

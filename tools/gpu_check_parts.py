@@ -21,7 +21,7 @@ import fp32_head
 from runtime import checkpoints
 from runtime.flags import parse_flags
 from runtime.model import Row, full_tensors, make_microbatch, recompute_layers
-from runtime.setup import new_accelerator
+from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch
 from tasks import chain
 

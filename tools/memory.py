@@ -31,7 +31,7 @@ from runtime.flag_checks import check_flags
 from runtime.flags import BUILT_IN, Flags, UsageError, engine_options, has_adapters, parse_flags
 from runtime.lora import add_adapters
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
-from runtime.weight_channels import BUFFER
+from runtime.weights import BUFFER
 
 SHAPES: dict[str, dict[str, Any]] = {  # what the config.json of each has on huggingface.co (April 2025)
     "Qwen/Qwen3-0.6B": {

@@ -28,10 +28,10 @@ import pipeline_rl
 import train
 from runtime.checkpoints import Progress
 from runtime.flags import parse_flags
+from runtime.parts import new_generator, new_interruption
 from runtime.run_folder import Folder
-from runtime.setup import new_generator, new_interruption
 from runtime.trainer import Trainer, TrainingBatch
-from runtime.weight_channels import FileWeights
+from runtime.weights import FileWeights
 from tasks import chain, warm_start
 from tasks.prompts import Problem, PromptStream
 

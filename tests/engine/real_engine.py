@@ -11,8 +11,8 @@ from fake_engine import Problem, no_reward
 from tiny_model import STOP, TinyModel
 
 from pipeline_rl import Counters, Generator, Pacer
-from runtime.engine import RestartingEngine
-from runtime.weight_channels import FileWeights
+from runtime.engines import RestartingEngine
+from runtime.weights import FileWeights
 
 
 def new_engine(tiny: TinyModel, *, channel: Any = None, **options: Any) -> RestartingEngine:

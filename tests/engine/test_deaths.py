@@ -18,7 +18,7 @@ from test_weights_in_flight import CLOSE, LongTraining, check_weights_move, eval
 from tiny_model import TinyModel
 
 from pipeline_rl import Pacer
-from runtime.weight_channels import PREFIX
+from runtime.weights import PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from fake_engine import problems
 from real_engine import new_engine, new_generator
 from tiny_model import TinyModel
 
-from runtime.weight_channels import Meta, TransferWeights
+from runtime.weights import Meta, TransferWeights
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,8 +4,8 @@ import pytest
 from real_engine import SharedEngine, new_engine, new_generator
 from tiny_model import TinyModel
 
-from runtime.engine import RestartingEngine
-from runtime.weight_channels import FileWeights
+from runtime.engines import RestartingEngine
+from runtime.weights import FileWeights
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # vLLM's CPU build keeps them repacked, beside the model
 

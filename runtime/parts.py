@@ -1,0 +1,320 @@
+"""The parts of a run, made from its flags; what cannot work is a UsageError that names the flag.
+
+`new_parts` makes them on every rank, `start` starts the engine and opens the logs.
+"""
+
+import logging
+import math
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+import fp32_head
+import length_control
+from filters import PassRateHistory
+from pipeline_rl import EngineFailed, Generator, Pacer
+from runtime import checkpoints
+from runtime.checkpoints import Progress
+from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place, trainers_here
+from runtime.engines import RestartingEngine, reason_of
+from runtime.evaluation import Evaluator
+from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
+from runtime.model import UNREADABLE
+from runtime.model_card import new_repository
+from runtime.ranks import Ranks, SharedGenerator
+from runtime.recorder import Recorder
+from runtime.run_folder import Folder
+from runtime.torch_engine import TorchEngine
+from runtime.trainer import Trainer
+from tasks import chain, data_sets, graded, sizes, warm_start
+from tasks.demonstrations import Demonstrations
+from tasks.prompts import PromptStream
+
+
+@dataclass
+class Parts:
+    """What a run is made of, on one rank."""
+
+    ranks: Ranks
+    folder: Folder
+    task: Any
+    trainer: Trainer
+    history: PassRateHistory
+    prompts: PromptStream
+    generator: SharedGenerator
+    recorder: Recorder
+    evaluator: Evaluator
+
+    def close(self) -> None:
+        """Ends the engine, the reward workers and the trackers, whatever happened."""
+        self.generator.close()
+        self.task.close()
+        # DDP goes before the process group ends. Were its reducer the last to hold the group, it would wait for gloo's
+        # threads with Python's lock in hand, and they may need that lock to free their last tensors.
+        self.trainer.policy = None
+        self.ranks.accelerator.free_memory()
+        self.ranks.accelerator.end_training()
+
+
+def new_parts(flags: Flags, progress: Progress) -> Parts:
+    """Everything but a running engine; with --resume, model and `progress` are those of the newest checkpoint. Raises
+    UsageError."""
+    place(flags)
+    ranks = Ranks(new_accelerator(flags))
+    folder = Folder(flags.output_dir)
+    if ranks.main and not flags.eval_only:
+        if flags.overwrite and not flags.resume:
+            folder.clear()
+        folder.path.mkdir(parents=True, exist_ok=True)
+    if flags.push_to_hub and not flags.eval_only:
+        ranks.from_main(lambda: new_repository(flags.push_to_hub))
+    finished = finished_model(flags, folder)
+    model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
+    if finished:  # its adapters are merged
+        flags.lora_rank, flags.lora_adapter = 0, ""
+    task = load_task(flags, judge=ranks.main)
+    if flags.dataset not in BUILT_IN:
+        ranks.say(prompts_line(task))
+    for sentence in check_memory(flags, ranks.accelerator, count_parameters(flags, model)):
+        ranks.say(sentence)
+    trainer = Trainer(flags, ranks.accelerator, model)
+    history = PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
+    shuffled = flags.prompt_order == "shuffled"
+    prompts = PromptStream(task.train, flags.seed, history.retired, task.weights, shuffled)
+    channel, devices = new_channel(flags, ranks.accelerator)
+    if finished:
+        progress.step, progress.version = finished["step"], finished["version"]
+        progress.compute = finished["compute"]
+        ranks.say(f"evaluating {model}, the model of step {progress.step}")
+    elif flags.resume:
+        resume(flags, ranks, folder, task, history, prompts, progress)
+    control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
+    check_model(flags, trainer.model.config, task, control)
+    generator = None
+    if ranks.main:
+        generator = new_generator(flags, model, task, prompts, channel, devices, control, progress)
+    shared = SharedGenerator(generator, channel, ranks)
+    recorder = Recorder(flags, ranks, folder, task, history, prompts, shared)
+    evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
+    return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator)
+
+
+def start(flags: Flags, parts: Parts, progress: Progress) -> None:
+    """Starts the engine with the trainer's weights, then the clock and the logs. Raises UsageError."""
+    trainer, recorder = parts.trainer, parts.recorder
+    try:
+        parts.generator.start(trainer.weights, progress.version)
+    except EngineFailed as error:
+        raise UsageError(
+            f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
+            "--dtype, --gpu_memory_utilization and --engine_args."
+        ) from error
+    recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks), progress.compute)
+    if not flags.eval_only:  # which writes nothing
+        recorder.open(progress.step)
+
+
+# ------------------------------------------------------------------------------------------------------------- trainer
+
+
+def new_accelerator(flags: Flags) -> Any:
+    """accelerate's `Accelerator`: one process, or one of several under `torch.distributed.run`."""
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
+    torch.manual_seed(flags.seed)
+    torch.set_num_threads(flags.threads)
+    # Ranks wait for rank 0, which waits for the generator: as long as it takes, and for objects not on the GPU.
+    group = InitProcessGroupKwargs(timeout=timedelta(days=7))
+    if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:  # without it accelerate makes no process group
+        group.backend = "cpu:gloo,cuda:nccl"
+    return Accelerator(
+        cpu=not torch.cuda.is_available(), kwargs_handlers=[group], project_dir=flags.output_dir,
+        log_with=None if flags.report_to == "none" else flags.report_to,
+    )  # fmt: skip
+
+
+def warm_started(flags: Flags, ranks: Ranks) -> str:
+    """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
+    shown = graded.DEMONSTRATIONS if flags.dataset == "graded" else Demonstrations()
+    settings = sizes.warm_start_of(flags.size, replace(shown, restart=flags.rambling), flags.vocabulary)
+    return ranks.from_main(
+        lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=settings, report=ranks.say))
+    )
+
+
+def finished_model(flags: Flags, folder: Folder) -> dict[str, Any] | None:
+    """run.json of the resumed run's `model/`, if --eval_only is to evaluate that: no checkpoint is newer."""
+    if not (flags.eval_only and flags.resume):
+        return None
+    model, checkpoint = folder.model(), folder.newest_checkpoint()
+    return model if model and (checkpoint is None or int(checkpoint[0].name[5:]) <= model["step"]) else None
+
+
+def resume(
+    flags: Flags, ranks: Ranks, folder: Folder, task: Any, history: PassRateHistory, prompts: PromptStream,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Loads the newest complete checkpoint and takes off what the logs gained after it. Raises UsageError."""
+    found = folder.newest_checkpoint()
+    if found is None:
+        raise UsageError(
+            f"--resume {folder.path}: no complete checkpoint is there; start anew with --output_dir and "
+            "--overwrite true."
+        )
+    checkpoint, state = found
+    try:
+        checkpoints.check(folder, checkpoint, state)
+        checkpoints.load(ranks.accelerator, checkpoint)
+    except checkpoints.CheckpointError as error:
+        raise UsageError(f"--resume: {error}.") from error
+    used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
+    if not used <= {problem.key for problem in task.train}:
+        raise UsageError(
+            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset, "
+            "--prompts and --seed as before, and no --eval_dataset that has prompts of it."
+        )
+    try:
+        history.load_state_dict(state["history"])
+    except ValueError as error:
+        fix = "Give --pass_rate_threshold and --pass_rate_window as before."
+        raise UsageError(f"--resume: {error} {fix}") from error
+    prompts.load_state_dict(state["prompts"])
+    progress.load_state_dict(state)
+    if flags.eval_only:
+        ranks.say(f"evaluating {checkpoint}, as the run is not finished")
+        return
+    if ranks.main:
+        folder.cut_back(state["logs"])
+    ranks.say(f"resumed from {checkpoint}; {len(prompts.first)} prompts that were in flight come first")
+
+
+# ----------------------------------------------------------------------------------------------------------- generator
+
+
+def new_generator(
+    flags: Flags, model: str, task: Any, prompts: PromptStream, channel: Any, devices: dict[str, str],
+    control: length_control.Interruption | None, progress: Progress,
+) -> Generator:  # fmt: skip
+    """Rank 0's generator, whose engine is not yet started. `devices`: the environment that shows the engine its own."""
+    longest_prompt = max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
+    max_completion = control.max_completion if control else flags.max_budget + flags.answer_budget
+    length = longest_prompt + max_completion
+    if flags.engine == "torch":
+        engine: Any = TorchEngine(model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed)
+    else:
+        engine = RestartingEngine(
+            model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
+            merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
+            max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=devices,
+        )  # fmt: skip
+    return Generator(
+        engine, iter(()) if flags.eval_only else prompts, task.score, new_pacer(flags), flags.rollouts,
+        length_control=control, max_completion=max_completion, seed=flags.seed,
+        stop_requested=lambda: progress.stop_signal != 0,
+    )  # fmt: skip
+
+
+def new_pacer(flags: Flags) -> Pacer:
+    """Who may enter the engine, and when."""
+    return Pacer(
+        flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None,
+        min_ready=flags.min_ready,
+    )  # fmt: skip
+
+
+def new_interruption(flags: Flags, task: Any) -> length_control.Interruption | None:
+    """Forced interruption, if that is the length control. Raises UsageError if the task cannot be interrupted."""
+    if flags.length_control != "interruption":
+        return None
+    try:
+        return length_control.Interruption(
+            flags.min_budget, flags.max_budget, flags.answer_budget, task.phrase_ids, task.end_of_thinking_ids,
+            task.thinking_end,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(f"--length_control interruption: {error} Set --end_of_thinking or use `none`.") from error
+
+
+def devices_in_use(flags: Flags, ranks: Ranks) -> int:
+    """Devices that train or sample: accelerators, or CPU cores. Idle ones do not count."""
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        return min(os.cpu_count() or 1, ranks.count * flags.threads + engine_workers(flags))
+    engines = generator_devices(flags, gpus, trainers_here())  # none if Ray places them, on any host
+    return ranks.count + (sum(device >= trainers_here() for device in engines) if engines else engine_workers(flags))
+
+
+# ---------------------------------------------------------------------------------------------------------------- task
+
+
+def load_task(flags: Flags, judge: bool = True) -> Any:
+    """The built-in task, or that of data sets; see tasks/ for what a task has. Without `judge`, on ranks that score
+    nothing, no reward worker outlives the check of the rows. Raises UsageError."""
+    if flags.dataset == "chain":
+        return chain.ChainTask(seed=flags.seed, pool_size=flags.prompts)
+    if flags.dataset == "graded":
+        task = graded.graded_task(flags.seed, flags.prompts, difficulty=flags.difficulty)
+        if flags.prompt_order == "easy_first":
+            task.train.sort(key=graded.easiness, reverse=True)
+        return task
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
+    except UNREADABLE as error:
+        raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason_of(error)}).") from error
+    options = data_sets.PromptOptions(
+        prompt_column=flags.prompt_column or None, answer_column=flags.answer_column or None,
+        prompt_template=flags.prompt_template, apply_chat_template=flags.apply_chat_template,
+        thinking={"auto": None, "true": True, "false": False}[flags.thinking], held_out=flags.held_out,
+        max_prompt_tokens=flags.max_prompt_tokens,
+    )  # fmt: skip
+    try:
+        return data_sets.load_dataset_task(
+            flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
+            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
+            end_of_thinking=flags.end_of_thinking or None, interruption_phrase=flags.interruption_phrase or None,
+            stop_tokens=flags.stop_tokens or None, judge=judge, unsafe_code=flags.unsafe_code,
+            eval_dataset=flags.eval_dataset,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(with_flag_names(str(error))) from error
+
+
+def prompts_line(task: Any) -> str:
+    """How many prompts a task of data sets has, and how many rows were left out and why."""
+    held_out = Counter(problem.source for problem in task.held_out)
+    kept = ", ".join(f"{held_out[name]} of {name}" for name in [*task.sources, *task.eval_sources])
+    left_out = ", ".join(f"{count} {kind}" for kind, count in task.skipped.items()) or "no row"
+    return f"{len(task.train)} prompts to train on; held out: {kept}; left out: {left_out}"
+
+
+def with_flag_names(message: str) -> str:
+    """A message from tasks/, which names its options in backticks, with the flags of the same names: `held_out` becomes
+    --held_out."""
+    return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
+
+
+def check_model(flags: Flags, config: Any, task: Any, control: length_control.Interruption | None) -> None:
+    """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
+    longest = control.max_completion if control else flags.max_budget + flags.answer_budget
+    needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
+    context = getattr(config, "max_position_embeddings", None) or math.inf
+    if needed > context:
+        raise UsageError(
+            f"--max_budget {flags.max_budget}: the longest prompt and completion take {needed} tokens, the model's "
+            f"context has {context}; lower --max_budget, --answer_budget or --max_prompt_tokens."
+        )
+    if len(task.tokenizer) > config.vocab_size:
+        raise UsageError(
+            f"--model has a vocabulary of {config.vocab_size}, the task's tokenizer has {len(task.tokenizer)}; "
+            "give the model that belongs to the task."
+        )

@@ -1,0 +1,211 @@
+"""evidence/ablation_figures.py and evidence/ablation_report.py: the numbers of a report, worked by hand."""
+
+import math
+
+import ablation_figures as figures
+import ablation_report
+import numpy as np
+import pytest
+from comparisons import EQUAL, Comparison, near
+from made_curves import made
+
+pytestmark = pytest.mark.medium
+
+ONE = Comparison("first", {"base": "", "dapo": "--loss dapo"}, setting="--k 4")
+
+
+def test_interval_and_difference_by_hand():
+    """1, 2, 3: mean 2, sd 1, t(2 degrees, 97.5 %) = 4.3027: 2 -+ 4.3027 / sqrt 3 = 2 -+ 2.4841. Paired by seed:
+    (5 - 4), (7 - 5), (9 - 6), while seeds 3 and 8 have no partner."""
+    assert figures.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-4)
+    mean, low, high = figures.interval([0.7])
+    assert mean == 0.7 and math.isnan(low) and math.isnan(high)
+    found = figures.difference({0: 5.0, 1: 7.0, 2: 9.0, 3: 0.0}, {0: 4.0, 1: 5.0, 2: 6.0, 8: 1.0})
+    assert found == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841, 3), abs=1e-4)
+    assert figures.difference({0: 1.0}, {1: 1.0})[3] == 0
+
+
+def test_the_rule_in_words():
+    spans = ((0.01, 0.2), (-0.1, 0.3), (0.0, 0.2), (-0.3, -0.1))
+    words = [figures.verdict(0.1, *span, "more", "less") for span in spans]
+    assert words == ["more", "not distinguishable", "not distinguishable", "less"]
+    assert "nothing" in figures.verdict(0.1, math.nan, math.nan, "more", "less")
+
+
+def test_compute_to_a_rate_by_hand():
+    """.2 at 100, .6 at 300: .3 is reached at 100 + (.1 / .4) 200 = 150; the first crossing counts; .9 never is."""
+    evals = [{"tokens": 0, "pass_rate": 0.1}, {"tokens": 100, "pass_rate": 0.2}, {"tokens": 300, "pass_rate": 0.6},
+             {"tokens": 400, "pass_rate": 0.25}, {"tokens": 500, "pass_rate": 0.7}]  # fmt: skip
+    assert figures.compute_to(evals, 0.3, "tokens") == pytest.approx(150)
+    assert figures.compute_to(evals, 0.6, "tokens") == pytest.approx(300)
+    assert figures.compute_to(evals, 0.05, "tokens") == 0
+    assert figures.compute_to(evals, 0.9, "tokens") == figures.compute_to([], 0.9, "tokens") == math.inf
+
+
+def result(variant="a", seed=0, **given):
+    return figures.Result(variant, made(variant, seed, **given))
+
+
+def test_means_over_steps_by_hand():
+    """Evaluations at steps 0, 8 and 12: 8 steps at 1 and 4 steps at 4 are 24 / 12. Nothing is logged of the second kind."""
+    run = made(rates=[0.1, 0.2, 0.3], step=[0, 8, 12], lag=[np.nan, 1, 4])
+    assert figures.over_steps(run, "lag") == 2.0
+    assert math.isnan(figures.over_steps(run, "ess"))
+    assert figures.values([figures.Result("b", run)], "fall", "", 0.5) == {0: 0.0}
+
+
+def test_signs_by_hand():
+    """Truncated 12 % before one of three evaluations (10 % itself is not above); a gap of 3e-4 before one, which is
+    nothing in bfloat16; and the last lies .15 below the best."""
+    logged = {
+        "rates": [0.1, 0.4, 0.5, 0.35],
+        "truncated": [np.nan, 0.12, 0.1, 0.0],
+        "gap": [np.nan, np.nan, 2e-7, 3e-4],
+    }
+    assert figures.signs(result(**logged)) == [
+        "truncated above 10 % before 1 of 3 evaluations", "gap above 1e-4 before 1 of 3 evaluations",
+        "fell by up to 0.15 (1 of 4 evaluations)",
+    ]  # fmt: skip
+    assert len(figures.signs(result(**logged, flags={"dtype": "bfloat16"}))) == 2
+    assert figures.signs(result()) == []
+
+
+def test_falls_by_hand():
+    """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0; the last two have the mean .35."""
+    run = result(rates=[0.1, 0.3, 0.2, 0.5, 0.1, 0.6])
+    assert run.falls == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
+    assert run.final == pytest.approx(0.35)
+    assert figures.values([run], "fall", "tokens", 0.5) == {0: pytest.approx(0.4)}
+
+
+# ---- power and the paper
+
+
+@pytest.mark.parametrize(
+    "effect, paired, n", [(1.0, True, 10), (0.5, True, 34), (1.0, False, 17), (0.8, False, 26), (0.5, False, 64)]
+)
+def test_seeds_needed_are_those_of_the_tables(effect, paired, n):
+    """Cohen 1988, table 2.4.1 for two groups (17, 26, 64 at d = 1, .8, .5) and the usual 10 and 34 for pairs: power .80
+    at 5 %, two-sided; sd 3, so that the effect's unit matters."""
+    assert figures.seeds_needed(3 * effect, 3.0, paired) == n
+    assert figures.power(3 * effect, 3.0, n - 1, paired) < 0.8 <= figures.power(3 * effect, 3.0, n, paired)
+
+
+def test_what_n_seeds_see_is_seen_in_four_of_five_simulated_cases():
+    """An effect of that size, 20,000 times: Student's own test at 5 % rejects in 80 %, with a sampling error of .3 %;
+    without an effect in 5 %."""
+    from scipy.stats import ttest_1samp, ttest_ind
+
+    rng, n = np.random.default_rng(0), 4
+    x, y = rng.normal(size=(2, 20_000, n))
+    pairs = ttest_1samp(2 * x + figures.visible(2.0, n), 0, axis=1)
+    groups = ttest_ind(2 * x + figures.visible(2.0, n, paired=False), 2 * y, axis=1)
+    assert [np.mean(found.pvalue < 0.05) for found in (pairs, groups)] == pytest.approx([0.8, 0.8], abs=0.012)
+    assert figures.power(0.0, 1.0, n, True) == pytest.approx(0.05, abs=1e-4)
+    assert math.isnan(figures.visible(1.0, 1)) and math.isnan(figures.visible(math.nan, 5))
+
+
+def test_pooled_sd_by_hand():
+    """1, 3 and 2, 4, 6 and 5: squares about their own means 2 + 8 + 0, degrees of freedom 1 + 2 + 0."""
+    assert figures.pooled_sd([[1, 3], [2, 4, 6], [5.0], []]) == pytest.approx(math.sqrt(10 / 3))
+    assert math.isnan(figures.pooled_sd([[1.0]]))
+
+
+def test_three_words_for_the_paper():
+    """The paper: equal within .02; .075 lower, give or take .02; lower by an amount that it does not say."""
+    lower = (-math.inf, 0.0)
+    for (low, high), equal, much, some in (
+        ((-0.01, 0.01), "reproduced", "refuted", "cannot"),
+        ((-0.03, 0.01), "cannot", "refuted", "cannot"),
+        ((-0.06, 0.01), "cannot", "cannot", "cannot"),  # holds 0, and a value of the paper
+        ((-0.09, -0.03), "refuted", "reproduced", "reproduced"),
+        ((-0.05, -0.03), "refuted", "refuted", "reproduced"),  # lower, but not as much
+        ((0.03, 0.04), "refuted", "refuted", "refuted"),
+        ((0.005, 0.03), "cannot", "refuted", "refuted"),  # not 0, and perhaps within the margin
+        ((math.nan, math.nan), "cannot", "cannot", "cannot"),
+    ):  # fmt: skip
+        for span, word in ((EQUAL[1:], equal), (near(-0.075)[1:], much), (lower, some)):
+            assert figures.against_paper(low, high, *span).startswith(word), (low, high, span)
+            assert figures.against_paper(low, high, *span, enough=False) == figures.UNSEEN
+
+
+def test_the_shared_ceiling():
+    """Ceilings .80 and .81 agree: both are refitted with .805 (to the fit's precision), and B is about the true 2. Of .6
+    and .8, `compare` names the higher one; the refits use the mean, .7."""
+    runs = [result(str(A), A=A, n=36) for A in (0.80, 0.81, 0.60)]
+    shared, said = figures.share_ceiling(runs[:2], "tokens")
+    assert shared == pytest.approx(0.805, abs=2e-3) and "agree" in said
+    assert [r.shared["tokens"].A for r in runs[:2]] == [shared] * 2
+    assert [r.shared["tokens"].B for r in runs[:2]] == pytest.approx([2.0, 2.0], abs=0.1)
+    found = [figures.values([r], "C_mid shared", "tokens", 0.5)[0] for r in runs[:2]]
+    assert found == pytest.approx([300, 300], abs=8)
+    assert figures.share_ceiling(runs[:1], "tokens")[0] is None
+    shared, said = figures.share_ceiling([runs[0], runs[2]], "tokens")
+    assert shared == pytest.approx(0.7, abs=5e-3) and "0.8 seed 0 is highest" in said
+
+
+def test_the_report_by_hand():
+    """Two seeds. Base has A = .60 and .64, dapo .10 more at each seed, all measured to 6 C_mid, where 36/37 of the gain
+    is reached: the difference at the end is .1 * 36/37 = .097 at both seeds, so it is distinguishable although the two
+    intervals over seeds overlap widely. Tokens to .5 are C_mid sqrt(s / (1 - s)) with s = .4 / (A - .1): 600 and 507,
+    dapo 424 and 387: log ratios -.347 and -.270, mean -.309, which is -27 %; sd .0545, -+ 12.7 * .0545 / sqrt 2 = .49:
+    not distinguishable. The paper's difference in A is -.075, and ours are near +.1 at either seed, but two pairs of
+    ceilings are no verdict, and three are one: refuted."""
+    c = Comparison("first", {"base": "", "dapo": "--loss dapo", "late": "--k 2"}, "--k 4", paper={"dapo": near(-0.075)})
+    results = [result(v, s, A=0.60 + 0.04 * s + extra, n=36) for v, extra in (("base", 0.0), ("dapo", 0.10))
+               for s in range(2)]  # fmt: skip
+    text, rows = ablation_report.report("one", c, results, ["dapo seed 2 (unfinished)"])
+    ends = [[r.final for r in results if r.variant == v] for v in ("base", "dapo")]
+    assert np.subtract(*ends) == pytest.approx([-0.097] * 2, abs=1e-3)
+    assert "4 finished runs. Seeds: base 0, 1; dapo 0, 1." in text
+    assert "Left out: dapo seed 2 (unfinished). Variants without a finished run: late." in text
+    paper, fits, dapo = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
+    assert "| base | base |" not in text
+    assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and fits[2].startswith("**+0.")
+    assert abs(float(dapo[5].split()[0]) + 26.6) < 0.5 and dapo[5].split()[1] == "%" and "*" not in dapo[5]
+    assert [row[-1] for row in rows] == ["**cannot be seen at this size**"] and paper[-1] == f"{rows[0][-1]} |"
+    results += [result(v, 2, A=A, n=36) for v, A in (("base", 0.68), ("dapo", 0.781))]
+    assert ablation_report.report("one", c, results, [])[1][0][-1] == "**refuted**"
+    assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2"
+    assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
+    mean, low, high = figures.interval(ends[0])
+    assert f"| base | 2 | {mean:.3g} [{low:.3g}, {high:.3g}] |" in text
+    assert "![one](one.png)" in text
+
+
+def test_the_smallest_visible_difference_by_hand():
+    """Two variants, each with the pairs that it has: differences of .01 and .03 (seeds 0, 1) and of .05 (seed 0) have a
+    pooled sd of .0141; two pairs then need sqrt(.0002) * 11.55 = .163 (11.55: the textbook's t of one degree)."""
+    c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2"}, "")
+    ends = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.51, ("b", 1): 0.63, ("c", 0): 0.55}
+    groups = figures.by_variant([result(v, s, rates=[0.1, end, end]) for (v, s), end in ends.items()])
+    assert figures.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
+    assert figures.visible(math.sqrt(0.0002), 2) == pytest.approx(0.1633, abs=1e-3)
+    groups["c"].append(result("c", 1, rates=[0.1, 0.7, 0.0]))  # falls, and so its difference of -.6 does not count
+    assert figures.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
+
+
+def test_pairs_follow_against():
+    """`c` is compared with `b`; a variant whose baseline has no finished run with none, and the first with none."""
+    c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2", "d": "--k 3"}, against={"c": "b"})
+    assert figures.pairs(c, dict.fromkeys("abcd", ())) == {"b": "a", "c": "b", "d": "a"}
+    assert figures.pairs(c, dict.fromkeys("bcd", ())) == {"c": "b"}
+
+
+def test_the_report_of_one_seed_claims_nothing():
+    results = [result("base", A=0.5), result("dapo", A=0.9)]
+    text, rows = ablation_report.report("one", ONE, results, [])
+    assert rows == []
+    assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
+
+
+def test_a_page_gets_its_tables(tmp_path, capsys):
+    """Between its marks and nowhere else, whatever the table holds; a mark without a table is named and stays."""
+    page = tmp_path / "page.txt"
+    page.write_text("# A\n<!-- refit law -->\nold\nold\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n")
+    for table in ("| new \\1 |", "| newer |"):
+        ablation_report.fill(page, {"law": table, "findings": "| no mark |"})
+        assert page.read_text() == (
+            f"# A\n<!-- refit law -->\n{table}\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n"
+        )
+    assert "nothing to put under logs" in capsys.readouterr().out

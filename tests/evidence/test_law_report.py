@@ -1,0 +1,286 @@
+"""evidence/law_report.py and evidence/log_report.py: how well the law held and what the logs knew, on runs made by hand."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import ablate
+import curves
+import law_report
+import log_report
+import numpy as np
+import pytest
+from made_curves import made, rows
+
+from fit_sigmoid import fit, sigmoid
+
+pytestmark = pytest.mark.medium
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def graded(seed=0, **given):
+    """A run of 40 evaluations to 7 C_mid, with a ceiling of .8 unless given."""
+    return made("baseline", seed, n=40, every=52.5, comparison="law", **given)
+
+
+def test_a_run_that_keeps_the_law():
+    """Exact: at a half, 3.5 C_mid, the end is 49/50 of the gain, .1 + .7 * .98 = .786, and the law says so. A ceiling is
+    not known there yet: .7 * 4/53 = .053 remain by Eq. 1, and three times as much may."""
+    run = graded()
+    name, A, B, C_mid, ratio, end, *early, known, held = law_report.row(run)
+    assert (name, A.split()[0], B, C_mid, end) == ("baseline 0", "0.800", "2.00", "300", "0.786")
+    assert early[2].split()[0] == "0.786" and early[3].split()[0] == "0.800" and "**" not in early[2]
+    assert float(ratio) == 0.0 and known.split() == ["no", "no", "yes"] and held.split()[1:] == ["yes", "yes"]
+    assert law_report.error(run, 0.5, "the form that fits best") == pytest.approx(0, abs=1e-4)
+    assert law_report.covers(law_report.fitted(run, "tokens").fit)
+    assert not law_report.covers(law_report.fitted(graded(A=0.7), "tokens").fit)
+
+
+def test_reach_is_measured_without_a_fit():
+    """From .1 to a plateau of .5: half of the gain, .3, at 100 tokens. Half of 600 tokens are 3 C_mid, of 550 2.75."""
+    long, short = (made(rates=[0.1, 0.2, 0.3, 0.4, *[0.5] * n]) for n in (9, 8))
+    assert [law_report.half_gain(run) for run in (long, short)] == pytest.approx([100, 100])
+    assert [law_report.reach_of(run, 0.5) for run in (long, short)] == pytest.approx([3, 2.75])
+    assert law_report.is_long(long) and not law_report.is_long(short)
+
+
+def test_a_cut_by_reach_by_hand(monkeypatch):
+    """Half of the gain at 100 tokens, 24 evaluations to 1,200. At 5 C_mid ten are seen, to 500, and the one at 1,000 is
+    asked for; at 6 all of 1,200 are needed; at 7 more, and at 1.5 three points are no fit. The fits are yes at 600, no
+    at 700 and yes from 750 on: 900, said at 500, is 1.2 times what was needed."""
+    run, seen = made(rates=[0.1, 0.2, 0.3, 0.4, *[0.5] * 20], every=50.0), []
+
+    class Fit:
+        A_interval, form, reason = (0.45, 0.52), "Weibull", ""
+        predict = staticmethod(lambda C, form: 0.46 if form == "log-logistic" else 0.53)
+        interval = staticmethod(lambda C, noise: np.array([[0.4], [0.6]]) if noise else np.array([[0.49], [0.51]]))
+        ask_again = staticmethod(lambda: 900.0)
+
+        def __init__(self, until):
+            self.identifiable = round(until) == 600 or until > 749
+
+    def fake(curve, share):
+        seen.append(share * 1150)
+        return Fit(share * 1150)
+
+    monkeypatch.setattr(law_report, "of_share", fake)
+    assert law_report.identifiable_from(run) == 750
+    cut = law_report.cut_at(run, 5)
+    assert seen[-1] == pytest.approx(500) and cut.again == pytest.approx(1.2) and not cut.identifiable
+    assert cut.twice == (0.53, 0.46, (0.49, 0.51), (0.4, 0.6), 0.5) and cut.twice.inside and cut.holds
+    assert law_report.cut_at(run, 7) is law_report.cut_at(run, 1.4) is None
+    rows = [line.strip("| ").split(" | ") for line in law_report.reach_table([run]).splitlines()[2:]]
+    assert rows[-1] == ["5 C_mid", "1", "1 of 1 (100%)", "1 of 1 (100%)", "0.020", "0.070", "0% (0 of 0)", "-0.0400",
+                        "+0.0300", "1.20 (1)", "100%", "100%"]  # fmt: skip
+
+
+def test_runs_that_fall_or_never_learn_are_named_and_left_out(monkeypatch):
+    monkeypatch.setattr(law_report, "REACHES", (3.0,))
+    monkeypatch.setattr(law_report, "identifiable_from", lambda curve: math.inf)
+    falls = graded(1, rates=[*graded().points["pass_rate"][:33], *[0.4] * 8])
+    text = law_report.by_reach([graded(), falls, graded(2, rates=[0.1] * 41)])
+    for said in ("1 runs of the graded task", "1 runs that fall", "(law/baseline/seed-1)", "| 3 C_mid | 1 | 1 of 1 (100%) |",
+                 "1 that never gain more than 0.1 (law/baseline/seed-2)"):  # fmt: skip
+        assert said in text
+
+
+def test_a_run_that_falls_is_counted():
+    """To .2 after its first half: the law's error is .786 - .2, and the prediction is bold. Of two runs one is inside."""
+    falls = graded(1, rates=[*graded().points["pass_rate"][:21], *[0.2] * 20])
+    assert law_report.row(falls)[8].startswith("**0.786 [")
+    assert law_report.error(falls, 0.5, "Eq. 1") == pytest.approx(0.586, abs=2e-3)
+    cells = dict(zip(law_report.SUM_HEAD, law_report.sum_row("half", 0.5, [graded(), falls]), strict=True))
+    assert cells["runs"] == "2" and cells["end inside its 95 % interval"] == "1 of 2 (50%)"
+    assert cells["median error"] == "0.293"  # of 0 and .586
+    assert cells["mean error [95 %]"].startswith("+0.293") and cells["mean error [95 %]"].endswith("]")  # t = 12.7
+    assert law_report.sum_row("all", 1.0, [falls])[3:7] == ["–"] * 4
+    short = made("baseline", 2, n=4, every=525.0, comparison="law")  # two points and the start are no curve
+    median, mean = law_report.sum_row("half", 0.5, [graded(), falls, short])[4:6]
+    assert median == "0.293 (of 2)" and mean.startswith("+0.293")
+    assert law_report.sum_row("half", 0.5, [short])[4:6] == ["–"] * 2
+
+
+def test_the_same_seeds_with_both_engines():
+    """Two seeds of three have both. vLLM's stop at 1,575 tokens of 2,100 and need a tenth more for everything:
+    C_mid 330 for 300, .5 at 1.155 C_mid (.4 of .7), and .7706 for .7755 at 1,575 (that is .77549)."""
+    torch = [graded(seed) for seed in (0, 1, 2)]
+    vllm = [made("pipeline-8", seed, n=30, every=52.5, comparison="schedules", C_mid=330.0) for seed in (1, 2)]
+    head, _, *lines = law_report.engines_table(torch, vllm).splitlines()
+    assert head == "| 2 seeds, to 1.57k tokens | torch | vLLM | apart [95 %] |"
+    cells = [line.strip("| ").split(" | ") for line in lines]
+    assert cells[0][:3] == ["A", "0.8", "0.8"] and cells[1][:3] == ["C_mid", "300", "330"]
+    assert [float(x) for x in cells[2][1:3]] == pytest.approx([346, 381], abs=3)  # on straight lines
+    assert cells[1][3].startswith("+10 % [") and cells[2][3].startswith(("+10 % [", "+9.", "+10."))
+    assert cells[3][1:3] == ["0.775", "0.771"] and cells[3][3].startswith("-0.0049")
+    assert law_report.engines_table(torch, []) == law_report.engines_table(torch[:1], vllm) == ""
+
+
+def test_inside_is_of_an_evaluation_not_of_the_curve():
+    """The curve's interval is .49 to .51, that of an evaluation .45 to .55."""
+    ends = [law_report.Forecast(0.5, 0.5, (0.49, 0.51), (0.45, 0.55), R) for R in (0.44, 0.46, 0.55, 0.56)]
+    assert [end.inside for end in ends] == [False, True, True, False]
+
+
+def test_the_plateau_is_the_mean_of_the_last_eight():
+    """.77 and .79 in turns: .78. What came before does not count."""
+    run = made(rates=[0.1, *[0.0] * 31, *[0.77, 0.79] * 4])
+    intervals = (0.779, 0.781), (0.781, 0.8), (0.7, 0.779)
+    assert [law_report.finds_plateau(SimpleNamespace(A_interval=i), run) for i in intervals] == [True, False, False]
+    falls = graded(1, rates=[*graded().points["pass_rate"][:33], *[0.4] * 8])
+    assert law_report.sum_row("half", 0.5, [run, falls])[-1] == "1 of 2 (50%)"
+
+
+def test_power_law_by_hand():
+    """A .6, D 20, B .5: at C = 10,000 the reward is .6 - 20 / 100 = .4. The point at 0 does not count."""
+    c = np.linspace(5000, 50_000, 20)
+    law = law_report.power_law(np.append(0, c), np.append(0.1, 0.6 - 20 / np.sqrt(c)))
+    assert (law["A"], law["B"], law["D"]) == pytest.approx((0.6, 0.5, 20), rel=1e-3) and law["rmse"] < 1e-5
+    with pytest.raises(ValueError, match="needs 4 points"):
+        law_report.power_law(np.arange(4.0), np.arange(4.0) / 10)
+
+
+def test_power_law_runs_to_the_bound_on_early_data_and_the_sigmoid_does_not():
+    """The paper's argument: from 1.5k to 50k GPU-hours the power law says A = 1."""
+    c = np.linspace(1500, 50_000, 40)
+    r = sigmoid(c, 0.25, 0.645, 1.7, 9000.0)
+    assert law_report.power_law(c, r)["A"] == 1 and fit(c, r).A == pytest.approx(0.645, abs=1e-3)
+    from scipy.optimize import curve_fit
+
+    (D, B), _ = curve_fit(lambda x, D, B: 1 - D * x**-B, c / c[-1], r, p0=(0.4, 0.1))  # with A at its bound
+    law = law_report.power_law(c, r)
+    assert (law["D"] / c[-1] ** law["B"], law["B"]) == pytest.approx((D, B), rel=1e-3)
+
+
+def test_the_simpler_rules_by_hand():
+    """R = .9 - .8 / C^.5 in units of 50 tokens: the power law finds its own curve. That the pass rate stays: the mean at
+    C = 19 and 20, minus the end. With three points and the start there is no power law."""
+    rates = [0.1, *(0.9 - 0.8 / math.sqrt(i) for i in range(1, 41))]
+    run = made(rates=rates)
+    assert law_report.error(run, 0.5, "power law") == pytest.approx(0, abs=1e-3)
+    stays = 0.9 - 0.4 * (1 / math.sqrt(19) + 1 / math.sqrt(20))
+    assert law_report.error(run, 0.5, "the pass rate stays") == pytest.approx(stays - rates[-1])
+    assert math.isnan(law_report.error(made(n=7), 0.5, "power law"))
+
+
+def test_the_noise_ratio_by_hand():
+    """Noise of twice the binomial sd, in turns up and down so that no curve follows it, gives a ratio near 2."""
+    p = graded().points["pass_rate"]
+    noise = 2 * np.sqrt(p * (1 - p) / 1024) * (-1) ** np.arange(p.size)
+    assert law_report.noise_ratio(graded(rates=p + noise)) == pytest.approx(2, abs=0.1)
+
+
+def test_seeds_needed_by_hand():
+    """A of .78, .80, .82 has sd .02: an effect of one sd needs 17 seeds in each of two groups. A variant with .79, .80,
+    .81 differs by .01, .00, -.01, sd .01: two sd need 5 seeds in pairs (Student's t; four see it in 3 of 4 cases)."""
+    groups = {"baseline": [graded(s, A=0.78 + 0.02 * s) for s in range(3)],
+              "other": [graded(s, A=0.79 + 0.01 * s) for s in range(3)]}  # fmt: skip
+    lines = [line.strip("| ").split(" | ") for line in law_report.power_table(groups).splitlines()[2:4]]
+    assert [float(sd) for *_, sd, _ in lines] == pytest.approx([0.02, 0.01], abs=1e-3)
+    assert [needed for *_, needed in lines] == ["17", "5"]
+
+
+def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path, monkeypatch):
+    """A file made by hand: two seeds of the baseline, and one that failed. The pages name what is left out, and a run
+    refitted alone has its row in them. Without a variant there is nothing to compare."""
+    flags, cliff = (curves.differing(ablate.resolved(ablate.COMPARISONS[name].setting))
+                    for name in ("law", "chain"))  # fmt: skip
+    runs = [graded(0, flags=flags), graded(1, flags=flags, A=0.79, entropy=np.linspace(0.5, 0.1, 41)),
+            made("baseline", 2, n=2, comparison="law", state="failed (exit code 1)", flags=flags)]  # fmt: skip
+    runs += [made("chain", 0, n=40, comparison="chain", flags=cliff),
+             made("chain", 1, n=2, comparison="chain", state="unfinished", flags=cliff)]  # fmt: skip
+    greedy = flags | {"eval_temperature": "0.0"}  # in a table of their own, and in no other
+    runs += [made("baseline", seed, n=40, every=52.5, comparison="law-greedy", flags=greedy) for seed in range(3)]
+    monkeypatch.setattr(law_report, "identifiable_from", lambda curve: math.inf)  # forty fits a run
+    file = tmp_path / "curves.csv.gz"
+    curves.write_rows([row for run in runs for row in rows(run)], file)
+    assert ablate.main(["all", "--curves", str(file), "--results", str(tmp_path)]) == 0
+    assert {path.stem for path in tmp_path.glob("*.md")} == {"law", "logs"}
+    text = (tmp_path / "law.md").read_text()
+    assert (
+        "2 runs of the graded task" in text
+        and "Left out: baseline seed 2 (failed (exit code 1)), chain seed 1 (unfinished)." in text
+    )
+    greedy_rows = text.partition(law_report.GREEDY)[2].partition("**Where")[0].split("|\n|")[2:]
+    assert [row.split(" | ")[:2] for row in greedy_rows] == [
+        [f" {name}", "3"] for name in ("a quarter", "half", "all of it")
+    ]
+    assert "**The other comparisons" not in text and "in 1 of 2 runs" in (tmp_path / "logs.md").read_text()
+    assert "**Where the law fails.**" in text and "| – | 1 of 1 (100%) |" in text.splitlines()[-1]  # no known ceiling
+    found = curves.curves_of(curves.read_rows(file))
+    assert all(
+        f"| {' | '.join(law_report.row(run))} |" in text for run in found if run.finished and run.comparison == "law"
+    )
+    assert (tmp_path / "law.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.skipif(not (RESULTS / "curves.csv.gz").exists(), reason="no sweep has been published yet")
+def test_three_published_runs_give_their_rows_again():
+    """What `make refit` does, for the first, the middle and the last run of the committed table."""
+    text = (RESULTS / "law.md").read_text()
+    found = curves.curves_of(curves.read_rows(RESULTS / "curves.csv.gz"))
+    runs = [run for run in found if run.finished and run.comparison == "law"]
+    for run in (runs[0], runs[len(runs) // 2], runs[-1]):
+        assert f"| {' | '.join(law_report.row(run))} |" in text
+
+
+# ---- what the logs know
+
+
+def signal_run(values, fall_at=None, n=12):
+    """Twelve evaluations after the start; ESS as given from the first on; at `fall_at` the pass rate drops to .1."""
+    rates = np.linspace(0.1, 0.7, n + 1)
+    if fall_at:
+        rates[fall_at:] = 0.1
+    return made(rates=rates, ess=[np.nan, *values])
+
+
+def test_alarms_by_hand():
+    """The first third is evaluations 1 to 4: .98 .99 .99 1.0 has mean .99 and sd .00816, so an alarm is below .9655 or
+    above 1.0145. .966 is none; .96 at 7 is one; the run falls at 9: two evaluations before."""
+    usual = [0.98, 0.99, 0.99, 1.0]
+    early = signal_run([*usual, 0.966, 0.99, 0.96, *[0.99] * 5], fall_at=9)
+    assert log_report.first_third(early) == 4
+    assert (log_report.alarm_of(early, "ess"), log_report.fall_of(early)) == (7, 9)
+    late = signal_run([*usual, *[0.99] * 4, 0.5, *[0.99] * 3], fall_at=9)  # with the fall, so it announces nothing
+    calm, false = signal_run([*usual, *[0.99] * 8]), signal_run([*usual, *[0.99] * 7, 1.02])
+    assert [log_report.fall_of(run) for run in (late, calm, false)] == [9, None, None]
+    text = log_report.page([early, late, calm, false], [calm])
+    assert "2 of 4 runs fall" in text and "one/base/seed-0 (9)" in text and "never gain" not in text
+    assert "| ESS | 1 of 2 | 2 (2 to 2) | 1 of 2 |" in text
+    assert "| log-prob gap | 0 of 2 | – | 0 of 2 |" in text  # nothing is logged
+
+
+def test_alarms_of_a_level_by_hand():
+    """An ESS of .89 at evaluation 2, and the fall at 9, seven later; a fall at 5 with the first low ESS announces
+    nothing; a calm run at .90 is not below .9, one at .79 is a false alarm of .9 and of .8."""
+    announced = signal_run([0.95, 0.89, *[0.95] * 10], fall_at=9)
+    late = signal_run([*[0.95] * 4, 0.6, *[0.95] * 7], fall_at=5)
+    calm, false = signal_run([0.9] * 12), signal_run([*[0.95] * 11, 0.79])
+    assert [log_report.low_of(run, 0.9) for run in (announced, late, calm, false)] == [2, 5, None, 12]
+    text = log_report.page([announced, late, calm, false], [calm])
+    assert (
+        "| 0.9 | 1 of 2 | 7 (7 to 7) | 1 of 2 |\n| 0.8 | 0 of 2 | – | 1 of 2 |\n| 0.7 | 0 of 2 | – | 0 of 2 |" in text
+    )
+
+
+def test_a_run_that_never_learns_cannot_fall_and_is_named():
+    """From .04 at best to .13: what it logs after its collapse is neither an alarm nor a calm run."""
+    dead = made("dead", 1, rates=[0.04, 0.13, *[0.0] * 11], ess=[np.nan, *[0.5] * 4, *[0.9] * 8])
+    text = log_report.page([dead, signal_run([0.98, 0.99, 0.99, 1.0, *[0.99] * 8])], [])
+    assert "0 of 1 runs fall" in text and "Left out are 1 runs that never gain more than 0.1: one/dead/seed-1." in text
+    assert "| ESS | 0 of 0 | – | 0 of 1 |" in text
+    assert log_report.learns(made(rates=[0.04, 0.15, 0.0]))
+
+
+def test_a_fall_is_more_than_a_tenth():
+    assert log_report.fall_of(made(rates=[0.1, 0.5, 0.41, 0.6])) is None
+    assert log_report.fall_of(made(rates=[0.1, 0.5, 0.39, 0.6])) == 2
+
+
+def test_rank_correlation_by_hand():
+    """Entropies at half of 1 2 3 4 5 and ends of .1 .2 .3 .5 .4: d^2 sums to 2, 1 - 6 * 2 / (5 * 24) = .9."""
+    runs = [made(seed=i, rates=[0, 0, 0, 0, end], entropy=[np.nan, 9, i, 9, 9])
+            for i, end in enumerate((0.1, 0.2, 0.3, 0.5, 0.4), 1)]  # fmt: skip
+    assert log_report.correlation(runs, "entropy", 0.5).startswith("+0.90 (p 0.04, 5 runs)")
+    assert log_report.correlation(runs[:4], "entropy", 0.5) == log_report.correlation(runs, "gap", 0.5) == "–"

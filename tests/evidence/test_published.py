@@ -1,0 +1,150 @@
+"""evidence/published.py and evidence/figure1.py: what follows from what the papers print, and that two pages are theirs."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import figure1
+import numpy as np
+import published
+import pytest
+from figure1 import CUTS, DRAWN, HALF, inside, read, usual
+from published import CHENG, KHATRI, PAGE, SIZES, TAN, K, curve, overtakes, paper_grid, power_law, range_of_equal_runs
+
+from fit_sigmoid import SigmoidFit, fit, short, sigmoid, span
+
+pytestmark = pytest.mark.medium
+
+DOCS = Path(__file__).parents[2] / "docs"
+PUBLISHED, FIGURE1 = ((DOCS / name).read_text() for name in ("published.md", "figure1.md"))
+
+
+def test_slopes_are_those_printed():
+    """Tan et al., Qwen2.5 base on compute."""
+    constants = TAN["Qwen2.5 base, compute"][0]
+    assert [round(K(*constants, N), 3) for N in SIZES] == [0.005, 0.014, 0.025, 0.047, 0.070, 0.096, 0.114]
+
+
+@pytest.mark.parametrize(("slow", "text"), [("32k tokens", "28.1k"), ("batch 2048", "30.2k")])
+def test_the_higher_ceiling_is_ahead_from_the_crossing_on(slow, text):
+    """On both sides of it the curves say so."""
+    fast = "8B, batch 768, 14k tokens"
+    at = overtakes(slow, fast)
+    assert curve(slow, at * 0.9) < curve(fast, at * 0.9)
+    assert curve(slow, at * 1.1) > curve(fast, at * 1.1) and KHATRI[slow][0] > KHATRI[fast][0]
+    assert f"| {slow} over {fast} | {text} |" in PUBLISHED and short(at) == text
+    assert curve(fast, 16e3) - curve(slow, 16e3) == pytest.approx(0.04, abs=0.005)
+
+
+def test_laws_are_found_in_points_that_lie_on_them():
+    """The grid: .6 and 100 + 10 * 403.03 are on it. The power law: .7 - 2 / C^.5, and a line in log C, which has no end.
+    The usual fit: t with 36 degrees of freedom is 2.028, and A's scatter over 100 noisy runs is its standard error."""
+    C = np.geomspace(500, 60_000, 40)
+    truth = (0.4, 0.6, 1.5, 4130.3)
+    assert paper_grid(C, sigmoid(C, *truth), 0.4) == pytest.approx((0.6, 1.5, 4130.3), rel=3e-3)
+    assert power_law(C, 0.7 - 2 / C**0.5) == pytest.approx((0.7, 2, 0.5), rel=0.02)
+    assert power_law(C, 0.05 * np.log(C))[0] == pytest.approx(1)
+    R = sigmoid(C, *truth) + np.random.default_rng(0).normal(0, 0.005, (100, 40))
+    A, half, ends = zip(*(usual(C, r, C[-1:] * 2) for r in R), strict=True)
+    assert np.mean(half) == pytest.approx(2.028 * np.std(A, ddof=1), rel=0.2)
+    assert np.mean(A) == pytest.approx(0.6, abs=2e-3)
+    assert np.diff(ends, axis=1).mean() / 2 == pytest.approx(np.hypot(np.mean(half), 2.028 * 0.005), rel=0.1)
+
+
+def test_the_range_of_nine_equal_runs():
+    """Nine normal draws of sd 1 have a mean range of 2.970 (tables of control charts); the grid of .005 hardly shows. One
+    in two such sets is no wider than .02 if the mean range is .0227."""
+    mean, below = range_of_equal_runs(0.015, 9)
+    assert mean == pytest.approx(2.970 * 0.015, rel=0.01) and below < 0.05
+    assert 0.4 < range_of_equal_runs(0.0227 / 2.970, 9)[1] < 0.6
+
+
+def test_the_page_is_what_the_tool_writes():
+    """All of its fixed text, and the tables that cost nothing to make again."""
+    for text in re.split(r"\{\w+\}", PAGE):
+        assert text.strip("\n") in PUBLISHED
+    # easy at C0: 2^(6.09 / 2 + 2.73) = 54.8; far above 2^8.82 = 452, of which 444 at 10^7
+    assert "| easy | 7 | 7 | 13 | 55 | 118 | 379 | 444 |" in PUBLISHED
+    assert f"| hard | {2 ** (4.47 / (1 + np.exp(7.23 * 1.34)) + 2.79):.0f} |" in PUBLISHED and CHENG["hard"][0] == 4.47
+    assert "| Qwen2.5 base, compute, intra | 0.005 | 0.014 | 0.025 | 0.047 | 0.070 | 0.096 | 0.114 |" in PUBLISHED
+    assert "| " + " | ".join(published.window_row(5000, 50_000)) + " |" in PUBLISHED
+
+
+@pytest.mark.long
+def test_the_tools_write_pages_and_pictures(monkeypatch, tmp_path):
+    """With the slow simulations taken out. On figure1.md nothing changes but the column that they fill."""
+    none = dict.fromkeys(("sd of A", "identifiable", "median error", "covered", "width"), 0.0)
+    monkeypatch.setattr(published, "extrapolate", lambda *_: none)
+    monkeypatch.setattr(published, "window_row", lambda *_: ["a window"])
+    monkeypatch.setattr(SigmoidFit, "ask_again", lambda _: np.inf)
+    for tool in (published, figure1):
+        tool.main(["--output", str(tmp_path)])
+    files = ["figure1.md", "figure1.png", "published.md", "published_laws.png", "published_runs.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert "| a window |" in (tmp_path / "published.md").read_text()
+    last_of_ten = re.compile(r"^((?:\| [^|]+ ){9})\| [^|]+ \|$", re.M)
+    assert last_of_ten.sub(r"\1", FIGURE1) == last_of_ten.sub(r"\1", (tmp_path / "figure1.md").read_text())
+
+
+@cache
+def fits(run: str) -> list[SigmoidFit]:
+    """To the first 7, 8, ... and at last to all points."""
+    C, R = read(run)
+    return [fit(C[:i], R[:i]) for i in range(7, C.size + 1)]
+
+
+@pytest.mark.parametrize(
+    ("run", "cuts", "ends"),
+    [("dense", (10, 15, 20, 25, 30, 35, 40, 50), [(1328, 0.4021), (89367, 0.6402)]),
+     ("moe", (7, 9, 12, 16, 25), [(1241, 0.5177), (44162, 0.6959)])],
+)  # fmt: skip
+def test_what_the_figure_shows_later_lies_where_its_early_points_say(run, cuts, ends):
+    """At every cut that is named 95 % of the later points. After no point is a ceiling identifiable that leaves out the
+    later A."""
+    C, R = read(run)
+    assert [(C[i], R[i]) for i in (0, -1)] == ends and set(cuts) < set(CUTS[run])
+    for cut in cuts:
+        f = next(f for f in reversed(fits(run)) if f.C[-1] <= 1000 * cut)
+        assert inside(f, C[f.n_points :], R[f.n_points :]) >= 0.95 * (C.size - f.n_points)
+    A = fits(run)[-1].A
+    assert [f.C[-1] for f in fits(run) if f.identifiable and not f.A_interval[0] <= A <= f.A_interval[1]] == []
+
+
+def test_the_sentences_of_figure1_are_what_its_fits_say():
+    """Those about single numbers, without the zeros before the point."""
+    whole, whole_moe, known = fits("dense")[-1], fits("moe")[-1], [f for f in fits("dense") if f.identifiable]
+    half, half_moe = (next(f for f in reversed(fits(run)) if f.C[-1] <= 1000 * HALF[run]) for run in CUTS)
+    first, first_moe = known[0], next(f for f in fits("moe") if f.identifiable)
+    skipped = (fit(f.C, f.R, skip_below=1500) for f in fits("dense"))
+    early = next(f for f in skipped if f.identifiable)
+    middle = [f for f in fits("dense") if 19e3 < f.C[-1] < 50e3]
+    gains = [(whole.A - f.predict(f.C[-1])) / (f.A - f.predict(f.C[-1])) for f in middle]
+    Frechet = whole.best["Frechet"].A[0]
+    missed = [f for f in known if f.A_interval[1] < Frechet]
+    R0 = [[c.ends(0.0, f.limit) for c in f.allowed.values()] for f in (whole, whole_moe)]
+    lines = [np.polyfit(f.C[:4], f.R[:4], 1)[1] for f in (whole, whole_moe)]
+    above = [
+        (f.R - sigmoid(f.C, *DRAWN[run]))[1000 * HALF[run] < f.C]
+        for run, f in zip(CUTS, (whole, whole_moe), strict=True)
+    ]
+    apart = [np.median(np.diff(f.C)[:12]) for f in (whole, whole_moe)]
+    said = [
+        f"identifiable from {short(first.C[-1])} GPU-hours on, after {first.n_points} points: {span(first.A_interval, 3)}",
+        f"{span(half_moe.A_interval, 3)}. It was from {short(first_moe.C[-1])} on: {span(first_moe.A_interval, 3)}",
+        f"was {min(gains):.1f} to {max(gains):.1f} times what Eq. 1",
+        f"Frechet fits the whole dense run best and says {Frechet:.3f}",
+        "at {:.1f}k and {:.1f}k, end at {:.3f} and {:.3f}".format(
+            *(f.C[-1] / 1000 for f in missed), *(f.A_interval[1] for f in missed)
+        ),
+        f"first verdict comes at {short(early.C[-1])} and is wrong: identifiable in {span(early.A_interval, 3)}",
+        f"where our Eq. 1 has {half.A:.3f} and {whole.A:.3f}",
+        f"Eq. 1 has {half.R0:.3f} and {half_moe.R0:.3f} where it is fitted",
+        f"has {np.min(R0[0]):.3f} to {np.max(R0[0]):.3f} and {np.min(R0[1]):.3f} to {np.max(R0[1]):.3f}",
+        f"meets C = 0 at {lines[0]:.3f} and {lines[1]:.3f}",
+        f"lie {above[0].mean():.3f} and {above[1].mean():.3f} above them on average, and {above[1].max():.3f} at most",
+        f"are {apart[0]:,.0f} GPU-hours apart on the dense run and {apart[1]:.0f} on the MoE",
+        f"the runs have {whole.C[-1] / apart[0]:.0f} and {whole_moe.C[-1] / apart[1]:.0f} evaluations, and",
+    ]
+    text = " ".join(FIGURE1.split())
+    assert [v for v in said if v.replace("0.", ".") not in text] == []
+    assert whole.form == "Frechet" and [f.n_points for f in known] == list(range(first.n_points, 35))

@@ -1,0 +1,385 @@
+"""runtime/engines.py and pipeline_rl.VLLMEngine on a vLLM that samples nothing: arguments, deaths and restarts.
+
+Real engines that are killed are in tests/engine/test_deaths.py.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from fake_engine import FakeVLLM, generating, install_fake_vllm, problems, wait_until
+
+from pipeline_rl import EngineDied, EngineFailed, Pacer, VLLMEngine, vllm_environment
+from runtime.engines import RestartingEngine, environment, reason_of
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The fake vLLM engines that were started, in their order. The plain engine leaves its environment set."""
+    with mock.patch.dict(os.environ):
+        yield install_fake_vllm(monkeypatch)
+
+
+class Channel:
+    """A weight channel that loads nothing."""
+
+    trainer_waits, survives_restart = False, True
+
+    def __init__(self):
+        self.engine_args, self.environment, self.closed = {}, {}, 0
+
+    def prepare(self, weights):
+        pass
+
+    async def deliver(self, vllm):
+        await vllm.collective_rpc("load")
+
+    def close(self):
+        self.closed += 1
+
+
+def new_engine(**options) -> RestartingEngine:
+    return RestartingEngine("model", [1], 64, **{"channel": Channel(), "max_num_seqs": 4} | options)
+
+
+def test_an_update_by_hand(made):
+    """Pause, load, name the version, resume; a token carries the version that vLLM reports for it. Shut down twice, the
+    process is ended once."""
+    engine = VLLMEngine("model", [1], 64, channel=Channel())
+
+    async def run():
+        engine.prepare({}, 3)
+        await engine.start()
+        before = await engine.sample([7, 8], 2, "3")
+        engine.prepare({}, 4)
+        assert engine.version == 3
+        await engine.update()
+        return before, await engine.sample([7, 8], 2, "4")
+
+    before, after = asyncio.run(run())
+    assert made[0].calls == ["load", "version 3", "pause", "load", "version 4", "resume"]
+    assert (before.versions, after.versions, engine.version) == ([3, 3], [4, 4], 4)
+    assert after.completion_ids == [5, 5] and after.mask == [1, 1] and after.prefilled == 2
+    with pytest.raises(ValueError, match="a prompt of 60 tokens and 5 more exceed max_model_len = 64"):
+        asyncio.run(engine.sample([7] * 60, 5, "4"))
+    engine.shutdown()
+    engine.shutdown()
+    assert made[0].calls[-2:] == ["resume", "shutdown"] and engine.channel.closed
+
+
+def test_versions_of_the_faster_scheduler(made):
+    """It sends the number of pauses before each token: the first weights are version 3, two pauses brought 4 and 7."""
+    engine = new_engine()
+
+    async def run():
+        engine.prepare({}, 3)
+        await engine.start()
+        for version in (4, 7):
+            engine.prepare({}, version)
+            await engine.update()
+
+    asyncio.run(run())
+    sent = SimpleNamespace(kv_transfer_params={"logprobs": [-1.0, -2.0, -3.0, -4.0], "pauses": [0, 1, 1, 2]})
+    assert engine.read(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
+
+
+def test_max_num_seqs_is_of_each_engine():
+    """Four replicas of 8 slots each. So also by vLLM's own names."""
+    four = {"data_parallel_size": 4}
+    for engine in (new_engine(max_num_seqs=8, engine_args=four), new_engine(engine_args=four | {"max_num_seqs": 8})):
+        assert (engine.replicas, engine.slots, engine.args["max_num_seqs"]) == (4, 8, 8)
+
+
+def test_each_replica_is_warmed_up_and_a_request_goes_to_the_one_it_names(made):
+    engine = new_engine(engine_args={"data_parallel_size": 3})
+
+    async def run():
+        await engine.start()
+        await engine.sample([7, 8], 2, "0", 2)
+
+    asyncio.run(run())
+    assert made[0].placed == [0, 1, 2, 2]
+
+
+def test_ray_workers_get_nothing_of_this_host():
+    """No folder, process or file of ours is on their hosts, and they must not listen on loopback."""
+    channel = Channel()
+    channel.engine_args = {"worker_extension_cls": "ours.Receiver"}
+    channel.environment = {"VLLM_RPC_BASE_PATH": "/here"}
+    here = new_engine(channel=channel)
+    assert here.args["worker_extension_cls"] == "ours.Receiver"
+    assert here.environment.items() >= {"VLLM_RPC_BASE_PATH": "/here", "VLLM_HOST_IP": "127.0.0.1"}.items()
+    ray = new_engine(channel=channel, engine_args={"distributed_executor_backend": "ray"})
+    assert "worker_extension_cls" not in ray.args
+    assert not {"VLLM_RPC_BASE_PATH", "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} & set(ray.environment)
+    assert "VLLM_NO_USAGE_STATS" in ray.environment
+
+
+# ------------------------------------------------------------------------------------------------- deaths
+
+
+def test_groups_admitted_while_the_engine_restarts_are_no_second_death(made, monkeypatch):
+    """Forty groups, two at a time; the first engine dies. Its slots are free at once, so others begin on it and fail, one
+    after the other, also while the new engine starts. One death, one restart, forty groups, in their order, each with
+    both of its rollouts by one engine."""
+
+    async def slowly(self, name, args=()):
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(FakeVLLM, "collective_rpc", slowly)
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.002)
+    engine = new_engine()
+    with generating(problems(40), engine, Pacer(40, 0)) as generator:
+        wait_until(lambda: generator.pacer.admitted > 2)
+        made[0].errored = True
+        groups = generator.take(40)
+    assert [group.number for group in groups] == list(range(40)) and all(len(group.rollouts) == 2 for group in groups)
+    assert generator.counters.restarts == 1 and len(made) == 2
+    assert 1 <= generator.counters.redone_groups <= 40
+
+
+def test_all_rollouts_of_a_group_are_redone(made, monkeypatch):
+    """Of two rollouts one is finished when the engine dies: both are sampled again, under the old number, at the version
+    that is live then, and count as sampled once."""
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.05)
+    engine = new_engine()
+    lengths = iter([1, 9, 3, 4])  # tokens of the first attempt, then of the second
+    control = SimpleNamespace(draw_budget=lambda rng: next(lengths), second_leg=lambda *_: None)
+    with generating(problems(1), engine, length_control=control) as generator:
+        wait_until(lambda: generator.in_loop(lambda g: g.inside) == [1])
+        engine.prepare({}, 5)
+        made[0].errored = True
+        [group] = generator.take(1)
+    assert group.number == 0 and group.version == 5
+    assert [rollout.versions for rollout in group.rollouts] == [[5] * 3, [5] * 4]
+    assert generator.counters.sampled == 7 and generator.counters.redone_groups == 1
+
+
+def test_an_engine_that_dies_in_a_push_starts_with_the_new_weights(made):
+    """vLLM never answers the pause: the push is live in the new engine, and an evaluation that died with it is redone."""
+    engine = new_engine()
+    with generating(engine=engine) as generator:
+        made[0].seconds = 0.05
+        made[0].errored = True
+        generator.push({}, 1, 0)
+        generator.settle()
+        assert generator.version == 1 and made[1].calls[:2] == ["load", "version 1"] and "pause" not in made[1].calls
+        [rollouts] = generator.result_of(generator.evaluate(problems(1), 3))
+        assert [rollout.versions for rollout in rollouts] == [[1] * 8] * 3
+        assert generator.counters.restarts == 1
+
+
+def test_requests_learn_of_a_death_that_a_push_saw_first(made, monkeypatch):
+    """vLLM tells them in a task that ends with its shutdown, and by then the push has replaced the engine: they would
+    wait forever, and so would the trainer. They are redone by the new engine."""
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.3)  # the push looks every .1 s
+    engine = new_engine()
+    with generating(problems(2), engine, Pacer(2, 0)) as generator:
+        wait_until(lambda: generator.in_loop(lambda g: g.inside) == [4])
+        monkeypatch.setattr(FakeVLLM, "seconds", 0.001)
+        made[0].errored = True
+        generator.push({}, 1, 0)
+        generator.settle()
+        wait_until(lambda: generator.pacer.ready == 2)
+        groups = generator.take(2)
+    assert [group.version for group in groups] == [1, 1] and generator.counters.redone_groups == 2
+    assert generator.counters.restarts == 1
+
+
+def test_an_engine_that_dies_while_it_loads_leaves_no_task(made):
+    """The pause is answered, the load is not. A task that waited forever would be told of when it is collected, and that
+    would pass for an error of the run."""
+    engine = new_engine()
+    with generating(engine=engine) as generator:
+
+        async def die(name, args=()):
+            made[0].errored = True
+            await asyncio.Event().wait()
+
+        made[0].collective_rpc = die
+        generator.push({}, 1, 0)
+        generator.settle()
+        assert generator.version == 1 and generator.counters.restarts == 1
+        waiting = generator.in_loop(lambda _: [task.get_coro().__qualname__ for task in asyncio.all_tasks()])
+        assert not [name for name in waiting if "load" in name or "update" in name]
+
+
+@pytest.mark.parametrize(
+    ("versions", "survives"), [((0, 5), True), ((0, 4), False), ((0, 5, 10), True), ((0, 5, 9), False)]
+)
+def test_deaths_of_the_engine_count_within_a_window(made, versions, survives):
+    """One death survived within 5 versions: the next one 5 versions later is, 4 versions later it is not."""
+    engine = new_engine(max_restarts=1, restart_window=5)
+
+    async def die(version):
+        engine.version = engine.prepared = version
+        made[-1].errored = True
+        await engine.together(lambda: [engine.sample([2], 2, "")])
+
+    async def run():
+        await engine.start()
+        for version in versions:
+            await die(version)
+
+    if survives:
+        asyncio.run(run())
+    else:
+        with pytest.raises(EngineDied, match="died 2 times within 5 versions"):
+            asyncio.run(run())
+    assert engine.counters.restarts == len(versions) - (not survives) == len(made) - 1
+
+
+def test_deaths_that_end_the_run(made, monkeypatch):
+    """One too many while the trainer waits: an error wherever it waits. A channel that cannot fill a new engine, and an
+    engine that does not start again, say so; after the end nothing is started."""
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.05)
+    engine = new_engine(max_restarts=0)
+    with generating(problems(2), engine) as generator:
+        made[-1].errored = True
+        generator.push({}, 1, 0)
+        started = time.monotonic()
+        for wait in (generator.settle, lambda: generator.take(1), lambda: generator.evaluate(problems(1), 1)):
+            with pytest.raises(EngineDied, match="died 1 times"):
+                wait()
+        assert time.monotonic() - started < 10
+
+    def no_memory():
+        raise ValueError("no memory")
+
+    async def die(engine, start_again=None):
+        await engine.start()
+        engine.new_vllm = start_again
+        engine.vllm.errored = True
+        await engine.together(lambda: [engine.sample([2], 2, "")])
+
+    engine = new_engine()
+    engine.channel.survives_restart = False
+    with pytest.raises(EngineDied, match="this weight channel cannot fill a new one"):
+        asyncio.run(die(engine))
+    with pytest.raises(EngineDied, match=r"did not start again: .*\(ValueError: no memory\)"):
+        asyncio.run(die(new_engine(), no_memory))
+
+
+def test_an_engine_that_was_shut_down_is_not_replaced(made):
+    engine = new_engine()
+
+    async def run():
+        await engine.start()
+        vllm = engine.vllm
+        vllm.seconds = 0.01
+        task = asyncio.ensure_future(engine.together(lambda: [engine.sample([2], 9, "")]))
+        await asyncio.sleep(0.02)
+        vllm.errored = True
+        engine._closed = True
+        await task
+
+    with pytest.raises(EngineDied, match="closed"):
+        asyncio.run(run())
+    assert len(made) == 1
+
+
+# ------------------------------------------------------------------------------------------------- the start
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(made, monkeypatch):
+    """The line of the first cause, not that of what was raised over it; the thread ends, the channel is closed."""
+    engine = new_engine(engine_args={"scheduler_cls": "nowhere.Scheduler"})
+    with pytest.raises(EngineFailed, match=r"ModuleNotFoundError: scheduler_cls=nowhere\.Scheduler: "):
+        with generating(engine=engine):
+            pass
+    assert engine.channel.closed and not made
+
+    async def lacks(self, name, args=()):
+        raise RuntimeError("the trainer sent no weights for x") from None
+
+    monkeypatch.setattr(FakeVLLM, "collective_rpc", lacks)
+    with pytest.raises(EngineFailed, match=r"\(RuntimeError: the trainer sent no weights for x\)"):
+        asyncio.run(new_engine().start())
+    assert made[0].calls == ["shutdown"]
+    second = RuntimeError("see above")
+    second.__cause__ = SimpleError("Value error, Invalid repository ID")
+    assert reason_of(second) == "SimpleError: Value error, Invalid repository ID"
+    assert reason_of(KeyError()) == "KeyError"
+
+
+class SimpleError(ValueError):
+    """As of pydantic, which checks vLLM's arguments: its text has more lines than the message."""
+
+    def __str__(self):
+        return f"1 validation error for ModelConfig\n  {self.args[0]}"
+
+    def errors(self):
+        return [{"msg": self.args[0]}]
+
+
+def test_the_engine_inherits_a_blocked_ctrl_c_and_its_devices(made, monkeypatch):
+    """Ctrl-C is the trainer's to answer; devices are set whatever the user's environment says, the rest is not."""
+    seen = {}
+
+    def new(args):
+        seen.update(os.environ)
+        seen["mask"] = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        return FakeVLLM(args)
+
+    monkeypatch.setattr(sys.modules["vllm.v1.engine.async_llm"], "AsyncLLM", SimpleNamespace(from_engine_args=new))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("VLLM_HOST_IP", raising=False)
+    with generating(engine=new_engine(devices={"CUDA_VISIBLE_DEVICES": "2,3"})):
+        pass
+    assert seen["CUDA_VISIBLE_DEVICES"] == "2,3" and seen["OMP_NUM_THREADS"] == "7"
+    assert seen["VLLM_HOST_IP"] == "127.0.0.1" and signal.SIGINT in seen["mask"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0" and "VLLM_HOST_IP" not in os.environ
+    with pytest.raises(KeyError), environment({}, {"CUDA_VISIBLE_DEVICES": "2,3"}):
+        raise KeyError  # as when the engine does not start
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(made, monkeypatch):
+    """What torch.distributed.run sets (torch 2.13, local_elastic_agent.py) is not there when the engine starts, nor when
+    another one does after a death; afterwards it is."""
+    ranks = {f"{kind}RANK": "3" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
+    sizes = {f"{kind}WORLD_SIZE": "4" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
+    launcher = ranks | sizes | {"ROLE_NAME": "default", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    launcher |= {f"TORCHELASTIC_{x}": "1" for x in ("RUN_ID", "USE_AGENT_STORE", "RESTART_COUNT", "ERROR_FILE")}
+    other = {"MY_RANK": "1", "RANKING": "2", "OMP_NUM_THREADS": "1"}
+    for name, value in (launcher | other).items():
+        monkeypatch.setenv(name, value)
+    seen = []
+
+    def new(args):
+        seen.append(dict(os.environ))
+        return FakeVLLM(args)
+
+    monkeypatch.setattr(sys.modules["vllm.v1.engine.async_llm"], "AsyncLLM", SimpleNamespace(from_engine_args=new))
+    with generating(engine=new_engine()) as generator:
+        made[0].errored = True
+        generator.push({}, 1, 0)
+        generator.settle()
+    assert len(seen) == 2
+    for environ in seen:
+        assert not set(launcher) & set(environ) and other.items() <= environ.items()
+    assert launcher.items() <= os.environ.items()
+
+
+def test_the_engine_is_asked_after_the_last_push_and_after_a_death(made):
+    """`ask` waits until the weights are live. An engine that is dead never answers: the new one is asked."""
+    with generating(engine=new_engine()) as generator:
+        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "0"}]
+        generator.push({}, 3, 0)
+        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
+        made[0].errored = True
+        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
+        assert generator.counters.restarts == 1 and made[1].calls[-1] == "digests"
+
+
+def test_float32_on_a_gpu_asks_for_whole_products():
+    """Triton's default on NVIDIA, TF32, moves log-probs by more than the gap at which a run ends."""
+    assert vllm_environment(True, False, "float32")["TRITON_F32_DEFAULT"] == "ieee"
+    for gpu, dtype in ((True, "bfloat16"), (False, "float32")):
+        assert "TRITON_F32_DEFAULT" not in vllm_environment(gpu, False, dtype)

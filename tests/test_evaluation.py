@@ -1,0 +1,182 @@
+"""runtime/evaluation.py: the gap by hand, and a run that ends when the generator has other weights than the trainer."""
+
+import math
+
+import pytest
+import torch
+
+from runtime.evaluation import RunFailed, logprob_gap, sha256
+from runtime.model import Row
+
+
+def test_the_gap_by_hand():
+    """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count. Mean
+    of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""
+    rows = [Row([1], [5, 6, 7], [1, 0, 1]), Row([1], [5], [1])]
+    own = torch.tensor([[-1.0, 0.0, -2.0], [-1.0, 0.0, 0.0]])
+    behaviour = [[-1.1, -9.0, -1.8], [-1.6]]
+    assert logprob_gap(own, behaviour, rows, False) == pytest.approx(0.3)
+    assert logprob_gap(own, behaviour, rows, True) == pytest.approx(0.15)
+
+
+def test_weights_that_did_not_move_end_the_run(run):
+    """Log-probs that differ by more than 1e-4 (bfloat16: 0.1) are an error, and evaluation tokens of another version."""
+    with pytest.raises(RunFailed, match=r"weights check: at version 0 .* by 2\.0e-04 .* than 0.0001 \(float32\)"):
+        run({"logprob": -2e-4})
+    with pytest.raises(RunFailed, match="weights check: 10 evaluation completions have tokens that version 0 did not"):
+        run({"mixed": True})
+    played = run({"logprob": -5e-5})
+    assert played.steps[0]["logprob_gap"] == pytest.approx(5e-5) and played.progress.step == 8
+    assert run({"logprob": -0.08}, dtype="bfloat16").progress.step == 8
+    with pytest.raises(RunFailed, match=r"by 1\.2e-01 .* than 0.1 \(bfloat16\): .* weights .* precision"):
+        run({"logprob": -0.12}, dtype="bfloat16")
+
+
+def test_evaluations_at_another_temperature_are_no_check_but_probes_are(run):
+    """The trainer's log-probs are those at --temperature. Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and 6."""
+    played = run({"logprob": -2e-4}, eval_temperature=0.0, probe_every=100)
+    assert played.progress.step == 8 and played.progress.evaluated == 8
+    assert played.parts.generator.on_main.temperatures == [0.0] * 3
+    assert run({}, eval_temperature=0.5).parts.generator.on_main.temperatures == [0.5, None, 0.5, None, 0.5]
+    with pytest.raises(RunFailed, match=r"weights check: at version 3 .* by 2\.0e-04"):
+        run({"logprob": -2e-4}, eval_temperature=0.0)
+    assert run({}).parts.generator.on_main.temperatures == [1.0, None, 1.0, None, 1.0]
+
+
+def digests(changes: list[list[int]]):
+    """A script for engines with one worker for each list: the versions at which its weights change."""
+
+    def weight_digests(self):
+        return [{"w": max([0, *(v for v in versions if v <= self.version)])} for versions in changes]
+
+    return {"weight_digests": weight_digests}
+
+
+@pytest.mark.long
+def test_an_engine_that_no_update_reaches_ends_the_run(run):
+    """In bfloat16 the log-probs may agree all the same; the bytes of one worker's weights do not change. Seen after the
+    first update, or with save_every = 2 at the second save after the last update that arrived."""
+    every = list(range(1, 9))
+    with pytest.raises(RunFailed, match=r"weights check: workers \[0\] of the engine hold .* at version 1 as at 0, b"):
+        run(digests([[]]), dtype="bfloat16")
+    with pytest.raises(RunFailed, match=r"workers \[1\] .* at version 1 as at 0"):
+        run(digests([every, [], every]))
+    with pytest.raises(RunFailed, match=r"workers \[0, 1\] .* at version 6 as at 4"):
+        run(digests([[1, 2, 3], [1, 2, 3]]), save_every=2)
+    assert run(digests([[1], [1]])).progress.version == 8  # only the first update is looked at
+    assert run(digests([[1, 2, 4, 6, 8]]), save_every=2).progress.version == 8
+    frozen = {"weights": property(lambda self: {}, lambda self, value: None)}  # as at a learning rate of 1e-12
+    assert run(digests([[]]), frozen).progress.version == 8
+
+
+@pytest.mark.parametrize("hash_of", [sha256, lambda x: str(torch.hash_tensor(x).item())])
+@pytest.mark.parametrize(
+    ("behind", "version"),
+    [
+        (lambda worker, version: 0, None),
+        (lambda worker, version: 1, 0),  # from the start on
+        (lambda worker, version: int(version >= 4), 4),
+        (lambda worker, version: 1.5 * (version >= 4) * worker, 4),  # one worker of two, something in between
+    ],
+)
+def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
+    """Its bytes change with each update, and in bfloat16 its log-probs may agree. The names of what it keeps as it is are
+    told by the first comparison: `packed` is stored otherwise from the start, and `split` by one worker only."""
+
+    def tensors(steps):
+        return {name: torch.tensor([steps, 0.5], dtype=torch.bfloat16) for name in ("packed", "split", "norm")}
+
+    def weight_digests(self):
+        workers = []
+        for i in (0, 1):
+            digest = hash_of(tensors(self.version - behind(i, self.version))["norm"])
+            names = {"packed": "?", "norm": digest, "fused": "?", "split": "?" if i else digest}
+            workers.append({f"dp{i}:tp0:{name}": x for name, x in names.items()})
+        return workers
+
+    trainer = {"weights": property(lambda self: tensors(self.steps), lambda self, value: None)}
+    if version is None:
+        assert run({"weight_digests": weight_digests}, trainer, save_every=2).progress.version == 8
+    else:
+        with pytest.raises(RunFailed, match=f"weights check: at version {version} the engine holds other bytes .* of "):
+            run({"weight_digests": weight_digests}, trainer, save_every=2)
+
+
+def test_bytes_say_nothing_of_adapters_on_a_cpu_but_by_the_torch_engine(run):
+    """vLLM's CPU build keeps the linear layers, all that adapters change, where no hash sees them."""
+    assert run(digests([[]]), lora_rank=4).progress.version == 8
+    with pytest.raises(RunFailed, match=r"workers \[0\] .* at version 1 as at 0"):
+        run(digests([[]]), lora_rank=4, engine="torch")
+
+
+def test_bytes_are_compared_where_they_must_differ(run):
+    """Before and after the first update, then once at each multiple of save_every. Under PPO-off-policy the engine gets
+    nothing before version 4; a gradient that is not finite makes no version."""
+    asked = []
+
+    def weight_digests(self):
+        asked.append(self.version)
+        return [{"w": self.version}]
+
+    for changes, trainer, versions in (
+        ({}, {}, [0, 1]),
+        ({"save_every": 3}, {}, [0, 1, 3, 6]),
+        ({"schedule": "ppo_off_policy", "k": 4}, {}, [0, 4]),
+        ({}, {"bad": frozenset({0, 1})}, [0, 1]),
+    ):
+        asked.clear()
+        run({"weight_digests": weight_digests}, trainer, **changes)
+        assert asked == versions
+
+
+def test_probes_come_as_often_when_steps_come_in_rounds(run):
+    """Every 3 steps, or at the end of the round of 4 that passes one: 3 lies in the first, 6 in the second. What begins
+    after a step is compared in the next one; the evaluation of step 0 is compared in step 1."""
+    compared = {"pipeline": [1, 4, 7, 10], "ppo_off_policy": [1, 5, 9]}
+    for schedule, steps in compared.items():
+        played = run(schedule=schedule, k=4, max_steps=12, eval_every=100, probe_every=3)
+        assert [r["step"] for r in played.steps if "logprob_gap" in r] == steps
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
+    """One row of ten."""
+    with pytest.raises(RunFailed, match="weights check: at version 0 trainer and generator differ by nan nats"):
+        run(trainer={"experts": experts, "off": [math.nan, 0.0]}, dtype=dtype)
+
+
+@pytest.mark.long
+def test_the_median_row_decides_for_a_mixture_of_experts(run):
+    """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
+    for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
+        assert run(trainer={"experts": 4, "off": off}).steps[0]["logprob_gap"] == 0.0
+    with pytest.raises(RunFailed, match=r"differ by 1\.0e-01"):
+        run(trainer={"experts": 4, "off": [0.1] * 7 + [0.0]})
+    with pytest.raises(RunFailed, match=r"differ by 1\.0e-02"):  # the mean of one in ten
+        run(trainer={"off": [0.1, 0.0]})
+
+
+@pytest.mark.long
+def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
+    """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
+    from tasks import chain
+
+    class Mixture(chain.ChainTask):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.sources = ["chain", "other"]
+            self.held_out = [*self.held_out, *(type(p)(p.key, p.prompt_ids, p.answer, "other") for p in self.held_out)]
+
+    monkeypatch.setattr(chain, "ChainTask", Mixture)
+
+    def evaluate(self, problems, n_samples, temperature=None):
+        self.settle()
+        self.evaluating = True
+        return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]
+
+    record = run({"evaluate": evaluate}, max_steps=1, dataset="chain").evals[0]
+    assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
+    assert {name: (r["pass_rate"], r["n_prompts"]) for name, r in record["data_sets"].items()} == {
+        "chain": (0.0, 5), "other": (1.0, 5),
+    }  # fmt: skip

@@ -1,0 +1,161 @@
+"""Tests of `tools/fit.py`: the logs of other frameworks, what is refused."""
+
+import json
+
+import fit as fit_curves
+import numpy as np
+import pytest
+from fit import main
+
+import fit_sigmoid
+from fit_sigmoid import sigmoid
+
+pytestmark = pytest.mark.medium
+
+C = 50_000.0 * np.arange(20)
+R = sigmoid(C, 0.1, 0.8, 2.0, 200_000.0).round(5)
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def csv(head, *columns, by=","):
+    return "".join(by.join(map(str, row)) + "\n" for row in [head, *zip(*columns, strict=True)])
+
+
+ROWS = [{"step": 5 * i, "tokens": C[i], "pass_rate": R[i], "n_prompts": 50, "n_samples": 2} for i in range(20)]
+TRL = [{"step": 5 * i, "eval_reward": r, "eval_rewards/judge/mean": r, "epoch": 0.1} for i, r in enumerate(R)]
+VERL = [{"step": 5 * i, "data": {"val-core/openai/gsm8k/reward/mean@1": r, "val-core/openai/gsm8k/acc/best@4": 1.0}}
+        for i, r in enumerate(R)]  # fmt: skip
+OTHERS = [{"step": 1, "loss": 0.5}, {"step": 5, "loss": 0.4}]  # of training
+STEPS = 5.0 * np.arange(20)
+
+# ---- what is read: (text, columns) -> (name of x, C, samples)
+
+READ = {
+    "ours": (lines(ROWS), {}, "tokens", C, 100),
+    "ours, another x and a number of samples": (lines(ROWS), {"x": "step", "samples": "77"}, "step", STEPS, 77),
+    "a column of samples": (lines(ROWS), {"samples": "n_prompts"}, "tokens", C, 50),
+    "a data set of ours": (
+        lines([row | {"pass_rate": 1.0, "data_sets": {"aime": {"pass_rate": row["pass_rate"], "n_prompts": 30,
+               "n_samples": 4}}} for row in ROWS]), {"y": "aime/pass_rate"}, "tokens", C, 120),
+    "trainer_state.json of TRL": (
+        json.dumps({"best_metric": None, "global_step": 95, "log_history": [*OTHERS, *TRL]}, indent=2), {}, "step", STEPS, None),
+    "verl": (lines([{"step": 1, "data": {"actor/loss": 1.0}}, *VERL]), {"y": "mean@1", "samples": "1319"}, "step", STEPS, 1319),
+    "a spreadsheet": ("\ufeff" + csv(("gpu hours ", "acc"), C, R, by=";"), {"x": "gpu hours", "y": "acc"}, "gpu hours", C, None),
+    "wandb": (csv(("Step", "run-1 - eval/acc", "run-1 - eval/acc__MIN"), STEPS, R, 0 * R),
+              {"y": "eval/acc"}, "Step", STEPS, None),
+    "TensorBoard, percent, seconds since 1970": (
+        csv(("Wall time", "Step", "Value"), 1763410000 + C / 1000, STEPS, 100 * R), {"x": "Wall time", "scale": 0.01, "x_start": "first"}, "Wall time",
+        C / 1000, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_one_run_in_the_files_of_many_frameworks(tmp_path, name):
+    text, columns, x, there, samples = READ[name]
+    (tmp_path / "log").write_text(text)
+    found, c, r, n = fit_curves.load(tmp_path / "log", **columns)
+    assert found == x and c == pytest.approx(there) and r == pytest.approx(R)
+    assert n is None if samples is None else n.tolist() == [samples] * 20
+
+
+@pytest.mark.parametrize(
+    ("rows", "x"),
+    [
+        ([row | {"device_hours": row["tokens"], "device": "cpu"} for row in ROWS], "tokens"),
+        ([row | {"device_hours": row["tokens"], "device": "NVIDIA H100"} for row in ROWS], "device_hours"),
+        ([row | {"device_hours": row["tokens"]} for row in ROWS], "device_hours"),
+        ([row | {"device_hours": 0.0} for row in ROWS], "tokens"),
+        ([{"flops": 1, "step": 1, "pass_rate": 0.1}], "flops"),
+    ],
+)
+def test_default_compute(tmp_path, rows, x):
+    (tmp_path / "log").write_text(lines(rows))
+    assert fit_curves.load(tmp_path / "log")[0] == x
+
+
+def test_a_record_that_stands_there_twice_counts_once(tmp_path):
+    """Two evaluations of one step that agree are two; a clock that ran before step 0 has trained nothing; a last line
+    that is being written is no record, and an empty reward no evaluation."""
+    again = ROWS[3] | {"n_prompts": 51}
+    rows = [ROWS[0] | {"tokens": 700.0}, *ROWS[1:], ROWS[3], again, ROWS[4] | {"pass_rate": None}]
+    (tmp_path / "log").write_text(lines(rows) + '{"step": 100, "tokens": 1e6, "pass')
+    _, c, _, n = fit_curves.load(tmp_path / "log")
+    assert c.tolist() == [*C, C[3]] and n[-1] == 102
+    (tmp_path / "log").write_text(lines(rows).rstrip("\n"))  # whole, but for the end of its line
+    assert fit_curves.load(tmp_path / "log")[1].size == 21
+
+
+def test_the_report_is_that_of_fit_sigmoid(tmp_path, capsys):
+    files = [tmp_path / "eval.jsonl", tmp_path / "b.jsonl"]
+    for file, A in zip(files, (1, 0.9), strict=True):
+        file.write_text(lines([row | {"pass_rate": A * row["pass_rate"]} for row in ROWS]))
+    argv = [str(files[0]), "--fit-until", "0.5", "1", "--predict-at", "2e6"]
+    assert main(argv) == 0 and main([*map(str, files), "--plot", str(tmp_path / "a.png")]) == 0
+    ours = capsys.readouterr().out
+    assert fit_sigmoid.main(argv) == 0
+    assert ours.startswith(capsys.readouterr().out.replace(f"{tmp_path}:", f"{files[0]}:"))
+    fits = [fit_sigmoid.curve(file).fit for file in files]
+    assert ours.endswith("\n" + fit_sigmoid.compare(*fits, names=[str(file) for file in files]).verdict + "\n")
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+# ---- what is refused
+
+
+GOOD = csv(("tokens", "pass_rate"), C, R)
+BAD = [  # (text of the file, more of the command line, words of the sentence)
+    (GOOD, "--fit-until 50", "share of the compute in (0, 1], not 50"),
+    (GOOD, "--fit-until nan", "share of the compute"),
+    (GOOD, "--fit-until -1", "share of the compute"),
+    (GOOD, "--fit-until 0.1", "usable points"),
+    (GOOD, "--predict-at nan", "--predict-at: need compute >= 0"),
+    (GOOD, "--predict-at -1", "--predict-at: need compute >= 0"),
+    (GOOD, "--scale nan", "--scale is a number above 0"),
+    (GOOD, "--scale 0", "--scale is a number above 0"),
+    (GOOD, "--samples -5", "n_samples > 0"),
+    (GOOD, "--samples many", "no columns are called many: name one with --samples; there are pass_rate, tokens"),
+    (GOOD, "--x-start soon", "soon"),
+    (GOOD, "--x-start 60000", "need compute >= 0"),
+    (GOOD, "--plot none/a.png", "--plot: "),
+    (GOOD, "--plot a.xyz", "xyz"),
+    (GOOD.replace("pass_rate", "acc"), "", "no columns are called pass_rate: name one with --y; there are acc, tokens"),
+    (GOOD.replace("tokens", "hours"), "", "name one with --x; there are hours, pass_rate"),
+    (csv(("tokens", "a/acc", "b/acc"), C, R, R), "--y acc", "2 columns are called acc: name one with --y; there are a/acc, b/acc"),
+    (csv(("tokens", "pass_rate"), C, 100 * R), "", "--scale 0.01"),
+    (csv(("tokens", "pass_rate"), C, -R), "", "pass rates"),
+    (csv(("tokens", "pass_rate"), -C, R), "", "need compute >= 0"),
+    (csv(("tokens", "pass_rate"), 1e9 + C, R), "", "(--x-start first)"),
+    (csv(("tokens", "pass_rate"), C[:2], R[:2]), "", "2 usable points"),
+    (csv(("tokens", "pass_rate"), C, 0 * R + 0.3), "", "does not rise beyond its noise"),
+    (csv(("tokens", "pass_rate"), C, R[::-1]), "", "the run falls"),
+    (GOOD.replace("0.1\n", "high\n", 1), "", "pass_rate has what is no number: could not convert string to float: 'high'"),
+    ("", "", "name one with --y; there are none at all"),
+    ("tokens,pass_rate\n", "", "name one with --y"),
+    (lines(ROWS[:3]) + '{"tokens": 1, "pass_\n' + lines(ROWS[3:]), "", "line 4 is not JSON"),
+    (lines(ROWS[:3]) + "[3]\n", "", "has no attribute"),
+    ('{"log_history": []}', "", "name one with --y"),
+    ("\x00\x01", "", "a.log"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "more", "words"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, text, more, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").write_text(text)
+    assert main(["a.log", *more.split()]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith("fit.py: ") and words in err
+
+
+def test_files_that_are_none_or_of_another_compute_are_refused(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text(GOOD)
+    (tmp_path / "b.csv").write_text(GOOD.replace("tokens", "step"))
+    (tmp_path / "weights.bin").write_bytes(bytes(range(256)))
+    for names, words in ((["none.csv"], "No such file"), (["weights.bin"], "can't decode"),
+                         (["a.csv", "b.csv"], "b.csv: compute is step, but tokens in")):  # fmt: skip
+        assert main([str(tmp_path / name) for name in names]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and words in err

@@ -1,0 +1,224 @@
+"""runtime/parts.py: the parts of a run made from its flags, and what is refused by the flag's name."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import accelerate
+import pytest
+import torch
+from replay import go
+from scripted import Alone
+from test_faults import alive, family, wait_for_end
+
+import train
+from runtime import devices
+from runtime import parts as setup
+from runtime.checkpoints import Progress
+from runtime.flags import Flags, UsageError
+from runtime.parts import check_model, load_task, new_interruption, new_parts
+from tasks import chain, graded, sizes, warm_start
+from tasks.demonstrations import Demonstrations
+
+# --------------------------------------------------------------------------------------------------------- data sets
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """A folder with a word tokenizer that knows `</think>` and has a chat template, and rows whose answer is `7`."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = chain.word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %} wait"
+    thinks = "{% if enable_thinking %} <think>{% else %} </think>{% endif %}"
+    tokenizer.chat_template += "{% if enable_thinking is defined %}" + thinks + "{% endif %}"
+    tokenizer.save_pretrained(folder)
+    rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def data_flags(folder, **changes):
+    found = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
+    return Flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("changes", "prompt_ends", "correct"), [
+    ({}, "again wait", [False, True]),
+    ({"thinking": "true"}, "again wait <think>", [False, True]),
+    ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
+    ({"apply_chat_template": False}, "again", [False, True]),
+    ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
+])  # fmt: skip
+def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, prompt_ends, correct):
+    """The end of the prompts, and the verdicts on `7` and on `wait </think> 7`."""
+    task = load_task(data_flags(chat_model, **changes))
+    try:
+        assert all(task.text(problem.prompt_ids).endswith(prompt_ends) for problem in task.train)
+        completions = [task.tokenizer(text)["input_ids"] for text in ("7", "wait </think> 7")]
+        assert [right for _, right in task.score(task.train[0], completions)] == correct
+    finally:
+        task.close()
+
+
+def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model):
+    with pytest.raises(UsageError, match="--stop_tokens: the tokenizer has no token '<end>', '</s>'"):
+        load_task(data_flags(chat_model, stop_tokens="<eos>,<end>, </s>"))
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, main):
+    """On the other ranks the rows are checked all the same, and then no worker process is left."""
+    tasks, load = [], setup.load_task
+
+    def stop(*_):
+        raise KeyboardInterrupt  # the task is loaded: what follows needs a model
+
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(is_main_process=main))
+    monkeypatch.setattr(setup, "load_task", lambda *a, **k: tasks.append(load(*a, **k)) or tasks[-1])
+    monkeypatch.setattr(setup, "Trainer", stop)
+    before = set(family(os.getpid()))
+    with pytest.raises(KeyboardInterrupt):
+        new_parts(data_flags(chat_model, output_dir=str(tmp_path / "run")), Progress(None))
+    workers = [pid for pid in set(family(os.getpid())) - before if alive(pid)]
+    assert bool(workers) == main
+    tasks[0].close()
+    wait_for_end(workers)
+
+
+# ----------------------------------------------------------------------------------------------------- model and task
+
+
+@pytest.mark.parametrize("control", ["interruption", "none"])
+def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, control):
+    """256 positions do not hold 300 thinking tokens: one sentence before the engine starts."""
+    with pytest.raises(UsageError, match="--max_budget 300: .*context has 256; lower --max_budget"):
+        go(monkeypatch, tmp_path / "run", model, "--max_budget", "300", "--length_control", control)
+
+
+def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
+    """A model with 40 tokens cannot answer a task with 47, one with more can; a tokenizer without </think> cannot be interrupted."""
+    config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
+    task = chain.ChainTask(pool_size=8, held_out_size=8)
+    with pytest.raises(UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
+        check_model(Flags(), config, task, None)
+    check_model(Flags(), SimpleNamespace(max_position_embeddings=256, vocab_size=32_768), task, None)
+    task.end_of_thinking_ids = ()
+    with pytest.raises(UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
+        new_interruption(Flags(), task)
+
+
+def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
+    task = chain.ChainTask(pool_size=8, held_out_size=8)
+    task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
+    assert new_interruption(Flags(), task).thinking_end is task.thinking_end
+    assert new_interruption(Flags(length_control="none"), task) is None
+
+
+def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
+    """--rambling 0.9 asks for demonstrations of which 0.9 start over, the default for those of WarmStart(), and the
+    graded task for its spectrum; its chains have its lengths, and every fifth is impossible."""
+    asked = []
+    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
+    changes = {"prompts": 10}
+    for change in ({"rambling": 0.9, "dataset": "chain"}, {"dataset": "chain"}, changes):
+        with pytest.raises(ZeroDivisionError):
+            new_parts(Flags(output_dir=str(tmp_path), **change), Progress(None))
+    wanted = [Demonstrations(restart=0.9), Demonstrations(), graded.DEMONSTRATIONS]
+    assert asked[:2] == [warm_start.WarmStart(demonstrations=one) for one in wanted[:2]]
+    assert [settings.demonstrations for settings in asked] == wanted
+    problems = load_task(Flags(output_dir=str(tmp_path), **changes)).train
+    assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
+
+
+@pytest.mark.long
+def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monkeypatch, tmp_path):
+    """--size xs and 64 rows ask for their warm start; the easy half comes easy first, and the stream keeps that order. The default
+    is neither."""
+    asked, streams = [], []
+    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or folder)
+    monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
+    monkeypatch.setattr(setup, "Trainer", lambda *_: None)
+    monkeypatch.setattr(setup, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
+    for changes in ({"size": "xs", "vocabulary": 64, "difficulty": "easy", "prompt_order": "easy_first"}, {}):
+        with pytest.raises(ZeroDivisionError):
+            new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
+    shown = graded.DEMONSTRATIONS
+    assert asked == [sizes.warm_start_of("xs", shown, 64), sizes.warm_start_of("m", shown)]
+    (sorted_ones, *_, shuffled), (others, *_, as_before) = streams
+    likely = [graded.easiness(problem) for problem in sorted_ones]
+    assert likely == sorted(likely, reverse=True) and 0 not in likely and (shuffled, as_before) == (False, True)
+    assert others == graded.graded_task(0, 10).train
+
+
+# ------------------------------------------------------------------------------------------------ processes and devices
+
+
+def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
+    """One sentence, exit code 2, and not even the process group or the run's folder is made."""
+    monkeypatch.setattr(setup, "new_accelerator", lambda flags: 1 / 0)
+    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_address", "10.0.0.1"]) == 2
+    _, err = capsys.readouterr()
+    assert err.startswith("train.py: --weight_address is for --weight_channel nccl") and err.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_path, model):
+    """8 billion parameters on this host, whose 100 GB do not hold their 128; on a GPU of 24 GB they are refused."""
+
+    def load(*_):
+        raise KeyboardInterrupt  # which comes next
+
+    monkeypatch.setattr(setup, "count_parameters", lambda flags, folder: 8 * 10**9 if folder == model else 0)
+    monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=1e11))
+    monkeypatch.setattr(setup, "Trainer", load)
+    flags = Flags(model=model, output_dir=str(tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt):
+        new_parts(flags, Progress(None))
+    assert capsys.readouterr().out.count("load 128 GB into this host's memory, which has 100 GB") == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * 10**9,) * 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=24 * 10**9))
+    alone = Alone()
+    alone.is_fsdp2, alone.local_process_index = False, 0
+    monkeypatch.setattr(setup, "new_accelerator", lambda flags: alone)
+    with pytest.raises(UsageError, match="--model: a trainer needs at least 128 GB of GPU 0 and finds 15.6 GB"):
+        new_parts(flags, Progress(None))
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
+    """Without LOCAL_RANK, as under plain `python train.py`, accelerate must not be told of a backend: it would ask a
+    process group that nobody made. With it, objects travel by gloo."""
+    from accelerate.state import AcceleratorState
+
+    made = []
+    handlers = accelerate.InitProcessGroupKwargs
+    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: made.append(handlers(**k)) or made[-1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setattr(accelerate, "Accelerator", lambda **k: SimpleNamespace(is_main_process=True))
+    AcceleratorState._reset_state(True)
+    try:
+        setup.new_accelerator(Flags())
+    finally:
+        AcceleratorState._reset_state(True)
+    assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
+
+
+@pytest.mark.parametrize(("changes", "trainers", "here", "devices"), [
+    ({}, 1, 1, 2),  # one trains, one samples, fourteen are idle
+    ({"generator_devices": "0"}, 1, 1, 1),  # shared
+    ({"tensor_parallel": 2, "data_parallel": 2}, 1, 1, 5), ({"data_parallel": 4}, 4, 4, 8),
+    ({"data_parallel": 4, "generator_devices": "0,1,2,3"}, 4, 4, 4),
+    ({"generator_devices": "8"}, 16, 8, 17),  # trainers on two hosts
+    ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 8, 8, 16),
+])  # fmt: skip
+def test_device_hours_count_devices_in_use(monkeypatch, changes, trainers, here, devices):
+    """On a host with sixteen GPUs, whose first `here` train."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    assert setup.devices_in_use(Flags(**changes), SimpleNamespace(count=trainers)) == devices
