@@ -49,7 +49,6 @@ from runtime.flags import Flags, UsageError, parse_flags
 from runtime.lora import adapter_tensors, save_adapter
 from runtime.metrics import closing_fits, closing_table, pass_rates
 from runtime.model import Row, full_tensors
-from runtime.model_card import push, write_card
 from runtime.parts import Parts, new_parts, start, with_flag_names
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
@@ -313,11 +312,8 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     fit_sigmoid.plot_curves([curves for curves, _ in closing], picture)
     recorder.picture(picture, progress.step)
     report = "\n\n".join(f"{fit_sigmoid.format_report(whole)}\n\n{text}" for (_, whole), text in closing)
-    write_card(folder, flags, report)
     say(f"\nThe law on this run ({picture}):\n{report}\n")
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))
-    if flags.push_to_hub:
-        push(folder, flags.push_to_hub)
 
 
 def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str) -> None:

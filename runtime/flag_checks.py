@@ -181,11 +181,9 @@ def engine(flags: Flags) -> Iterator[str]:
 
 
 def reports(flags: Flags) -> Iterator[str]:
-    """A tracker whose package is there (accelerate would leave it out without a word), and a repository's name."""
+    """A tracker whose package is there (accelerate would leave it out without a word)."""
     if flags.report_to != "none" and not find_spec(flags.report_to):
         yield f"--report_to {flags.report_to}: pip install {flags.report_to}, or leave it out."
-    if flags.push_to_hub and not re.fullmatch(r"[\w.-]+/[\w.-]+", flags.push_to_hub):
-        yield f"--push_to_hub must be OWNER/NAME, not {flags.push_to_hub}."
 
 
 def idle_flags(flags: Flags) -> Iterator[str]:

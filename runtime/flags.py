@@ -34,7 +34,7 @@ BUILT_IN = ("graded", "chain")  # the tasks that need no --model
 PRETRAINED_LR = 1e-6
 RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
 # Never taken over by a resumed run.
-OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run", "push_to_hub")
+OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")
 
 
 @dataclass
@@ -63,7 +63,6 @@ class RunFlags:
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag(
         "none", "Also log through this tracker, project `scalerl`; trackio and wandb: pip install them."
     )
-    push_to_hub: str = flag("", "Upload model/ to this private repository, OWNER/NAME, at the end; empty: never.")
 
 
 @dataclass

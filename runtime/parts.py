@@ -25,7 +25,6 @@ from runtime.engines import RestartingEngine, reason_of
 from runtime.evaluation import Evaluator
 from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
 from runtime.model import UNREADABLE
-from runtime.model_card import new_repository
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder
@@ -71,8 +70,6 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         if flags.overwrite and not flags.resume:
             folder.clear()
         folder.path.mkdir(parents=True, exist_ok=True)
-    if flags.push_to_hub and not flags.eval_only:
-        ranks.from_main(lambda: new_repository(flags.push_to_hub))
     finished = finished_model(flags, folder)
     model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
     if finished:  # its adapters are merged

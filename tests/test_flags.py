@@ -250,7 +250,7 @@ def test_engine_args_do_not_undo_the_fp32_head():
         "--zero_variance_filter false --dynamic_sampling true", "--pass_rate_window latest --pass_rate_threshold 1.1",
         "--generator_devices 1 --engine_args distributed_executor_backend=ray",
         "--attn_implementation flash_attention_2", "--attn_implementation flash_attention_2 --dtype bfloat16",
-        "--size xl --model a/b", "--eval_dataset a=b.jsonl", "--push_to_hub name", "--difficulty easy --dataset chain", "--prompt_order easy_first --dataset chain", "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
+        "--size xl --model a/b", "--eval_dataset a=b.jsonl", "--difficulty easy --dataset chain", "--prompt_order easy_first --dataset chain", "--restart_window 5 --max_restarts 0", "--prompt_column question", "--stop_tokens x", "--held_out 5",
         "--rollouts 16 --max_num_seqs 15 --data_parallel 2",
     ],
 )  # fmt: skip
@@ -300,7 +300,7 @@ def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     paths = "output_dir cache_dir model lora_adapter resume"
     for value, names in (
-        ("/a\nb\x1b[1m", "model lora_adapter resume dataset push_to_hub engine_args k packed loss lamda"),
+        ("/a\nb\x1b[1m", "model lora_adapter resume dataset engine_args k packed loss lamda"),
         ("x" * 256, paths), ("x/" * 2000, paths), ("\udcff/a", paths), ("a=" + "[" * 99999, "engine_args"),
         (str(10**400), "seed k lr max_num_seqs warmup_steps max_hours eval_temperature"),
     ):  # fmt: skip
