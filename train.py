@@ -41,8 +41,6 @@ import losses
 import pipeline_rl
 from pipeline_rl import Group, Rollout
 from runtime import checkpoints
-from runtime.checkpoints import Progress
-from runtime.disk import DISK, disk
 from runtime.evaluation import RunFailed
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
@@ -50,6 +48,7 @@ from runtime.lora import adapter_tensors, save_adapter
 from runtime.metrics import closing_fits, closing_table, pass_rates
 from runtime.model import Row, full_tensors
 from runtime.parts import Parts, new_parts, start, with_flag_names
+from runtime.run_folder import DISK, Progress, disk
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
 
@@ -272,7 +271,7 @@ def save(flags: Flags, parts: Parts, progress: Progress) -> Path | None:
 
     def state() -> dict[str, Any]:
         compute = clock.now() | {"hours": clock.hours()}
-        return checkpoints.state_of(progress, parts.history, parts.prompts, generator, compute, parts.folder)
+        return checkpoints.state_of(progress, parts.history, parts.prompts, generator, compute)
 
     with parts.recorder.timed("save_seconds"):
         return checkpoints.save(parts.ranks, parts.folder, progress.step, state, flags.keep)

@@ -1,4 +1,4 @@
-"""Checkpoints: where a run is, and how that is saved and restored.
+"""Checkpoints: how a run is saved and restored; run_folder.py has the files.
 
 A checkpoint holds the model, the optimizer and the random states (accelerate writes them, one file per rank or shard)
 and `state.json`: step, version, the pass-rate history, the place in the stream of prompts, compute so far, and how long
@@ -9,62 +9,34 @@ Loading a checkpoint runs no code that it may contain. torch's weights-only load
 where torch unpickles without it (`.metadata` of FSDP2), `check_pickles` reads the file first.
 """
 
+import os
 import random
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
 from filters import PassRateHistory
-from pipeline_rl import Generator, Group
-from runtime.disk import disk
-from runtime.engines import environment
+from pipeline_rl import Generator
 from runtime.ranks import Ranks
-from runtime.run_folder import LOGS, Folder, json_object
+from runtime.run_folder import LOGS, Folder, Progress, Record, disk, json_object
 from tasks.prompts import PromptStream
 
-
-@dataclass
-class Progress:
-    """Where a run is."""
-
-    rng: random.Random  # for what rank 0 draws: the shuffle of `ppo_off_policy`, the rows of a weights check
-    step: int = 0  # batches consumed
-    version: int = 0  # optimizer steps: a batch without a row to train on is a step and makes no version
-    evaluated: int = -1  # step of the last recorded evaluation
-    bad_steps: int = 0  # gradients in a row that were not finite
-    taken: list[Group] = field(default_factory=list)  # from the generator, not yet trained on
-    compute: dict[str, float] = field(default_factory=dict)  # of the run before it was resumed
-    stop_signal: int = 0  # number of the signal that asked the run to stop
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, for JSON."""
-        counts = {"step": self.step, "version": self.version, "evaluated": self.evaluated}
-        return counts | {"random": self.rng.getstate()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was saved."""
-        self.step, self.version, self.evaluated = state["step"], state["version"], state["evaluated"]
-        version, internal, gauss = state["random"]
-        self.rng.setstate((version, tuple(internal), gauss))
-        self.compute = state["compute"]
+if TYPE_CHECKING:  # its import takes seconds
+    from accelerate import Accelerator
 
 
 class CheckpointError(ValueError):
     """A checkpoint that does not fit this run."""
 
 
-# ------------------------------------------------------------------------------------------------------ save and load
-
-
-def save(ranks: Ranks, folder: Folder, step: int, state: Callable[[], dict[str, Any]], keep: int) -> Path | None:
+def save(ranks: Ranks, folder: Folder, step: int, state: Callable[[], Record], keep: int) -> Path | None:
     """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
     the content of state.json. Returns its folder, None on ranks other than 0. Raises OSError for a full or read-only
     disk, after it has removed what was half written; earlier checkpoints stay."""
@@ -84,41 +56,24 @@ def save(ranks: Ranks, folder: Folder, step: int, state: Callable[[], dict[str, 
 
 
 def state_of(
-    progress: Progress, history: PassRateHistory, prompts: PromptStream, generator: Generator,
-    compute: dict[str, float], folder: Folder,
-) -> dict[str, Any]:  # fmt: skip
-    """The content of state.json. Read between two events of the generator's thread, which draws from `prompts`."""
+    progress: Progress, history: PassRateHistory, prompts: PromptStream, generator: Generator, compute: Record
+) -> Record:
+    """What state.json says of a run. Read between two events of the generator's thread, which draws from `prompts`."""
     flying, stream = generator.in_loop(
         lambda generator: ([problem.key for problem in generator.under_way.values()], prompts.state_dict())
     )
-    first = [group.problem.key for group in progress.taken] + flying + stream["first"]
-    return progress.state_dict() | {
-        "history": history.state_dict(), "prompts": stream | {"first": first}, "compute": compute,
-        "logs": folder.lengths(),
-    }  # fmt: skip
+    stream["first"] = [group.problem.key for group in progress.taken] + flying + stream["first"]
+    return progress.state_dict() | {"history": history.state_dict(), "prompts": stream, "compute": compute}
 
 
-def check(folder: Folder, checkpoint: Path, state: dict[str, Any]) -> None:
+def check(folder: Folder, checkpoint: Path, state: Record) -> None:
     """Raises CheckpointError if a resumed run could not read state.json, or could not go on with a log: one that holds
     no JSON up to this checkpoint, or a later step."""
-    whole = False
-    with suppress(AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        Progress(random.Random()).load_state_dict(state)
-        prompts, history, logs, compute = (state[name] for name in ("prompts", "history", "logs", "compute"))
-        names = [*prompts["first"], *prompts.get("sources", ()), *history["retired"]]
-        counts = [state["step"], state["version"], state["evaluated"] + 1, prompts["epoch"], prompts["position"]]
-        counts += [*logs.values(), *(logs[name] for name in LOGS if (folder.path / name).is_file())]
-        for key, solved, rollouts in history["counts"]:
-            names += [key]
-            counts += [solved, rollouts]
-        types = [set(map(type, values)) for values in (names, counts, compute.values())]
-        typed = types[0] <= {str} and types[1] <= {int} and types[2] <= {int, float}
-        whole = typed and all(0 <= n < 1e100 for n in [*counts, *compute.values()])
-    if not whole:
+    if not readable(folder, state):
         raise CheckpointError(f"{checkpoint}/state.json is damaged; remove that folder to go on from the one before it")
     for name in LOGS:
         file = folder.path / name
-        lines = file.read_bytes()[: logs.get(name, 0)].split(b"\n") if file.is_file() else [b""]
+        lines = file.read_bytes()[: state["logs"].get(name, 0)].split(b"\n") if file.is_file() else [b""]
         steps = [(json_object(line) or {"step": None}).get("step", 0) for line in lines[:-1]]
         good = [type(step) is int and step <= state["step"] for step in steps] + [lines[-1] == b""]
         if not all(good):
@@ -126,7 +81,24 @@ def check(folder: Folder, checkpoint: Path, state: dict[str, Any]) -> None:
             raise CheckpointError(f"{file} is damaged from line {line} on; restore it, or cut it before that line")
 
 
-def load(accelerator: Any, checkpoint: Path) -> None:
+def readable(folder: Folder, state: Record) -> bool:
+    """Whether all that a resumed run reads of `state` is there, of its type and in its range."""
+    try:
+        Progress(random.Random()).load_state_dict(state)
+        prompts, history, logs, compute = (state[name] for name in ("prompts", "history", "logs", "compute"))
+        solved = [(key, (correct, rollouts)) for key, correct, rollouts in history["counts"]]
+        names = [*prompts["first"], *prompts.get("sources", ()), *history["retired"], *(key for key, _ in solved)]
+        counts = [state["step"], state["version"], state["evaluated"] + 1, prompts["epoch"], prompts["position"]]
+        counts += [number for _, numbers in solved for number in numbers]
+        counts += [*logs.values(), *(logs[name] for name in LOGS if (folder.path / name).is_file())]
+        types = [set(map(type, values)) for values in (names, counts, compute.values())]
+        typed = types[0] <= {str} and types[1] <= {int} and types[2] <= {int, float}
+        return typed and all(0 <= n < 1e100 for n in [*counts, *compute.values()])
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return False
+
+
+def load(accelerator: "Accelerator", checkpoint: Path) -> None:
     """Model, optimizer and random states of a checkpoint, on every rank. Raises CheckpointError."""
     shards, whole = (checkpoint / name for name in ("pytorch_model_fsdp_0", "model.safetensors"))
     wanted, other = (shards, whole) if getattr(accelerator, "is_fsdp2", False) else (whole, shards)
@@ -158,7 +130,7 @@ PLAIN = {  # the classes in the `.metadata` of a torch distributed checkpoint; d
 class _Plain(Unpickler):
     """Builds what PLAIN names, and nothing else."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if name in PLAIN.get(module, "").split():
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -182,6 +154,13 @@ def check_pickles(checkpoint: Path) -> None:
         load(file)
 
 
-def weights_only() -> AbstractContextManager[None]:
+@contextmanager
+def weights_only() -> Iterator[None]:
     """Every `torch.load` in the block loads weights only, also where its caller asks for more, as FSDP2's does."""
-    return environment({}, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name, "0")
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ[name] = before

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runtime.checkpoints import Progress
 from runtime.flags import Flags, eval_temperature, has_adapters
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
+from runtime.run_folder import Progress
 from runtime.trainer import Trainer
 
 CHECK_ROWS = 64  # completions that are scored

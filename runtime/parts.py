@@ -19,7 +19,6 @@ import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
-from runtime.checkpoints import Progress
 from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place, trainers_here
 from runtime.engines import RestartingEngine, reason_of
 from runtime.evaluation import Evaluator
@@ -27,7 +26,7 @@ from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options,
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import Folder
+from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from tasks import chain, data_sets, graded, sizes, warm_start

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from pipeline_rl import EngineFailed, Generator
-from runtime.disk import disk
+from runtime.run_folder import disk
 
 
 class Ranks:

@@ -14,12 +14,11 @@ from torch import Tensor
 import filters
 import length_control
 from pipeline_rl import Group, Rollout, lags
-from runtime.checkpoints import Progress
 from runtime.flags import Flags, changed_flags, has_adapters
 from runtime.metrics import Clock, budget_advice, evaluation_line, evaluation_record, step_line, warnings_of
 from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
-from runtime.run_folder import Folder
+from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream
 

@@ -14,10 +14,9 @@ from PIL import Image
 import pipeline_rl
 import train
 from runtime import parts as setup
-from runtime.checkpoints import Progress
 from runtime.flags import parse_flags
 from runtime.model import Row
-from runtime.run_folder import Folder
+from runtime.run_folder import Folder, Progress
 from tasks import chain, warm_start
 
 STEPS = 7

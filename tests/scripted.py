@@ -13,11 +13,10 @@ import torch
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
 from runtime import parts as setup
-from runtime.checkpoints import Progress
 from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import Folder
+from runtime.run_folder import Folder, Progress
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:

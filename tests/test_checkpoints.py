@@ -21,7 +21,7 @@ from test_faults import small_disk
 import pipeline_rl
 from runtime import checkpoints
 from runtime.flags import UsageError
-from runtime.run_folder import LOGS, Folder
+from runtime.run_folder import LOGS, Folder, disk
 
 ROOT = Path(__file__).parent.parent
 
@@ -264,7 +264,7 @@ def test_what_a_full_and_a_read_only_disk_raise(tmp_path, how):
     with small_disk(folder, "100k") as remount:
         for number, options in ((errno.ENOSPC, "rw"), (errno.EROFS, "ro")):
             remount(options)
-            with pytest.raises(OSError) as caught, checkpoints.disk(folder):
+            with pytest.raises(OSError) as caught, disk(folder):
                 write()
             found = caught.value.errno, caught.value.filename
             del caught

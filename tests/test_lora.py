@@ -20,13 +20,13 @@ import train
 from runtime import checkpoints, flag_checks
 from runtime import model as models
 from runtime import parts as setup
-from runtime.checkpoints import Progress
 from runtime.devices import state_bytes
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.lora import adapter_tensors, add_adapters, save_adapter
 from runtime.metrics import Clock
 from runtime.model import CheckpointTensors, merged_parameters
+from runtime.run_folder import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 EIGHT = {"lora_rank": 8, "lora_alpha": 4}

@@ -14,9 +14,9 @@ from test_faults import alive, family, wait_for_end
 import train
 from runtime import devices
 from runtime import parts as setup
-from runtime.checkpoints import Progress
 from runtime.flags import Flags, UsageError
 from runtime.parts import check_model, load_task, new_interruption, new_parts
+from runtime.run_folder import Progress
 from tasks import chain, graded, sizes, warm_start
 from tasks.demonstrations import Demonstrations
 

@@ -17,11 +17,11 @@ from gpu_check_parts import TINY, new_trainer, random_qwen3
 from torch import Tensor
 
 from pipeline_rl import Generator, Rollout
-from runtime.checkpoints import Progress
 from runtime.devices import new_channel
 from runtime.evaluation import logprob_gap
 from runtime.model import Row
 from runtime.parts import new_generator
+from runtime.run_folder import Progress
 from runtime.trainer import Trainer
 from runtime.weights import FileWeights
 from tasks.prompts import Problem

@@ -26,10 +26,9 @@ from measuring import ROOT, timed
 import losses
 import pipeline_rl
 import train
-from runtime.checkpoints import Progress
 from runtime.flags import parse_flags
 from runtime.parts import new_generator, new_interruption
-from runtime.run_folder import Folder
+from runtime.run_folder import Folder, Progress
 from runtime.trainer import Trainer, TrainingBatch
 from runtime.weights import FileWeights
 from tasks import chain, warm_start
