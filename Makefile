@@ -24,7 +24,7 @@ PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window
 DATA_functions := functions.jsonl:code --unsafe_code true
 DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --batch_prompts 16
 
-.PHONY: setup demo law real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
+.PHONY: setup demo ablate law real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
 setup: .venv/installed
 
@@ -41,8 +41,11 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 	$(@D)/bin/pip install -q -r requirements-dev.txt
 	touch $@
 
-demo: setup  ## the default run: the graded task with the complete recipe, two minutes
-	.venv/bin/python train.py --overwrite true $(FLAGS)
+demo: setup  ## the default run: the graded task with the complete recipe, two minutes; FLAGS="--loss dapo" OUT=runs/dapo
+	.venv/bin/python train.py --overwrite true $(if $(OUT),--output_dir $(OUT)) $(FLAGS)
+
+ablate: setup  ## two variants of the recipe, three seeds each, and what changed: ten minutes
+	.venv/bin/python evidence/ablate.py losses --only cispo-5 dapo-0.26 --seeds 3 --jobs 2 --budget 600k --output runs/ablate
 
 law: $(LAW)/installed  ## the law without training: a published run forecast from four cuts, and one where the law fails
 	mkdir -p runs
