@@ -44,7 +44,7 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 demo: setup  ## the default run: the graded task with the complete recipe, two minutes; FLAGS="--loss dapo" OUT=runs/dapo
 	.venv/bin/python train.py --overwrite true $(if $(OUT),--output_dir $(OUT)) $(FLAGS)
 
-ablate: setup  ## two variants of the recipe, three seeds each, and what changed: ten minutes
+ablate: setup  ## two variants of the recipe, three seeds each, and what changed: five minutes
 	.venv/bin/python evidence/ablate.py losses --only cispo-5 dapo-0.26 --seeds 3 --jobs 2 --budget 600k --output runs/ablate
 
 law: $(LAW)/installed  ## the law without training: a published run forecast from four cuts, and one where the law fails

@@ -1,4 +1,4 @@
-"""pipeline_rl.py on real vLLM and nothing else of this repository: `python pipeline_rl_alone.py [MODEL_FOLDER]`."""
+"""pipeline_rl.py with vllm_engine.py and nothing else from here: `python pipeline_rl_alone.py [MODEL_FOLDER]`."""
 
 import itertools
 import sys
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from pipeline_rl import Generator, Pacer, VLLMEngine, lags
+from pipeline_rl import Generator, Pacer, lags
+from vllm_engine import VLLMEngine
 
 
 def tiny_model(folder: str) -> str:

@@ -1,6 +1,6 @@
 """What lives inside vLLM's processes: it is imported there, through vLLM's own arguments, never by the trainer.
 
-    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): pipeline_rl's, for mixtures of experts too
+    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's, for mixtures of experts too
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
     AsyncWholeCompletions    the same for a GPU, where the next step is scheduled while one runs
@@ -25,12 +25,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
-import pipeline_rl
+import vllm_engine
 
 WRITTEN_FOR = "0.32."  # the vLLM whose scheduler `WholeCompletions` changes
 
 
-class WeightReceiver(pipeline_rl.WeightReceiver):
+class WeightReceiver(vllm_engine.WeightReceiver):
     """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
 
     def load_weight_file(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""The engine of a run: pipeline_rl's, replaced when it dies, and what else only a long run needs of vLLM.
+"""The engine of a run: vllm_engine's, replaced when it dies, and what else only a long run needs of vLLM.
 
 RestartingEngine    a new vLLM, with the weights prepared last, when one has died; groups are then redone
 faster messages     engines on a CPU send a completion once (engine_process.WholeCompletions)
@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from typing import Any
 
-import pipeline_rl
-from pipeline_rl import EngineDied, EngineFailed, Rollout
+import vllm_engine
+from pipeline_rl import Counters, EngineDied, EngineFailed
+from vllm_engine import Sample
 
 # What torch.distributed.run tells its processes. The engine's are not among them: they would look for its store.
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
@@ -25,7 +26,7 @@ LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines 
 
 
 @dataclass(eq=False)
-class RestartingEngine(pipeline_rl.VLLMEngine):
+class RestartingEngine(vllm_engine.VLLMEngine):
     """A VLLMEngine that starts again with the weights prepared last when its process dies."""
 
     max_restarts: int = 1  # deaths survived within `restart_window` policy versions
@@ -44,6 +45,7 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
         self._deaths: list[int] = []  # versions at which an engine died and was replaced
         self._restarting = asyncio.Lock()
         self._closed = False
+        self.counters = Counters()  # until a generator sets its own
 
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
@@ -80,7 +82,7 @@ class RestartingEngine(pipeline_rl.VLLMEngine):
 
     async def sample(
         self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
-    ) -> Rollout:
+    ) -> Sample:
         """One request. Raises EngineDied."""
         from vllm.v1.engine.exceptions import EngineDeadError
 

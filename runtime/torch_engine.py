@@ -1,7 +1,7 @@
 """Continuous batching in eighty lines of torch: an engine for models so small that vLLM's own work on each token takes
 longer than the model's.
 
-It has the interface of `pipeline_rl.VLLMEngine` and runs in the trainer's process, in the generator's event loop. Every
+It has the interface of `vllm_engine.VLLMEngine` and runs in the trainer's process, in the generator's event loop. Every
 step gives each request that is inside one token; a request that is complete leaves, and another takes its slot at the
 next step. New weights are loaded between two steps: requests go on with them over the keys and values of the old ones,
 as in vLLM, and each token carries the version that sampled it.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline_rl import Counters, Rollout
+from vllm_engine import Sample
 
 GREEDY = 1e-6  # a temperature at which the likeliest token has all of the probability
 
@@ -60,7 +60,7 @@ class TorchEngine:
         AttentionInterface.register("slots", attention)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="slots")
         self.stop, self.temperature, self.slots = torch.tensor(list(stop_ids)), temperature, slots
-        self.counters, self.version, self.prepared = Counters(), 0, 0
+        self.version = self.prepared = 0
         self.random = torch.Generator().manual_seed(seed)
         self.waiting: deque[tuple[list[int], int, float, asyncio.Future]] = deque()
         # slot -> (tokens of its prompt, those of them that were computed for it, who waits for it)
@@ -92,7 +92,7 @@ class TorchEngine:
 
     async def sample(
         self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
-    ) -> Rollout:
+    ) -> Sample:
         """One request; `salt` and `replica` change nothing here. `temperature`: None is the engine's."""
         done = asyncio.get_running_loop().create_future()
         temperature = self.temperature if temperature is None else max(temperature, GREEDY)
@@ -172,4 +172,4 @@ class TorchEngine:
         ids, logprobs, versions = (x[slot, begin:end].tolist() for x in (self.tokens, self.logprobs, self.versions))
         self.lengths[slot] = self.ends[slot] = 1
         if not done.cancelled():
-            done.set_result(Rollout(ids, logprobs, versions, [1] * len(ids), reason, prefilled=prefilled))
+            done.set_result(Sample(ids, logprobs, versions, reason, prefilled))

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-import pipeline_rl
+import vllm_engine
 
 
 class Meta(NamedTuple):
@@ -90,7 +90,7 @@ def engine_args() -> dict[str, Any]:
     return {"worker_extension_cls": f"{ours}.WeightReceiver"} | ({} if torch.cuda.is_available() else on_cpu)
 
 
-class FileWeights(pipeline_rl.WeightFile):
+class FileWeights(vllm_engine.WeightFile):
     """The same for several trainer processes (rank 0 writes, the others only help to gather), in a folder that is
     removed at the next start if this process is killed."""
 

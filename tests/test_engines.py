@@ -1,4 +1,4 @@
-"""runtime/engines.py and pipeline_rl.VLLMEngine on a vLLM that samples nothing: arguments, deaths and restarts.
+"""runtime/engines.py and vllm_engine.VLLMEngine on a vLLM that samples nothing: arguments, deaths and restarts.
 
 Real engines that are killed are in tests/engine/test_deaths.py.
 """
@@ -14,8 +14,9 @@ from unittest import mock
 import pytest
 from fake_engine import FakeVLLM, generating, install_fake_vllm, problems, wait_until
 
-from pipeline_rl import EngineDied, EngineFailed, Pacer, VLLMEngine, vllm_environment
+from pipeline_rl import EngineDied, EngineFailed, Pacer
 from runtime.engines import RestartingEngine, environment, reason_of
+from vllm_engine import VLLMEngine, vllm_environment
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_an_update_by_hand(made):
     before, after = asyncio.run(run())
     assert made[0].calls == ["load", "version 3", "pause", "load", "version 4", "resume"]
     assert (before.versions, after.versions, engine.version) == ([3, 3], [4, 4], 4)
-    assert after.completion_ids == [5, 5] and after.mask == [1, 1] and after.prefilled == 2
+    assert after.completion_ids == [5, 5] and after.prefilled == 2
     with pytest.raises(ValueError, match="a prompt of 60 tokens and 5 more exceed max_model_len = 64"):
         asyncio.run(engine.sample([7] * 60, 5, "4"))
     engine.shutdown()

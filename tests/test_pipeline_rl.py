@@ -15,7 +15,8 @@ import pytest
 from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
 
 import pipeline_rl
-from pipeline_rl import FORCED, Exhausted, Generator, Group, Pacer, Rollout, StopRequested, check_arrival, lags
+from pipeline_rl import FORCED, Exhausted, Generator, Group, Pacer, Rollout, StopRequested, lags
+from vllm_engine import check_arrival
 
 pytestmark = pytest.mark.timeout(30)  # a bound that is broken often shows as a wait without end
 

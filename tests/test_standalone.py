@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # What each file imports, beside the standard library: when it is imported | inside a function that needs it.
 DECLARED = {
-    "pipeline_rl": ({"torch"}, {"safetensors", "vllm"}),
+    "pipeline_rl": (set(), set()),
+    "vllm_engine": ({"torch"}, {"safetensors", "vllm"}),
     "losses": ({"torch"}, set()),
     "filters": ({"torch"}, set()),
     "length_control": ({"torch"}, set()),
@@ -29,6 +30,7 @@ CONCEPTS = list(DECLARED)
 # What each file prints as a script, among other things; the fits are asked for --help.
 PRINTED = {
     "pipeline_rl": "lag",
+    "vllm_engine": "check_arrival",
     "losses": "1.667",
     "filters": "['b', 'c']",
     "length_control": "[0.0, -0.5, -1.0]",

@@ -43,7 +43,7 @@ def test_seven_requests_through_three_slots(model, tmp_path):
         ids = rollout.completion_ids
         assert rollout.finish_reason == ("stop" if ids[-1] == STOP else "length")
         assert STOP not in ids[:-1] and (ids[-1] == STOP or len(ids) == 4 + 3 * i)
-        assert rollout.versions == [4] * len(ids) and rollout.mask == [1] * len(ids)
+        assert rollout.versions == [4] * len(ids)
         expected = plain(model, prompt + ids)[len(prompt) - 1 :]
         torch.testing.assert_close(torch.tensor(rollout.logprobs), expected, atol=1e-5, rtol=0)
 

@@ -1,4 +1,4 @@
-"""pipeline_rl.py copied into an empty folder drives a real engine: docs/pipeline_rl_alone.py is what a borrower writes."""
+"""pipeline_rl.py and vllm_engine.py, copied into an empty folder, drive a real engine: docs/pipeline_rl_alone.py is what a borrower writes."""
 
 import os
 import re
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_file_alone_drives_an_engine(tmp_path):
     """It samples, takes six batches, pushes new weights of a tied head in flight after each, prints the lags, at most
     k = 2, and ends; no other file of ours is there."""
-    for file in ("pipeline_rl.py", "docs/pipeline_rl_alone.py"):
+    for file in ("pipeline_rl.py", "vllm_engine.py", "docs/pipeline_rl_alone.py"):
         shutil.copy(ROOT / file, tmp_path)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "pipeline_rl_alone.py"]

@@ -17,7 +17,8 @@ from real_engine import SharedEngine, new_generator
 from tiny_model import END_OF_THINKING, PHRASE, STOP, TinyModel
 
 from length_control import Interruption
-from pipeline_rl import FORCED, Generator, Pacer, Rollout, VLLMEngine
+from pipeline_rl import FORCED, Generator, Pacer, Rollout
+from vllm_engine import VLLMEngine
 
 CLOSE = 1e-5  # nats a token, mean; measured 1e-6. The runs' own limit is 1e-4
 
@@ -172,7 +173,7 @@ def check_a_new_engine(engine: VLLMEngine, tiny: TinyModel) -> None:
 
 @pytest.mark.medium
 def test_weights_move_in_flight_by_the_plain_channel_and_vllms_own_scheduler(tmp_path: Path) -> None:
-    """What pipeline_rl.py has by itself, and what a GPU's engine does: token by token, with vLLM's spans of versions."""
+    """What vllm_engine.py has by itself, and what a GPU's engine does: token by token, with vLLM's spans of versions."""
     tiny = TinyModel(tmp_path / "model", tied=True)
     check_a_new_engine(VLLMEngine(tiny.folder, [], 1024, max_num_seqs=16), tiny)
 

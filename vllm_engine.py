@@ -1,0 +1,305 @@
+"""A vLLM engine whose weights change while it samples, and that says which weights sampled each token.
+
+PROBLEM. An asynchronous trainer has new weights every second or minute. An engine that is restarted for them, or waits
+until its requests end, is idle meanwhile. And a token is of no use to the trainer unless it is known which policy
+sampled it, and with which probability.
+
+IDEA. vLLM's scheduler is paused between two of its steps, the weights of the running model are replaced, and it goes
+on. Requests freeze meanwhile and keep their keys and values, so nothing is computed twice. vLLM 0.32 stamps each token
+with a version that we set at each change, and returns the log-prob of the sampled token at the sampling temperature.
+
+    prepare(weights, v)     the trainer's thread writes a safetensors file into shared memory
+    await update()          pause · vLLM's worker loads the file · the version becomes v · resume
+    await sample(prompt)    Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
+
+A token sampled at version 4 may rest on keys and values of version 3: its log-prob then differs from the trainer's at 4
+with nothing wrong. Where a single version sampled all tokens, prefill included, both sides must agree, and that is how
+one sees that the weights arrived.
+
+WHAT GOES WRONG IN SILENCE. A missing log-prob read as 0 (`check_arrival`) · a weight that the trainer forgot to send,
+and a tied head that keeps a stale copy (`WeightReceiver`) · the model folder's own top_p and top_k
+(`generation_config`) · log-probs before the temperature (`logprobs_mode`) · a prompt's cache left by other weights
+(`salt`).
+
+SIMPLIFIED. One engine on this host, which is not restarted when it dies. Other ways for the weights, Ray and restarts
+are in runtime/. Nothing here says when a request may enter: that is pipeline_rl.py.
+
+>>> check_arrival([7, 9], [-0.1, float("nan")], [3, 4], "stop")
+Traceback (most recent call last):
+RuntimeError: vLLM returned a log-prob that is not finite or above 0
+"""
+
+import asyncio
+import itertools
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Sample:
+    """One request's answer; lists have one entry per token."""
+
+    completion_ids: list[int]
+    logprobs: list[float]  # of the sampled tokens, at the sampling temperature
+    versions: list[int]  # of the weights that sampled them
+    finish_reason: str  # "stop" or "length"
+    prefilled: int  # prompt tokens that the engine computed and did not find in its cache
+
+
+@dataclass(eq=False)
+class VLLMEngine:
+    """One vLLM engine in a process of its own: a version per token, and weights that change while its requests run."""
+
+    model: str  # folder of the initial weights, in Hugging Face format
+    stop_ids: Sequence[int]  # token ids that end a completion
+    max_model_len: int  # tokens of the longest prompt and completion together
+    channel: Any = None  # how weights reach it; None: a `WeightFile`
+    temperature: float = 1.0  # of sampling; the log-probs are those at it
+    max_num_seqs: int = 256  # requests inside it at once
+    dtype: str = "float32"  # of its weights and products, or "bfloat16"
+    seed: int = 0  # of its sampling
+    engine_args: dict[str, Any] = field(default_factory=dict)  # more of vLLM's AsyncEngineArgs
+
+    def __post_init__(self) -> None:
+        self.accepting, self.channel = True, self.channel or WeightFile()
+        self.trainer_waits = self.channel.trainer_waits
+        gpu = torch.cuda.is_available()
+        self.args: dict[str, Any] = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "enforce_eager": not gpu,
+            "block_size": None if gpu else 32,  # the default on a CPU, 128, is longer than many prompts: no cache hits
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, temperature included
+            "generation_config": "vllm",  # or the model's own file sets top_p and top_k behind our back
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "seed": self.seed,
+        }
+        self.args |= self.channel.engine_args | self.engine_args
+        self.environment = vllm_environment(gpu, self.args["enforce_eager"], self.args["dtype"])
+        self.environment |= self.channel.environment
+        self.replicas, self.slots = self.args.get("data_parallel_size", 1), self.args["max_num_seqs"]
+        self.longest = self.args["max_model_len"]
+        self.version = self.prepared = 0  # the version that is live; that of the weights prepared last
+        self.vllm: Any = None
+        self._request_numbers = itertools.count()
+
+    def prepare(self, weights: Any, version: int) -> None:
+        """Keeps the weights of `version` for the next `start` or `update`."""
+        self.channel.prepare(weights)
+        self.prepared = version
+
+    async def start(self) -> None:
+        """Starts vLLM with the weights prepared last."""
+        vllm = self.new_vllm()
+        try:
+            await self._load(vllm)
+        except Exception:
+            vllm.shutdown(timeout=1)
+            raise
+        # Only now: a request that goes on after a restart must not meet the model folder's weights. And no name is left
+        # here: errors that vLLM's import caught and kept hold this frame, so that vLLM would never be freed.
+        self.vllm, vllm = vllm, None
+        # A fresh engine's first step takes seconds.
+        await asyncio.gather(*[self.sample([0, 0], 2, "warm-up", replica) for replica in range(self.replicas)])
+
+    def new_vllm(self) -> Any:
+        """vLLM's AsyncLLM with the model folder's weights."""
+        for name, value in self.environment.items():  # vLLM's process inherits them from this one
+            os.environ.setdefault(name, value)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**self.args))
+
+    async def together(self, begin: Callable[[], list[Coroutine]]) -> list[Any]:
+        """The results of the coroutines that `begin()` makes, in order."""
+        return await asyncio.gather(*begin())
+
+    async def sample(
+        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
+    ) -> Sample:
+        """One request. `salt`: it hits no keys and values that requests of another salt left in the cache. `replica`:
+        which one takes it under data parallelism; each has a cache of its own. `temperature`: None is the engine's."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if len(prompt_ids) + max_tokens > self.longest:
+            length = f"a prompt of {len(prompt_ids)} tokens and {max_tokens} more"
+            raise ValueError(f"{length} exceed max_model_len = {self.longest}")
+        params = SamplingParams(
+            temperature=self.temperature if temperature is None else temperature,
+            max_tokens=max_tokens,
+            logprobs=0,  # the sampled token's own
+            # In one list, not in a dict for each token. Only vLLM's output processor reads it (v1/engine/logprobs.py)
+            # and so in this process, on the CPU, whatever device sampled.
+            flat_logprobs=True,
+            stop_token_ids=list(self.stop_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # no other request has these
+        )
+        prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
+        request = str(next(self._request_numbers))
+        async for output in self.vllm.generate(prompt, params, request_id=request, data_parallel_rank=replica):
+            done = output.outputs[0]
+        ids = list(done.token_ids)
+        logprobs, versions = self.read(output)
+        check_arrival(ids, logprobs, versions, done.finish_reason)
+        prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
+        return Sample(ids, logprobs, versions, done.finish_reason, prefilled)
+
+    def read(self, output: Any) -> tuple[list[float], list[int]]:
+        """(log-probs, versions) of a request's tokens. vLLM reports spans of tokens for each version of the weights."""
+        done = output.outputs[0]
+        versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
+        return done.logprobs.logprobs, versions
+
+    async def update(self) -> None:
+        """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache."""
+        # clear_cache=True would prefill every running request anew; pause_generation adds 20 ms of sleep
+        await self.vllm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._load(self.vllm)
+        await self.vllm.resume_generation()
+
+    async def _load(self, vllm: Any) -> None:
+        version = self.prepared
+        await self.channel.deliver(vllm)
+        await vllm.update_weight_version(str(version))  # every token sampled from now on carries it
+        self.version = version
+
+    def shutdown(self) -> None:
+        """Ends vLLM's process and removes the channel's files; may be called twice."""
+        if self.vllm is not None:
+            self.vllm.shutdown(timeout=3)  # killed earlier, it leaves semaphores behind
+            self.vllm = None
+        self.channel.close()
+
+
+class WeightFile:
+    """The plain weight channel: a safetensors file in shared memory, which an engine on this host reads.
+
+    A channel has `engine_args` and `environment`, which vLLM and its process need for it; `trainer_waits`: the
+    trainer's weights must not change before they are live; `survives_restart`: a new engine can be given the weights
+    prepared last; and these methods. Weights are a dict, name in the Hugging Face checkpoint -> tensor, as
+    `dict(model.named_parameters())`: a tied head is not among them. The engine's process imports this file by its name,
+    so its folder must be on `sys.path`.
+    """
+
+    trainer_waits = False  # the engine reads a copy
+    survives_restart = True
+
+    def __init__(self, folder: Path | None = None) -> None:
+        shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory))  # only this user enters it
+        self.path = self.folder / "weights.safetensors"
+        self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
+        self.environment: dict[str, str] = {}
+
+    def prepare(self, weights: Any) -> None:
+        """Replaces the file by these tensors: an engine that still reads the old one keeps it."""
+        from safetensors.torch import save_file
+
+        new = self.folder / "new.safetensors"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, new)
+        new.replace(self.path)
+
+    async def deliver(self, vllm: Any) -> None:
+        """Brings the weights prepared last into a paused vLLM."""
+        await vllm.collective_rpc("load_weight_file", args=(str(self.path),))
+
+    def close(self) -> None:
+        """Removes the file and its folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker, in the engine's process (`worker_extension_cls`): loads a weight file into the running
+    model. Its methods' names must be new to vLLM's worker."""
+
+    model_runner: Any  # vLLM's worker has these
+    model_config: Any
+    vllm_config: Any
+
+    def load_weight_file(self, path: str) -> None:
+        """Replaces all weights by those of the safetensors file `path`, between two engine steps. This is the worker's
+        own `reload_weights`, which would say nothing of a weight that the file lacks.
+
+        Raises:
+            RuntimeError: the file lacks a weight of the model.
+        """
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        torch.cpu._init_amx()  # vLLM's bfloat16 attention uses AMX where a CPU has it, but does not ask Linux for it
+        model = self.model_runner.get_model()
+        tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
+        names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
+            initialize_layerwise_reload(model)
+            loaded = model.load_weights(load_file(path).items())
+            finalize_layerwise_reload(model, self.model_config)
+            if loaded is not None and names - loaded:
+                raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
+            if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
+                tables = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
+                model.lm_head.weight = tables[0].weight
+                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
+    """Environment of the engine's process: errors are printed, chatter is not."""
+    both = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    on_cpu = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process fewer
+        "OMP_NUM_THREADS": "1",  # the other core is the trainer's
+    }
+    # vLLM compiles one small function of its sampler even in eager mode: seconds at the start, and it needs a compiler.
+    uncompiled = {"TORCH_COMPILE_DISABLE": "1"} if eager else {}
+    # vLLM's attention for float32 is Triton's, whose products have 10 bits of significand if nothing asks for all 23.
+    exact = {"TRITON_F32_DEFAULT": "ieee"} if dtype == "float32" else {}
+    return both | (exact if gpu else on_cpu | uncompiled)
+
+
+def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
+    """Nothing is missing in what the engine returned.
+
+    A missing log-prob read as 0.0 would mean pi_gen = 1. The ratio is then pi_train itself, and an unlikely token, with
+    a ratio near 0, would silently stop training.
+
+    Raises:
+        RuntimeError: lengths differ, a log-prob is not finite or above 0, or the request neither stopped nor ran out.
+    """
+    if not ids or not len(ids) == len(logprobs) == len(versions):
+        raise RuntimeError(f"vLLM returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions")
+    if not all(math.isfinite(x) and x <= 1e-4 for x in logprobs):
+        raise RuntimeError("vLLM returned a log-prob that is not finite or above 0")
+    if finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a request with {finish_reason!r} instead of 'stop' or 'length'")
+
+
+if __name__ == "__main__":  # check the example; docs/pipeline_rl_alone.py runs an engine
+    import doctest
+
+    print(__doc__[__doc__.index(">>>") :])
+    raise SystemExit(doctest.testmod().failed)
