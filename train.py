@@ -45,9 +45,9 @@ from runtime.evaluation import RunFailed
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.lora import adapter_tensors, save_adapter
-from runtime.metrics import closing_fits, closing_table, pass_rates
 from runtime.model import Row, full_tensors
 from runtime.parts import Parts, new_parts, start, with_flag_names
+from runtime.recorder import closing_fits, closing_table, pass_rates
 from runtime.run_folder import DISK, Progress, disk
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
@@ -116,7 +116,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                 metrics |= evaluator.finish(progress)
                 metrics |= optimizer_step(trainer, progress)  # v becomes v + 1
 
-            metrics["retired_in_flight"] = update_history(parts, progress, groups)
+            late = update_history(parts, progress, groups)
+            metrics |= {"retired_in_flight": late, "retired": parts.history.n_retired}
             progress.step += 1
             del progress.taken[: len(groups)]
             recorder.step(progress, groups, batch, metrics, version)
@@ -303,13 +304,12 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
         parts.task.tokenizer.save_pretrained(new)
         if adapter:
             save_adapter(parts.trainer.model, adapter, new / "adapter")
-        folder.finish_model({"step": progress.step, "version": progress.version, "compute": recorder.compute()})
+        folder.finish_model({"step": progress.step, "version": progress.version, "compute": recorder.clock.now()})
     recorder.bar.close()
     picture = folder.path / "curve.png"
     names = pass_rates(folder.read("eval.jsonl"))  # of all that is trained on, and of each data set
     closing = [closing_fits(folder, name, parts.task.ceiling) for name in names]
     fit_sigmoid.plot_curves([curves for curves, _ in closing], picture)
-    recorder.picture(picture, progress.step)
     report = "\n\n".join(f"{fit_sigmoid.format_report(whole)}\n\n{text}" for (_, whole), text in closing)
     say(f"\nThe law on this run ({picture}):\n{report}\n")
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))

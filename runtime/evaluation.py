@@ -19,18 +19,22 @@ and most embeddings) must be the trainer's each time: an engine that is one upda
 """
 
 import hashlib
+import json
 import random
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from length_control import COLLAPSE_TRUNCATION
+from pipeline_rl import Rollout
 from runtime.flags import Flags, eval_temperature, has_adapters
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
-from runtime.recorder import Recorder
-from runtime.run_folder import Progress
+from runtime.recorder import Recorder, shares
+from runtime.run_folder import Progress, Record
 from runtime.trainer import Trainer
 
 CHECK_ROWS = 64  # completions that are scored
@@ -54,7 +58,7 @@ class Check:
     future: Future | None  # of the generator's rollouts; None on ranks other than 0
     problems: list[Any]
     version: int
-    record: dict[str, Any] | None  # of an evaluation: step and compute when it began; None for a probe
+    record: Record | None = None  # of an evaluation: step and compute when it began
 
 
 class Hashes(NamedTuple):
@@ -74,13 +78,11 @@ class Evaluator:
     def __init__(
         self, flags: Flags, ranks: Ranks, task: Any, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
     ):
-        self.flags, self.ranks, self.trainer, self.generator, self.recorder = flags, ranks, trainer, generator, recorder
-        self.held_out, self.sources = task.held_out, [*task.sources, *task.eval_sources]
-        self.problems = [
-            problem
-            for source in self.sources
-            for problem in [p for p in self.held_out if p.source == source][: flags.eval_problems]
-        ]
+        self.flags, self.ranks, self.task, self.trainer = flags, ranks, task, trainer
+        self.generator, self.recorder = generator, recorder
+        self.sources = [*task.sources, *task.eval_sources]
+        of = {source: [problem for problem in task.held_out if problem.source == source] for source in self.sources}
+        self.problems = [problem for problems in of.values() for problem in problems[: flags.eval_problems]]
         self.under_way: Check | None = None
         self.hashes: list[Hashes] = []  # the first and the last ones
 
@@ -97,8 +99,8 @@ class Evaluator:
             self.begin_evaluation(progress)
         elif self.under_way is None and step // flags.probe_every > before // flags.probe_every:
             draw = random.Random(f"{flags.seed} probe {step}")
-            problems = draw.sample(self.held_out, min(PROBES, len(self.held_out)))
-            self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version, None)
+            problems = draw.sample(self.task.held_out, min(PROBES, len(self.task.held_out)))
+            self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version)
 
     def check_arrival(self, progress: Progress) -> None:
         """Compares both sides' hashes with each other's and with the last ones: before and after the first update, then
@@ -121,12 +123,13 @@ class Evaluator:
             if name in compared:
                 (equal.add if of[name] <= {str(sent[-1]), sha256(tensor)} else other.append)(name)
         self.hashes = [*self.hashes[:1], Hashes(progress.step, progress.version, sent, held, equal)]
-        stale = [i for i, (old, new) in enumerate(zip(last.engine, held, strict=True)) if old == new] if last else []
-        if stale and sent != last.trainer:
-            raise RunFailed(
-                f"weights check: workers {stale} of the engine hold the same bytes at version {progress.version} as at "
-                f"{last.version}, but the trainer's weights have changed: no update reached them"
-            )
+        if last and sent != last.trainer:
+            stale = [i for i, (old, new) in enumerate(zip(last.engine, held, strict=True)) if old == new]
+            if stale:
+                raise RunFailed(
+                    f"weights check: workers {stale} of the engine hold the same bytes at version {progress.version} "
+                    f"as at {last.version}, but the trainer's weights have changed: no update reached them"
+                )
         if other and (last or not equal):
             raise RunFailed(
                 f"weights check: at version {progress.version} the engine holds other bytes than the trainer, as of "
@@ -135,17 +138,18 @@ class Evaluator:
 
     def begin_evaluation(self, progress: Progress) -> None:
         """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""
-        record = {"step": progress.step, "version": progress.version} | self.recorder.compute()
+        compute = self.recorder.clock.now() if self.ranks.main else {}
+        record = {"step": progress.step, "version": progress.version} | compute
         future = self.generator.evaluate(self.problems, self.flags.eval_samples, eval_temperature(self.flags))
         self.under_way = Check(future, self.problems, progress.version, record)
 
     def finish(self, progress: Progress) -> dict[str, float]:
         """Waits for what is under way, records an evaluation, and compares the log-probs. Must come before the weights
         change. Returns {"logprob_gap": nats per token}, or {} if nothing was under way. Raises RunFailed."""
-        if self.under_way is None:
+        if (check := self.under_way) is None:
             return {}
-        rows, behaviour = self.ranks.from_main(lambda: self._result(self.under_way, progress.rng))
-        check, self.under_way = self.under_way, None
+        rows, behaviour = self.ranks.from_main(lambda: self._result(check, progress.rng))
+        self.under_way = None
         if check.record is not None:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
             if eval_temperature(self.flags) != self.flags.temperature:
@@ -162,6 +166,7 @@ class Evaluator:
 
     def _result(self, check: Check, rng: random.Random) -> tuple[list[Row], list[list[float]]]:
         """Rank 0 waits for the rollouts; returns some of them as rows, with the generator's log-probs."""
+        assert check.future is not None
         groups = self.generator.on_main.result_of(check.future)
         flat = [(problem, r) for problem, group in zip(check.problems, groups, strict=True) for r in group]
         mixed = sum(any(v != check.version for v, m in zip(r.versions, r.mask, strict=True) if m) for _, r in flat)
@@ -170,13 +175,65 @@ class Evaluator:
                 f"weights check: {mixed} evaluation completions have tokens that version {check.version} did not sample"
             )
         if check.record is not None:
-            of: dict[str, list[Any]] = {source: [] for source in self.sources}
+            of: dict[str, list[list[Rollout]]] = {source: [] for source in self.sources}
             for problem, group in zip(check.problems, groups, strict=True):
                 of[problem.source].append(group)
-            self.recorder.evaluation(check.record, of)
+            self.record(check.record, of)
         chosen = rng.sample(flat, min(CHECK_ROWS, len(flat)))
         rows = [Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
         return rows, [r.logprobs for _, r in chosen]
+
+    def record(self, begun: Record, of: dict[str, list[list[Rollout]]]) -> None:
+        """Writes and prints an evaluation: `begun` says when it began, `of` holds the rollouts of each data set's
+        problems. The pass rate is that of the data sets that are trained on; each data set has its own beside it, if
+        there are several. Under --eval_only it is printed only."""
+        task, recorder, say = self.task, self.recorder, self.ranks.say
+        trained = [group for source in task.sources for group in of[source]]
+        record = begun | figures(trained) | {"device": recorder.device}
+        if apart := [source for source in of if len(task.sources) > 1 or source not in task.sources]:
+            record["data_sets"] = {source: figures(of[source]) for source in apart}
+            record["pass_rate_of"] = {source: found["pass_rate"] for source, found in record["data_sets"].items()}
+        if self.flags.eval_only:
+            say(json.dumps(record))
+        else:
+            recorder.folder.append("eval.jsonl", record)
+            counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": correct_of(trained)}
+            if task.eval_sources:
+                counts["data_sets"] = {source: correct_of(of[source]) for source in task.eval_sources}
+            recorder.folder.append("eval_counts.jsonl", counts)
+            rates = {f"eval/{source}/pass_rate": rate for source, rate in record.get("pass_rate_of", {}).items()}
+            self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
+        say(evaluation_line(record))
+        if record["step"] == 0 and record["truncated"] > COLLAPSE_TRUNCATION:
+            budget = "answer_budget" if self.flags.length_control == "interruption" else "max_budget"
+            say(
+                f"Warning: {record['truncated']:.0%} of completions are truncated before any training; raise "
+                f"--{budget}, which is {getattr(self.flags, budget)}."
+            )
+
+
+def figures(groups: Sequence[Sequence[Rollout]]) -> Record:
+    """The figures of one evaluation, from its rollouts grouped by prompt."""
+    found: Record = dict(shares([rollout for group in groups for rollout in group]))
+    found["mean_length"] = found.pop("length")
+    solved = sum(any(rollout.correct for rollout in group) for group in groups)
+    return found | {"pass_at_k": solved / len(groups), "n_prompts": len(groups), "n_samples": len(groups[0])}
+
+
+def correct_of(groups: Sequence[Sequence[Rollout]]) -> list[int]:
+    """How many samples of each problem are correct."""
+    return [sum(rollout.correct for rollout in group) for group in groups]
+
+
+def evaluation_line(record: Record) -> str:
+    """The printed line of one evaluation, with the pass rate of each data set at its end if there are several."""
+    apart = {name.rpartition("/")[2]: found["pass_rate"] for name, found in record.get("data_sets", {}).items()}
+    return (
+        f"evaluation at step {record['step']}: pass rate {record['pass_rate']:.3f} · pass@{record['n_samples']} "
+        f"{record['pass_at_k']:.3f} · {record['tokens'] / 1e3:.0f}k tokens · truncated {record['truncated']:.1%} "
+        f"· interrupted {record['interrupted']:.1%} · length {record['mean_length']:.1f}"
+        + "".join(f" · {name} {rate:.3f}" for name, rate in apart.items())
+    )
 
 
 def sha256(tensor: torch.Tensor) -> str:

@@ -95,7 +95,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     if ranks.main:
         generator = new_generator(flags, model, task, prompts, channel, devices, control, progress)
     shared = SharedGenerator(generator, channel, ranks)
-    recorder = Recorder(flags, ranks, folder, task, history, prompts, shared)
+    recorder = Recorder(flags, ranks, folder, task, prompts, shared)
     evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
     return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator)
 

@@ -6,16 +6,24 @@ What talks between ranks is a collective: every rank must call it, in the same o
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tqdm import tqdm
 
 from pipeline_rl import EngineFailed, Generator
 from runtime.run_folder import disk
+from runtime.weights import FileWeights, TransferWeights, Weights
+
+if TYPE_CHECKING:  # its import takes seconds
+    from accelerate import Accelerator
+
+Made = TypeVar("Made")
 
 
 class Ranks:
-    """What rank 0 tells the others. `accelerator` is accelerate's `Accelerator`."""
+    """What rank 0 tells the others."""
 
-    def __init__(self, accelerator: Any):
+    def __init__(self, accelerator: "Accelerator"):
         self.accelerator = accelerator
         self.main: bool = accelerator.is_main_process
 
@@ -24,26 +32,24 @@ class Ranks:
         """Trainer processes."""
         return self.accelerator.num_processes
 
-    def from_main(self, make: Callable[[], Any]) -> Any:
+    def from_main(self, make: Callable[[], Made]) -> Made:
         """Rank 0's `make()`, on every rank. If it raises there, every rank raises, so that none keeps waiting."""
         from accelerate.utils import broadcast_object_list
 
         if self.count == 1:
             return make()
-        value = error = None
+        made: list[Any] = [None, None]  # the value, or the error
         try:
-            value = make() if self.main else None
+            made[0] = make() if self.main else None
         except Exception as raised:  # travels to the other ranks
-            error = raised
-        value, error = broadcast_object_list([value, error])
+            made[1] = raised
+        value, error = broadcast_object_list(made)
         if error is not None:
             raise error
         return value
 
     def say(self, line: str) -> None:
         """Prints on rank 0, above the progress bar."""
-        from tqdm import tqdm
-
         if self.main:
             tqdm.write(line)
             sys.stdout.flush()
@@ -53,14 +59,20 @@ class SharedGenerator:
     """The generator as every rank calls it. Rank 0 drives the real one; the others take part in what is a collective:
     gathering the weights for the channel, and raising what a push raised.
 
-    on_main: rank 0's `Generator`; None on the other ranks.
+    generator: rank 0's `Generator`; None on the other ranks.
     channel: this rank's weight channel.
     """
 
-    def __init__(self, on_main: Generator | None, channel: Any, ranks: Ranks):
-        self.on_main, self.channel, self.ranks = on_main, channel, ranks
+    def __init__(self, generator: Generator | None, channel: FileWeights | TransferWeights, ranks: Ranks):
+        self.generator, self.channel, self.ranks = generator, channel, ranks
 
-    def start(self, weights: Any, version: int) -> None:
+    @property
+    def on_main(self) -> Generator:
+        """The generator, which only rank 0 may ask for."""
+        assert self.generator is not None
+        return self.generator
+
+    def start(self, weights: Weights, version: int) -> None:
         """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed."""
         outcome: list[EngineFailed | None] = []
 
@@ -71,10 +83,10 @@ class SharedGenerator:
 
         self.channel.meet = meet  # before the first transfer, in which the other ranks would wait for ever; else below
         try:
-            if self.on_main is None:
+            if self.generator is None:
                 self.channel.prepare(weights)
             else:
-                self.on_main.start(weights, version)
+                self.generator.start(weights, version)
         except EngineFailed as error:
             if not outcome:
                 meet(error)
@@ -82,19 +94,19 @@ class SharedGenerator:
         if not outcome:
             meet()
 
-    def push(self, weights: Any, version: int, release: int) -> None:
+    def push(self, weights: Weights, version: int, release: int) -> None:
         """Sends the weights of `version` while requests run; `release` groups are done with once they are live."""
         self.settle()
-        if self.on_main is None:
+        if self.generator is None:
             self.channel.prepare(weights)
         else:
             with disk(self.channel.folder):
-                self.on_main.push(weights, version, release=release)
+                self.generator.push(weights, version, release=release)
 
     def release(self, count: int) -> None:
         """`count` taken groups are done with, and there are no new weights."""
-        if self.on_main is not None:
-            self.on_main.release(count)
+        if self.generator is not None:
+            self.generator.release(count)
 
     def settle(self) -> None:
         """With several ranks: waits until the last weights are live. If that push failed, every rank raises."""
@@ -104,10 +116,10 @@ class SharedGenerator:
     def evaluate(self, problems: list[Any], n_samples: int, temperature: float | None = None) -> Future | None:
         """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
         self.settle()
-        return None if self.on_main is None else self.on_main.evaluate(problems, n_samples, temperature)
+        return None if self.generator is None else self.generator.evaluate(problems, n_samples, temperature)
 
     def close(self) -> None:
         """Ends the engine and the weight channel."""
-        if self.on_main is not None:
-            self.on_main.close()
+        if self.generator is not None:
+            self.generator.close()
         self.channel.close()

@@ -1,58 +1,94 @@
-"""What a run prints and writes while it trains: a record and a line for each step, evaluations, rollouts to read."""
+"""What a run measures, prints and writes while it trains, and how its law is read at the end.
+
+`Recorder` has the record and the line of a step; those of an evaluation are in evaluation.py.
+"""
 
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 import filters
+import fit_sigmoid
 import length_control
-from pipeline_rl import Group, Rollout, lags
+from fit_sigmoid import CurveReport, SigmoidFit, short
+from pipeline_rl import Generator, Group, Rollout, lags
 from runtime.flags import Flags, changed_flags, has_adapters
-from runtime.metrics import Clock, budget_advice, evaluation_line, evaluation_record, step_line, warnings_of
 from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
-from runtime.run_folder import Folder, Progress
+from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream
+
+LOW_ENTROPY = 1e-3  # nats per token
+EMPTY_STEPS = 3  # in a row
+UNFINISHED = 0.5  # share of completions whose thinking never ended
+
+
+class Clock:
+    """The compute of a run so far, without start-up and without evaluation's share of the time.
+
+    parameters: P, those that each token is multiplied with. devices: accelerators in use on both sides, or CPU cores.
+    past: what a run before a resume had used. frozen: a frozen weight needs no gradient, a third of training's FLOPs
+    (those of the adapters in its place are few, and left out).
+    """
+
+    def __init__(
+        self, generator: Generator, parameters: int, devices: int, past: dict[str, float], frozen: bool = False
+    ):
+        self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
+        self.training_flops = (4 if frozen else 6) * parameters  # of a token
+        self.started = time.monotonic()
+        self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
+
+    def hours(self) -> float:
+        """Wall time with evaluation, also that of the run before a resume."""
+        return self.past.get("hours", 0.0) + (time.monotonic() - self.started) / 3600
+
+    def now(self) -> dict[str, float]:
+        """tokens (all that were sampled, dropped ones too), trained_tokens, flops, device_hours."""
+        counters, past = self.generator.counters, self.past
+        seconds = time.monotonic() - self.started - counters.eval_seconds
+        # FLOPs: 2 P for each token that the generator computes, 6 P for each that the trainer does
+        flops = 2 * self.parameters * (counters.prefilled + counters.sampled) + self.training_flops * self.forwarded
+        return {
+            "tokens": past.get("tokens", 0) + counters.sampled,
+            "trained_tokens": past.get("trained_tokens", 0) + self.trained_tokens,
+            "flops": past.get("flops", 0) + flops,
+            "device_hours": past.get("device_hours", 0.0) + seconds * self.devices / 3600,
+        }
 
 
 class Recorder:
     """Measures, prints and writes on rank 0; on the other ranks it does nothing."""
 
+    clock: Clock  # rank 0's, once the engine is up
+    bar: tqdm
+
     def __init__(
-        self, flags: Flags, ranks: Ranks, folder: Folder, task: Any, history: filters.PassRateHistory,
-        prompts: PromptStream, generator: SharedGenerator,
-    ):  # fmt: skip
+        self, flags: Flags, ranks: Ranks, folder: Folder, task: Any, prompts: PromptStream, generator: SharedGenerator
+    ):
         self.flags, self.ranks, self.folder, self.task = flags, ranks, folder, task
-        self.history, self.prompts = history, prompts
-        self.generator = generator.on_main
-        self.clock: Clock | None = None  # rank 0's, once the engine is up
-        self.bar: Any = None
-        self.device = "cpu"
+        self.prompts, self.generator = prompts, generator
+        self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
         self.empty_steps = 0  # in a row, with no row left to train on
         self.seconds = {"trainer_idle": 0.0, "save_seconds": 0.0}  # since the last record
 
-    # ---- the run ----
-
     def start_clock(self, parameters: int, devices: int, past: dict[str, float]) -> None:
         """Compute counts from now on, on top of that of the run before a resume."""
         if self.ranks.main:
-            self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
-            self.clock = Clock(self.generator, parameters, devices, past, has_adapters(self.flags))
-            self.counters, self.logged = vars(self.generator.counters).copy(), time.monotonic()
+            self.clock = Clock(self.generator.on_main, parameters, devices, past, has_adapters(self.flags))
+            self.counters, self.logged = vars(self.generator.on_main.counters).copy(), time.monotonic()
 
     def open(self, step: int) -> None:
         """Writes the flags, says which of them a resumed run has otherwise than before, and shows the progress bar."""
-        from tqdm import tqdm
-
         settings = vars(self.flags)
         if self.ranks.main:
             if self.flags.resume:
@@ -67,10 +103,6 @@ class Recorder:
         of = {"trackio": {"name": name}, "wandb": {"name": name, "dir": folder}}
         self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=of)
 
-    def compute(self) -> dict[str, float]:
-        """Compute so far (`Clock.now`); empty on ranks other than 0."""
-        return self.clock.now() if self.clock else {}
-
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Adds the time of the block to the next step's `trainer_idle` or `save_seconds`."""
@@ -80,9 +112,7 @@ class Recorder:
         finally:
             self.seconds[name] += time.monotonic() - started
 
-    # ---- a step ----
-
-    def sampled(self, groups: Sequence[Group], rewards: Tensor) -> dict[str, Any]:
+    def sampled(self, groups: Sequence[Group], rewards: Tensor) -> Record:
         """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (n,), and what
         dynamic sampling discarded on the way."""
         group_ids = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g.rollouts) for g in groups]))  # (n,)
@@ -90,55 +120,44 @@ class Recorder:
         discarded, self.discarded = self.discarded, []
         rewards = torch.cat([rewards, *(shaped for _, shaped in discarded)])
         rollouts = [r for group in (*groups, *(group for group, _ in discarded)) for r in group.rollouts]
-        metrics = {
-            "reward": rewards.mean().item(),
-            "pass_rate": sum(rollout.correct for rollout in rollouts) / len(rollouts),
-            "length": sum(len(rollout.completion_ids) for rollout in rollouts) / len(rollouts),
-            "interrupted": sum(rollout.interrupted for rollout in rollouts) / len(rollouts),
-            "truncated": length_control.truncation_rate([rollout.finish_reason for rollout in rollouts]),
-            "zero_variance_groups": len(groups) - varied,
-        }
+        metrics = {"reward": rewards.mean().item(), **shares(rollouts), "zero_variance_groups": len(groups) - varied}
         if self.flags.dynamic_sampling:
             metrics |= {"offered": len(groups) + len(discarded), "discarded_groups": len(discarded)}
         return metrics
 
     def consumed(self, step: int, groups: Sequence[Group]) -> None:
-        """One line of groups.jsonl: the prompts, how many of their rollouts are correct, and how many tokens each has
-        sampled."""
+        """One line of groups.jsonl: the prompts, how many rollouts are correct, how many tokens each has sampled."""
         if self.ranks.main:
             counts = [[g.problem.key, sum(r.correct for r in g.rollouts), len(g.rollouts)] for g in groups]
             lengths = [[sum(rollout.mask) for rollout in group.rollouts] for group in groups]
             self.folder.append("groups.jsonl", {"step": step, "groups": counts, "lengths": lengths})
 
     def step(
-        self, progress: Progress, groups: Sequence[Group], batch: TrainingBatch | None, metrics: dict[str, Any],
-        version: int,
-    ) -> None:  # fmt: skip
+        self, progress: Progress, groups: Sequence[Group], batch: TrainingBatch | None, metrics: Record, version: int
+    ) -> None:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
         if not self.ranks.main:
             return
-        flags = self.flags
-        computed = flags.share_prompts, flags.tokens_per_microbatch, self.ranks.count
-        positions = forwarded(batch.rows, *computed) if batch else 0
+        flags, generator, positions = self.flags, self.generator.on_main, 0
         if batch:
+            positions = forwarded(batch.rows, flags.share_prompts, flags.tokens_per_microbatch, self.ranks.count)
             metrics = metrics | {"rows": len(batch.rows), "trained_tokens": int(batch.mask.sum())}
             self.clock.trained_tokens += metrics["trained_tokens"]
             self.clock.forwarded += positions
         token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
-        now, counters = time.monotonic(), vars(self.generator.counters).copy()
+        now, counters = time.monotonic(), vars(generator.counters).copy()
+        passed, since = now - self.logged, {name: counters[name] - self.counters[name] for name in counters}
         compute = self.clock.now()
         compute["trained_tokens_total"] = compute.pop("trained_tokens")  # the step's own is in `metrics`
-        record: dict[str, Any] = dict(  # of two values for one name one would be lost: a TypeError
+        record: Record = dict(  # of two values for one name one would be lost: a TypeError
             step=progress.step, version=progress.version, **metrics, **compute, **self.seconds,
-            lag_mean=sum(token_lags) / len(token_lags), lag_max=max(token_lags), seconds=now - self.logged,
-            generator_idle=counters["idle_seconds"] - self.counters["idle_seconds"],
-            sync_seconds=counters["sync_seconds"] - self.counters["sync_seconds"],
-            requests=(counters["request_seconds"] - self.counters["request_seconds"]) / (now - self.logged),
-            outstanding=self.generator.pacer.outstanding, retired=self.history.n_retired, epoch=self.prompts.epoch,
-            restarts=counters["restarts"], redone_groups=counters["redone_groups"],
+            lag_mean=sum(token_lags) / len(token_lags), lag_max=max(token_lags), seconds=passed,
+            generator_idle=since["idle_seconds"], sync_seconds=since["sync_seconds"],
+            requests=since["request_seconds"] / passed, outstanding=generator.pacer.outstanding,
+            epoch=self.prompts.epoch,
         )  # fmt: skip
-        if self.flags.peak_tflops and batch:
-            possible = (record["seconds"] - record["trainer_idle"]) * self.ranks.count * self.flags.peak_tflops * 1e12
+        if flags.peak_tflops and batch:
+            possible = (record["seconds"] - record["trainer_idle"]) * self.ranks.count * flags.peak_tflops * 1e12
             record["mfu"] = self.clock.training_flops * positions / possible  # without the products inside attention
         if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
             record["verdicts"] = dict(self.task.counts)
@@ -147,10 +166,9 @@ class Recorder:
         numbers = {name: x for name, x in record.items() if isinstance(x, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
         self.bar.update()
-        self.ranks.say(step_line(record))
         self.empty_steps = 0 if batch is not None else self.empty_steps + 1
-        for warning in warnings_of(record, self.empty_steps):
-            self.ranks.say(warning)
+        for line in [step_line(record), *warnings_of(record, self.empty_steps)]:
+            self.ranks.say(line)
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
         """Two rollouts of each of two groups, to read, into samples.jsonl."""
@@ -161,50 +179,122 @@ class Recorder:
                 record |= {"interrupted": rollout.interrupted, "prompt": prompt, "completion": completion}
                 self.folder.append("samples.jsonl", record)
 
-    def evaluation(self, record: dict[str, Any], of: dict[str, list[list[Rollout]]]) -> None:
-        """Writes and prints an evaluation: `record` says when it began, `of` holds the rollouts of each data set's
-        problems. The pass rate is that of the data sets that are trained on; each data set has its own beside it, if
-        there are several. Under --eval_only it is printed only."""
-        trained = [group for source in self.task.sources for group in of[source]]
-        record = record | evaluation_record(trained) | {"device": self.device}
-        apart = [source for source in of if len(self.task.sources) > 1 or source not in self.task.sources]
-        if apart:
-            found = record["data_sets"] = {source: evaluation_record(of[source]) for source in apart}
-            record["pass_rate_of"] = {source: figures["pass_rate"] for source, figures in found.items()}
-        if self.flags.eval_only:
-            self.ranks.say(json.dumps(record))
-        else:
-            self.folder.append("eval.jsonl", record)
-            counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": correct_of(trained)}
-            if self.task.eval_sources:
-                counts["data_sets"] = {source: correct_of(of[source]) for source in self.task.eval_sources}
-            self.folder.append("eval_counts.jsonl", counts)
-            rates = {f"eval/{source}/pass_rate": rate for source, rate in record.get("pass_rate_of", {}).items()}
-            self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
-        self.ranks.say(evaluation_line(record))
-        if record["step"] == 0:
-            rollouts = [rollout for groups in of.values() for group in groups for rollout in group]
-            control, flags = self.generator.length_control, self.flags
-            if advice := budget_advice(rollouts, control, flags.max_budget, flags.answer_budget):
-                self.ranks.say(advice)
 
-    def picture(self, path: Path, step: int) -> None:
-        """Shows the tracker a PNG, as `curve`."""
-        if self.flags.report_to == "none":
-            return
-        from PIL import Image
-
-        pixels = np.asarray(Image.open(path).convert("RGB"))[None]  # (1, height, width, 3)
-        for tracker in self.ranks.accelerator.trackers:
-            if tracker.name == "trackio":  # accelerate's tracker has no `log_images` for it
-                import trackio
-
-                tracker.log({"curve": trackio.Image(pixels[0])}, step=step)
-            else:
-                shape = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-                tracker.log_images({"curve": pixels}, step=step, **shape)
+# ------------------------------------------------------------------------------------------- a step's figures, its line
 
 
-def correct_of(groups: Sequence[Sequence[Rollout]]) -> list[int]:
-    """How many samples of each problem are correct."""
-    return [sum(rollout.correct for rollout in group) for group in groups]
+def shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What share is correct, truncated, interrupted; the mean length with forced tokens."""
+    n = len(rollouts)
+    return {
+        "pass_rate": sum(rollout.correct for rollout in rollouts) / n,
+        "length": sum(len(rollout.completion_ids) for rollout in rollouts) / n,
+        "interrupted": sum(rollout.interrupted for rollout in rollouts) / n,
+        "truncated": length_control.truncation_rate(rollout.finish_reason for rollout in rollouts),
+    }
+
+
+def step_line(record: Record) -> str:
+    """The printed line of one step; README explains each number."""
+    line = (
+        f"step {record['step']:4d} · pass {record['pass_rate']:.3f} · length {record['length']:5.1f} · "
+        f"lag {record['lag_mean']:.2f}/{record['lag_max']}"
+    )
+    if "ratio_max" in record:
+        line += (
+            f" · rho {record['ratio_mean']:.3f}/{record['ratio_max']:.2f} · ess {record['ess']:.3f} · "
+            f"entropy {record['entropy']:.3f} · grad {record['grad_norm']:.2f}"
+        )
+    return line + f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
+
+
+def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
+    """What a healthy run does not show. `empty_steps`: steps in a row without a row to train on."""
+    if truncated := length_control.truncation_warning(record["truncated"]):
+        yield truncated
+    if record.get("entropy", 1.0) < LOW_ENTROPY:
+        yield f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more."
+    if empty_steps and empty_steps % EMPTY_STEPS == 0:
+        yield f"Warning: {empty_steps} steps in a row had no group with unequal rewards, so nothing was trained."
+    verdicts = record.get("verdicts", {})
+    unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))
+    if record.get("step") == 1 and unfinished > UNFINISHED:  # once, with the first evaluation's verdicts
+        yield (
+            f"Warning: {unfinished:.0%} of completions never ended their thinking and count as wrong; if the model "
+            "does not think, use --thinking false."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- the run's end
+
+
+def pass_rates(evaluations: Sequence[Record]) -> dict[str, list[float]]:
+    """A run's pass rates: under "" those over all that is trained on, then those of each data set of the last
+    evaluation, from the first that has it: a set may have come with a resume."""
+    names = ["", *evaluations[-1].get("data_sets", {})]
+    return {name: [row["pass_rate"] for row in of_data_set(evaluations, name)] for name in names}
+
+
+def of_data_set(rows: Sequence[Record], name: str) -> list[Record]:
+    """The records of evaluations with the figures of one of their `data_sets`; "" takes those over all of them."""
+    if not name:
+        return list(rows)
+    return [row | row["data_sets"][name] for row in rows if name in row.get("data_sets", {})]
+
+
+def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[CurveReport], str]:
+    """The forecast that the first half of a run makes, and the fit to all of it: both reports, and what a person reads.
+    `name` is the data set's, "" for all; `known` is the task's own ceiling, where it has one."""
+    rows, label = of_data_set(folder.read("eval.jsonl"), name), f"{folder.path}, {name}".removesuffix(", ")
+    found = [fit_sigmoid.curve(rows, share, label) for share in (0.5, 1.0)]
+    half, f = found[0], found[0].fit
+    lines = [f"no forecast from the first half: {f.reason}"]
+    if f.best:
+        at, last = float(half.C[-1]), float(half.R[-1])
+        low, high = f.interval(at, noise=True)[:, 0]
+        come = half.unseen & np.isfinite(half.R)
+        ends = f.interval(half.C[come], noise=True)
+        held = int(((ends[0] <= half.R[come]) & (half.R[come] <= ends[1])).sum())
+        lines = [
+            f"forecast at half: {short(float(f.C[-1]))} of {short(at)} {fit_sigmoid.UNITS[half.x]}, "
+            f"{f.C[-1] / f.C_mid:.1f} C_mid",
+            f"  the last evaluation {float(f.predict(at, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
+            f"  what then came      {last:.3f}, {'inside' if low <= last <= high else 'OUTSIDE'}; "
+            f"of all {come.sum()} that came {held} inside",
+            f"  the ceiling         {ceiling_line(f, known)}",
+        ]
+    if (whole := found[1].fit).best:
+        lines += ["the whole run", f"  the ceiling         {ceiling_line(whole, None)}"]  # of the policy as sampled
+    return found, "\n".join(lines)
+
+
+def ceiling_line(f: SigmoidFit, known: float | None) -> str:
+    """A's interval in words, and whether it holds the ceiling that is known."""
+    low, high = f.A_interval
+    line = f"{low:.3f} to {high:.3f}, {'identifiable' if f.identifiable else 'not identifiable yet'}"
+    return line + (f"; {'holds' if low <= known <= high else 'MISSES'} the known {known:.2f}" if known else "")
+
+
+def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
+    """Start and end, compute, waiting, lag, and where the files are."""
+    steps = [record for record in folder.read("metrics.jsonl") if "step" in record]
+    compute = clock.now()
+    seconds = max(1e-9, sum(record["seconds"] for record in steps))
+    mean_lag = sum(record["lag_mean"] for record in steps) / max(1, len(steps))
+    generator_idle = sum(record["generator_idle"] + record["sync_seconds"] for record in steps)
+    rates = [
+        f"{found[0]:.3f} -> {found[-1]:.3f} (mean of the last two {sum(found[-2:]) / len(found[-2:]):.3f})"
+        + (f" of {name}" if name else "")
+        for name, found in pass_rates(folder.read("eval.jsonl")).items()
+    ]
+    rows = {
+        "pass rate": f"\n{'':<16}".join(rates),
+        "compute": f"{compute['device_hours'] * 3600 / clock.devices:.0f} s on {clock.devices} x {device}, "
+        f"{compute['flops']:.2e} FLOPs",
+        "tokens": f"{compute['tokens']:,} sampled, {compute['trained_tokens']:,} trained",
+        "generator idle": f"{generator_idle / seconds:.1%}",
+        "trainer idle": f"{sum(r['trainer_idle'] for r in steps) / seconds:.1%}",
+        "lag mean / max": f"{mean_lag:.2f} / {max((r['lag_max'] for r in steps), default=0)} (k = {k})",
+        "files": str(folder.path),
+    }
+    return "\n".join(f"{name:<16}{text}" for name, text in rows.items())

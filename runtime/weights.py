@@ -13,9 +13,6 @@ while the engine is paused.
                       memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
                       trainer waits until it is done.
 
-`weights` is a dict of tensors that are no shards, or an object with `metadata()` and `items()` that gathers one tensor
-at a time (model.CheckpointTensors): gathering is a collective, so all ranks go through the items in lockstep.
-
 SIMPLIFIED. A file serves one host, and while it is written, that host holds all tensors once more; an engine that
 dies under TransferWeights ends the run (one trainer process saves a checkpoint; several may not, and go on from the
 last one).
@@ -31,11 +28,11 @@ import socket
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -48,6 +45,13 @@ class Meta(NamedTuple):
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+class Weights(Protocol):
+    """A dict of tensors that are no shards, or an object that gathers one tensor at a time (model.CheckpointTensors).
+    Gathering is a collective: all ranks go through the items in lockstep."""
+
+    def items(self) -> Iterable[tuple[str, torch.Tensor]]: ...
 
 
 PREFIX = "scalerl-weights-"
@@ -94,13 +98,15 @@ class FileWeights(vllm_engine.WeightFile):
     """The same for several trainer processes (rank 0 writes, the others only help to gather), in a folder that is
     removed at the next start if this process is killed."""
 
+    meet: Callable[[], None] = staticmethod(lambda: None)  # never called: nobody waits in the writing of a file
+
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         super().__init__(private_folder())
         self.engine_args = engine_args()
         self.environment = process_environment(self.folder)
 
-    def prepare(self, weights: Any) -> None:
+    def prepare(self, weights: Weights) -> None:
         """Replaces the file by these tensors."""
         if self.rank == 0:
             super().prepare(weights)
@@ -132,7 +138,7 @@ class TransferWeights:
         if backend == "ipc":
             # Handles of GPU memory are no plain data: vLLM pickles them, here and in its own processes.
             os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        self._weights: Any = None
+        self._weights: Weights
         self._sender: Any = None
         self._client = _Client()
 
@@ -146,7 +152,7 @@ class TransferWeights:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self._weights.items())
 
-    def prepare(self, weights: Any) -> None:
+    def prepare(self, weights: Weights) -> None:
         """Rank 0 only takes note of the weights; other ranks take part in the sending, which `deliver` does."""
         self._weights = weights
         if torch.cuda.is_available():

@@ -240,7 +240,7 @@ def batch_of(groups, folder, **changes):
     trainer, ranks = ScriptedTrainer(), Ranks(Alone())
     shared = SharedGenerator(generator, SimpleNamespace(folder=folder), ranks)
     history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
-    recorder = Recorder(flags, ranks, Folder(folder), task, history, prompts, shared)
+    recorder = Recorder(flags, ranks, Folder(folder), task, prompts, shared)
     evaluator = SimpleNamespace(begin_if_due=lambda progress: None, finish=lambda progress: {})
     parts = setup.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator)
     recorder.start_clock(1, 1, {})

@@ -5,8 +5,73 @@ import math
 import pytest
 import torch
 
-from runtime.evaluation import RunFailed, logprob_gap, sha256
+from pipeline_rl import Rollout
+from runtime.evaluation import RunFailed, evaluation_line, figures, logprob_gap, sha256
 from runtime.model import Row
+
+# ---------------------------------------------------------------------------------------------------- what is recorded
+
+
+def rollout(correct: bool, length: int = 2, reason: str = "stop", interrupted: bool = False) -> Rollout:
+    return Rollout(
+        completion_ids=[9] * length, logprobs=[0.0] * length, mask=[1] * length, finish_reason=reason,
+        versions=[0] * length, interrupted=interrupted, correct=correct,
+    )  # fmt: skip
+
+
+def test_figures_by_hand():
+    """Three prompts, two samples: correct 2, 1, 0 of 2: mean 1/2, pass@2 2/3. One truncated, one interrupted of six;
+    lengths 2 2 2 4 5 6 = 21. The figures of data sets end the line."""
+    groups = [
+        [rollout(True), rollout(True)],
+        [rollout(True), rollout(False, 4, "length")],
+        [rollout(False, 5, interrupted=True), rollout(False, 6)],
+    ]
+    assert figures(groups) == pytest.approx({
+        "pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2, "interrupted": 1 / 6, "truncated": 1 / 6,
+        "mean_length": 3.5,
+    })  # fmt: skip
+    record = figures(groups) | {"step": 30, "tokens": 123_456}
+    line = evaluation_line(record)
+    for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
+        assert part in line
+    sets = {"data/aime24": {"pass_rate": 0.1}, "math": {"pass_rate": 0.25}}
+    assert evaluation_line(record | {"data_sets": sets}) == line + " · aime24 0.100 · math 0.250"
+
+
+def test_correct_samples_of_each_held_out_problem(run):
+    """Five problems, of which 0, 1, 2, 0 and 1 of two samples are correct: one line for each evaluation, in the order
+    of the problems. 4 of 10 are correct, and 3 of 5 problems have one that is."""
+
+    def evaluate(self, problems, n_samples, temperature=None):
+        self.settle()
+        self.evaluating = True
+        return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
+
+    played = run({"evaluate": evaluate}, max_steps=4)
+    assert played.parts.folder.read("eval_counts.jsonl") == [
+        {"step": step, "n_samples": 2, "correct": [0, 1, 2, 0, 1]} for step in (0, 4)
+    ]
+    assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
+
+
+@pytest.mark.parametrize(
+    ("control", "said"), [("none", "--max_budget, which is 18"), ("interruption", "--answer_budget, which is 4")]
+)
+def test_truncation_before_training_names_the_budget_to_raise(run, capsys, control, said):
+    """Every completion of every evaluation is cut: said at step 0, and not at steps 4 and 8."""
+
+    def rollout(self, reward, version=None):
+        version = self.version if version is None else version
+        return Rollout([9] * 22, [0.0] * 22, [version] * 22, [1] * 22, "length", reward=reward, correct=reward > 0)
+
+    run({"rollout": rollout}, length_control=control)
+    out = capsys.readouterr().out
+    assert out.count(f"100% of completions are truncated before any training; raise {said}.") == 1
+    assert out.index("evaluation at step 0") < out.index(said) < out.index("step    1")
+
+
+# --------------------------------------------------------------------------------------------------- the weights check
 
 
 def test_the_gap_by_hand():

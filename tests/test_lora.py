@@ -24,8 +24,8 @@ from runtime.devices import state_bytes
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.lora import adapter_tensors, add_adapters, save_adapter
-from runtime.metrics import Clock
 from runtime.model import CheckpointTensors, merged_parameters
+from runtime.recorder import Clock
 from runtime.run_folder import Progress
 
 ROOT = Path(__file__).resolve().parent.parent

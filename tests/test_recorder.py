@@ -1,23 +1,89 @@
-"""runtime/recorder.py: what a step's record holds, and what is printed."""
+"""runtime/recorder.py: the clock that counts compute, what is written and printed of a step, and the run's end."""
 
 import json
+import sys
 import time
 from collections import Counter
+from types import SimpleNamespace
 
+import accelerate.tracking
 import pytest
+from accelerate.utils import LoggerType
 from replay import go, without_times
 from scripted import ScriptedGenerator
 
+from pipeline_rl import Counters
+from runtime import flag_checks, recorder
+from runtime.flags import Flags, UsageError
+from runtime.recorder import Clock, closing_fits, closing_table, step_line, warnings_of
 from runtime.run_folder import Folder
 from tasks import chain
 
+# ------------------------------------------------------------------------------------------------------------- compute
 
-def test_trained_tokens_of_a_step_and_of_the_run(run):
-    """Each step trains 6 rows of two tokens: `trained_tokens` are the step's, `trained_tokens_total` the run's."""
-    played = run(max_steps=3, eval_every=3)
-    assert [r["trained_tokens"] for r in played.evals] == [0, 36]  # an evaluation's are the run's
-    assert [r["trained_tokens"] for r in played.steps] == [12, 12, 12]
-    assert [r["trained_tokens_total"] for r in played.steps] == [12, 24, 36]
+
+@pytest.fixture
+def new_clock(monkeypatch):
+    """Makes a clock over counters and a wall clock that the test sets: (clock, counters, [seconds])."""
+
+    def make(past: dict | None = None) -> tuple[Clock, Counters, list[float]]:
+        now = [5000.0]
+        monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
+        counters = Counters()
+        return Clock(SimpleNamespace(counters=counters), 1000, 2, past or {}), counters, now
+
+    return make
+
+
+def test_compute_by_hand(new_clock):
+    """P = 1000: 2 P (10 prefilled + 20 sampled) + 6 P 25 forwarded = 210,000 FLOPs. 100 s less evaluation's 28 s on two
+    devices: 144 / 3600 = 0.04 device-hours."""
+    clock, counters, now = new_clock()
+    assert clock.now() == {"tokens": 0, "trained_tokens": 0, "flops": 0, "device_hours": 0}
+    now[0] += 100
+    counters.prefilled, counters.sampled, counters.eval_seconds = 10, 20, 28.0
+    clock.forwarded, clock.trained_tokens = 25, 15
+    assert clock.now() == pytest.approx({"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04})
+
+
+def test_compute_goes_on_after_a_resume(new_clock):
+    """An hour on two devices, 7 tokens sampled and 3 trained, on top of what there was. Hours count evaluation, too."""
+    past = {"tokens": 100, "trained_tokens": 50, "flops": 1e6, "device_hours": 1.5, "hours": 0.5}
+    clock, counters, now = new_clock(past)
+    assert clock.now() | {"hours": clock.hours()} == past
+    now[0] += 3600
+    counters.sampled, clock.trained_tokens = 7, 3
+    assert clock.now() == pytest.approx({"tokens": 107, "trained_tokens": 53, "flops": 1_014_000, "device_hours": 3.5})
+    counters.eval_seconds = 900.0
+    assert clock.hours() == pytest.approx(1.5)
+
+
+# -------------------------------------------------------------------------------------------------------------- a step
+
+
+def test_a_steps_record(run):
+    """Three groups of two rollouts of two tokens a step, in which one token of the first group is forced. While they are
+    taken 7 requests run for 2 s. metrics.jsonl begins with the flags."""
+
+    def rollout(self, reward, version=None):
+        made = ScriptedGenerator.rollout(self, reward, version)
+        made.mask = [1, 0] if self.pacer.admitted == 1 and version is None else made.mask
+        return made
+
+    def take(self, count):
+        self.counters.request_seconds += 14
+        return ScriptedGenerator.take(self, count)
+
+    played = run({"rollout": rollout, "take": take}, max_steps=3, eval_every=3)
+    folder = played.parts.folder
+    assert folder.read("metrics.jsonl")[0]["config"] == json.loads((folder.path / "config.json").read_text())
+    assert [r["trained_tokens"] for r in played.evals] == [0, 34]  # an evaluation's are the run's
+    assert [r["trained_tokens"] for r in played.steps] == [10, 12, 12]
+    assert [r["trained_tokens_total"] for r in played.steps] == [10, 22, 34]
+    assert [r["requests"] * r["seconds"] for r in played.steps] == pytest.approx([14] * 3)
+    consumed = [(r["step"], *group) for r in folder.read("groups.jsonl") for group in r["groups"]]
+    assert consumed == [(i // 3, p.key, 1, 2) for i, p in enumerate(played.generator.taken)]
+    assert [r["lengths"] for r in folder.read("groups.jsonl")] == [[[1, 1], [2, 2], [2, 2]], *[[[2, 2]] * 3] * 2]
 
 
 @pytest.mark.parametrize("shared", [{}, {"share_prompts": True, "tokens_per_microbatch": 1}])
@@ -30,78 +96,6 @@ def test_model_flops_utilization(run, shared):
         positions = sum(len(next(prompts)) + 2 for _ in range(step["rows"]))
         assert step["mfu"] * 2 * (step["seconds"] - step["trainer_idle"]) == pytest.approx(6 * positions)
     assert "mfu" not in run(max_steps=2).steps[0]
-
-
-def test_flags_and_groups_are_written(run):
-    """metrics.jsonl begins with the flags; groups.jsonl has the prompts of each step with their solved rollouts, and how
-    many tokens each rollout has sampled: two, but in the first group one is forced."""
-
-    def rollout(self, reward, version=None):
-        made = ScriptedGenerator.rollout(self, reward, version)
-        made.mask = [1, 0] if self.pacer.admitted == 1 and version is None else made.mask
-        return made
-
-    played = run({"rollout": rollout}, max_steps=2)
-    folder = played.parts.folder
-    assert folder.read("metrics.jsonl")[0]["config"] == json.loads((folder.path / "config.json").read_text())
-    consumed = [(r["step"], *group) for r in folder.read("groups.jsonl") for group in r["groups"]]
-    assert consumed == [(i // 3, p.key, 1, 2) for i, p in enumerate(played.generator.taken)]
-    assert [r["lengths"] for r in folder.read("groups.jsonl")] == [[[1, 1], [2, 2], [2, 2]], [[2, 2]] * 3]
-
-
-def test_requests_inside_the_engine(run):
-    """While each step's groups are taken, 7 requests run for 2 s."""
-
-    def take(self, count):
-        self.counters.request_seconds += 14
-        return ScriptedGenerator.take(self, count)
-
-    for step in run({"take": take}, max_steps=2).steps:
-        assert step["requests"] * step["seconds"] == pytest.approx(14)
-
-
-def test_correct_samples_of_each_held_out_problem(run):
-    """Five problems, of which 0, 1, 2, 0 and 1 of two samples are correct: one line for each evaluation, in the order
-    of the problems. 4 of 10 are correct, and 3 of 5 problems have one that is."""
-
-    def evaluate(self, problems, n_samples, temperature=None):
-        self.settle()
-        self.evaluating = True
-        return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
-
-    played = run({"evaluate": evaluate}, max_steps=4)
-    assert played.parts.folder.read("eval_counts.jsonl") == [
-        {"step": step, "n_samples": 2, "correct": [0, 1, 2, 0, 1]} for step in (0, 4)
-    ]
-    assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
-
-
-def test_truncation_is_explained_before_training_only(run, capsys):
-    """Every completion of every evaluation is cut: the budget to raise is named at step 0, and not at steps 4 and 8."""
-
-    def rollout(self, reward, version=None):
-        made = ScriptedGenerator.rollout(self, reward, version)
-        made.finish_reason, made.completion_ids = "length", [9] * 22
-        made.logprobs, made.mask, made.versions = [0.0] * 22, [1] * 22, made.versions[:1] * 22
-        return made
-
-    run({"rollout": rollout}, length_control="none")
-    out = capsys.readouterr().out
-    assert out.count("raise --max_budget from 18 to 84, at least") == 1
-    assert out.index("evaluation at step 0") < out.index("raise --max_budget") < out.index("step    1")
-
-
-def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
-    """Completions that would clear the screen, ring, or rename the window: samples.jsonl is plain ASCII without control
-    characters, from which the text comes back whole; nothing of it is printed."""
-    text = "\x1b[2J\x07\x1b]0;title\x07\r\x7f\x9b31m\u202e\ud800 </think> 1"
-    monkeypatch.setattr(chain.ChainTask, "text", lambda self, ids: text)
-    _, out, err = program("--max_steps", "1")
-    content = (tmp_path / "run" / "samples.jsonl").read_bytes()
-    assert all(32 <= byte < 127 or byte == 10 for byte in content)
-    records = Folder(tmp_path / "run").read("samples.jsonl")
-    assert len(records) == 4 and {r["completion"] for r in records} == {text}
-    assert not set(out + err) & set("\x1b\x07\x7f\x9b\u202e\ud800") and "title" not in out + err
 
 
 def test_verdicts_are_logged(monkeypatch, tmp_path, model):
@@ -127,3 +121,162 @@ def test_saving_is_timed(monkeypatch, tmp_path, model):
     spent = [r["save_seconds"] for r in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in r]
     assert [s > 0 for s in spent] == [False, False, True, False, True, False, True]
     assert all(2.0 < s < 3.0 for s in spent if s)
+
+
+def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
+    """Completions that would clear the screen, ring, or rename the window: samples.jsonl is plain ASCII without control
+    characters, from which the text comes back whole; nothing of it is printed."""
+    text = "\x1b[2J\x07\x1b]0;title\x07\r\x7f\x9b31m\u202e\ud800 </think> 1"
+    monkeypatch.setattr(chain.ChainTask, "text", lambda self, ids: text)
+    _, out, err = program("--max_steps", "1")
+    content = (tmp_path / "run" / "samples.jsonl").read_bytes()
+    assert all(32 <= byte < 127 or byte == 10 for byte in content)
+    records = Folder(tmp_path / "run").read("samples.jsonl")
+    assert len(records) == 4 and {r["completion"] for r in records} == {text}
+    assert not set(out + err) & set("\x1b\x07\x7f\x9b\u202e\ud800") and "title" not in out + err
+
+
+def step_record(**changes) -> dict:
+    return {
+        "step": 7, "pass_rate": 0.25, "length": 21.5, "lag_mean": 1.234, "lag_max": 3, "ratio_mean": 1.001,
+        "ratio_max": 4.56, "ess": 0.987, "entropy": 0.345, "grad_norm": 0.12, "trainer_idle": 0.5,
+        "generator_idle": 0.25, "seconds": 1.75, "sync_seconds": 0.1,
+    } | changes  # fmt: skip
+
+
+def test_step_line_shows_what_was_measured_and_lines_up():
+    line = step_line(step_record())
+    for part in (
+        "step    7", "pass 0.250", "length  21.5", "lag 1.23/3", "rho 1.001/4.56", "ess 0.987", "entropy 0.345",
+        "grad 0.12", "waits 0.50/0.25 s", "1.75 s",
+    ):  # fmt: skip
+        assert part in line
+    assert len(step_line(step_record(step=1234, length=9.0))) == len(line)
+    skipped = step_record()
+    for name in ("ratio_mean", "ratio_max", "ess", "entropy", "grad_norm"):
+        del skipped[name]
+    assert "rho" not in step_line(skipped) and "waits 0.50/0.25 s" in step_line(skipped)
+
+
+@pytest.mark.parametrize(("changes", "empty_steps", "said"), [
+    ({}, 2, ""), ({}, 4, ""), ({"truncated": 0.07}, 0, "Warning: 7.0% of comp"), ({"truncated": 0.2}, 0, "WARNING: 20"),
+    ({"entropy": 0.0009}, 0, "Warning: the entropy is 9.0e-04 nats"), ({}, 3, "3 steps in a row had no group"),
+    ({}, 6, "6 steps in a row had no group"), ({"verdicts": {}}, 0, ""),
+    ({"verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}, 0, "55% of completions never ended their thinking"),
+    ({"verdicts": {"unfinished": 11, "wrong": 9}, "step": 2}, 0, ""),  # once
+    ({"verdicts": {"unfinished": 10, "wrong": 10}}, 0, ""),
+])  # fmt: skip
+def test_each_warning_speaks_at_its_level_and_not_below(changes, empty_steps, said):
+    lines = list(warnings_of({"truncated": 0.04, "entropy": 0.001, "step": 1} | changes, empty_steps))
+    assert [said in line for line in lines] == ([True] if said else [])
+
+
+# ------------------------------------------------------------------------------------------------------- the run's end
+
+
+def test_closing_table_by_hand(new_clock, tmp_path):
+    """Steps of 1 s and 3 s: the generator idle 0.5 + 0.1 + 0.3 + 0.1 = 1 of 4 s, the trainer 2 of 4 s; lag mean 1.5,
+    max 4. Evaluations .1 .4 .6: from .1 to .6, the last two .5; an evaluation set that came with a resume, .3 and .5,
+    has its own line. The first line of the log holds the flags."""
+    clock, counters, now = new_clock()
+    now[0] += 10
+    counters.sampled, clock.trained_tokens = 12_345, 678
+    folder = Folder(tmp_path)
+    folder.append("metrics.jsonl", {"config": {}})
+    for seconds, idle, waited, lag, most in ((1.0, 0.5, 0.5, 1.0, 4), (3.0, 0.3, 1.5, 2.0, 2)):
+        record = step_record(seconds=seconds, generator_idle=idle, trainer_idle=waited, lag_mean=lag, lag_max=most)
+        folder.append("metrics.jsonl", record)
+    for rate, of in ((0.1, None), (0.4, 0.3), (0.6, 0.5)):
+        sets = {"data_sets": {"aime": {"pass_rate": of}}} if of else {}
+        folder.append("eval.jsonl", {"pass_rate": rate} | sets)
+    rows = {line[:16].strip(): line[16:] for line in closing_table(folder, clock, "cpu", 8).splitlines()}
+    assert rows == {
+        "pass rate": "0.100 -> 0.600 (mean of the last two 0.500)",
+        "": "0.300 -> 0.500 (mean of the last two 0.400) of aime",
+        "compute": "10 s on 2 x cpu, 2.47e+07 FLOPs",  # 2 P x 12,345
+        "tokens": "12,345 sampled, 678 trained",
+        "generator idle": "25.0%",
+        "trainer idle": "50.0%",
+        "lag mean / max": "1.50 / 4 (k = 8)",
+        "files": str(tmp_path),
+    }
+
+
+def risen(C):
+    return 0.1 + 0.6 * C**2 / (9 + C**2)
+
+
+def evaluated(path, rates, data_set=""):
+    """A folder with these pass rates at 0, 1, 2 ... thousand tokens, of a data set beside .1 over all, or over all."""
+    folder = Folder(path)
+    path.mkdir(exist_ok=True)
+    for i, rate in enumerate(rates):
+        row = {"step": i, "tokens": 1000 * i, "pass_rate": rate, "n_prompts": 4096, "n_samples": 4}
+        if data_set:
+            row |= {"pass_rate": 0.1, "data_sets": {data_set: {"pass_rate": rate}}}
+        folder.append("eval.jsonl", row)
+    return folder
+
+
+@pytest.mark.parametrize("last, known, words", [
+    (risen(24), 0.7, ["12k of 24k sampled tokens, 4.0 C_mid", "inside; of all 12 that came 12 inside", "holds"]),
+    (0.2, 0.7, ["0.200, OUTSIDE; of all 12 that came 11 inside", "the known 0.70"]),
+    (risen(24), 0.99, ["MISSES the known 0.99"]), (risen(24), None, ["the ceiling"]),
+])  # fmt: skip
+def test_a_run_ends_with_the_forecast_of_its_half_and_what_came(tmp_path, last, known, words):
+    """An exact curve of A .7, C_mid 3k: 13 of 25 evaluations lie in the first half; the last one is overwritten."""
+    folder = evaluated(tmp_path, [*map(risen, range(24)), last])
+    (half, whole), text = closing_fits(folder, "", known)
+    assert all(word in text for word in words) and ("known" in text) == bool(known)
+    assert half.unseen.sum() == 12 and not whole.unseen.any()
+
+
+def test_no_forecast_where_half_cannot_carry_one(tmp_path):
+    """Of 6 evaluations 3 lie in the first half, and two are too few in any case. A data set has its own figures."""
+    _, text = closing_fits(evaluated(tmp_path, [risen(i) for i in range(6)], "a"), "a", None)
+    assert text.startswith("no forecast from the first half: 3 usable points") and "the whole run" in text
+    assert closing_fits(evaluated(tmp_path / "two", [0.1, 0.2], "a"), "a", None)[1].count("\n") == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ trackers
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "trackio", "wandb"])
+def test_a_missing_package_is_one_sentence(monkeypatch, package):
+    """accelerate passes over it without a word."""
+    monkeypatch.setattr(flag_checks, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=f"--report_to {package}: pip install {package}, or leave it out"):
+        flag_checks.check_flags(Flags(output_dir="/nowhere/run", report_to=package))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_tracker_gets_flags_steps_and_evaluations(monkeypatch, program, tmp_path, name):
+    """A stand-in for the package, with the parts of it that accelerate calls. Two steps, evaluated at 0 and 2, then a
+    third after a resume, which is a run of its own there: it may have gone back to a checkpoint, and wandb drops
+    records of an earlier step. wandb's files are in the run's folder."""
+    calls = []
+    run = SimpleNamespace(
+        log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append(("finish", {}))
+    )
+    package = SimpleNamespace(
+        config=SimpleNamespace(update=lambda values, **_: calls.append(("config", values))),
+        init=lambda **options: calls.append(("init", options)) or run,
+    )
+    monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setattr(flag_checks, "find_spec", lambda _: True)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType(name)])
+    folder = str(tmp_path / "run")
+    assert program("--max_steps", "2", "--report_to", name)[0] == 0
+    (first, init), (second, config), *logged, last = calls
+    more = {"dir": folder} if name == "wandb" else {}
+    assert (first, init) == ("init", {"project": "scalerl", "name": folder} | more)
+    assert second == "config" and config["max_steps"] == 2 and last == ("finish", {})
+    assert [(step, "grad_norm" in values, "eval/pass_rate" in values) for step, values in logged] == [
+        (0, False, True), (1, True, False), (2, True, False), (2, False, True),
+    ]  # fmt: skip
+    assert not any("step" in values for _, values in logged)  # a name that trackio keeps for itself
+    del calls[:]
+    assert program("--resume", "--max_steps", "3")[0] == 0
+    assert calls[0] == ("init", {"project": "scalerl", "name": f"{folder} from step 2"} | more)
+    assert [step for step, _ in calls[2:-1]] == [3, 3]
