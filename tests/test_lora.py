@@ -12,7 +12,7 @@ import pytest
 import torch
 from replay import Program, arguments, go, record_rollouts, small_model
 from safetensors.torch import load_file
-from test_checkpoints import assert_same_state
+from test_run_folder import assert_same_state
 from test_trainer import MIXTURE, hand_batch, new_accelerator, saved_model, trainer_of  # noqa: F401
 from transformers import AutoModelForCausalLM, LlamaConfig
 

@@ -1,10 +1,32 @@
-"""runtime/run_folder.py: logs that a resume cuts back, checkpoints that are whole or absent."""
+"""A run's folder: logs, checkpoints that are whole or absent, a resumed run that is the run it was, bit for bit on the
+trainer's side; no damaged checkpoint is taken for a good one, no file of one runs code, a full disk is called that."""
 
+import ast
+import contextlib
+import errno
+import gc
+import io
+import json
+import os
+import pickle
+import random
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from accelerate import Accelerator
+from replay import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
+from test_faults import small_disk
 
-from runtime.run_folder import LOGS, Folder
+import pipeline_rl
+from runtime import checkpoints
+from runtime.flags import UsageError
+from runtime.run_folder import LOGS, Folder, disk
+
+ROOT = Path(__file__).parent.parent
+
+# ---------------------------------------------------------------------------------------------------- the folder's files
 
 
 def test_records_are_lines_that_can_be_cut_back(tmp_path):
@@ -149,3 +171,458 @@ def test_clearing_a_run_removes_its_own_files_only(tmp_path):
     folder.clear()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "notes.txt"]
     folder.clear()  # nothing left to remove
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, model):
+    """Runs in tmp_path / name, on recorded rollouts."""
+    return lambda name, *extra, **options: go(monkeypatch, tmp_path / name, model, *extra, **options)
+
+
+def assert_same_state(one, other):
+    (a, *rest_a), (b, *rest_b) = one.state(), other.state()
+    assert rest_a == rest_b and a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])), name
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed_after", [2, 5])
+def test_resumed_run_is_bit_equal(run, whole, tmp_path, killed_after):
+    """Killed at and after a save: weights, Adam's moments, curriculum and logs are those of a run that
+    never stopped."""
+    run("cut", killed_after=killed_after)
+    assert_same_state(whole[1], run("cut", "--resume"))
+    assert_same_logs(whole[0], tmp_path / "cut")
+    assert [r["step"] for r in without_times(tmp_path / "cut", "metrics.jsonl")] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.long
+def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
+    """Seven steps, then two more: the weights are bit for bit those of a run of nine, each step stands in the logs once,
+    and the final evaluation of step 7 stays."""
+    whole = run("whole", "--max_steps", "9")
+    run("run")
+    assert_same_state(whole, run("run", "--resume", "--max_steps", "9"))
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 10))
+    for log in ("eval.jsonl", "eval_counts.jsonl"):
+        assert [r["step"] for r in Folder(tmp_path / "run").read(log)] == [0, 3, 6, 7, 9]
+    assert Folder(tmp_path / "run").model()["step"] == 9
+    assert not [f.name for f in (tmp_path / "run").iterdir() if f.name.startswith("model.")]
+
+
+@pytest.mark.long
+def test_a_stop_in_mid_step_keeps_every_prompt(program, whole, tmp_path):
+    """Ctrl-C while step 4's evaluation is waited for: its batch was taken but not trained, so its prompts come first
+    after the resume, in their old order, and are trained exactly once."""
+    seen = []
+
+    def take(self, count):
+        groups = Replay.take(self, count)
+        seen.append([group.problem.key for group in groups])
+        return groups
+
+    def result_of(self, future):
+        if self.step == 3 and len(seen) == 4:
+            raise pipeline_rl.StopRequested
+        return future.result()
+
+    code, out, _ = program(script={"take": take, "result_of": result_of})
+    assert code == 143 and "after step 3; checkpoint" in out
+    assert program("--resume", script={"take": take})[0] == 0
+    assert seen[4] == seen[3]
+    ended, expected = (Folder(path).newest_checkpoint()[1] for path in (tmp_path / "run", whole[0]))
+    assert ended["history"] == expected["history"] and ended["prompts"] == expected["prompts"]
+
+
+@pytest.mark.long
+def test_an_evaluation_killed_in_the_middle(run, whole, tmp_path):
+    """Killed while the evaluation of step 3 is waited for: the resumed run makes it, once, and the logs are the same."""
+
+    def result_of(self, future):
+        if self.step == 3:
+            raise Killed
+        return Replay.result_of(self, future)
+
+    run("run", script={"result_of": result_of})
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0]
+    run("run", "--resume")
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 6, 7]
+    assert_same_logs(tmp_path / "run", whole[0])
+
+
+@pytest.mark.long
+def test_hours_are_kept_over_a_resume(program, tmp_path):
+    """The hours of steps 1 to 3 are spent when the run goes on: a budget of as many is reached before step 4."""
+    program("--max_steps", "3")
+    spent = Folder(tmp_path / "run").newest_checkpoint()[1]["compute"]["hours"]
+    assert spent > 0
+    code, out, _ = program("--resume", "--max_steps", "9", "--max_hours", str(spent))
+    assert code == 0 and f"--max_hours {spent} reached" in out
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.long
+def test_flags_given_again_win_and_are_logged(run, program, tmp_path):
+    """--resume with another learning rate: a line says so, config.json and metrics.jsonl have it. What does not fit the
+    checkpoint's prompts is refused in one sentence."""
+    run("run", killed_after=3)
+    code, out, _ = program("--resume", "--lr", "0.02", "--max_steps", "4")
+    assert code == 0
+    lines = out.splitlines()
+    assert "--lr is now 0.02 (it was 0.01)" in lines and "--max_steps is now 4 (it was 7)" in lines
+    assert sum(" is now " in line for line in lines) == 2
+    configs = [r["config"] for r in Folder(tmp_path / "run").read("metrics.jsonl") if "config" in r]
+    assert [(c["lr"], c["max_steps"]) for c in configs] == [(0.01, 7), (0.02, 4)]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["lr"] == 0.02
+    lrs = [r["lr"] for r in without_times(tmp_path / "run", "metrics.jsonl")]
+    assert lrs == pytest.approx([0.01 * 1 / 5, 0.01 * 2 / 5, 0.02 * 3 / 5, 0.02 * 4 / 5])  # five steps of warm-up
+    assert " is now " not in program("--resume")[1]
+    code, _, err = program("--resume", "--seed", "5")
+    assert code == 2 and re.fullmatch(r"train.py: --resume: .*not among the prompts.*--seed.*\n", err)
+    code, _, err = program("--resume", "--pass_rate_threshold", "0.8")
+    assert code == 2 and re.fullmatch(r"train.py: --resume: .*Give --pass_rate_threshold and .* as before.\n", err)
+
+
+@pytest.mark.long
+def test_a_run_folder_of_version_0_12_resumes(run, program, tmp_path, model):
+    """Its flags, logs and state.json were recorded then, with keys and flags that are gone now; weights and moments, in
+    accelerate's own files, are those of a run of today. The third step of that time is cut off and made again."""
+    run("run", killed_after=3)
+    folder, then = Folder(tmp_path / "run"), json.loads((ROOT / "tests" / "run_0_12_0.json").read_text())
+    checkpoint, now = folder.newest_checkpoint()
+    lengths = dict.fromkeys(LOGS, 0)
+    for name in LOGS:
+        records = then["logs"].get(name, [])
+        lines = [json.dumps(record) + "\n" for record in records]
+        kept = [line for line, record in zip(lines, records, strict=True) if record.get("step", 0) <= 2]
+        kept = kept[:2] if name == "groups.jsonl" else kept  # these count from 0
+        (folder.path / name).write_text("".join(lines))
+        lengths[name] = len("".join(kept))
+    state = then["state"] | {"random": random.Random(0).getstate(), "logs": lengths, "files": now["files"]}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    config = then["config"] | {"output_dir": str(folder.path), "model": model}
+    folder.replace("config.json", json.dumps(config))
+    code, out, err = program("--resume")
+    assert (code, err) == (0, "") and f"resumed from {checkpoint}; 0 prompts" in out
+    records = without_times(folder.path, "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert records[2]["reward"] == then["logs"]["metrics.jsonl"][3]["reward"]  # of the same prompts
+
+
+# ------------------------------------------------------------------------------------ checkpoints that do not serve
+
+
+def test_no_whole_checkpoint_is_one_sentence(run):
+    """--resume of a folder without a checkpoint names the flag and the fix."""
+    run("run", killed_after=1)
+    with pytest.raises(UsageError, match=r"--resume .*no complete checkpoint.*--overwrite"):
+        run("run", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("step", None), ("step", 1.0), ("version", "1"), ("evaluated", -2), ("random", [3, [], None]), ("random", 5), ("history", []),
+        ("history counts", [["a", 1]]), ("history counts", [[1, 1, 1]]), ("history retired", None), ("prompts epoch", -1),
+        ("prompts position", True), ("prompts first", [0]), ("prompts sources", 3), ("compute tokens", "1"),
+        ("compute hours", float("nan")), ("logs", {"eval.jsonl": -1}), ("logs eval.jsonl", 1e3), ("logs", None),
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_refused(whole, path, value):
+    """Each value that a resumed run reads, of another type, out of its range, or missing."""
+    folder = Folder(whole[0])
+    checkpoint, state = folder.newest_checkpoint()
+    checkpoints.check(folder, checkpoint, state)  # is accepted
+    *places, name = path.split()
+    place = state[places[0]] if places else state
+    place[name] = value
+    with pytest.raises(checkpoints.CheckpointError, match=rf"^{checkpoint}/state\.json is damaged"):
+        checkpoints.check(folder, checkpoint, state)
+    del place[name]
+    if name not in ("sources", "hours", "tokens"):
+        with pytest.raises(checkpoints.CheckpointError, match=r"state\.json is damaged"):
+            checkpoints.check(folder, checkpoint, state)
+
+
+@pytest.mark.long
+def test_a_damaged_folder_is_refused_and_stays_as_it_is(run, program, tmp_path):
+    """A log that is no JSON before the checkpoint, or a link; after it, anything may stand. No file changes, and none of
+    another folder."""
+    run("run", killed_after=3)
+    other, logs = tmp_path / "other", {name: tmp_path / "run" / name for name in LOGS}
+    before = {name: file.read_bytes() for name, file in logs.items()}
+    for name in LOGS:
+        later = b'{"step": 3}\n' * (len(before[name]) // 12)
+        for content in (b"\xff" + before[name][1:], b"null\n" + before[name], b"\0" * len(before[name]), later):
+            logs[name].write_bytes(content)
+            code, _, err = program("--resume")
+            assert code == 2 and re.fullmatch(
+                rf"train.py: --resume: {logs[name]} is damaged from line \d+ on; .*\.\n", err
+            )
+            assert logs[name].read_bytes() == content
+        other.write_bytes(before[name])
+        logs[name].unlink()
+        logs[name].symlink_to(other)
+        code, _, err = program("--resume")
+        assert code == 2 and re.fullmatch(rf"train.py: --resume {tmp_path}/run: {name} there is a link, .*\.\n", err)
+        assert other.read_bytes() == before[name]
+        logs[name].unlink()
+        logs[name].write_bytes(before[name] + b"\0\xff")
+    assert program("--resume")[0] == 0
+
+
+def test_checkpoint_of_other_shapes(run, tmp_path):
+    """A model of another width does not load: one sentence that names the checkpoint, not a traceback."""
+    run("run", killed_after=3)
+    other = small_model(tmp_path / "other", hidden_size=64)
+    with pytest.raises(UsageError, match="does not fit this model"):
+        run("run", "--resume", "--model", other)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["optimizer.bin", "model.safetensors"])
+def test_a_checkpoint_of_zeros(run, program, tmp_path, name):
+    """Right size, no content: one sentence with the checkpoint's name, exit code 2."""
+    run("run", killed_after=3)
+    checkpoint, _ = Folder(tmp_path / "run").newest_checkpoint()
+    (checkpoint / name).write_bytes(bytes((checkpoint / name).stat().st_size))
+    code, _, err = program("--resume")
+    assert code == 2 and re.fullmatch(rf"train.py: --resume: {checkpoint} does not fit this model \(.*\)\.\n", err)
+
+
+# ----------------------------------------------------------------------------------------------------- full disks
+
+
+@pytest.mark.long
+def test_only_a_disk_is_called_a_disk(program, monkeypatch):
+    """What else a save may raise is no full disk: memory that ran out and a lost peer stay what they are (torch's errors
+    are RuntimeErrors, too), and a folder without permission is called that."""
+    for error in (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Connection closed by peer [127.0.0.1]")):
+
+        def save_state(self, folder, error=error):
+            raise error
+
+        monkeypatch.setattr(Accelerator, "save_state", save_state)
+        with pytest.raises(type(error), match=str(error).split()[0]):
+            program("--overwrite", "true")
+
+    def forbidden(self, folder):
+        raise PermissionError(13, "Permission denied", f"{folder}/model.safetensors")
+
+    monkeypatch.setattr(Accelerator, "save_state", forbidden)
+    code, _, err = program("--overwrite", "true")
+    assert code == 1 and re.fullmatch(r"train.py: cannot write .*/model.safetensors: Permission denied; .*\n", err)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("how", ["torch", "safetensors", "sharded", "file"])
+def test_what_a_full_and_a_read_only_disk_raise(tmp_path, how):
+    """Real ones, of 100 kB, under 400 kB of weights: torch says "unexpected pos", safetensors and FSDP2's format errors
+    of their own. All become an OSError with the disk's own reason and the path."""
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+
+    weights, folder = {"a": torch.zeros(100_000)}, tmp_path / "disk"
+    write = {
+        "torch": lambda: torch.save(weights, folder / "a.bin"),
+        "safetensors": lambda: save_file(weights, folder / "a.safetensors"),
+        "sharded": lambda: dcp.save(weights, checkpoint_id=folder / "sharded"),
+        "file": lambda: (folder / "a.json").write_text("x" * 400_000),
+    }[how]
+    with small_disk(folder, "100k") as remount:
+        for number, options in ((errno.ENOSPC, "rw"), (errno.EROFS, "ro")):
+            remount(options)
+            with pytest.raises(OSError) as caught, disk(folder):
+                write()
+            found = caught.value.errno, caught.value.filename
+            del caught
+            gc.collect()  # its frames hold torch's open file
+            assert found[0] == number and found[1].startswith(str(folder))
+
+
+@pytest.mark.long
+def test_full_disk_ends_with_one_sentence_and_goes_on_with_more_room(program, whole, tmp_path):
+    """A disk of 300 kB holds the first checkpoint and not the second: exit code 1, the path, and once there is room the
+    resumed run writes the logs of one that never stopped."""
+    with small_disk(tmp_path / "run", "300k") as remount:
+        code, _, err = program()
+        assert code == 1
+        place = f"{tmp_path}/run/checkpoints/unfinished-\\d+"
+        assert re.fullmatch(rf"train.py: cannot write {place}: .*; earlier checkpoints are complete\n", err)
+        assert [f.name for f in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
+        remount("size=16m")
+        assert program("--resume")[0] == 0
+        assert_same_logs(tmp_path / "run", whole[0])
+
+
+@pytest.mark.long
+def test_full_disk_under_the_logs(program, tmp_path, monkeypatch):
+    """The disk is full when a step is logged, not saved: the same end; half a line is cut off by the resumed run."""
+    original = Folder.append
+
+    def append(self, name, record):
+        if name == "metrics.jsonl" and record.get("step") == 4:
+            with contextlib.suppress(OSError), (tmp_path / "run" / "ballast").open("wb", buffering=0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+            record = record | {"filler": "x" * 8192}  # the page at the end of the log has room
+        original(self, name, record)
+
+    monkeypatch.setattr(Folder, "append", append)
+    with small_disk(tmp_path / "run", "2m"):
+        code, _, err = program()
+        assert code == 1
+        assert err.startswith(f"train.py: cannot write {tmp_path}/run/metrics.jsonl: No space left on device; earlier ")
+        (tmp_path / "run" / "ballast").unlink()
+        monkeypatch.setattr(Folder, "append", original)
+        assert program("--resume")[0] == 0
+        assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, STEPS + 1))
+
+
+def test_read_only_folder(program, tmp_path):
+    """A folder that cannot be written from the start: exit code 1, one sentence with the path."""
+    with small_disk(tmp_path / "disk", "1m", "ro"):
+        code, out, err = program(folder=tmp_path / "disk" / "run")
+    assert code == 1 and out.startswith("--lr 0.01: given, ") and out.count("\n") == 1
+    assert err.startswith(f"train.py: cannot write {tmp_path}/disk/run: Read-only file system; earlier checkpoints ")
+
+
+# ------------------------------------------------------------------------------------------------- no foreign code
+
+
+class Evil:
+    """Unpickled without care, it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def replace(checkpoint, name, content):
+    """Another file in a checkpoint, with the size that state.json then says."""
+    (checkpoint / name).write_bytes(content)
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["files"][name] = len(content)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "form"), [("optimizer.bin", "torch"), ("random_states_0.pkl", "pickle")])
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_runs_no_code(run, program, tmp_path, name, form):
+    """A file that would run code when unpickled, in a checkpoint from elsewhere: the code does not run. (Without the
+    weights-only loader it does: the test's own check.)"""
+    run("run", killed_after=3)
+    mark, file = tmp_path / "mark", io.BytesIO()
+    save = pickle.dump if form == "pickle" else torch.save
+    save({"state": Evil(mark)}, file)
+    replace(Folder(tmp_path / "run").newest_checkpoint()[0], name, file.getvalue())
+    code, _, err = program("--resume")
+    assert not mark.exists()
+    assert code == 2 and re.fullmatch(r"train.py: --resume: .*step-000002 does not fit this model \(.*\)\.\n", err)
+    file.seek(0)
+    pickle.load(file) if form == "pickle" else torch.load(file, weights_only=False)
+    assert mark.exists()
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """A real checkpoint of torch's distributed format, as FSDP2 has it: model and optimiser on a mesh of one."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    folder = tmp_path_factory.mktemp("sharded")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(3, 2)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder / "pytorch_model_fsdp_0")
+        dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder / "optimizer_0")
+        dcp.save({"code": Evil(folder / "mark")}, checkpoint_id=folder / "evil")
+    finally:
+        torch.distributed.destroy_process_group()
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_sharded_checkpoint_runs_no_code(run, program, tmp_path, sharded):
+    """A real `.metadata` is plain data and is accepted; one that calls os.system is refused in one sentence before
+    anything loads it. (By torch's own reader the command runs: the test's own check.)"""
+    import torch.distributed.checkpoint as dcp
+
+    run("run", killed_after=3)
+    checkpoint, _ = Folder(tmp_path / "run").newest_checkpoint()
+    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+        (checkpoint / part).mkdir()
+        replace(checkpoint, f"{part}/.metadata", (sharded / part / ".metadata").read_bytes())
+    code, _, err = program("--resume", "--max_steps", "3")
+    assert (code, err) == (0, "")
+    [checkpoint] = Folder(tmp_path / "run").checkpoints()[-1:]
+    mark = tmp_path / "mark"
+
+    class Command:
+        def __reduce__(self):
+            return (os.system, (f"touch {mark}",))
+
+    content = pickle.dumps({"state_dict_metadata": Command()})
+    (checkpoint / "optimizer_0").mkdir(exist_ok=True)
+    replace(checkpoint, "optimizer_0/.metadata", content)
+    code, _, err = program("--resume", "--max_steps", "4")
+    assert not mark.exists()
+    said = rf"train.py: --resume: {checkpoint} does not fit this model \(optimizer_0/.metadata: it would call \w+.system\).\n"
+    assert code == 2 and re.fullmatch(said, err)
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load({}, no_dist=True, checkpoint_id=checkpoint / "optimizer_0")
+    assert mark.exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_objects_in_a_sharded_checkpoint_run_no_code(sharded):
+    """What is no tensor lies in the shards as a pickle, which torch's reader loads without care; here it does not."""
+    import torch.distributed.checkpoint as dcp
+
+    mark, reader = sharded / "mark", {"no_dist": True, "checkpoint_id": sharded / "evil"}
+    checkpoints.check_pickles(sharded)  # its .metadata is plain: it names the object and no more
+    with checkpoints.weights_only(), pytest.raises(dcp.CheckpointException, match="[Ww]eights only"):
+        dcp.load({"code": None}, **reader)
+    assert not mark.exists()
+    dcp.load({"code": None}, **reader)
+    assert mark.exists()
+    own = {"optimizer": {"param_groups": [{"lr": 0.0, "betas": (0.0, 0.0), "fused": None}]}}
+    with checkpoints.weights_only():
+        dcp.load(own, no_dist=True, checkpoint_id=sharded / "optimizer_0")
+    assert own["optimizer"]["param_groups"] == [{"lr": 0.001, "betas": (0.9, 0.999), "fused": None}]  # AdamW's defaults
+
+
+@pytest.mark.long
+def test_no_text_becomes_code():
+    """No eval, exec or unpickling in our source but in the sandbox; torch.load only with weights_only; code that comes with a model only on
+    --trust_remote_code."""
+    sources = [file for folder in (".", "runtime", "tasks", "tools") for file in (ROOT / folder).glob("*.py")]
+    picklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    for file, node in ((f, node) for f in sources for node in ast.walk(ast.parse(f.read_text()))):
+        if isinstance(node, ast.Import):
+            assert not {a.name.split(".")[0] for a in node.names} & picklers
+        if isinstance(node, ast.ImportFrom) and node.module == "pickle":  # the exception; a base that is narrowed below
+            assert {a.name for a in node.names} <= {"Unpickler", "UnpicklingError"}
+        if isinstance(node, ast.Name) and node.id == "Unpickler":
+            assert "class _Plain(Unpickler):" in file.read_text() and "def find_class(" in file.read_text()
+        if isinstance(node, ast.Call):
+            called, options = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+            assert called not in ("eval", "exec", "os.system") or file.name == "sandbox.py"  # where it is shut in
+            assert "shell" not in options
+            assert not called.endswith("torch.load") or options.get("weights_only") == "True"
+            assert "trust_remote_code" not in options or options["trust_remote_code"] == "flags.trust_remote_code"
