@@ -1,4 +1,4 @@
-"""Program of test_distributed.py, in one or several trainer processes.
+"""Program of test_ranks.py, in one or several trainer processes.
 
     python tests/distributed_worker.py job FLAGS               train.py with these flags
     python tests/distributed_worker.py steps OUT ROWS FLAGS    five steps on recorded rollouts, a checkpoint, one more

@@ -1,13 +1,173 @@
-"""runtime/ranks.py with two ranks in two threads: what rank 0 makes or raises, every rank gets."""
+"""Several trainer processes on a CPU (gloo) train as one does: DDP and FSDP2, both accelerate's own; and what rank 0 makes
+or raises, every rank gets.
 
+Rows of 2 to 40 tokens and several microbatches a rank, or two rows over three ranks, so that one has nothing; the
+reference model of a KL term runs beside the policy.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import accelerate.utils
+import psutil
 import pytest
+import torch
+from accelerate.utils.other import get_free_port
+from safetensors.torch import load_file
 
 from pipeline_rl import EngineFailed
 from runtime.ranks import Ranks, SharedGenerator
+from tasks import warm_start
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+STATIC = ["--nnodes", 1, "--rdzv_backend", "static", "--master_addr", "127.0.0.1"]
+
+
+def open_ports(job):
+    """Ports on which the job's processes listen on other addresses than loopback."""
+    family = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+    listening = [c.laddr for process in family for c in process.net_connections("inet") if c.status == "LISTEN"]
+    return {address.port for address in listening if address.ip != "127.0.0.1"}
+
+
+def command(kind, processes, *arguments):
+    """distributed_worker.py in this many processes, started as docs/gpu.md says."""
+    config = ROOT / "configs" / "fsdp2.yaml"
+    launcher = {
+        "alone": [],
+        "ddp": ["torch.distributed.run", *STATIC, "--master_port", get_free_port(), "--nproc_per_node", processes],
+        "fsdp2": ["accelerate.commands.launch", "--config_file", config, "--main_process_port", 0, "--num_processes", processes],
+    }[kind]  # fmt: skip
+    arguments = [*launcher, ROOT / "tests" / "distributed_worker.py", *arguments]
+    return [sys.executable, *(["-m"] if launcher else []), *map(str, arguments)]
+
+
+def run(kind, processes, out, *arguments):
+    """What distributed_worker.py writes to `out` after its steps."""
+    program = command(kind, processes, "steps", out, *arguments)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return load_file(out)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    shape = warm_start.ModelShape(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    made = warm_start.new_model(shape, seed=0)
+    if not request.param:
+        from transformers import Qwen3ForCausalLM
+
+        made.config.tie_word_embeddings = False
+        made = Qwen3ForCausalLM(made.config)
+    made.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "processes"), [(14, 2), (2, 3)], ids=["uneven", "a rank with nothing"])
+def test_two_processes_train_as_one(model, tmp_path, rows, processes):
+    """After 5 steps weights, scores, loss and gradient norm agree to 1e-6 (float32), whatever the ranks hold; FSDP2 with
+    gradient checkpointing. The program also goes on from a checkpoint, bit for bit."""
+    flags = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--kl_coef", "0.1"]
+    alone = run("alone", 1, tmp_path / "one", rows, *flags)
+    for kind, more in (("ddp", []), ("fsdp2", ["--gradient_checkpointing", "true"])):
+        several = run(kind, processes, tmp_path / kind, rows, *flags, *more)
+        assert several.keys() == alone.keys()
+        for name, tensor in alone.items():
+            torch.testing.assert_close(several[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def end(job):
+    """Kills a launcher that still runs, and its ranks: they are in sessions of their own."""
+    if job.poll() is None:
+        family = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def untied(cache_dir, folder):
+    """The built-in model with a head of its own: in vLLM's CPU build a transfer leaves a tied one behind."""
+    from transformers import Qwen3ForCausalLM
+
+    tied = Qwen3ForCausalLM.from_pretrained(warm_start.warm_start(cache_dir))
+    tied.config.tie_word_embeddings = False
+    made = Qwen3ForCausalLM(tied.config)
+    made.load_state_dict(tied.state_dict())
+    made.save_pretrained(folder)
+    return folder
+
+
+TRANSFER = ["--data_parallel", "2", "--engine_args", "worker_extension_cls=transfers_on_cpu.Receiver"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("ddp", []),
+        ("fsdp2", []),
+        ("fsdp2", [*TRANSFER, "--weight_channel", "nccl", "--generator_devices", "2,3"]),
+        ("fsdp2", [*TRANSFER, "--weight_channel", "ipc", "--generator_devices", "0,1"]),
+    ],
+    ids=["ddp", "fsdp2", "fsdp2, two engines by nccl", "fsdp2, two engines by ipc"],
+)
+def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags):
+    """Rank 0 has the engines and the files; SIGTERM to the group ends both ranks with one checkpoint, and two processes
+    go on from it: every step once, and the generator has the trainer's weights at every probe."""
+    cache = ROOT / "runs" / "cache"
+    flags = [*flags, "--cache_dir", cache, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
+    flags += ["--output_dir", tmp_path / "run", "--probe_every", "1"]
+    if "--weight_channel" in flags:
+        flags += ["--model", untied(cache, tmp_path / "model")]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    log = (tmp_path / "log").open("w")
+    job = subprocess.Popen(command(kind, 2, "job", *flags, "--max_steps", 500), env=ENVIRONMENT, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 180
+        while not (metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3):
+            assert job.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        assert len(open_ports(job)) == 1  # the launcher's store
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=60) != 0
+    finally:
+        end(job)
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    stopped = int(checkpoint.name.removeprefix("step-"))
+    again = command(kind, 2, "job", *flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
+    done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [record for record in records if "step" in record]
+    assert [record["step"] for record in steps] == list(range(1, stopped + 3))
+    assert max(record["logprob_gap"] for record in steps) < 1e-6
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_the_accelerate_files_are_read_by_accelerate():
+    """Field by field, as accelerate's own launcher reads them."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    for name, kind in (("ddp", "MULTI_GPU"), ("fsdp2", "FSDP")):
+        config = load_config_from_file(str(ROOT / "configs" / f"{name}.yaml"))
+        assert config.distributed_type == kind and config.num_machines == 1 and config.mixed_precision == "no"
+    assert config.fsdp_config["fsdp_version"] == 2
+
+
+# ------------------------------------------------------------------------------------------- two ranks in two threads
 
 
 def on_two_ranks(monkeypatch, work) -> list:
