@@ -12,14 +12,17 @@ engine's cache, CUDA's own memory):
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from psutil import virtual_memory
 
-from runtime import weights as weight_channels
 from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, has_adapters
 from runtime.model import UNREADABLE
+from runtime.weights import Channel, FileWeights, TransferWeights
+
+if TYPE_CHECKING:  # its import takes seconds
+    from accelerate import Accelerator
 
 VLLM_SHARE = 0.92  # of a GPU's memory that an engine takes by vLLM's default
 SHARED = 0.35  # on a GPU on which a trainer runs, too: vLLM's would starve it
@@ -95,17 +98,17 @@ def check_driver() -> None:
             ) from error
 
 
-def new_channel(flags: Flags, accelerator: Any) -> tuple[Any, dict[str, str]]:
+def new_channel(flags: Flags, accelerator: "Accelerator") -> tuple[Channel, dict[str, str]]:
     """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
     placement, rank = place(flags), accelerator.process_index
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in placement.devices]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
     if placement.channel == "file":
-        channel = weight_channels.FileWeights(rank)
+        channel: Channel = FileWeights(rank)
     else:
         workers = engine_workers(flags)
-        channel = weight_channels.TransferWeights(placement.channel, rank, workers, flags.weight_address)
+        channel = TransferWeights(placement.channel, rank, workers, flags.weight_address)
     if placement.share in (SHARED, RECEIVING) and "gpu_memory_utilization" not in engine_options(flags):
         channel.engine_args["gpu_memory_utilization"] = placement.share
         if rank == 0:
@@ -134,7 +137,7 @@ def generator_devices(flags: Flags, count: int, trainers: int) -> list[int]:
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-def check_memory(flags: Flags, accelerator: Any, parameters: int) -> Iterator[str]:
+def check_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> Iterator[str]:
     """A sentence if the host's memory is too small, and if a save may be cut short. Raises UsageError for a GPU that is
     too small whatever the batch."""
     if torch.cuda.is_available():
@@ -159,7 +162,7 @@ def state_bytes(flags: Flags) -> int:
     return 4 if flags.eval_only or has_adapters(flags) else 16
 
 
-def check_gpu_memory(flags: Flags, accelerator: Any, parameters: int) -> None:
+def check_gpu_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> None:
     """Raises UsageError if this rank's GPU cannot hold the trainer's states, or an engine's GPU its weights."""
     (_, devices, share), here = place(flags), accelerator.local_process_index
     free, total = torch.cuda.mem_get_info(accelerator.device)

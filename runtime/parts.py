@@ -127,7 +127,8 @@ def new_accelerator(flags: Flags) -> Any:
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
     torch.manual_seed(flags.seed)
     torch.set_num_threads(flags.threads)
-    # Ranks wait for rank 0, which waits for the generator: as long as it takes, and for objects not on the GPU.
+    # The other ranks block in a collective while rank 0 waits for rollouts, so the ten-minute timeout must go. gloo
+    # carries Python objects without the GPU.
     group = InitProcessGroupKwargs(timeout=timedelta(days=7))
     if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:  # without it accelerate makes no process group
         group.backend = "cpu:gloo,cuda:nccl"

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from pipeline_rl import EngineFailed, Generator
 from runtime.run_folder import disk
-from runtime.weights import FileWeights, TransferWeights, Weights
+from runtime.weights import Channel, Weights
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
@@ -63,7 +63,7 @@ class SharedGenerator:
     channel: this rank's weight channel.
     """
 
-    def __init__(self, generator: Generator | None, channel: FileWeights | TransferWeights, ranks: Ranks):
+    def __init__(self, generator: Generator | None, channel: Channel, ranks: Ranks):
         self.generator, self.channel, self.ranks = generator, channel, ranks
 
     @property

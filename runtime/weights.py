@@ -252,3 +252,6 @@ class _Client:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """The workers put the new weights in place; the generator names their version."""
         self._wait(self.vllm.finish_weight_update(weight_version))
+
+
+Channel = FileWeights | TransferWeights

@@ -438,7 +438,7 @@ def test_the_pages_count_parameters_and_bytes():
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_train_adapters_as_one(kind, tmp_path):
     """Merged weights after five steps, gathered from shards; the program also goes on from a checkpoint, bit for bit."""
-    from test_distributed import run
+    from test_ranks import run
 
     folder = small_model(tmp_path / "model", layers=2)
     flags = ["--model", folder, "--lr", "0.01", "--tokens_per_microbatch", "64", "--lora_rank", "3"]

@@ -12,8 +12,7 @@ from scripted import Alone
 from test_faults import alive, family, wait_for_end
 
 import train
-from runtime import devices
-from runtime import parts as setup
+from runtime import devices, parts
 from runtime.flags import Flags, UsageError
 from runtime.parts import check_model, load_task, new_interruption, new_parts
 from runtime.run_folder import Progress
@@ -69,14 +68,14 @@ def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model):
 @pytest.mark.parametrize("main", [True, False])
 def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, main):
     """On the other ranks the rows are checked all the same, and then no worker process is left."""
-    tasks, load = [], setup.load_task
+    tasks, load = [], parts.load_task
 
     def stop(*_):
         raise KeyboardInterrupt  # the task is loaded: what follows needs a model
 
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(is_main_process=main))
-    monkeypatch.setattr(setup, "load_task", lambda *a, **k: tasks.append(load(*a, **k)) or tasks[-1])
-    monkeypatch.setattr(setup, "Trainer", stop)
+    monkeypatch.setattr(parts, "load_task", lambda *a, **k: tasks.append(load(*a, **k)) or tasks[-1])
+    monkeypatch.setattr(parts, "Trainer", stop)
     before = set(family(os.getpid()))
     with pytest.raises(KeyboardInterrupt):
         new_parts(data_flags(chat_model, output_dir=str(tmp_path / "run")), Progress(None))
@@ -137,9 +136,9 @@ def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monke
     is neither."""
     asked, streams = [], []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or folder)
-    monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
-    monkeypatch.setattr(setup, "Trainer", lambda *_: None)
-    monkeypatch.setattr(setup, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
+    monkeypatch.setattr(parts, "count_parameters", lambda *_: 0)
+    monkeypatch.setattr(parts, "Trainer", lambda *_: None)
+    monkeypatch.setattr(parts, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
     for changes in ({"size": "xs", "vocabulary": 64, "difficulty": "easy", "prompt_order": "easy_first"}, {}):
         with pytest.raises(ZeroDivisionError):
             new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
@@ -156,7 +155,7 @@ def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monke
 
 def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
     """One sentence, exit code 2, and not even the process group or the run's folder is made."""
-    monkeypatch.setattr(setup, "new_accelerator", lambda flags: 1 / 0)
+    monkeypatch.setattr(parts, "new_accelerator", lambda flags: 1 / 0)
     assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_address", "10.0.0.1"]) == 2
     _, err = capsys.readouterr()
     assert err.startswith("train.py: --weight_address is for --weight_channel nccl") and err.count("\n") == 1
@@ -169,9 +168,9 @@ def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_pat
     def load(*_):
         raise KeyboardInterrupt  # which comes next
 
-    monkeypatch.setattr(setup, "count_parameters", lambda flags, folder: 8 * 10**9 if folder == model else 0)
+    monkeypatch.setattr(parts, "count_parameters", lambda flags, folder: 8 * 10**9 if folder == model else 0)
     monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=1e11))
-    monkeypatch.setattr(setup, "Trainer", load)
+    monkeypatch.setattr(parts, "Trainer", load)
     flags = Flags(model=model, output_dir=str(tmp_path / "run"))
     with pytest.raises(KeyboardInterrupt):
         new_parts(flags, Progress(None))
@@ -182,7 +181,7 @@ def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_pat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=24 * 10**9))
     alone = Alone()
     alone.is_fsdp2, alone.local_process_index = False, 0
-    monkeypatch.setattr(setup, "new_accelerator", lambda flags: alone)
+    monkeypatch.setattr(parts, "new_accelerator", lambda flags: alone)
     with pytest.raises(UsageError, match="--model: a trainer needs at least 128 GB of GPU 0 and finds 15.6 GB"):
         new_parts(flags, Progress(None))
 
@@ -203,7 +202,7 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
         monkeypatch.setattr(accelerate, "Accelerator", lambda **k: SimpleNamespace(is_main_process=True))
     AcceleratorState._reset_state(True)
     try:
-        setup.new_accelerator(Flags())
+        parts.new_accelerator(Flags())
     finally:
         AcceleratorState._reset_state(True)
     assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
@@ -221,4 +220,4 @@ def test_device_hours_count_devices_in_use(monkeypatch, changes, trainers, here,
     """On a host with sixteen GPUs, whose first `here` train."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    assert setup.devices_in_use(Flags(**changes), SimpleNamespace(count=trainers)) == devices
+    assert parts.devices_in_use(Flags(**changes), SimpleNamespace(count=trainers)) == devices

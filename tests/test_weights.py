@@ -16,17 +16,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime import weights as weight_channels
+from runtime import weights
 from runtime.weights import FileWeights, Meta, TransferWeights
 
 
 @pytest.fixture
 def channel(monkeypatch):
     """Under a prefix of its own, so that no file of a real run is touched."""
-    monkeypatch.setattr(weight_channels, "PREFIX", "scalerl-test-")
-    weights = FileWeights()
-    yield weights
-    weights.close()
+    monkeypatch.setattr(weights, "PREFIX", "scalerl-test-")
+    made = FileWeights()
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ class Gathered:
 
 
 def test_other_ranks_help_to_gather_and_write_nothing(monkeypatch):
-    monkeypatch.setattr(weight_channels, "PREFIX", "scalerl-test-")
-    channel, weights = FileWeights(rank=1), Gathered(3)
-    channel.prepare(weights)
-    assert weights.passes == 1 and list(channel.folder.iterdir()) == []
+    monkeypatch.setattr(weights, "PREFIX", "scalerl-test-")
+    channel, gathered = FileWeights(rank=1), Gathered(3)
+    channel.prepare(gathered)
+    assert gathered.passes == 1 and list(channel.folder.iterdir()) == []
     channel.close()
     assert not channel.folder.exists()
 
@@ -90,7 +90,7 @@ def test_files_of_dead_processes_are_removed(channel, dead):
     """A dead process's folder goes; those of living processes, this one among them, and other names stay."""
     base = channel.folder.parent
     names = (f"{dead}-x", f"{os.getppid()}-x", "notes-x")
-    folders = {name: base / f"{weight_channels.PREFIX}{name}" for name in names}
+    folders = {name: base / f"{weights.PREFIX}{name}" for name in names}
     try:
         for folder in folders.values():
             folder.mkdir()
@@ -111,12 +111,12 @@ def test_files_of_dead_processes_are_removed(channel, dead):
 def test_a_folder_in_use_in_another_container_stays(channel, dead):
     """It shares /dev/shm but no pids: that in the folder's name is of no process here. It stays while it is locked, as
     every folder is whose process lives."""
-    other = channel.folder.with_name(f"{weight_channels.PREFIX}{dead}-x")
+    other = channel.folder.with_name(f"{weights.PREFIX}{dead}-x")
     other.mkdir()
     holder = os.open(other, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     for exists in (True, False):
-        weight_channels.private_folder().rmdir()
+        weights.private_folder().rmdir()
         assert other.exists() == exists
         if exists:
             os.close(holder)
@@ -126,10 +126,10 @@ def test_a_folder_in_use_in_another_container_stays(channel, dead):
 
 def test_anothers_link_is_no_hindrance(channel, dead):
     """A link to itself cannot even be looked at."""
-    link = channel.folder.with_name(f"{weight_channels.PREFIX}{dead}-x")
+    link = channel.folder.with_name(f"{weights.PREFIX}{dead}-x")
     link.symlink_to(link)
     try:
-        weight_channels.private_folder().rmdir()
+        weights.private_folder().rmdir()
     finally:
         link.unlink()
 
@@ -137,7 +137,7 @@ def test_anothers_link_is_no_hindrance(channel, dead):
 @pytest.mark.parametrize("moment", ["looked at", "removed"])
 def test_another_process_may_remove_the_same_folder_first(channel, dead, monkeypatch, moment):
     """Ranks, or two runs, that start at once find the same folder of a dead process: none of them fails."""
-    stale = channel.folder.with_name(f"{weight_channels.PREFIX}{dead}-x")
+    stale = channel.folder.with_name(f"{weights.PREFIX}{dead}-x")
     stale.mkdir()
     (stale / "weights.safetensors").write_bytes(b"old")
     exists, rmtree = Path.exists, shutil.rmtree
@@ -152,7 +152,7 @@ def test_another_process_may_remove_the_same_folder_first(channel, dead, monkeyp
             patch.setattr(Path, "exists", lambda path: other_process(exists, path))
         else:
             patch.setattr(shutil, "rmtree", lambda path, **options: other_process(rmtree, path, **options))
-        folder = weight_channels.private_folder()
+        folder = weights.private_folder()
     folder.rmdir()
     assert not stale.exists()
 
