@@ -10,8 +10,14 @@ from runtime import devices
 from runtime.devices import check_memory, count_parameters, new_channel
 from runtime.flags import UsageError, parse_flags
 
+RAY = "--engine_args distributed_executor_backend=ray"
 
-def made_on(monkeypatch, gpus, trainers=1, visible=None, **changes):
+
+def given(flags):
+    return parse_flags(["--output_dir", "none", *flags.split()], "")
+
+
+def made_on(monkeypatch, gpus, trainers, flags, visible=None):
     """The channel that train.py makes on a host with `gpus` GPUs, closed again, and the engine's environment."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -19,95 +25,75 @@ def made_on(monkeypatch, gpus, trainers=1, visible=None, **changes):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    options = [x for name, value in changes.items() for x in (f"--{name}", str(value))]
-    flags = parse_flags(["--output_dir", "none", *options], "")
-    channel, environment = new_channel(flags, SimpleNamespace(process_index=0))
+    channel, environment = new_channel(given(flags), SimpleNamespace(process_index=0))
     channel.close()
     return channel, environment
 
 
-def choose(monkeypatch, *host, **changes):
-    """(kind of channel, CUDA_VISIBLE_DEVICES of the engine, its processes)."""
-    channel, environment = made_on(monkeypatch, *host, **changes)
-    return getattr(channel, "backend", "file"), environment.get("CUDA_VISIBLE_DEVICES"), getattr(channel, "workers", 0)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "trainers", "changes", "found"),
-    [
-        (0, 1, {}, ("file", None, 0)),
-        (1, 1, {}, ("ipc", "0", 1)),  # one GPU, shared
-        (2, 1, {}, ("nccl", "1", 1)),  # the free one
-        (8, 4, {"data_parallel": 4}, ("nccl", "4,5,6,7", 4)),
-        (8, 4, {"data_parallel": 2, "tensor_parallel": 2, "generator_devices": "7,6,5,4"}, ("nccl", "7,6,5,4", 4)),
-        (8, 8, {"data_parallel": 8}, ("ipc", "0,1,2,3,4,5,6,7", 8)),  # every trainer shares its own
-        (8, 4, {"generator_devices": "4", "weight_channel": "file"}, ("file", "4", 0)),
-        (8, 8, {"tensor_parallel": 8, "engine_args": "distributed_executor_backend=ray"}, ("nccl", None, 8)),
-        (4, 2, {"generator_devices": "1", "weight_channel": "file"}, ("file", "1", 0)),  # shared, and that is fine
-        (2, 1, {"weight_address": "10.0.0.1"}, ("nccl", "1", 1)),
-        (1, 1, {"packed": True, "tokens_per_microbatch": 4096}, ("ipc", "0", 1)),
-        (1, 1, {"packed": True, "tokens_per_microbatch": 9999, "attn_implementation": "flash_attention_2"}, ("ipc", "0", 1)),
-        (0, 1, {"packed": True, "tokens_per_microbatch": 9999}, ("file", None, 0)),  # a CPU computes no other way
-    ],
-)  # fmt: skip
-def test_devices_and_channel(monkeypatch, gpus, trainers, changes, found):
-    assert choose(monkeypatch, gpus, trainers, **changes) == found
-
-
-def test_devices_are_counted_among_the_visible_ones(monkeypatch):
-    assert choose(monkeypatch, 4, 2, visible="2,3,6,7", data_parallel=2) == ("nccl", "6,7", 2)
-
-
-@pytest.mark.parametrize(("gpus", "trainers", "changes", "words"), [
-    (0, 1, {"generator_devices": "0"}, "--generator_devices and --weight_channel"),
-    (0, 1, {"weight_channel": "nccl"}, "this host has none"),
-    (2, 1, {"generator_devices": "2"}, "this host has 2, 0 to 1"),
-    (4, 2, {"generator_devices": "2,2", "data_parallel": 2}, "--generator_devices 2,2"),
-    (4, 2, {"generator_devices": "2,x", "data_parallel": 2}, "--generator_devices 2,x"),
-    (4, 2, {"tensor_parallel": 8}, "need 8"),
-    (2, 2, {"weight_channel": "nccl"}, "--weight_channel nccl needs"),
-    (4, 2, {"weight_channel": "ipc", "generator_devices": "3"}, "--weight_channel ipc needs"),
-    (4, 2, {"data_parallel": 3, "generator_devices": "0,1,2"}, "trainers' own GPUs, 0 to 1"),
-    (4, 2, {"generator_devices": "1,2", "data_parallel": 2}, "trainers' own GPUs, 0 to 1"),  # neither nor
-    (2, 1, {"engine": "torch"}, "--engine torch is for a CPU"),
-    (2, 4, {}, "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
-    (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "file"}, "channel file .* Ray"),
-    (8, 4, {"engine_args": "distributed_executor_backend=ray", "weight_channel": "ipc"}, "channel ipc .* Ray"),
-    (1, 1, {"weight_address": "10.0.0.1"}, "--weight_address is for --weight_channel nccl, .* `ipc`; leave it out"),
-    (2, 1, {"weight_address": "10.0.0.1", "weight_channel": "file"}, "--weight_address .* this run has `file`"),
-    (0, 1, {"weight_address": "10.0.0.1"}, "--weight_address .* this run has `file`"),
-    (1, 1, {"packed": True, "tokens_per_microbatch": 4097}, "--packed true .* masks of 4097 x 4097"),
-    (1, 1, {"share_prompts": True, "tokens_per_microbatch": 4097}, "--share_prompts true .*; lower .* to 4096 at most"),
-    (1, 1, {"packed": True, "tokens_per_microbatch": 4097, "attn_implementation": "sdpa"}, "--packed true"),
+@pytest.mark.parametrize(("gpus", "trainers", "visible", "flags", "kind", "seen", "workers"), [
+    (0, 1, None, "", "file", None, 0),
+    (1, 1, None, "", "ipc", "0", 1),  # one GPU, shared
+    (2, 1, None, "", "nccl", "1", 1),  # the free one
+    (8, 4, None, "--data_parallel 4", "nccl", "4,5,6,7", 4),
+    (8, 4, None, "--data_parallel 2 --tensor_parallel 2 --generator_devices 7,6,5,4", "nccl", "7,6,5,4", 4),
+    (8, 8, None, "--data_parallel 8", "ipc", "0,1,2,3,4,5,6,7", 8),  # every trainer shares its own
+    (8, 4, None, "--generator_devices 4 --weight_channel file", "file", "4", 0),
+    (8, 8, None, f"--tensor_parallel 8 {RAY}", "nccl", None, 8),
+    (4, 2, None, "--generator_devices 1 --weight_channel file", "file", "1", 0),  # shared, and that is fine
+    (2, 1, None, "--weight_address 10.0.0.1", "nccl", "1", 1),
+    (4, 2, "2,3,6,7", "--data_parallel 2", "nccl", "6,7", 2),  # counted among the visible ones
+    (1, 1, None, "--packed true --tokens_per_microbatch 9999 --attn_implementation flash_attention_2", "ipc", "0", 1),
+    (0, 1, None, "--packed true --tokens_per_microbatch 9999", "file", None, 0),  # a CPU computes no other way
 ])  # fmt: skip
-def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, changes, words):
+def test_devices_and_channel(monkeypatch, gpus, trainers, visible, flags, kind, seen, workers):
+    channel, environment = made_on(monkeypatch, gpus, trainers, flags, visible)
+    assert (getattr(channel, "backend", "file"), getattr(channel, "workers", 0)) == (kind, workers)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == seen
+
+
+@pytest.mark.parametrize(("gpus", "trainers", "flags", "words"), [
+    (0, 1, "--generator_devices 0", "--generator_devices and --weight_channel"),
+    (0, 1, "--weight_channel nccl", "this host has none"),
+    (2, 1, "--generator_devices 2", "this host has 2, 0 to 1"),
+    (4, 2, "--generator_devices 2,2 --data_parallel 2", "--generator_devices 2,2"),
+    (4, 2, "--generator_devices 2,x --data_parallel 2", "--generator_devices 2,x"),
+    (4, 2, "--tensor_parallel 8", "need 8"),
+    (2, 2, "--weight_channel nccl", "--weight_channel nccl needs"),
+    (4, 2, "--weight_channel ipc --generator_devices 3", "--weight_channel ipc needs"),
+    (4, 2, "--data_parallel 3 --generator_devices 0,1,2", "trainers' own GPUs, 0 to 1"),
+    (4, 2, "--generator_devices 1,2 --data_parallel 2", "trainers' own GPUs, 0 to 1"),  # neither nor
+    (2, 1, "--engine torch", "--engine torch is for a CPU"),
+    (2, 4, "", "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
+    (8, 4, f"{RAY} --weight_channel file", "channel file .* Ray"),
+    (8, 4, f"{RAY} --weight_channel ipc", "channel ipc .* Ray"),
+    (1, 1, "--weight_address 10.0.0.1", "--weight_address is for --weight_channel nccl, .* `ipc`; leave it out"),
+    (2, 1, "--weight_address 10.0.0.1 --weight_channel file", "--weight_address .* this run has `file`"),
+    (1, 1, "--packed true --tokens_per_microbatch 4097", "--packed true .* masks of 4097 x 4097"),
+    (1, 1, "--share_prompts true --tokens_per_microbatch 4097", "--share_prompts true .*; lower .* to 4096 at most"),
+])  # fmt: skip
+def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, flags, words):
     with pytest.raises(UsageError, match=words):
-        choose(monkeypatch, gpus, trainers, **changes)
+        made_on(monkeypatch, gpus, trainers, flags)
 
 
-@pytest.mark.parametrize(("gpus", "changes", "share"), [
-    (0, {}, None),
-    (1, {}, 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
-    (1, {"weight_channel": "file"}, 0.35),
-    (2, {}, 0.85),  # its own, but the parts of a transfer by `nccl` come on top of what it takes
-    (2, {"weight_channel": "file"}, None), (2, {"gpu_memory_utilization": "0.9"}, None),
-    (1, {"gpu_memory_utilization": "0.5"}, None), (1, {"engine_args": "gpu_memory_utilization=0.2"}, None),
+@pytest.mark.parametrize(("gpus", "flags", "share"), [
+    (0, "", None),
+    (1, "", 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
+    (1, "--weight_channel file", 0.35),
+    (2, "", 0.85),  # its own, but the parts of a transfer by `nccl` come on top of what it takes
+    (2, "--weight_channel file", None), (1, "--engine_args gpu_memory_utilization=0.2", None),
 ])  # fmt: skip
-def test_an_engine_on_a_trainers_gpu_leaves_room_for_it(monkeypatch, capsys, gpus, changes, share):
-    channel, _ = made_on(monkeypatch, gpus, **changes)
+def test_an_engine_on_a_trainers_gpu_leaves_room_for_it(monkeypatch, capsys, gpus, flags, share):
+    channel, _ = made_on(monkeypatch, gpus, 1, flags)
     assert channel.engine_args.get("gpu_memory_utilization") == share
-    assert capsys.readouterr().out.count("--gpu_memory_utilization") == (share is not None)
+    assert ("gpu_memory_utilization" in capsys.readouterr().out) == (share is not None)
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch, gpu):
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch, gpus):
     """On a GPU vLLM schedules a step while the one before it runs; a subclass of its plain scheduler could not."""
-    channel, _ = made_on(monkeypatch, int(gpu))
-    assert channel.engine_args.get("scheduler_cls") == (None if gpu else "runtime.engine_process.WholeCompletions")
-    assert channel.engine_args["worker_extension_cls"] == "runtime.engine_process.WeightReceiver"
-
-
-# ------------------------------------------------------------------------------------------------- the machine itself
+    channel, _ = made_on(monkeypatch, gpus, 1, "")
+    assert ("scheduler_cls" in channel.engine_args) == (gpus == 0)
 
 
 OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
@@ -128,13 +114,16 @@ def test_a_driver_that_is_too_old_is_not_taken_for_a_machine_without_a_gpu(monke
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(torch.cuda, "init", init)
     if not refused:
-        assert choose(monkeypatch, 0, 1, visible) == ("file", None, 0)
+        assert made_on(monkeypatch, 0, 1, "", visible)[1] == {}
         return
     with pytest.raises(UsageError, match=r"too old for torch .* CUDA 13\.0; install 580 or newer, or set CUDA"):
-        choose(monkeypatch, 0, 1, visible)
+        made_on(monkeypatch, 0, 1, "", visible)
 
 
-def told(monkeypatch, parameters, *, gb=0, gpus=1, trainers=1, host=1000, fsdp2=True, **changes):
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def told(monkeypatch, billions, flags="", *, gb=0, gpus=1, trainers=1, host=1000, fsdp2=True):
     """The sentences on a host with `host` GB of memory and `gpus` GPUs of `gb` GB, 1 of them in use."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gb > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -142,38 +131,33 @@ def told(monkeypatch, parameters, *, gb=0, gpus=1, trainers=1, host=1000, fsdp2=
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=gb * 10**9))
     monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=host * 10**9))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
-    options = [x for name, value in changes.items() for x in (f"--{name}", str(value))]
-    flags = parse_flags(["--output_dir", "none", *options], "")
     accelerator = SimpleNamespace(device="cuda:0", num_processes=trainers, is_fsdp2=fsdp2, local_process_index=0)
-    return list(check_memory(flags, accelerator, int(parameters * 1e9)))
+    return list(check_memory(given(flags), accelerator, int(billions * 1e9)))
 
 
-@pytest.mark.parametrize(
-    ("billions", "host", "said"),
-    [
-        # one GPU, shared: 16 bytes a parameter + 0.35 of it, of what is free
-        (0.9, {"gb": 24}, ""),  # 14.4 + 8.4 = 22.8 of 23
-        (1.0, {"gb": 24}, "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB, where engines take 0.35"),
-        (1.0, {"gb": 24, "gpu_memory_utilization": 0.25}, ""),
-        (3.0, {"gb": 24, "eval_only": True, "dtype": "bfloat16"}, ""),  # weights only: 12 GB
-        (0.9, {"gb": 24, "kl_coef": 0.1}, "at least 18 GB"),  # 3.6 for the initial model
-        (0.9, {"gb": 24, "kl_coef": 0.1, "dtype": "bfloat16"}, "at least 16.2 GB"),
-        # four trainers and four engines of their own
-        (8.0, {"gb": 80, "gpus": 8, "trainers": 4, "data_parallel": 4}, ""),  # 32 GB; the engines' 32 of 68
-        (8.0, {"gb": 80, "gpus": 8, "trainers": 4, "data_parallel": 4, "fsdp2": False}, "a trainer .* 128 GB"),
-        (8.0, {"gb": 80, "gpus": 8, "trainers": 4, "data_parallel": 4, "fsdp2": False, "dtype": "bfloat16"}, ""),
-        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "data_parallel": 4}, "an engine .* 32 GB of GPU 4 and finds 30.6 GB"),
-        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "data_parallel": 4, "dtype": "bfloat16"}, ""),
-        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "data_parallel": 2, "tensor_parallel": 2}, ""),
-        (8.0, {"gb": 36, "gpus": 8, "trainers": 4, "engine_args": "quantization=fp8"}, ""),
-    ],
-)  # fmt: skip
-def test_a_gpu_that_is_too_small_is_refused_before_the_model_loads(monkeypatch, billions, host, said):
+FOUR = {"gpus": 8, "trainers": 4}  # and four engines of their own
+
+
+@pytest.mark.parametrize(("billions", "host", "flags", "said"), [
+    # one GPU, shared: 16 bytes a parameter + 0.35 of it, of what is free
+    (0.9, {"gb": 24}, "", ""),  # 14.4 + 8.4 = 22.8 of 23
+    (1.0, {"gb": 24}, "", "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB, where engines take 0.35"),
+    (1.0, {"gb": 24}, "--engine_args gpu_memory_utilization=0.25", ""),
+    (0.9, {"gb": 24}, "--kl_coef 0.1", "at least 18 GB"),  # 3.6 for the initial model
+    (0.9, {"gb": 24}, "--kl_coef 0.1 --dtype bfloat16", "at least 16.2 GB"),
+    (8.0, {"gb": 80, **FOUR}, "--data_parallel 4", ""),  # 32 GB; the engines' 32 of 68
+    (8.0, {"gb": 80, **FOUR, "fsdp2": False}, "--data_parallel 4", "a trainer .* 128 GB"),
+    (8.0, {"gb": 80, **FOUR, "fsdp2": False}, "--data_parallel 4 --dtype bfloat16", ""),
+    (8.0, {"gb": 36, **FOUR}, "--data_parallel 4", "an engine .* 32 GB of GPU 4 and finds 30.6 GB"),
+    (8.0, {"gb": 36, **FOUR}, "--data_parallel 2 --tensor_parallel 2", ""),
+    (8.0, {"gb": 36, **FOUR}, "--engine_args quantization=fp8", ""),
+])  # fmt: skip
+def test_a_gpu_that_is_too_small_is_refused_before_the_model_loads(monkeypatch, billions, host, flags, said):
     if not said:
-        assert told(monkeypatch, billions, **host) == []
+        assert told(monkeypatch, billions, flags, **host) == []
         return
     with pytest.raises(UsageError, match=f"^--model: .*{said}") as refused:
-        told(monkeypatch, billions, **host)
+        told(monkeypatch, billions, flags, **host)
     assert str(refused.value).endswith("(configs/fsdp2.yaml, --tensor_parallel).")
 
 
@@ -190,30 +174,24 @@ def test_host_memory_that_does_not_hold_the_weights_of_all_ranks_is_said(monkeyp
 @pytest.mark.parametrize(("billions", "elastic", "patience", "words"), [
     (8, True, None, "a checkpoint has 96 GB, 96 s at 1 GB/s, but the launcher kills what still saves 30 s after"),
     (8, True, "60", "60 s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=288"),
-    (8, True, "300", ""),
-    (2, True, None, ""),  # 24 s
+    (8, True, "300", ""), (2, True, None, ""),  # 24 s
     (8, False, None, ""),  # plain python: nobody kills it
 ])  # fmt: skip
 def test_a_save_that_takes_longer_than_the_launcher_waits_is_said(monkeypatch, billions, elastic, patience, words):
     elastic = "x" if elastic else None
     for name, value in (("TORCHELASTIC_RUN_ID", elastic), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience)):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-    said = told(monkeypatch, billions)
-    assert [words in sentence for sentence in said] == ([True] if words else [])
+    assert [words in sentence for sentence in told(monkeypatch, billions)] == ([True] if words else [])
 
 
 def test_parameters_are_counted_without_loading_any(tmp_path):
     """By hand, a Qwen3 of one layer: embedding 64 x 8, q and o 8 x 8, k and v 8 x 4, two norms of 4 in attention, three
     8 x 16 in the MLP, two norms of 8 and the last one: 512 + 192 + 8 + 384 + 16 + 8; untied the head has 512 more. A
     folder without a model counts as 0."""
-    config = Qwen3Config(
-        vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
-        intermediate_size=16, tie_word_embeddings=True,
-    )  # fmt: skip
-    config.save_pretrained(tmp_path)
-    assert count_parameters(parse_flags([], ""), str(tmp_path)) == 1120
-    config.tie_word_embeddings = False
-    config.save_pretrained(tmp_path)
-    assert count_parameters(parse_flags([], ""), str(tmp_path)) == 1632
+    shape = dict(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    for tied, count in ((True, 1120), (False, 1632)):
+        config = Qwen3Config(**shape, head_dim=4, intermediate_size=16, tie_word_embeddings=tied)
+        config.save_pretrained(tmp_path)
+        assert count_parameters(given(""), str(tmp_path)) == count
     (tmp_path / "config.json").unlink()
-    assert count_parameters(parse_flags([], ""), str(tmp_path)) == 0
+    assert count_parameters(given(""), str(tmp_path)) == 0
