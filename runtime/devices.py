@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from psutil import virtual_memory
 
-from runtime.flags import DEFAULTS, Flags, UsageError, engine_options, engine_workers, has_adapters
+from runtime.flags import DEFAULTS, Flags, ModelFlags, UsageError, engine_options, engine_workers, has_adapters
 from runtime.model import UNREADABLE
 from runtime.weights import Channel, FileWeights, TransferWeights
 
@@ -183,7 +183,7 @@ def check_gpu_memory(flags: Flags, accelerator: "Accelerator", parameters: int) 
             )
 
 
-def count_parameters(flags: Flags, model: str) -> int:
+def count_parameters(flags: ModelFlags, model: str) -> int:
     """Of a folder or hub id, by its configuration alone; 0 if it does not load, which the trainer will say."""
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,15 +1,13 @@
 """Evaluations, and the proof that the generator has the trainer's weights.
 
-Weights that never arrive raise no error: the generator keeps sampling from an old policy, and training becomes worse
-for no visible reason. So the trainer scores what the generator sampled. Every token carries the version that sampled
-it; on completions that one version sampled from prompt to end, the two sides' log-probs must agree up to rounding, and
-if they do not, the run ends. (Tokens sampled over older keys and values may differ with nothing wrong; there the gap
-only shows in the logged ratios.)
+Weights that never arrive raise no error: the generator samples from an old policy, and training becomes worse for no
+visible reason. So the trainer scores what the generator sampled. On completions that one version sampled from prompt to
+end, the two sides' log-probs must agree up to rounding, or the run ends. (Tokens sampled over older keys and values may
+differ with nothing wrong.)
 
-The completions are those of an evaluation of the held-out prompts (unless --eval_temperature gives it another
-temperature), or, between evaluations, of a probe: one completion for each of a few held-out prompts. Both run while the
-trainer computes the next gradient, and are awaited just before that gradient is applied: then the trainer still has the
-weights that sampled them.
+The completions are those of an evaluation (unless it has a temperature of its own), or, between evaluations, of a
+probe: one completion for each of a few held-out prompts. Both run while the trainer computes the next gradient, and are
+awaited just before it is applied: then the trainer still has the weights that sampled them.
 
 In bfloat16 rounding hides an update, or a hundred of them, from log-probs, but not from the bytes of the weights. So
 before and after the first update and at every `save_every` both sides hash their parameters. If the trainer's have

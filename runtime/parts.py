@@ -22,7 +22,17 @@ from runtime import checkpoints
 from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place, trainers_here
 from runtime.engines import RestartingEngine, reason_of
 from runtime.evaluation import Evaluator
-from runtime.flags import BUILT_IN, DEFAULTS, Flags, UsageError, engine_options, engine_workers, merged
+from runtime.flags import (
+    BUILT_IN,
+    DEFAULTS,
+    Flags,
+    LengthFlags,
+    ScheduleFlags,
+    UsageError,
+    engine_options,
+    engine_workers,
+    merged,
+)
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -219,7 +229,7 @@ def new_generator(
     )  # fmt: skip
 
 
-def new_pacer(flags: Flags) -> Pacer:
+def new_pacer(flags: ScheduleFlags) -> Pacer:
     """Who may enter the engine, and when."""
     return Pacer(
         flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None,
@@ -227,7 +237,7 @@ def new_pacer(flags: Flags) -> Pacer:
     )  # fmt: skip
 
 
-def new_interruption(flags: Flags, task: Any) -> length_control.Interruption | None:
+def new_interruption(flags: LengthFlags, task: Any) -> length_control.Interruption | None:
     """Forced interruption, if that is the length control. Raises UsageError if the task cannot be interrupted."""
     if flags.length_control != "interruption":
         return None
@@ -300,7 +310,7 @@ def with_flag_names(message: str) -> str:
     return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
-def check_model(flags: Flags, config: Any, task: Any, control: length_control.Interruption | None) -> None:
+def check_model(flags: LengthFlags, config: Any, task: Any, control: length_control.Interruption | None) -> None:
     """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
     longest = control.max_completion if control else flags.max_budget + flags.answer_budget
     needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])

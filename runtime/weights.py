@@ -118,12 +118,9 @@ class FileWeights(vllm_engine.WeightFile):
 class TransferWeights:
     """Weight channel through vLLM's own trainer-side engines.
 
-    Args:
-        backend: `ipc` or `nccl`.
-        rank: of this trainer process; rank 0 sends.
-        workers: processes of all engines together (tensor x pipeline x data parallel).
-        address: of this host, where the workers meet rank 0 for `nccl`; another than loopback for engines on other
-            hosts.
+    backend: `ipc` or `nccl`. rank: of this trainer process; rank 0 sends. workers: processes of all engines together
+    (tensor x pipeline x data parallel). address: of this host, where the workers meet rank 0 for `nccl`; another than
+    loopback for engines on other hosts.
     """
 
     trainer_waits = True  # the engine reads the trainer's own tensors
