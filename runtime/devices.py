@@ -134,6 +134,15 @@ def generator_devices(flags: Flags, count: int, trainers: int) -> list[int]:
     return found
 
 
+def devices_in_use(flags: Flags, trainers: int) -> int:
+    """Devices that train, `trainers` on all hosts, or sample: accelerators, or CPU cores. Idle ones do not count."""
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        return min(os.cpu_count() or 1, trainers * flags.threads + engine_workers(flags))
+    engines = generator_devices(flags, gpus, trainers_here())  # none if Ray places them, on any host
+    return trainers + (sum(device >= trainers_here() for device in engines) if engines else engine_workers(flags))
+
+
 # -------------------------------------------------------------------------------------------------------------- memory
 
 

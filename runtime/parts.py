@@ -19,20 +19,10 @@ import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
-from runtime.devices import check_memory, count_parameters, generator_devices, new_channel, place, trainers_here
+from runtime.devices import check_memory, count_parameters, devices_in_use, new_channel, place
 from runtime.engines import RestartingEngine, reason_of
 from runtime.evaluation import Evaluator
-from runtime.flags import (
-    BUILT_IN,
-    DEFAULTS,
-    Flags,
-    LengthFlags,
-    ScheduleFlags,
-    UsageError,
-    engine_options,
-    engine_workers,
-    merged,
-)
+from runtime.flags import BUILT_IN, DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError, engine_options, merged
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -120,7 +110,7 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
             f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
             "--dtype, --gpu_memory_utilization and --engine_args."
         ) from error
-    recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks), progress.compute)
+    recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
     if not flags.eval_only:  # which writes nothing
         recorder.open(progress.step)
 
@@ -248,15 +238,6 @@ def new_interruption(flags: LengthFlags, task: Any) -> length_control.Interrupti
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(f"--length_control interruption: {error} Set --end_of_thinking or use `none`.") from error
-
-
-def devices_in_use(flags: Flags, ranks: Ranks) -> int:
-    """Devices that train or sample: accelerators, or CPU cores. Idle ones do not count."""
-    gpus = torch.cuda.device_count()
-    if not gpus:
-        return min(os.cpu_count() or 1, ranks.count * flags.threads + engine_workers(flags))
-    engines = generator_devices(flags, gpus, trainers_here())  # none if Ray places them, on any host
-    return ranks.count + (sum(device >= trainers_here() for device in engines) if engines else engine_workers(flags))
 
 
 # ---------------------------------------------------------------------------------------------------------------- task

@@ -96,6 +96,21 @@ def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch,
     assert ("scheduler_cls" in channel.engine_args) == (gpus == 0)
 
 
+@pytest.mark.parametrize(("flags", "trainers", "here", "used"), [
+    ("", 1, 1, 2),  # one trains, one samples, fourteen are idle
+    ("--generator_devices 0", 1, 1, 1),  # shared
+    ("--tensor_parallel 2 --data_parallel 2", 1, 1, 5), ("--data_parallel 4", 4, 4, 8),
+    ("--data_parallel 4 --generator_devices 0,1,2,3", 4, 4, 4),
+    ("--generator_devices 8", 16, 8, 17),  # trainers on two hosts
+    ("--tensor_parallel 4 --engine_args distributed_executor_backend=ray,pipeline_parallel_size=2", 8, 8, 16),
+])  # fmt: skip
+def test_device_hours_count_devices_in_use(monkeypatch, flags, trainers, here, used):
+    """On a host with sixteen GPUs, whose first `here` train."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    assert devices.devices_in_use(given(flags), trainers) == used
+
+
 OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
 
 

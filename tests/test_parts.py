@@ -206,18 +206,3 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
     finally:
         AcceleratorState._reset_state(True)
     assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
-
-
-@pytest.mark.parametrize(("changes", "trainers", "here", "devices"), [
-    ({}, 1, 1, 2),  # one trains, one samples, fourteen are idle
-    ({"generator_devices": "0"}, 1, 1, 1),  # shared
-    ({"tensor_parallel": 2, "data_parallel": 2}, 1, 1, 5), ({"data_parallel": 4}, 4, 4, 8),
-    ({"data_parallel": 4, "generator_devices": "0,1,2,3"}, 4, 4, 4),
-    ({"generator_devices": "8"}, 16, 8, 17),  # trainers on two hosts
-    ({"tensor_parallel": 4, "engine_args": "distributed_executor_backend=ray,pipeline_parallel_size=2"}, 8, 8, 16),
-])  # fmt: skip
-def test_device_hours_count_devices_in_use(monkeypatch, changes, trainers, here, devices):
-    """On a host with sixteen GPUs, whose first `here` train."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    assert parts.devices_in_use(Flags(**changes), SimpleNamespace(count=trainers)) == devices
