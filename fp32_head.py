@@ -54,15 +54,8 @@ GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "flo
 
 # Size of one (C, V) buffer when the caller names no chunk. Every chunk reads the (V, H) head and updates its gradient,
 # so small chunks are slow. On a CPU at V = 152k, C = 110 took 20 % longer than C = 220 and C = 512 was no faster; two
-# buffers of C = 193 stay below a tenth of the logits of 4,096 tokens. A GPU multiplies so much faster than it reads
-# that it gets C = 1,104, with `TF32`: neither has run on a GPU.
-CHUNK_BYTES = {"cpu": 112 * 2**20, "cuda": 640 * 2**20}
-
-# Lets CUDA multiply in TF32, on tensor cores, while hidden states and head are bfloat16. TF32 keeps 11 significant bits
-# of a factor, of which bfloat16 fills 8, and sums in FP32: log-probs lose nothing. (FP32 factors would, and are left
-# alone.) The gradients' factor dz is cut to 11 bits; the gradients themselves are rounded to bfloat16 in the end.
-# Off until check 1 of tools/gpu_check.py has passed on a GPU.
-TF32 = False
+# buffers of C = 193 stay below a tenth of the logits of 4,096 tokens.
+CHUNK_BYTES = 112 * 2**20
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -91,7 +84,7 @@ def token_logprobs(
             from 0 to V - 1 (not -100): mask its log-prob afterwards.
         temperature: the generator's, or rho is not 1 between equal weights.
         bias: (V,) or None.
-        chunk_tokens: C; None fills `CHUNK_BYTES` of a CPU, and on CUDA its own once `TF32` is on.
+        chunk_tokens: C; None fills `CHUNK_BYTES`.
         entropy_grad: let the entropy carry a gradient; otherwise it is a monitor.
         fp32: False computes the product in the dtype of `hidden`, for the ablation (H1).
     Returns:
@@ -111,8 +104,7 @@ def token_logprobs(
         raise ValueError(f"temperature must be above 0, got {temperature}.")
     dtype = torch.float64 if torch.float64 in (hidden.dtype, weight.dtype) else torch.float32
     if chunk_tokens is None:
-        budget = CHUNK_BYTES.get(weight.device.type if TF32 else "cpu", CHUNK_BYTES["cpu"])
-        chunk_tokens = max(1, budget // (weight.shape[0] * dtype.itemsize))
+        chunk_tokens = max(1, CHUNK_BYTES // (weight.shape[0] * dtype.itemsize))
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
     options = _Options(temperature, chunk_tokens, entropy_grad, dtype, dtype if fp32 else hidden.dtype)
@@ -265,13 +257,12 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Optio
 
 
 @contextmanager
-def _exact(hidden: Tensor, weight: Tensor) -> Iterator[None]:
+def _exact() -> Iterator[None]:
     """FP32 products in the block are FP32, whatever the process allows elsewhere: TF32 by `allow_tf32`, or on a CPU
-    bfloat16 by `torch.set_float32_matmul_precision`. CUDA's are in TF32 where `TF32` allows it and nothing is lost."""
+    bfloat16 by `torch.set_float32_matmul_precision`."""
     cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     before = cuda.fp32_precision, cpu.fp32_precision
-    cuda.fp32_precision = "tf32" if TF32 and hidden.dtype == weight.dtype == torch.bfloat16 else "ieee"
-    cpu.fp32_precision = "ieee"
+    cuda.fp32_precision = cpu.fp32_precision = "ieee"
     try:
         yield
     finally:
@@ -280,14 +271,14 @@ def _exact(hidden: Tensor, weight: Tensor) -> Iterator[None]:
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
-        with _exact(hidden, weight):
-            return _forward(ctx, hidden, weight, *more)
+    def forward(ctx: FunctionCtx, *inputs: Any) -> tuple[Tensor, Tensor]:
+        with _exact():
+            return _forward(ctx, *inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        with _exact(*ctx.saved_tensors[:2]):
+        with _exact():
             return _backward(ctx, *grads)
 
 

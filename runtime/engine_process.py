@@ -3,7 +3,6 @@
     WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's, for mixtures of experts too
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
-    AsyncWholeCompletions    the same for a GPU, where the next step is scheduled while one runs
     skip_inner_tokens    a request's cache blocks are looked at when it enters or fills one, not at every token
     end_with             the engine's process ends with its trainer
 
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 import vllm
 from tqdm import tqdm
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -127,11 +125,6 @@ class WholeCompletions(Scheduler):
                 output.prefill_stats = partial.prefill_stats
                 output.kv_transfer_params = {"logprobs": partial.logprobs, "pauses": partial.pauses}
                 yield output
-
-
-class AsyncWholeCompletions(WholeCompletions, AsyncScheduler):
-    """WholeCompletions over the scheduler that vLLM has for a GPU. Until check 4 of `make gpu-check` has passed on one,
-    an option: `scheduler_cls=runtime.engine_process.AsyncWholeCompletions` in vLLM's arguments."""
 
 
 def skip_inner_tokens(allocate_slots: Callable[..., Any], nothing: Any, block_size: int) -> Callable[..., Any]:

@@ -87,8 +87,7 @@ def process_environment(folder: Path) -> dict[str, str]:
 
 
 def engine_args() -> dict[str, Any]:
-    """vLLM's arguments that bring engine_process.py into the engine's processes. Its scheduler is for engines on a CPU;
-    on a GPU vLLM's own one is taken, until engine_process.AsyncWholeCompletions has been proved on one."""
+    """vLLM's arguments that bring engine_process.py into the engine's processes; its scheduler is for a CPU only."""
     ours = "runtime.engine_process"
     on_cpu = {"scheduler_cls": f"{ours}.WholeCompletions", "async_scheduling": False}
     return {"worker_extension_cls": f"{ours}.WeightReceiver"} | ({} if torch.cuda.is_available() else on_cpu)

@@ -214,7 +214,7 @@ def test_no_tokens_by_vocabulary_tensor_is_ever_alive(dtype, entropy_grad):
 
 def test_chunk_fills_the_byte_budget(monkeypatch):
     """3 tokens of 11 FP32 logits are 132 bytes; with 175 bytes a fourth (44 more) does not fit. In FP64 one fits."""
-    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", {"cpu": 175})
+    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 175)
 
     def sizes(dtype):
         hidden, weight, targets, _ = inputs(dtype)
@@ -224,25 +224,8 @@ def test_chunk_fills_the_byte_budget(monkeypatch):
 
     assert sizes(torch.float32) == [3, 3, 1]
     assert sizes(torch.float64) == [1] * 7
-    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", {"cpu": 1})
+    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 1)
     assert sizes(torch.float32) == [1] * 7  # at least one token, whatever the vocabulary
-
-
-def test_a_gpu_gets_chunks_of_a_thousand_rows(monkeypatch):
-    """Qwen3's 151,936 FP32 logits are 607,744 bytes: 193 of them fit into 112 MiB, 1,104 into 640 MiB. Those are off
-    until the head has run on a GPU, as TF32 is."""
-    seen = []
-    monkeypatch.setattr(fp32_head._TokenLogprobs, "apply", lambda *inputs: seen.append(inputs[-1].chunk_tokens))
-    hidden, targets = torch.zeros(2, 1, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
-    weight = torch.zeros(151_936, 1, device="meta")
-    token_logprobs(hidden, weight, targets)
-    monkeypatch.setattr(fp32_head, "TF32", True)
-    token_logprobs(hidden, weight, targets)  # a device without an entry of its own
-    monkeypatch.setitem(fp32_head.CHUNK_BYTES, "meta", fp32_head.CHUNK_BYTES["cuda"])
-    token_logprobs(hidden, weight, targets)
-    monkeypatch.setattr(fp32_head, "TF32", False)
-    token_logprobs(hidden, weight, targets)
-    assert seen == [193, 193, 1104, 193]
 
 
 # ------------------------------------------------------------------------------------------ precision of the product
@@ -271,10 +254,9 @@ def elsewhere(request):
     torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed, elsewhere):
-    """In all four of them, forward and backward, whatever the process allows elsewhere; there nothing changes, also if one
-    of them fails."""
+def test_precision_allowed_elsewhere_does_not_reach_the_head(elsewhere):
+    """All four products, forward and backward, are FP32 whatever the process allows; there nothing changes, also if one of
+    them fails."""
     seen = []
 
     class Watch(TorchDispatchMode):
@@ -283,8 +265,6 @@ def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed, 
                 seen.append(elsewhere())
             return func(*args, **(kwargs or {}))
 
-    assert fp32_head.TF32 is False  # what was not yet checked on a GPU
-    monkeypatch.setattr(fp32_head, "TF32", allowed)
     before = elsewhere()
     for dtypes in ((torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
         hidden, weight, targets, _ = inputs(torch.float32)
@@ -293,8 +273,7 @@ def test_tf32_is_for_the_products_of_a_bfloat16_head_only(monkeypatch, allowed, 
         )
         with Watch():
             token_logprobs(hidden, weight, targets)[0].sum().backward()
-        lossless = allowed and dtypes == (torch.bfloat16, torch.bfloat16)
-        assert seen == [("tf32" if lossless else "ieee", "ieee")] * 4 and elsewhere() == before
+        assert seen == [("ieee", "ieee")] * 4 and elsewhere() == before
         seen.clear()
     with pytest.raises(RuntimeError):
         token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets + V)  # no such ids

@@ -226,15 +226,6 @@ def test_check_12_says_what_one_gpu_leaves_out(tmp_path, monkeypatch):
         gpu_check_runs.several_gpus(Job(tmp_path, False, ""))
 
 
-def test_the_gpu_page_names_a_check_for_whatever_was_not_run():
-    page = (ROOT / "docs" / "gpu.md").read_text()
-    rows = re.findall(r"^\|.*\|$", page[page.index("| not run here |") :], re.M)[2:]
-    parts = [part for row in rows for part in row.split("|")[-2].split(";")]
-    numbers = [re.search(r"\((\d+(?:, \d+)*)(?:, [^)]*)?\)$", part.strip()) for part in parts]
-    assert len(parts) >= 8 and all(numbers), parts
-    assert {int(n) for found in numbers for n in found[1].split(", ")} <= {check.number for check in CHECKS}
-
-
 @pytest.mark.slow
 def test_the_dry_run(tmp_path):
     """All thirteen on this CPU, with everything but a device: the script itself works."""

@@ -14,7 +14,7 @@ from replay import Program, arguments, go, record_rollouts, small_model
 from safetensors.torch import load_file
 from test_run_folder import assert_same_state
 from test_trainer import MIXTURE, hand_batch, new_accelerator, saved_model, trainer_of  # noqa: F401
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 import train
 from runtime import checkpoints, flag_checks
@@ -408,30 +408,6 @@ def test_counted_memory_of_a_trainer():
     adapters = 3 * 8 * (2 * 128 + 2 * 96 + 3 * 160)
     found = memory.trainer_bytes(Qwen3Config(**TINY), Flags(**FLAGS | EIGHT), 1, True)
     assert found["FP32 weights, gradients, moments"] == pytest.approx(4 * PARAMETERS + 16 * adapters, rel=1e-3)
-
-
-@pytest.mark.long
-def test_the_pages_count_parameters_and_bytes():
-    """Of models without data: a frozen parameter has 4 bytes, one that is trained 16."""
-    import memory
-
-    small = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, tie_word_embeddings=True,
-    )  # fmt: skip
-    configs = {"SmolLM2-135M": small} | {name.split("/")[1]: memory.config_of(name) for name in memory.SHAPES}
-    for name, config in configs.items():
-        with torch.device("meta"):
-            net = AutoModelForCausalLM.from_config(config)
-            total = sum(parameter.numel() for parameter in net.parameters())
-            add_adapters(Flags(lora_rank=32), net, name)
-        trained = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
-        size = f"{total / 1e6:,.{1 if total < 2e8 else 0}f}M | {trained / 1e6:.1f}M"
-        full, adapters = f"{16 * total / 1e9:.3g}", f"{(4 * total + 16 * trained) / 1e9:.3g}"
-        assert f"| {name} | {size} | {full} GB | {adapters} GB |" in (ROOT / "docs" / "operations.md").read_text()
-        if name == "Qwen3-0.6B":
-            words = f"take {float(adapters):.1f} GB instead of {float(full):.1f}"
-            assert words in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -11,14 +11,11 @@ from types import SimpleNamespace
 import benchmark_head
 import benchmark_pacer
 import benchmark_race
-import benchmark_scale
-import benchmark_step
 import measuring
 import pytest
 import subjects
-import torch
 import trl_side
-from fake_engine import FakeEngine, generating, wait_until
+from fake_engine import wait_until
 
 pytestmark = pytest.mark.medium
 
@@ -52,7 +49,7 @@ def test_a_figure_knows_its_target(bounds, met, target):
 
 
 def test_table_and_json_line(capsys):
-    parser = measuring.benchmark_parser("tools/benchmark_scale.py", "about")
+    parser = measuring.benchmark_parser("tools/benchmark_head.py", "about")
     report = measuring.Report(parser.parse_args(["--repeats", "2"]))
     report.add({"ours": [1.0, 3.0]}, "s")
     report.figures = [measuring.Figure("ours / bare", [1.0, 2.0], most=1.2)]
@@ -61,7 +58,7 @@ def test_table_and_json_line(capsys):
     assert lines[2] == "| ours | 2 | 1 | 3 | s |"
     assert "| ours / bare | 1.5 | 1 | 2 | <= 1.2 | NO |" in lines
     record = json.loads(lines[-1])
-    assert record["benchmark"] == "scale" and record["settings"]["repeats"] == 2
+    assert record["benchmark"] == "head" and record["settings"]["repeats"] == 2
     assert record["measured"] == {"ours": [1.0, 3.0]} and len(record["load"]) == 2
     assert record["figures"][0]["met"] is False and record["machine"]["cores"] >= 1
 
@@ -74,13 +71,6 @@ def test_table_and_json_line(capsys):
 def test_bad_arguments_are_refused(kind, text):
     with pytest.raises(argparse.ArgumentTypeError, match="must be"):
         kind(text)
-
-
-def test_no_attention_gives_each_position_its_own_value():
-    value = torch.randn(2, 3, 5, 4)  # (N, KV heads, T, head_dim)
-    out, _ = benchmark_scale.no_attention(None, torch.zeros(2, 6, 5, 4), None, value)
-    assert out.shape == (2, 5, 6, 4)
-    assert torch.equal(out[1, 2, 5], value[1, 2, 2]) and torch.equal(out[1, 2, 4], value[1, 2, 2])
 
 
 def test_a_bfloat16_head_rounds_more_the_more_logits_there_are(monkeypatch):
@@ -96,17 +86,6 @@ def test_a_bfloat16_head_rounds_more_the_more_logits_there_are(monkeypatch):
 def test_the_queue_that_gives_a_lag():
     """B = 32, k = 8: 1.5 without a queue needs 16 groups more for 2, 80 for 4; 12 would need 336, above k B = 256."""
     assert [benchmark_pacer.queue_for(lag, 1.5) for lag in (1, 2, 4, 12)] == [1, 16, 80, 256]
-
-
-def test_the_line_through_an_engines_steps(monkeypatch):
-    """Three long and three short requests, 6.4 s apart: 64 tokens of 0.1 s. The line: 10 ms, and 0.1 ms for each."""
-    clock = iter([0.0, 8.0, 8.0, 9.6])
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(clock))
-    with generating(engine=FakeEngine()) as generator:
-        assert benchmark_step.step_seconds(generator, 3) == pytest.approx(0.1)
-    assert [most for _, most, _ in generator.engine.requests] == [80, 80, 80, 16, 16, 16]
-    found = benchmark_step.line([1, 10, 100], [0.0101, 0.011, 0.02])
-    assert found == (pytest.approx(0.01), pytest.approx(0.0001))
 
 
 def test_a_program_that_fails_is_no_slow_program(tmp_path):

@@ -536,11 +536,11 @@ def test_gradient_checkpointing_of_a_model_without_such_layers_is_refused(tmp_pa
 
 
 @pytest.mark.long
-def test_the_gpu_page_says_what_a_real_model_keeps_for_backward(monkeypatch):
+def test_gradient_checkpointing_keeps_less_than_a_twentieth(monkeypatch):
     """Qwen3-0.6B, 16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without
     data. What each of its 28 layers keeps is the difference of a model with two and one with one."""
     monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda *_: None)  # reads data
-    monkeypatch.setitem(fp32_head.CHUNK_BYTES, "cpu", 10**12)  # nothing of a chunk is kept: one is enough
+    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 10**12)  # nothing of a chunk is kept: one is enough
     n = 16384
     part = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
 
@@ -556,5 +556,4 @@ def test_the_gpu_page_says_what_a_real_model_keeps_for_backward(monkeypatch):
 
     sizes = [(kept(1, switch), kept(2, switch)) for switch in (False, True)]
     plain, recomputed = (one + 27 * (two - one) for one, two in sizes)
-    page = (ROOT / "docs" / "gpu.md").read_text()
-    assert f"{recomputed / 1e9:.2g} GB for 0.6B (without it {plain / 1e9:.2g} GB)" in page
+    assert plain > 20 * recomputed

@@ -12,9 +12,6 @@ smallest part that is broken. A line begins with
     not run   the machine lacks what the check needs
     FAILED    the script ends with exit code 1
 
-What changes a GPU's work and has run on none is off until a check has passed: `fp32_head.TF32` (1), and `--engine_args
-scheduler_cls=runtime.engine_process.AsyncWholeCompletions` (4).
-
 OUTPUT/report.json has the machine, the versions and every figure with its bound: paste it into a bug report.
 """
 
@@ -55,14 +52,14 @@ class Check(NamedTuple):
 
 CHECKS = (
     Check(0, "machine", "gpu_check_parts:machine", 0.5, "driver, CUDA"),
-    Check(1, "head", "gpu_check_parts:head", 0.5, "TF32, which a CPU does not have"),
+    Check(1, "head", "gpu_check_parts:head", 0.5, "a GPU's products"),
     Check(2, "trainer", "gpu_check_parts:trainer", 1.0, "the GPU's side"),
     Check(3, "memory", "gpu_check_parts:memory", 1.5, "memory of the GPU"),
     Check(4, "weights in flight", "gpu_check_engine:weights_in_flight", 3.0, "ipc, asynchronous scheduling, memory"),
     Check(5, "checksums", "gpu_check_engine:checksums", 1.5, "ipc (both are by file), linear layers"),
     Check(6, "demo, float32", "gpu_check_runs:demo_float32", 2.0, "a GPU's precision"),
     Check(7, "demo, bfloat16", "gpu_check_runs:demo_bfloat16", 1.5, "a GPU's precision"),
-    Check(8, "the README's command", "gpu_check_runs:readme_command", 4.0, "ipc, a real model's size and speed"),
+    Check(8, "the command for one GPU", "gpu_check_runs:readme_command", 4.0, "ipc, a real model's size and speed"),
     Check(9, "stop and resume", "gpu_check_runs:stop_and_resume", 1.0, "ipc"),
     Check(10, "engine killed", "gpu_check_runs:engine_killed", 1.0, "ipc"),
     Check(11, "FSDP2", "gpu_check_runs:fsdp2", 2.0, "accelerate's launcher, NCCL"),

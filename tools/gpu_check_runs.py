@@ -120,7 +120,7 @@ def real_model(job: Job) -> str:
     (job.folder / "reward.py").write_text(REWARD)
     model = job.model or random_qwen3(job.folder / "model", job.size(QWEN3_06B, TINY), ends=True)
     phrase = "" if job.model else f"--interruption_phrase '{' '.join(chain.PHRASE)}'"
-    command = re.search(r"python train\.py (--model Qwen/.*?)```", (ROOT / "README.md").read_text(), re.S)
+    command = re.search(r"python train\.py (--model Qwen/.*?)```", (ROOT / "docs" / "gpu.md").read_text(), re.S)
     data = f"--model {shlex.quote(model)} --dataset problems.jsonl --reward reward:coin {phrase}"
     return " ".join([command[1].replace("\\\n", ""), data, SHORT, job.size("", DRY)])
 
