@@ -8,7 +8,7 @@ TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 LAW := $(if $(wildcard .venv/installed),.venv,.venv-law)
 # Two test processes; tests/conftest.py says which tests share one.
 SPREAD := -n 2
-FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit.py tests/evidence/test_ablation_report.py
+FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit.py tests/evidence/test_report.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 

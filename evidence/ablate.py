@@ -7,35 +7,32 @@
     python evidence/ablate.py all --curves FILE             # the same reports from `curves.py`'s file, without any runs
     python evidence/ablate.py all --finished FILE           # what is finished in that file is not run again
 
-`comparisons.py` says what is compared, `sweep.py` makes the runs, `curves.py` reads them, `ablation_report.py`,
-`law_report.py` and `log_report.py` say what came out. Each run is a process of `train.py` in
-OUTPUT/COMPARISON/VARIANT/seed-N. A run that two comparisons share (nearly all have the recipe) is made once, in the
-folder of the comparison that comes first in the table.
+`comparisons.py` says what is compared, `sweep.py` makes the runs, `curves.py` reads them, `figures.py` has the numbers,
+and `report.py`, `law_report.py`, `log_report.py` and `other_laws.py` say what came out. Each run is a process of
+`train.py` in OUTPUT/COMPARISON/VARIANT/seed-N. A run that two comparisons share (nearly all have the recipe) is made
+once, in the folder of the comparison that comes first in the table.
 """
 
 import argparse
 import dataclasses
-import itertools
-import json
 import math
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import ablation_report
-import grid_report
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import law_report
 import log_report
-import size_report
+import other_laws
 import sweep
 from comparisons import COMPARISONS
-from curves import Curve, InputError, collect, curves_of, differing, read_rows
-from measuring import table
-from sweep import Run, as_word
+from curves import Evaluations, InputError, as_word, collect, curves_of, differing, read_rows
+from figures import Row
+from report import PAPER_HEAD, Compared, fill, save, table
+from sweep import Jobs, Value, plan, resolved
 
 from runtime.flags import DEFAULTS, UsageError
 
@@ -52,58 +49,23 @@ each other comparison.
 """
 
 
-def resolved(text: str) -> dict[str, Any]:
-    """`--k 8 --loss dapo` as {"k": 8, "loss": "dapo"}. Raises UsageError for what train.py does not have."""
-    words, found = shlex.split(text), {}
-    for name, value in itertools.zip_longest(words[::2], words[1::2]):
-        key = name.removeprefix("--")
-        if not name.startswith("--") or key not in DEFAULTS or key in sweep.OWN or value is None:
-            raise UsageError(f"{text!r}: {name} is no flag that a row may give; write --NAME VALUE of train.py.")
-        kind = type(DEFAULTS[key])
-        try:
-            found[key] = value.lower() == "true" if kind is bool else kind(value)
-        except ValueError as error:
-            raise UsageError(f"{name} {value} is not of type {kind.__name__}.") from error
-    return found
+# -------------------------------------------------------------------------------------------------- command line
 
 
-def budget_flags(text: str) -> dict[str, Any]:
+def budget_flags(text: str) -> dict[str, Value]:
     """`800k` or `1.5M` tokens, or `0.05h` device-hours, of each run; {} if empty. Raises UsageError."""
     if not text:
         return {}
     sizes = {"h": 1, "k": 1e3, "M": 1e6, "": 1}
     unit = text[-1:] if text[-1:] in sizes else ""
     try:
-        amount = float(text.removesuffix(unit)) * sizes[unit]
+        size = float(text.removesuffix(unit)) * sizes[unit]
     except ValueError:
-        amount = math.nan
-    if not 0 < amount < math.inf:
+        size = math.nan
+    if not 0 < size < math.inf:
         raise UsageError(f"--budget {text}: give a run's tokens as 800000, 800k or 1.5M, or device-hours as 0.05h.")
     hours = unit == "h"  # one takes the place of the other
-    return {"max_sampled_tokens": 0 if hours else round(amount), "max_device_hours": amount if hours else 0.0}
-
-
-def plan(
-    name: str, seeds: Sequence[int], output: Path, budget: Mapping[str, Any], only: Sequence[str] = ()
-) -> dict[tuple[str, int], Run]:
-    """The runs of a comparison by variant and seed. Equal flags are one run, wherever they occur: its folder is that of
-    the first comparison and variant that has them."""
-    owners: dict[str, tuple[str, str]] = {}
-    mine = {}
-    for comparison, c in COMPARISONS.items():
-        for variant, text in c.variants.items():
-            given = resolved(c.setting) | resolved(text) | dict(budget)
-            identity = json.dumps({**DEFAULTS, **given}, sort_keys=True)
-            owners.setdefault(identity, (comparison, variant))
-            if comparison == name:
-                mine[variant] = owners[identity], tuple(given.items())
-    unknown = set(only) - set(mine)
-    if unknown:
-        raise UsageError(f"--only {', '.join(sorted(unknown))}: {name} has {', '.join(mine)}.")
-    return {
-        (variant, seed): Run(output.joinpath(*owner, f"seed-{seed}"), flags, seed)
-        for seed in seeds for variant, (owner, flags) in mine.items() if not only or variant in only
-    }  # fmt: skip
+    return {"max_sampled_tokens": 0 if hours else round(size), "max_device_hours": size if hours else 0.0}
 
 
 def listing() -> str:
@@ -143,37 +105,46 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def list_commands(runs: Mapping[tuple[str, int], Run], minutes: float, spared: Collection[Run]) -> None:
+def list_commands(jobs: Jobs, minutes: float, spared: Collection[sweep.Job]) -> None:
     """What would be run, and how long it may take. `spared`: runs whose curve is known."""
     left = 0
-    for (variant, seed), run in runs.items():
-        done = run in spared or run.finished()
+    for (variant, seed), job in jobs.items():
+        done = job in spared or job.finished()
         left += not done
-        print(f"{variant}, seed {seed}: {'finished' if done else shlex.join(run.command())}")
-    print(f"{len(runs) - left} of {len(runs)} runs are finished; the others take about {left * minutes:.0f} minutes")
+        print(f"{variant}, seed {seed}: {'finished' if done else shlex.join(job.command())}")
+    print(f"{len(jobs) - left} of {len(jobs)} runs are finished; the others take about {left * minutes:.0f} minutes")
+
+
+# ------------------------------------------------------------------------------------------------------- reports
+
+
+def other_flags(row: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
+    """Names of flags with other values in a row and in its published run. What only the run has, of a flag that
+    train.py has no more, is not compared: a row cannot give it."""
+    names = {name for name, _ in row.items() ^ run.items()}
+    return sorted(name for name in names if name in DEFAULTS or name in row)
 
 
 def matched(
-    runs: Mapping[tuple[str, int], Run], curves: Mapping[str, Curve], output: Path, wanted: bool
-) -> tuple[dict[str, list[Curve]], list[str]]:
+    jobs: Jobs, curves: Mapping[str, Evaluations], output: Path, wanted: bool
+) -> tuple[dict[str, list[Evaluations]], list[str]]:
     """({variant: its finished runs}, the others with the reason) of a comparison. `wanted`: a run that was never begun
     is one of the others. Raises UsageError for a run with other flags than its row has now."""
-    found: dict[str, list[Curve]] = {}
+    found: dict[str, list[Evaluations]] = {}
     others = []
-    for (variant, seed), run in runs.items():
-        curve = curves.get(str(run.folder.relative_to(output)))
-        if curve is not None and curve.finished:
-            row = differing(dict(run.flags))
-            if other := sorted(dict(row.items() ^ curve.flags.items())):
-                raise UsageError(f"{curve.run} has another --{', --'.join(other)} than its row in comparisons.py.")
-            found.setdefault(variant, []).append(curve)
-        elif curve is not None or wanted:
-            others.append(f"{variant} seed {seed} ({curve.state if curve else 'not run'})")
+    for (variant, seed), job in jobs.items():
+        run = curves.get(str(job.folder.relative_to(output)))
+        if run is not None and run.finished:
+            if names := other_flags(differing(dict(job.flags)), run.flags):
+                raise UsageError(f"{run.run} has another --{', --'.join(names)} than its row in comparisons.py.")
+            found.setdefault(variant, []).append(run)
+        elif run is not None or wanted:
+            others.append(f"{variant} seed {seed} ({run.state if run else 'not run'})")
     return found, others
 
 
-def write_report(name: str, found: Mapping[str, Sequence[Curve]], left_out: Sequence[str], args: argparse.Namespace,
-                 folder: Path) -> list[list[str]]:  # fmt: skip
+def write_comparison(name: str, found: Mapping[str, Sequence[Evaluations]], left_out: Sequence[str],
+                     args: argparse.Namespace, folder: Path) -> list[Row]:  # fmt: skip
     """The report of a comparison from its finished runs; its rows against the paper."""
     c = COMPARISONS[name]
     least = 2 if args.comparison == "all" else 1  # a baseline that comparisons share is not reported in each of them
@@ -184,59 +155,67 @@ def write_report(name: str, found: Mapping[str, Sequence[Curve]], left_out: Sequ
         given = resolved(c.setting) | budget_flags(args.budget)
         c = dataclasses.replace(c, setting=" ".join(f"--{flag} {as_word(value)}" for flag, value in given.items()))
     ordered = {variant: found[variant] for variant in c.variants if variant in found}
-    return ablation_report.write("law-variants" if name == "law" else name, c, ordered, left_out, folder)
+    compared = Compared("law-variants" if name == "law" else name, c, ordered, left_out)
+    save(compared.page(), folder / f"{compared.name}.md")
+    compared.picture().savefig(folder / f"{compared.name}.png", dpi=110)
+    if args.comparison != "all":
+        print(f"\n{compared.in_short()}")
+    return compared.paper_rows()
 
 
-def findings_by_page(rows: Sequence[Sequence[str]]) -> dict[str, str]:
+def findings_by_page(rows: Sequence[Row]) -> dict[str, str]:
     """{page: table} of rows that begin with their comparison; a page without rows is missing."""
-    pages: dict[str, list[Sequence[str]]] = {}
+    pages: dict[str, list[Row]] = {}
     for row in rows:
         pages.setdefault("other-laws" if row[0] in OTHER_LAWS else "findings", []).append(row)
-    return {page: table(["comparison", *ablation_report.PAPER_HEAD], some) for page, some in pages.items()}
+    return {page: table(["comparison", *PAPER_HEAD], some) for page, some in pages.items()}
 
 
-def write_reports(
-    plans: Mapping[str, Mapping[tuple[str, int], Run]],
-    curves: Mapping[str, Curve],
-    output: Path,
-    args: argparse.Namespace,
-) -> None:
+def write_law(matches: Mapping[str, tuple[dict[str, list[Evaluations]], list[str]]],
+              curves: Mapping[str, Evaluations], folder: Path) -> dict[str, str]:  # fmt: skip
+    """How well the law held and what the logs know, from all graded runs; the blocks of RESULTS.md."""
+    (law, left_out), (chain, no_chain), (greedy, no_greedy) = (
+        matches.get(name, ({}, [])) for name in ("law", "chain", "law-greedy")
+    )
+    published = [run for run in curves.values() if run.finished and run.flags.get("dataset") == "graded"]
+    graded = [run for run in published if not {"difficulty", "eval_temperature"} & run.flags.keys()]  # other ceilings
+    others: dict[str, list[Evaluations]] = {}
+    for run in graded:
+        if run.comparison != "law":
+            others.setdefault(run.comparison, []).append(run)
+    likeliest = [run for some in greedy.values() for run in some]
+    left_out = [*left_out, *no_chain, *no_greedy]
+    law_runs = law_report.LawRuns(law, others, chain.get("chain", []), likeliest, published, left_out)
+    save(law_report.page(law_runs), folder / "law.md")
+    law_report.picture(law_runs).savefig(folder / "law.png", dpi=110)
+    save(log_report.page(graded, law.get("baseline", [])), folder / "logs.md")
+    return {"law": law_report.summary([run for some in law.values() for run in some]),
+            "reach": law_report.by_reach(published, names=False)}  # fmt: skip
+
+
+def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], output: Path,
+                  args: argparse.Namespace) -> None:  # fmt: skip
     """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
     folder = Path(args.results or output / "results")
-    matches = {name: matched(of_one, curves, output, not args.curves) for name, of_one in plans.items()}
-    claimed = {str(run.folder.relative_to(output)) for of_one in plans.values() for run in of_one.values()}
+    matches = {name: matched(jobs, curves, output, not args.curves) for name, jobs in plans.items()}
+    claimed = {str(job.folder.relative_to(output)) for jobs in plans.values() for job in jobs.values()}
     if args.comparison == "all" and (stray := sorted(curves.keys() - claimed)):
         print(f"in no comparison, so in no report: {', '.join(stray)}")
     blocks, rows = {}, []
     for name, (found, left_out) in matches.items():
-        rows += [[name, *row] for row in write_report(name, found, left_out, args, folder)]
-    law, left_out = matches.get("law", ({}, []))
-    if law:
-        published = [curve for curve in curves.values() if curve.finished and curve.flags.get("dataset") == "graded"]
-        other_ceilings = {"difficulty", "eval_temperature"}
-        graded = [curve for curve in published if not other_ceilings & curve.flags.keys()]
-        others: dict[str, list[Curve]] = {}
-        for curve in graded:
-            if curve.comparison != "law":
-                others.setdefault(curve.comparison, []).append(curve)
-        chain, not_there = matches.get("chain", ({}, []))
-        greedy, not_made = matches.get("law-greedy", ({}, []))
-        likeliest = [curve for some in greedy.values() for curve in some]
-        left_out = [*left_out, *not_there, *not_made]
-        law_report.write(law, others, chain.get("chain", []), likeliest, published, left_out, folder)
-        log_report.write(graded, law.get("baseline", []), folder)
-        blocks["law"] = law_report.summary([curve for some in law.values() for curve in some])
-        blocks["reach"] = law_report.by_reach(published, names=False)
+        rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
+    if matches.get("law", ({}, []))[0]:
+        blocks |= write_law(matches, curves, folder)
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:
-        rows += [["sizes", *row] for row in size_report.write(found, folder)]
+        rows += [["sizes", *row] for row in other_laws.write_sizes(found, folder)]
     grids = {half: matches.get(f"grid-{half}", ({}, []))[0] for half in ("easy", "hard")}
     if grids := {half: found for half, found in grids.items() if found}:
-        rows += grid_report.write(grids, folder)
+        rows += other_laws.write_grids(grids, folder)
     blocks |= findings_by_page(rows)
     if args.comparison == "all" and "other-laws" in blocks:
-        ablation_report.save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", (folder / "other-laws").with_suffix(".md"))
+        save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", folder / "other-laws.md")
     if args.page:
-        ablation_report.fill(Path(args.page), blocks)
+        fill(Path(args.page), blocks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -246,24 +225,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = list(COMPARISONS) if args.comparison == "all" else [args.comparison]
     code = 0
     try:
-        rows = read_rows(Path(args.curves or args.finished)) if args.curves or args.finished else []
-        seeds = sorted({int(row["seed"]) for row in rows}) if args.curves else range(args.seeds)
-        budget = budget_flags(args.budget)
-        plans = {name: plan(name, seeds, output, budget, args.only) for name in names}
-        runs = [run for of_one in plans.values() for run in of_one.values()]
-        known = {curve.run for curve in curves_of(rows) if curve.finished}
-        spared = {run for run in runs if str(run.folder.relative_to(output)) in known}
+        file = args.curves or args.finished
+        rows = read_rows(Path(file)) if file else collect(Path("no folder"))
+        known = {run.run for run in curves_of(rows) if run.finished}
+        seeds = sorted(rows["seed"].astype(int).unique()) if args.curves else range(args.seeds)
+        plans = {name: plan(name, seeds, output, budget_flags(args.budget), args.only) for name in names}
+        jobs = [job for of_one in plans.values() for job in of_one.values()]
+        spared = {job for job in jobs if str(job.folder.relative_to(output)) in known}
         if args.dry_run:
             for name, of_one in plans.items():
                 list_commands(of_one, COMPARISONS[name].minutes, spared)
             return 0
         if not (args.report or args.curves):
-            code = sweep.make([run for run in runs if run not in spared], output, args.jobs)
+            code = sweep.make([job for job in jobs if job not in spared], output, args.jobs)
         if code not in (2, 130):
-            made = [] if args.curves else collect(output)
-            folders = {row["run"] for row in made}
-            rows = [*made, *(row for row in rows if row["run"] not in folders)]
-            write_reports(plans, {curve.run: curve for curve in curves_of(rows)}, output, args)
+            made = rows[:0] if args.curves else collect(output)
+            rows = pd.concat([made, rows[~rows["run"].isin(made["run"])]])
+            write_reports(plans, {run.run: run for run in curves_of(rows)}, output, args)
     except (UsageError, InputError) as error:
         print(f"ablate.py: {error}", file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import compute_to
+from figures import compute_to
 from measuring import Figure, Measured, Report, benchmark_parser, parse, positive, ratios
 from subjects import SETTING, Program, ours, warm_model
 from trl_side import theirs
@@ -111,8 +111,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 runs[name] = evaluations(program, math.inf if args.model else RATE, until)
             finally:
                 program.close()
-            seconds[name].append(compute_to(runs[name], rate, "seconds"))
-            tokens[name].append(compute_to(runs[name], rate, "tokens"))
+            rates_so_far = [record["pass_rate"] for record in runs[name]]
+            for axis, found in (("seconds", seconds), ("tokens", tokens)):
+                found[name].append(compute_to([record[axis] for record in runs[name]], rates_so_far, rate))
             memory[name].append(program.peak_memory / GB)
             speed[name].append(runs[name][-1]["step"] / runs[name][-1]["seconds"])
             print(f"{name} seed {seed}: {seconds[name][-1]:.0f} s, {tokens[name][-1]:,.0f} tokens", flush=True)

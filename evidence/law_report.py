@@ -1,31 +1,38 @@
 """Does the law hold? Every run is fitted to its beginning, and the fit is held against what came.
 
-The graded task's ceiling is known by construction (tasks/graded.py), so the fitted one can be judged as well. Two
-simpler rules see the same points: the pass rate stays as it is, and the power law A - D / C^B.
+`forecasts.py` has the numbers.
 """
 
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import FALL, compute_to, fitted, interval, pooled_sd, seeds_needed
-from ablation_report import amount, apart_text, save
-from curves import Curve
+from curves import Evaluations
+from figures import FALL, Groups, Row, fitted, interval, needed, pooled_sd, seeds_needed
+from forecasts import (
+    AXIS,
+    PLATEAU,
+    RULES,
+    covers,
+    cut_at,
+    error,
+    finds_plateau,
+    forecast,
+    is_long,
+    noise_ratio,
+    reach_of,
+)
 from log_report import fall_of, learns
-from measuring import table
+from report import amount, difference_text, table
 
-from fit_sigmoid import SigmoidFit, span, variance
+from fit_sigmoid import SigmoidFit, span
 from tasks.graded import CEILING
 
-AXIS = "tokens"
-PLATEAU = 8  # evaluations at the end of a run
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
 REACHES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)  # C_mid
 CHAIN_FAILS = (
@@ -40,148 +47,7 @@ INTERVALS = (
     "The 95 % interval of an evaluation is where the fit expects one that is still to come, with its sampling noise; "
     "that of the curve is without the noise. A's interval is for the ceiling, over all forms of the tail."
 )
-RULES = ("the form that fits best", "Eq. 1", "power law", "the pass rate stays")
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
-
-
-def covers(fit: SigmoidFit) -> bool:
-    """Whether the interval of A holds the known ceiling."""
-    return fit.A_interval[0] <= CEILING <= fit.A_interval[1]
-
-
-def plateau(curve: Curve) -> float:
-    """Mean of the run's last evaluations."""
-    return float(curve.points["pass_rate"][-PLATEAU:].mean())
-
-
-def finds_plateau(fit: SigmoidFit, curve: Curve) -> bool:
-    """Whether the interval of A holds the plateau."""
-    return fit.A_interval[0] <= plateau(curve) <= fit.A_interval[1]
-
-
-def half_gain(curve: Curve) -> float:
-    """C_mid as measured, without a fit: where straight lines between evaluations first reach half of the gain."""
-    return compute_to(curve.evals(), (curve.points["pass_rate"][0] + plateau(curve)) / 2, AXIS)
-
-
-class Forecast(NamedTuple):
-    """Of one evaluation: predicted by the form that fits best and by Eq. 1, and what was measured."""
-
-    best: float
-    eq1: float
-    curve: tuple[float, float]
-    evaluation: tuple[float, float]
-    measured: float
-
-    inside = property(lambda self: self.evaluation[0] <= self.measured <= self.evaluation[1])
-    error = property(lambda self: self.best - self.measured)
-
-
-@cache
-def forecast(curve: Curve, share: float) -> Forecast:
-    """What the fit to `share` of a run says of its last evaluation."""
-    return forecast_by(fitted(curve, AXIS, share).fit, curve, -1)
-
-
-def forecast_by(fit: SigmoidFit, curve: Curve, at: int) -> Forecast:
-    """What a fit says of evaluation number `at`."""
-    C = float(curve.points[AXIS][at])
-    ends = (tuple(fit.interval(C, noise=noise)[:, 0].tolist()) for noise in (False, True))
-    return Forecast(*(float(fit.predict(C, form)) for form in (fit.form, "log-logistic")), *ends,
-                    float(curve.points["pass_rate"][at]))  # fmt: skip
-
-
-def noise_ratio(curve: Curve) -> float:
-    """RMSE of the fit to the whole run, over the binomial noise of its evaluations."""
-    fit = fitted(curve, AXIS).fit
-    return fit.rmse / math.sqrt(np.mean(variance(fit.predict(fit.C), fit.n)))
-
-
-def power_law(C: np.ndarray, R: np.ndarray, A_max: float = 1.0) -> dict[str, float]:
-    """Least squares for R = A - D / C^B over the points with C > 0: Eq. 1 at large C. Returns A, D, B and rmse.
-
-    On early data its A runs to the bound, which is why the paper prefers the sigmoid. ValueError: fewer than 4 points.
-    """
-    C, R = C[C > 0], R[C > 0]
-    if C.size < 4:
-        raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
-    B = np.geomspace(0.01, 10, 400)
-    for _ in range(5):  # R = A - D x is linear in A and D: a regression for each B, on a grid that closes in
-        x = (C / C.max()) ** -B[:, None]  # (G, N)
-        off = x - x.mean(1, keepdims=True)
-        D = np.maximum(-(off @ R) / (off * off).sum(1), 0)
-        A = np.clip(R.mean() + D * x.mean(1), 0, A_max)
-        D = np.where(A < A_max, D, x @ (A_max - R) / (x * x).sum(1))
-        Q = ((A[:, None] - D[:, None] * x - R) ** 2).sum(1)
-        i = int(np.argmin(Q))
-        found = A[i], D[i] * C.max() ** B[i], B[i], math.sqrt(Q[i] / C.size)
-        B = np.geomspace(B[max(i - 1, 0)], B[min(i + 1, B.size - 1)], 400)
-    return dict(zip(("A", "D", "B", "rmse"), map(float, found), strict=True))
-
-
-@cache
-def power_law_end(curve: Curve, share: float) -> float:
-    """The power law's prediction of the end; NaN where too few points are there to fit it."""
-    fit = fitted(curve, AXIS, share).fit
-    if (fit.C > 0).sum() < 4:
-        return math.nan
-    law = power_law(fit.C, fit.R)
-    return law["A"] - law["D"] / curve.points[AXIS][-1] ** law["B"]
-
-
-def error(curve: Curve, share: float, rule: str) -> float:
-    """Predicted minus measured at the last evaluation; NaN where the rule has no prediction."""
-    end = forecast(curve, share)
-    predicted = {
-        "the form that fits best": lambda: end.best,
-        "Eq. 1": lambda: end.eq1,
-        "power law": lambda: power_law_end(curve, share),
-        "the pass rate stays": lambda: float(fitted(curve, AXIS, share).fit.R[-2:].mean()),
-    }[rule]()
-    return predicted - end.measured
-
-
-# ------------------------------------------------------------------------------------------------------ by reach
-
-
-class Cut(NamedTuple):
-    """A run fitted up to so many C_mid, and its evaluation at twice the compute of the last point that was fitted."""
-
-    twice: Forecast
-    width: float  # of A's interval
-    holds: bool  # the plateau
-    identifiable: bool
-    again: float  # `ask_again` over `identifiable_from`; NaN where the fit is identifiable, or the run never is
-
-
-def of_share(curve: Curve, share: float) -> SigmoidFit:
-    """A fit that is not kept: there are thousands, of a quarter of a megabyte each."""
-    return fitted.__wrapped__(curve, AXIS, share).fit
-
-
-@cache
-def identifiable_from(curve: Curve) -> float:
-    """The compute from which on the fits to the run up to each evaluation are identifiable; inf if there is none."""
-    C = curve.points[AXIS]
-    for i in range(C.size - 1, -1, -1):
-        if C[i] <= 0 or not of_share(curve, C[i] / C[-1]).identifiable:
-            return float(C[i + 1]) if i + 1 < C.size else math.inf
-    return math.inf
-
-
-@cache
-def cut_at(curve: Curve, reach: float) -> Cut | None:
-    """None where twice the compute is beyond the end of the run, or fewer than four evaluations are seen."""
-    C, until = curve.points[AXIS], reach * half_gain(curve)
-    seen = C[until >= C]
-    if 2 * until > 1.02 * C[-1] or seen.size < 4:
-        return None
-    fit, again = of_share(curve, float(until / C[-1])), math.nan
-    if not fit.identifiable and (known := identifiable_from(curve)) < math.inf:
-        again = fit.ask_again() / known
-    at = int(np.argmin(np.abs(C - 2 * seen[-1])))
-    width, holds = float(np.ptp(fit.A_interval)), finds_plateau(fit, curve)
-    return Cut(forecast_by(fit, curve, at), width, holds, fit.identifiable, again)
 
 
 REACH_HEAD = ["data reach", "runs", "evaluation at twice the compute inside", "A holds the plateau",
@@ -190,7 +56,7 @@ REACH_HEAD = ["data reach", "runs", "evaluation at twice the compute inside", "A
               "within twice"]  # fmt: skip
 
 
-def reach_table(curves: Sequence[Curve]) -> str:
+def reach_table(curves: Sequence[Evaluations]) -> str:
     """All of these runs by how far the data reach, in C_mid as measured."""
     rows = []
     for reach in REACHES:
@@ -212,7 +78,7 @@ def reach_table(curves: Sequence[Curve]) -> str:
     return table(REACH_HEAD, rows)
 
 
-def by_reach(curves: Sequence[Curve], names: bool = True) -> str:
+def by_reach(curves: Sequence[Evaluations], names: bool = True) -> str:
     """The table and its rule, for runs of every comparison, with the `names` of those left out."""
     falls = [curve.run for curve in curves if learns(curve) and fall_of(curve) is not None]
     never = [curve.run for curve in curves if not learns(curve)]
@@ -243,12 +109,12 @@ def marks(found: Sequence[bool]) -> str:
     return " ".join("yes" if one else "no" for one in found)
 
 
-def row(curve: Curve) -> list[str]:
+def row(curve: Evaluations) -> Row:
     """One run in ROW_HEAD's columns; a prediction in bold is one whose interval the end left."""
-    *early, full = fits = [fitted(curve, AXIS, share).fit for share in (*CUTS.values(), 1.0)]
+    *early, full = fits = [fitted(curve, AXIS, share) for share in (*CUTS.values(), 1.0)]
     cells = [
         f"{curve.variant} {curve.seed}", f"{full.A:.3f} {span(full.A_interval, 3)}", f"{full.B:.2f}",
-        amount(full.C_mid), f"{noise_ratio(curve):.2f}", f"{curve.points['pass_rate'][-1]:.3f}",
+        amount(full.C_mid), f"{noise_ratio(curve):.2f}", f"{curve.rates[-1]:.3f}",
     ]  # fmt: skip
     for share, fit in zip(CUTS.values(), early, strict=True):
         end = forecast(curve, share)
@@ -271,9 +137,9 @@ def share_of(found: Sequence[bool]) -> str:
     return f"{sum(found)} of {len(found)} ({np.mean(found):.0%})"
 
 
-def sum_row(name: str, share: float, curves: Sequence[Curve]) -> list[str]:
+def sum_row(name: str, share: float, curves: Sequence[Evaluations]) -> Row:
     """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
-    fits, ends = [fitted(curve, AXIS, share).fit for curve in curves], [forecast(curve, share) for curve in curves]
+    fits, ends = [fitted(curve, AXIS, share) for curve in curves], [forecast(curve, share) for curve in curves]
     reached = [far for curve in curves if not math.isnan(far := reach_of(curve, share))]
     known = [end.error for end in ends if math.isfinite(end.error)]  # a fit to too few points predicts nothing
     fewer = "" if len(known) == len(ends) else f" (of {len(known)})"
@@ -290,18 +156,7 @@ def sum_row(name: str, share: float, curves: Sequence[Curve]) -> list[str]:
     ]  # fmt: skip
 
 
-def reach_of(curve: Curve, share: float) -> float:
-    """How far `share` of the run reaches, in C_mid as measured; NaN for a run that ends no higher than it began."""
-    C_mid = half_gain(curve)
-    return share * float(curve.points[AXIS][-1]) / C_mid if C_mid > 0 else math.nan
-
-
-def is_long(curve: Curve) -> bool:
-    """Half of the run is at least 3 C_mid, as the paper's fits saw it."""
-    return reach_of(curve, 0.5) >= 3
-
-
-def rules_table(curves: Sequence[Curve]) -> str:
+def rules_table(curves: Sequence[Evaluations]) -> str:
     """The sigmoid against simpler rules, on the same points."""
     rows = []
     for name, share in CUTS.items():
@@ -313,24 +168,24 @@ def rules_table(curves: Sequence[Curve]) -> str:
     return table(["fitted", "rule", "runs", "median error", "largest", "mean error [95 %]"], rows)
 
 
-def power_table(groups: Mapping[str, Sequence[Curve]]) -> str:
+def power_table(groups: Groups) -> str:
     """How many seeds see EFFECTS, from the spread of the first variant's runs and of the pairs with it."""
     rows, (first, *others) = [], list(groups)
     for measure, effect in EFFECTS.items():
-        found = {name: {c.seed: getattr(fitted(c, AXIS).fit, measure) for c in some} for name, some in groups.items()}
+        found = {name: {c.seed: getattr(fitted(c, AXIS), measure) for c in some} for name, some in groups.items()}
         if measure == "C_mid":
             found = {name: {seed: math.log(v) for seed, v in some.items()} for name, some in found.items()}
         base = found[first]
         alone = pooled_sd([list(base.values())])
         apart = pooled_sd([[found[v][s] - base[s] for s in found[v].keys() & base.keys()] for v in others])
         for kind, sd, paired in (("two groups of seeds", alone, False), ("the same seeds in both", apart, True)):
-            needed = str(seeds_needed(effect, sd, paired)) if sd > 0 else "–"
-            shown = apart_text(effect, True) if measure == "C_mid" else f"{effect:g}"
-            rows.append([f"{measure}, a difference of {shown}", kind, amount(sd), needed])
+            count = str(seeds_needed(effect, sd, paired)) if sd > 0 else "–"
+            shown = difference_text(effect, True) if measure == "C_mid" else f"{effect:g}"
+            rows.append([f"{measure}, a difference of {shown}", kind, amount(sd), count])
     return table(["what is to be seen", "design", "standard deviation", "seeds of each"], rows)
 
 
-def engines_table(torch: Sequence[Curve], vllm: Sequence[Curve], rate: float = 0.5) -> str:
+def engines_table(torch: Sequence[Evaluations], vllm: Sequence[Evaluations], rate: float = 0.5) -> str:
     """The same flags and seeds with two engines, as far as the shorter of two runs goes; "" if no seed has both.
     Differences are vLLM minus torch, paired by seed; those of compute are percent."""
     pairs = [(one, other) for one in torch for other in vllm if one.seed == other.seed]
@@ -338,25 +193,25 @@ def engines_table(torch: Sequence[Curve], vllm: Sequence[Curve], rate: float = 0
         return ""
     ends = {pair: min(curve.points[AXIS][-1] for curve in pair) for pair in pairs}
 
-    def until(curve: Curve, end: float) -> SigmoidFit:
-        return fitted(curve, AXIS, end / curve.points[AXIS][-1]).fit
+    def until(curve: Evaluations, end: float) -> SigmoidFit:
+        return fitted(curve, AXIS, end / curve.points[AXIS][-1])
 
-    measures: dict[str, tuple[bool, Callable[[Curve, float], float]]] = {  # name -> (of compute, its value)
+    measures: dict[str, tuple[bool, Callable[[Evaluations, float], float]]] = {  # name -> (of compute, its value)
         "A": (False, lambda curve, end: until(curve, end).A),
         "C_mid": (True, lambda curve, end: until(curve, end).C_mid),
-        f"tokens to {rate:g}": (True, lambda curve, end: compute_to(curve.evals(), rate, AXIS)),
-        "pass rate at the end": (False, lambda c, end: float(np.interp(end, c.points[AXIS], c.points["pass_rate"]))),
+        f"tokens to {rate:g}": (True, lambda curve, end: needed(curve, rate, AXIS)),
+        "pass rate at the end": (False, lambda c, end: float(np.interp(end, c.points[AXIS], c.rates))),
     }
     rows = []
     for name, (of_compute, value) in measures.items():
         found = np.array([[value(curve, ends[pair]) for curve in pair] for pair in pairs])  # (seeds, 2)
         apart = np.diff(np.log(found) if of_compute else found)[:, 0]
-        mean, low, high = (apart_text(x, of_compute) for x in interval(apart))
+        mean, low, high = (difference_text(x, of_compute) for x in interval(apart))
         rows.append([name, *map(amount, found.mean(0)), f"{mean} [{low}, {high}]"])
     return table([f"{len(pairs)} seeds, to {amount(min(ends.values()))} tokens", "torch", "vLLM", "apart [95 %]"], rows)
 
 
-def summary(curves: Sequence[Curve]) -> str:
+def summary(curves: Sequence[Evaluations]) -> str:
     """How well the law held over these runs."""
     ratios = [noise_ratio(curve) for curve in curves]
     sums = [sum_row(name, share, curves) for name, share in (CUTS | {"all of it": 1.0}).items()]
@@ -370,17 +225,20 @@ def summary(curves: Sequence[Curve]) -> str:
     ])  # fmt: skip
 
 
-def page(
-    groups: Mapping[str, Sequence[Curve]],
-    others: Mapping[str, Sequence[Curve]],
-    chain: Sequence[Curve],
-    greedy: Sequence[Curve],
-    published: Sequence[Curve],
-    left_out: Sequence[str],
-) -> str:
-    """Markdown. `groups`: the comparison's runs by variant; `others`: the runs of other comparisons, by comparison;
-    `chain`: runs of the task on which the law fails; `greedy`: runs whose evaluations took the likeliest token;
-    `published`: every finished run of the graded task."""
+class LawRuns(NamedTuple):
+    """All finished runs that the page is about."""
+
+    groups: Groups  # of the comparison `law`, by variant
+    others: Groups  # of the other comparisons, by comparison
+    chain: Sequence[Evaluations]  # of the task on which the law fails
+    greedy: Sequence[Evaluations]  # whose evaluations took the likeliest token
+    published: Sequence[Evaluations]  # every run of the graded task
+    left_out: Sequence[str]
+
+
+def page(runs: LawRuns) -> str:
+    """Markdown."""
+    groups, others, chain, greedy, published, left_out = runs
     curves = [curve for some in groups.values() for curve in some]
     text = [
         "# The law: half a run predicts the other half",
@@ -421,25 +279,26 @@ def page(
     return "\n\n".join(text) + "\n"
 
 
-def draw_halves(axes: Any, curves: Sequence[Curve]) -> None:
+def draw_halves(axes: "Axes", curves: Sequence[Evaluations]) -> None:
     """Runs, the fit to the first half of each, its band for the rest, and what came (hollow)."""
     for i, curve in enumerate(curves):
-        half, color = fitted(curve, AXIS, 0.5), f"C{i}"
-        seen, form, last = ~half.unseen, half.fit.form, half.fit.C[-1]
-        axes.plot(half.C[seen], half.R[seen], "o", color=color, ms=4, label=f"{curve.variant} {curve.seed}")
-        axes.plot(half.C[~seen], half.R[~seen], "o", color=color, mfc="white", ms=4)
-        for start, stop, style in ((0, last, "-"), (last, half.C[-1], "--")):
-            axes.plot(grid := np.linspace(start, stop, 100), half.fit.predict(grid, form), style, color=color)
-        axes.fill_between(grid, *half.fit.interval(grid, noise=True), color=color, alpha=0.12, lw=0)
+        half, C, color = fitted(curve, AXIS, 0.5), curve.points[AXIS], f"C{i}"
+        seen, last = half.C[-1] >= C, half.C[-1]
+        axes.plot(C[seen], curve.rates[seen], "o", color=color, ms=4, label=f"{curve.variant} {curve.seed}")
+        axes.plot(C[~seen], curve.rates[~seen], "o", color=color, mfc="white", ms=4)
+        for start, stop, style in ((0, last, "-"), (last, C[-1], "--")):
+            axes.plot(grid := np.linspace(start, stop, 100), half.predict(grid, half.form), style, color=color)
+        axes.fill_between(grid, *half.interval(grid, noise=True), color=color, alpha=0.12, lw=0)
     axes.set(xlabel="sampled tokens", ylabel="pass rate on held-out prompts", ylim=(0, 1))
     axes.xaxis.set_major_formatter(lambda value, _: amount(value))
 
 
-def draw(groups: Mapping[str, Sequence[Curve]], chain: Sequence[Curve], path: Path, shown: int = 3) -> None:
-    """A PNG. Left: the first runs. Middle: those of the task on which the law fails. Right: the end of each run of
-    `groups`, predicted with its interval, and measured."""
+def picture(runs: LawRuns, shown: int = 3) -> "Figure":
+    """Left: the first runs. Middle: those of the task on which the law fails. Right: the end of each run of `groups`,
+    predicted with its interval, and measured."""
     from matplotlib.figure import Figure
 
+    groups, chain = runs.groups, runs.chain
     figure = Figure(figsize=(17 if chain else 12, 4.6), layout="constrained")
     left, *middle, right = figure.subplots(1, 3 if chain else 2, width_ratios=(1.5, 1.5, 1) if chain else (1.5, 1))
     draw_halves(left, next(iter(groups.values()))[:shown])
@@ -464,13 +323,4 @@ def draw(groups: Mapping[str, Sequence[Curve]], chain: Sequence[Curve], path: Pa
         panel.grid(alpha=0.3)
     for panel in (left, *middle):
         panel.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
-def write(groups: Mapping[str, Sequence[Curve]], others: Mapping[str, Sequence[Curve]], chain: Sequence[Curve],
-          greedy: Sequence[Curve], published: Sequence[Curve], left_out: Sequence[str],
-          folder: Path) -> None:  # fmt: skip
-    """FOLDER/law.* from finished runs; the arguments as in `page`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draw(groups, chain, folder / "law.png")
-    save(page(groups, others, chain, greedy, published, left_out), (folder / "law").with_suffix(".md"))
+    return figure

@@ -8,75 +8,68 @@ what is usual in a run: the ESS below a level that is the same for all.
 """
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
+from curves import Evaluations
+from figures import FALL, Row, falls
+from report import table
 from scipy.stats import spearmanr
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ablation_figures import FALL
-from ablation_report import save
-from curves import Curve
-from measuring import table
 
 SIGNALS = {"ess": "ESS", "gap": "log-prob gap", "entropy": "entropy", "lag": "lag", "truncated": "truncated share"}
 SDS = 3.0
 LEVELS = (0.9, 0.8, 0.7)  # of the ESS
 
 
-def first_third(curve: Curve) -> int:
+def first(where: np.ndarray) -> int | None:
+    """Index of the first True, None if there is none."""
+    return int(np.argmax(where)) if where.any() else None
+
+
+def first_third(run: Evaluations) -> int:
     """Number of the last evaluation of a run's first third; evaluation 0 comes before the first step."""
-    return (curve.points["step"].size - 1) // 3
+    return (run.rates.size - 1) // 3
 
 
-def fall_of(curve: Curve) -> int | None:
+def fall_of(run: Evaluations) -> int | None:
     """Number of the evaluation at which the run falls, None if it never does."""
-    rates = curve.points["pass_rate"]
-    low = np.flatnonzero(np.maximum.accumulate(rates) - rates > FALL)
-    return int(low[0]) if low.size else None
+    return first(falls(run) > FALL)
 
 
-def learns(curve: Curve) -> bool:
+def learns(run: Evaluations) -> bool:
     """Whether any evaluation lies as far above the first as a fall lies below the best."""
-    rates = curve.points["pass_rate"]
-    return bool(rates.max() - rates[0] > FALL)
+    return bool(run.rates.max() - run.rates[0] > FALL)
 
 
-def alarm_of(curve: Curve, signal: str) -> int | None:
+def alarm_of(run: Evaluations, signal: str) -> int | None:
     """Number of the evaluation with the first alarm, None if there is none, or too few values to know what is usual."""
-    end, values = first_third(curve), curve.points[signal]
+    end, values = first_third(run), run.points[signal]
     usual = values[1 : end + 1]
     usual = usual[np.isfinite(usual)]
     if usual.size < 3:
         return None
-    out = np.flatnonzero(np.abs(values[end + 1 :] - usual.mean()) > SDS * usual.std(ddof=1))
-    return end + 1 + int(out[0]) if out.size else None
+    out = np.abs(values - usual.mean()) > SDS * usual.std(ddof=1)
+    return first(out & (np.arange(values.size) > end))
 
 
-def low_of(curve: Curve, level: float) -> int | None:
+def low_of(run: Evaluations, level: float) -> int | None:
     """Number of the first evaluation with an ESS below `level` since the one before, None if there is none."""
-    low = np.flatnonzero(curve.points["ess"] < level)
-    return int(low[0]) if low.size else None
+    return first(run.points["ess"] < level)
 
 
-def alarm_row(name: str, curves: Sequence[Curve], alarm: Callable[[Curve], int | None]) -> list[str]:
+def alarm_row(name: str, runs: Sequence[Evaluations], alarm: Callable[[Evaluations], int | None]) -> Row:
     """Announced falls, lead and false alarms of one rule for an alarm."""
-    falls = [(fall, alarm(curve)) for curve in curves if (fall := fall_of(curve)) is not None]
-    leads = [fall - first for fall, first in falls if first is not None and first < fall]
-    calm = [alarm(curve) is not None for curve in curves if fall_of(curve) is None]
+    found = [(fall_of(run), alarm(run)) for run in runs]
+    fallen = [(fall, at) for fall, at in found if fall is not None]
+    calm = [at is not None for fall, at in found if fall is None]
+    leads = [fall - at for fall, at in fallen if at is not None and at < fall]
     lead = f"{np.median(leads):g} ({min(leads)} to {max(leads)})" if leads else "–"
-    return [name, f"{len(leads)} of {len(falls)}", lead, f"{sum(calm)} of {len(calm)}"]
+    return [name, f"{len(leads)} of {len(fallen)}", lead, f"{sum(calm)} of {len(calm)}"]
 
 
-def correlation(curves: Sequence[Curve], signal: str, share: float) -> str:
+def correlation(runs: Sequence[Evaluations], signal: str, share: float) -> str:
     """Spearman's rank correlation, over runs, of a figure at `share` of a run with the pass rate at its end."""
-    rows = []
-    for curve in curves:
-        i = max(1, round(share * (curve.points["step"].size - 1)))
-        rows.append((curve.points[signal][i], curve.points["pass_rate"][-2:].mean()))
+    rows = [(run.points[signal][max(1, round(share * (run.rates.size - 1)))], run.rates[-2:].mean()) for run in runs]
     x, y = np.array([pair for pair in rows if math.isfinite(pair[0])]).reshape(-1, 2).T
     if x.size < 5 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return "–"
@@ -84,45 +77,37 @@ def correlation(curves: Sequence[Curve], signal: str, share: float) -> str:
     return f"{found.statistic:+.2f} (p {found.pvalue:.2f}, {x.size} runs)"
 
 
-def page(curves: Sequence[Curve], baseline: Sequence[Curve]) -> str:
+def page(runs: Sequence[Evaluations], baseline: Sequence[Evaluations]) -> str:
     """Markdown. `baseline`: the runs with the flags of the setting, which differ in their seeds only."""
-    never = [curve.run for curve in curves if not learns(curve)]
-    curves, baseline = ([curve for curve in some if learns(curve)] for some in (curves, baseline))
-    falling = [(curve, fall) for curve in curves if (fall := fall_of(curve)) is not None]
-    early = [curve for curve, fall in falling if fall <= first_third(curve)]
-    ends = [(curve.points["entropy"][1], curve.points["entropy"][-1]) for curve in curves]
-    down = sum(last < first for first, last in ends)
-    names = ", ".join(f"{curve.run} ({fall})" for curve, fall in falling)
+    never = [run.run for run in runs if not learns(run)]
+    runs, baseline = ([run for run in some if learns(run)] for some in (runs, baseline))
+    falling = [(run, fall) for run in runs if (fall := fall_of(run)) is not None]
+    early = sum(fall <= first_third(run) for run, fall in falling)
+    down = sum(run.points["entropy"][-1] < run.points["entropy"][1] for run in runs)
+    names = ", ".join(f"{run.run} ({fall})" for run, fall in falling)
+    alarms = [alarm_row(name, runs, lambda run, signal=signal: alarm_of(run, signal))
+              for signal, name in SIGNALS.items()]  # fmt: skip
+    low = [alarm_row(f"{level:g}", runs, lambda run, level=level: low_of(run, level)) for level in LEVELS]
+    related = [[SIGNALS[signal], *(correlation(some, signal, share) for some in (runs, baseline)
+                                   for share in (1 / 3, 1 / 2))] for signal in ("entropy", "ess", "gap")]  # fmt: skip
     text = [
         "# What the logs already know",
-        f"{len(falling)} of {len(curves)} runs fall: an evaluation lies more than {FALL:g} below the best before it"
+        f"{len(falling)} of {len(runs)} runs fall: an evaluation lies more than {FALL:g} below the best before it"
         + (f" (in brackets its number): {names}." if names else ".")
-        + (f" {len(early)} of them within their first third, where no alarm of the first table is possible."
-           if early else "")
+        + f" {early} of them within their first third, where no alarm of the first table is possible." * bool(early)
         + (f" Left out are {len(never)} runs that never gain more than {FALL:g}: {', '.join(never)}." if never else "")
         + " Runs on half of the problems (`--difficulty`) are not looked at.",
         f"An alarm is a figure outside of mean ± {SDS:g} standard deviations of the run's own first third (of its "
         "evaluations, the start left out; three of them at least, or there is no alarm), at any "
         "evaluation after it; each value is a mean over the steps since the evaluation before. The lead is in "
         "evaluations. A false alarm is one in a run that never falls.",
-        table(["figure", "falls announced", "lead, median (range)", "false alarms"],
-              [alarm_row(name, curves, lambda curve, signal=signal: alarm_of(curve, signal))
-               for signal, name in SIGNALS.items()]),
+        table(["figure", "falls announced", "lead, median (range)", "false alarms"], alarms),
         "The same for an alarm wherever the ESS is below a level, from the first evaluation after the start on. The "
         "levels were chosen after a look at these runs, so the next ones will be announced less well.",
-        table(["ESS below", "falls announced", "lead, median (range)", "false alarms"],
-              [alarm_row(f"{level:g}", curves, lambda curve, level=level: low_of(curve, level)) for level in LEVELS]),
-        f"**Entropy** is lower before the last evaluation than before the first in {down} of {len(curves)} runs. Rank "
+        table(["ESS below", "falls announced", "lead, median (range)", "false alarms"], low),
+        f"**Entropy** is lower before the last evaluation than before the first in {down} of {len(runs)} runs. Rank "
         "correlation over runs with the pass rate at the end (mean of the last two evaluations):",
         table(["figure", "at a third of the run, all runs", "at half, all runs", "at a third, baseline only",
-               "at half, baseline only"],
-              [[SIGNALS[signal], *(correlation(some, signal, share) for some in (curves, baseline)
-                                   for share in (1 / 3, 1 / 2))] for signal in ("entropy", "ess", "gap")]),
+               "at half, baseline only"], related),
     ]  # fmt: skip
     return "\n\n".join(text) + "\n"
-
-
-def write(curves: Sequence[Curve], baseline: Sequence[Curve], folder: Path) -> None:
-    """FOLDER/logs.* from finished runs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save(page(curves, baseline), (folder / "logs").with_suffix(".md"))

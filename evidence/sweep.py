@@ -1,4 +1,4 @@
-"""Runs of `train.py`, one or several at a time, until all are finished: what `ablate.py` plans, this makes.
+"""Which runs of `train.py` a comparison needs, and making them, one or several at a time, until all are finished.
 
 FINISHED is a run whose folder holds `finished.json`, which is written after `train.py` ended with exit code 0; it is
 never run again. Any other folder goes on by --resume if it has a whole checkpoint, and begins again if not. Ctrl-C is
@@ -8,40 +8,45 @@ passed on once to the runs under way, which save checkpoints; a second one ends 
 import ctypes
 import datetime
 import fcntl
+import itertools
 import json
 import os
+import platform
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from measuring import ROOT, processor
+from comparisons import COMPARISONS
+from curves import OWN, as_word
 
-from runtime.flags import DEFAULTS, UsageError, runs_code, with_new_names
+from runtime.flags import DEFAULTS, UsageError, runs_code
 from runtime.run_folder import Folder
 
+ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ROOT / "train.py"
-OWN = ("output_dir", "overwrite", "resume", "seed", "dry_run", "cache_dir")  # of a run, not of what is compared
+Value = bool | int | float | str
 
 
 @dataclass(frozen=True)
-class Run:
+class Job:
     """One process of train.py."""
 
     folder: Path
-    flags: tuple[tuple[str, Any], ...]  # those that are given, with those of the setting
+    flags: tuple[tuple[str, Value], ...]  # those that are given, with those of the setting
     seed: int
 
     def command(self) -> list[str]:
         """What is run; the flags of a run that goes on are in its folder, but for those that run code."""
+        if gone := [name for name, _ in self.flags if name not in DEFAULTS]:
+            raise UsageError(f"{self.folder}: train.py has no --{', --'.join(gone)}; correct its row in comparisons.py "
+                             "or only report its published runs with --curves.")  # fmt: skip
         goes_on = Folder(self.folder).newest_checkpoint() is not None
         flags = [(name, value) for name, value in self.flags if not goes_on or runs_code(name, value)]
         given = [word for name, value in flags for word in (f"--{name}", as_word(value))]
@@ -59,7 +64,7 @@ class Run:
         """Does the run have its closing record? Raises UsageError if the folder is of a run with other flags."""
         config = self.folder / "config.json"
         if config.exists():
-            saved = with_new_names(json.loads(config.read_text()))
+            saved = json.loads(config.read_text())
             wanted = {name: value for name, value in DEFAULTS.items() if name not in OWN} | dict(self.flags)
             wanted["seed"] = self.seed
             other = [f"--{n} {as_word(saved[n])}, not {as_word(v)}" for n, v in wanted.items() if saved.get(n, v) != v]
@@ -68,9 +73,51 @@ class Run:
         return (self.folder / "finished.json").exists()
 
 
-def as_word(value: Any) -> str:
-    """A flag's value as the command line has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+Jobs = Mapping[tuple[str, int], Job]  # (variant, seed) -> its run
+
+
+# ------------------------------------------------------------------------------------------------------ planning
+
+
+def resolved(text: str) -> dict[str, Value]:
+    """`--k 8 --loss dapo` as {"k": 8, "loss": "dapo"}. Raises UsageError for what no row may give. A flag that train.py
+    had once is a word: its published runs are still reported."""
+    words, found = shlex.split(text), {}
+    for name, value in itertools.zip_longest(words[::2], words[1::2]):
+        key = name.removeprefix("--")
+        if not name.startswith("--") or key in OWN or value is None:
+            raise UsageError(f"{text!r}: {name} is no flag that a row may give; write --NAME VALUE of train.py.")
+        kind = type(DEFAULTS.get(key, ""))
+        try:
+            found[key] = value.lower() == "true" if kind is bool else kind(value)
+        except ValueError as error:
+            raise UsageError(f"{name} {value} is not of type {kind.__name__}.") from error
+    return found
+
+
+def plan(
+    name: str, seeds: Sequence[int], output: Path, budget: Mapping[str, Value], only: Sequence[str] = ()
+) -> dict[tuple[str, int], Job]:
+    """The runs of a comparison by variant and seed. Equal flags are one run, wherever they occur: its folder is that of
+    the first comparison and variant that has them."""
+    owners: dict[str, tuple[str, str]] = {}
+    mine = {}
+    for comparison, c in COMPARISONS.items():
+        for variant, text in c.variants.items():
+            given = resolved(c.setting) | resolved(text) | dict(budget)
+            identity = json.dumps({**DEFAULTS, **given}, sort_keys=True)
+            owners.setdefault(identity, (comparison, variant))
+            if comparison == name:
+                mine[variant] = owners[identity], tuple(given.items())
+    if unknown := set(only) - set(mine):
+        raise UsageError(f"--only {', '.join(sorted(unknown))}: {name} has {', '.join(mine)}.")
+    return {
+        (variant, seed): Job(output.joinpath(*owner, f"seed-{seed}"), flags, seed)
+        for seed in seeds for variant, (owner, flags) in mine.items() if not only or variant in only
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- making
 
 
 @contextmanager
@@ -86,45 +133,45 @@ def locked(output: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def make(runs: Sequence[Run], output: Path, jobs: int = 1) -> int:
-    """Makes all runs that are not finished, `jobs` at a time. Exit code: 0 all are, 1 some failed, 2 flags that cannot
+def make(jobs: Sequence[Job], output: Path, at_once: int = 1) -> int:
+    """Makes all runs that are not finished, some at a time. Exit code: 0 all are, 1 some failed, 2 flags that cannot
     work, 130 stopped by a signal. Raises UsageError if another sweep uses `output`."""
     with locked(output) as lock:
-        waiting = list(dict.fromkeys(run for run in runs if not run.finished()))
-        print(f"{len(set(runs)) - len(waiting)} runs are finished, {len(waiting)} are to be run", flush=True)
+        waiting = list(dict.fromkeys(job for job in jobs if not job.finished()))
+        print(f"{len(set(jobs)) - len(waiting)} runs are finished, {len(waiting)} are to be run", flush=True)
         signals: list[int] = []  # the handler only notes them: one may come while a child is being started
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {n: signal.signal(n, lambda number, frame: signals.append(number)) for n in numbers}
         codes: list[int] = []
 
-        def next_one(run: Run) -> int | None:
+        def next_one(job: Job) -> int | None:
             if signals or 2 in codes:
                 return None
-            codes.append(code := run_one(run, output, lock, signals))
+            codes.append(code := run_one(job, output, lock, signals))
             return code
 
         try:
-            with ThreadPoolExecutor(jobs) as pool:
+            with ThreadPoolExecutor(at_once) as pool:
                 ended = list(pool.map(next_one, waiting))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
     if signals:
         return 130
-    for run, code in zip(waiting, ended, strict=True):
+    for job, code in zip(waiting, ended, strict=True):
         if code:
-            print(f"failed: {run.folder}; the next call tries it again")
+            print(f"failed: {job.folder}; the next call tries it again")
     return 2 if 2 in codes else int(any(codes))
 
 
-def run_one(run: Run, output: Path, lock: int, signals: list[int]) -> int:
+def run_one(job: Job, output: Path, lock: int, signals: list[int]) -> int:
     """Begins a run, or goes on with it from its newest whole checkpoint; returns its exit code."""
-    command = run.command()
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    (run.folder / "config.json.new").unlink(missing_ok=True)  # all that a run has if it is killed very early
-    print(f"{run.folder}: {'goes on' if '--resume' in command else 'begins'}", flush=True)
+    command = job.command()
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    (job.folder / "config.json.new").unlink(missing_ok=True)  # all that a run has if it is killed very early
+    print(f"{job.folder}: {'goes on' if '--resume' in command else 'begins'}", flush=True)
     started, passed_on = time.time(), 0
-    with run.log.open("a") as log:
+    with job.log.open("a") as log:
         child = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT,
             start_new_session=True,  # the terminal's Ctrl-C comes through us, once
@@ -136,16 +183,17 @@ def run_one(run: Run, output: Path, lock: int, signals: list[int]) -> int:
             child.send_signal(number)
             passed_on += 1
         time.sleep(0.02)
-    seconds, name = time.time() - started, str(run.folder.relative_to(output))
+    seconds, name = time.time() - started, str(job.folder.relative_to(output))
     log_of_all = Folder(output)
     log_of_all.append("sweep.jsonl", {"folder": name, "started": date(started), "seconds": seconds, "exit_code": code})
     if code == 0:
         total = sum(record["seconds"] for record in log_of_all.read("sweep.jsonl") if record["folder"] == name)
-        closing = {"finished": date(time.time()), "seconds": total, "machine": f"{os.cpu_count()} x {processor()}"}
-        Folder(run.folder).replace("finished.json", json.dumps(closing, indent=1))
-    rates = [record["pass_rate"] for record in Folder(run.folder).read("eval.jsonl")][-1:]
-    result = f"pass rate {rates[0]:.3f}" if code == 0 and rates else f"exit code {code}, see {run.log}"
-    print(f"{run.folder}: {result} after {seconds:.0f} s", flush=True)
+        machine = f"{os.cpu_count()} x {platform.processor() or platform.machine()}"
+        closing = {"finished": date(time.time()), "seconds": total, "machine": machine}
+        Folder(job.folder).replace("finished.json", json.dumps(closing, indent=1))
+    rates = [record["pass_rate"] for record in Folder(job.folder).read("eval.jsonl")][-1:]
+    result = f"pass rate {rates[0]:.3f}" if code == 0 and rates else f"exit code {code}, see {job.log}"
+    print(f"{job.folder}: {result} after {seconds:.0f} s", flush=True)
     return code
 
 

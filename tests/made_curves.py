@@ -2,6 +2,7 @@
 
 import curves
 import numpy as np
+import pandas as pd
 
 from fit_sigmoid import sigmoid
 
@@ -11,21 +12,20 @@ def made(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, C_mid=300.
     are `rates`. Device-hours are a thousandth of the tokens. `given` replaces columns, or flags and state."""
     C = every * np.arange(n + 1 if rates is None else len(rates))
     rates = sigmoid(C, 0.1, A, 2.0, C_mid) if rates is None else rates
-    points = dict.fromkeys(curves.COLUMNS[len(curves.OF_THE_RUN) :], np.full(C.size, np.nan))
+    points = dict.fromkeys(curves.NUMBERS, np.full(C.size, np.nan))
     points |= {"step": 8.0 * np.arange(C.size), "tokens": C, "device_hours": C / 1000, "flops": 10 * C,
                "pass_rate": np.array(rates), "n": np.full(C.size, 1024.0)}  # fmt: skip
     points |= {name: np.array(given.pop(name), dtype=float) for name in list(given) if name in points}
     of_it = {"flags": {}, "state": "finished"} | given
-    return curves.Curve(f"{comparison}/{variant}/seed-{seed}", comparison, variant, seed, **of_it, points=points)
+    return curves.Evaluations(f"{comparison}/{variant}/seed-{seed}", comparison, variant, seed, **of_it, points=points)
 
 
-def rows(curve):
-    """The rows of the file that `curves_of` makes this curve of."""
-    flags = " ".join(f"--{name} {value}" for name, value in curve.flags.items())
-    first = (curve.run, curve.comparison, curve.variant, str(curve.seed), flags, curve.state)
-    columns = curves.COLUMNS[len(first) :]
-    return [
-        dict(zip(curves.COLUMNS[: len(first)], first, strict=True))
-        | {name: curves._text(name, curve.points[name][i]) for name in columns}
-        for i in range(curve.points["step"].size)
-    ]
+def rows(*runs):
+    """The rows of the file that `curves_of` makes these runs of."""
+    found = []
+    for run in runs:
+        flags = " ".join(f"--{name} {value}" for name, value in run.flags.items())
+        first = (run.run, run.comparison, run.variant, str(run.seed), flags, run.state)
+        found += [(*first, *(curves._text(name, run.points[name][i]) for name in curves.NUMBERS))
+                  for i in range(run.rates.size)]  # fmt: skip
+    return pd.DataFrame(found, columns=curves.COLUMNS)

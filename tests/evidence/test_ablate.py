@@ -13,8 +13,9 @@ import ablate
 import curves
 import pytest
 import sweep
-from ablate import UsageError, plan
+from ablate import UsageError
 from comparisons import COMPARISONS, Comparison
+from sweep import plan
 
 WRITE_REPORTS = ablate.write_reports
 pytestmark = pytest.mark.medium
@@ -64,7 +65,8 @@ def table(monkeypatch):
         "one": Comparison("first", {"base": "", "dapo": "--loss dapo"}, setting="--k 4"),
         "two": Comparison("second", {"grpo": "--loss grpo", "same": "", "again": "--loss dapo"}, setting="--k 4"),
     }
-    monkeypatch.setattr(ablate, "COMPARISONS", small)
+    for module in (ablate, sweep):
+        monkeypatch.setattr(module, "COMPARISONS", small)
     return small
 
 
@@ -133,6 +135,18 @@ def test_a_row_with_a_wrong_flag_is_refused(table, row, tmp_path, capsys):
     table["one"].variants["wrong"] = row
     assert ablate.main(["one", "--dry-run", "--output", str(tmp_path)]) == 2
     assert row.split()[0] in capsys.readouterr().err
+
+
+def test_published_runs_of_a_flag_that_went_are_still_read(table):
+    """What only the run has, of a flag that train.py has no more, is not compared; what the row names is; and a row that
+    names such a flag is reported and never run."""
+    row, run = {"k": "4", "gone": "1"}, {"k": "4", "gone": "1", "long_gone": "7"}
+    assert ablate.other_flags(row, run) == []
+    assert ablate.other_flags(row | {"gone": "2"}, run) == ["gone"] == ablate.other_flags(row, {"k": "4"})
+    assert ablate.other_flags(row, run | {"loss": "dapo"}) == ["loss"]
+    table["one"].variants["old"] = "--gone 1"
+    with pytest.raises(UsageError, match="train.py has no --gone"):
+        plan("one", [0], Path("runs"), {})["old", 0].command()
 
 
 def test_budget_is_of_each_run_and_takes_the_settings_place(table, tmp_path):

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import ablate
 import curves
+import figures
+import forecasts
 import law_report
 import log_report
 import numpy as np
@@ -32,17 +34,17 @@ def test_a_run_that_keeps_the_law():
     assert (name, A.split()[0], B, C_mid, end) == ("baseline 0", "0.800", "2.00", "300", "0.786")
     assert early[2].split()[0] == "0.786" and early[3].split()[0] == "0.800" and "**" not in early[2]
     assert float(ratio) == 0.0 and known.split() == ["no", "no", "yes"] and held.split()[1:] == ["yes", "yes"]
-    assert law_report.error(run, 0.5, "the form that fits best") == pytest.approx(0, abs=1e-4)
-    assert law_report.covers(law_report.fitted(run, "tokens").fit)
-    assert not law_report.covers(law_report.fitted(graded(A=0.7), "tokens").fit)
+    assert forecasts.error(run, 0.5, "the form that fits best") == pytest.approx(0, abs=1e-4)
+    assert forecasts.covers(law_report.fitted(run, "tokens"))
+    assert not forecasts.covers(law_report.fitted(graded(A=0.7), "tokens"))
 
 
 def test_reach_is_measured_without_a_fit():
     """From .1 to a plateau of .5: half of the gain, .3, at 100 tokens. Half of 600 tokens are 3 C_mid, of 550 2.75."""
     long, short = (made(rates=[0.1, 0.2, 0.3, 0.4, *[0.5] * n]) for n in (9, 8))
-    assert [law_report.half_gain(run) for run in (long, short)] == pytest.approx([100, 100])
-    assert [law_report.reach_of(run, 0.5) for run in (long, short)] == pytest.approx([3, 2.75])
-    assert law_report.is_long(long) and not law_report.is_long(short)
+    assert [forecasts.half_gain(run) for run in (long, short)] == pytest.approx([100, 100])
+    assert [forecasts.reach_of(run, 0.5) for run in (long, short)] == pytest.approx([3, 2.75])
+    assert forecasts.is_long(long) and not forecasts.is_long(short)
 
 
 def test_a_cut_by_reach_by_hand(monkeypatch):
@@ -60,16 +62,16 @@ def test_a_cut_by_reach_by_hand(monkeypatch):
         def __init__(self, until):
             self.identifiable = round(until) == 600 or until > 749
 
-    def fake(curve, share):
+    def fake(curve, axis, share):
         seen.append(share * 1150)
         return Fit(share * 1150)
 
-    monkeypatch.setattr(law_report, "of_share", fake)
-    assert law_report.identifiable_from(run) == 750
-    cut = law_report.cut_at(run, 5)
+    monkeypatch.setattr(forecasts, "fit_to", fake)
+    assert forecasts.identifiable_from(run) == 750
+    cut = forecasts.cut_at(run, 5)
     assert seen[-1] == pytest.approx(500) and cut.again == pytest.approx(1.2) and not cut.identifiable
     assert cut.twice == (0.53, 0.46, (0.49, 0.51), (0.4, 0.6), 0.5) and cut.twice.inside and cut.holds
-    assert law_report.cut_at(run, 7) is law_report.cut_at(run, 1.4) is None
+    assert forecasts.cut_at(run, 7) is forecasts.cut_at(run, 1.4) is None
     rows = [line.strip("| ").split(" | ") for line in law_report.reach_table([run]).splitlines()[2:]]
     assert rows[-1] == ["5 C_mid", "1", "1 of 1 (100%)", "1 of 1 (100%)", "0.020", "0.070", "0% (0 of 0)", "-0.0400",
                         "+0.0300", "1.20 (1)", "100%", "100%"]  # fmt: skip
@@ -77,7 +79,7 @@ def test_a_cut_by_reach_by_hand(monkeypatch):
 
 def test_runs_that_fall_or_never_learn_are_named_and_left_out(monkeypatch):
     monkeypatch.setattr(law_report, "REACHES", (3.0,))
-    monkeypatch.setattr(law_report, "identifiable_from", lambda curve: math.inf)
+    monkeypatch.setattr(forecasts, "identifiable_from", lambda curve: math.inf)
     falls = graded(1, rates=[*graded().points["pass_rate"][:33], *[0.4] * 8])
     text = law_report.by_reach([graded(), falls, graded(2, rates=[0.1] * 41)])
     for said in ("1 runs of the graded task", "1 runs that fall", "(law/baseline/seed-1)", "| 3 C_mid | 1 | 1 of 1 (100%) |",
@@ -89,7 +91,7 @@ def test_a_run_that_falls_is_counted():
     """To .2 after its first half: the law's error is .786 - .2, and the prediction is bold. Of two runs one is inside."""
     falls = graded(1, rates=[*graded().points["pass_rate"][:21], *[0.2] * 20])
     assert law_report.row(falls)[8].startswith("**0.786 [")
-    assert law_report.error(falls, 0.5, "Eq. 1") == pytest.approx(0.586, abs=2e-3)
+    assert forecasts.error(falls, 0.5, "Eq. 1") == pytest.approx(0.586, abs=2e-3)
     cells = dict(zip(law_report.SUM_HEAD, law_report.sum_row("half", 0.5, [graded(), falls]), strict=True))
     assert cells["runs"] == "2" and cells["end inside its 95 % interval"] == "1 of 2 (50%)"
     assert cells["median error"] == "0.293"  # of 0 and .586
@@ -118,7 +120,7 @@ def test_the_same_seeds_with_both_engines():
 
 def test_inside_is_of_an_evaluation_not_of_the_curve():
     """The curve's interval is .49 to .51, that of an evaluation .45 to .55."""
-    ends = [law_report.Forecast(0.5, 0.5, (0.49, 0.51), (0.45, 0.55), R) for R in (0.44, 0.46, 0.55, 0.56)]
+    ends = [forecasts.Forecast(0.5, 0.5, (0.49, 0.51), (0.45, 0.55), R) for R in (0.44, 0.46, 0.55, 0.56)]
     assert [end.inside for end in ends] == [False, True, True, False]
 
 
@@ -126,7 +128,7 @@ def test_the_plateau_is_the_mean_of_the_last_eight():
     """.77 and .79 in turns: .78. What came before does not count."""
     run = made(rates=[0.1, *[0.0] * 31, *[0.77, 0.79] * 4])
     intervals = (0.779, 0.781), (0.781, 0.8), (0.7, 0.779)
-    assert [law_report.finds_plateau(SimpleNamespace(A_interval=i), run) for i in intervals] == [True, False, False]
+    assert [forecasts.finds_plateau(SimpleNamespace(A_interval=i), run) for i in intervals] == [True, False, False]
     falls = graded(1, rates=[*graded().points["pass_rate"][:33], *[0.4] * 8])
     assert law_report.sum_row("half", 0.5, [run, falls])[-1] == "1 of 2 (50%)"
 
@@ -134,21 +136,21 @@ def test_the_plateau_is_the_mean_of_the_last_eight():
 def test_power_law_by_hand():
     """A .6, D 20, B .5: at C = 10,000 the reward is .6 - 20 / 100 = .4. The point at 0 does not count."""
     c = np.linspace(5000, 50_000, 20)
-    law = law_report.power_law(np.append(0, c), np.append(0.1, 0.6 - 20 / np.sqrt(c)))
+    law = figures.saturating_power(np.append(0, c), np.append(0.1, 0.6 - 20 / np.sqrt(c)))
     assert (law["A"], law["B"], law["D"]) == pytest.approx((0.6, 0.5, 20), rel=1e-3) and law["rmse"] < 1e-5
     with pytest.raises(ValueError, match="needs 4 points"):
-        law_report.power_law(np.arange(4.0), np.arange(4.0) / 10)
+        figures.saturating_power(np.arange(4.0), np.arange(4.0) / 10)
 
 
 def test_power_law_runs_to_the_bound_on_early_data_and_the_sigmoid_does_not():
     """The paper's argument: from 1.5k to 50k GPU-hours the power law says A = 1."""
     c = np.linspace(1500, 50_000, 40)
     r = sigmoid(c, 0.25, 0.645, 1.7, 9000.0)
-    assert law_report.power_law(c, r)["A"] == 1 and fit(c, r).A == pytest.approx(0.645, abs=1e-3)
+    assert figures.saturating_power(c, r)["A"] == 1 and fit(c, r).A == pytest.approx(0.645, abs=1e-3)
     from scipy.optimize import curve_fit
 
     (D, B), _ = curve_fit(lambda x, D, B: 1 - D * x**-B, c / c[-1], r, p0=(0.4, 0.1))  # with A at its bound
-    law = law_report.power_law(c, r)
+    law = figures.saturating_power(c, r)
     assert (law["D"] / c[-1] ** law["B"], law["B"]) == pytest.approx((D, B), rel=1e-3)
 
 
@@ -157,17 +159,17 @@ def test_the_simpler_rules_by_hand():
     C = 19 and 20, minus the end. With three points and the start there is no power law."""
     rates = [0.1, *(0.9 - 0.8 / math.sqrt(i) for i in range(1, 41))]
     run = made(rates=rates)
-    assert law_report.error(run, 0.5, "power law") == pytest.approx(0, abs=1e-3)
+    assert forecasts.error(run, 0.5, "power law") == pytest.approx(0, abs=1e-3)
     stays = 0.9 - 0.4 * (1 / math.sqrt(19) + 1 / math.sqrt(20))
-    assert law_report.error(run, 0.5, "the pass rate stays") == pytest.approx(stays - rates[-1])
-    assert math.isnan(law_report.error(made(n=7), 0.5, "power law"))
+    assert forecasts.error(run, 0.5, "the pass rate stays") == pytest.approx(stays - rates[-1])
+    assert math.isnan(forecasts.error(made(n=7), 0.5, "power law"))
 
 
 def test_the_noise_ratio_by_hand():
     """Noise of twice the binomial sd, in turns up and down so that no curve follows it, gives a ratio near 2."""
     p = graded().points["pass_rate"]
     noise = 2 * np.sqrt(p * (1 - p) / 1024) * (-1) ** np.arange(p.size)
-    assert law_report.noise_ratio(graded(rates=p + noise)) == pytest.approx(2, abs=0.1)
+    assert forecasts.noise_ratio(graded(rates=p + noise)) == pytest.approx(2, abs=0.1)
 
 
 def test_seeds_needed_by_hand():
@@ -191,9 +193,9 @@ def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path, mon
              made("chain", 1, n=2, comparison="chain", state="unfinished", flags=cliff)]  # fmt: skip
     greedy = flags | {"eval_temperature": "0.0"}  # in a table of their own, and in no other
     runs += [made("baseline", seed, n=40, every=52.5, comparison="law-greedy", flags=greedy) for seed in range(3)]
-    monkeypatch.setattr(law_report, "identifiable_from", lambda curve: math.inf)  # forty fits a run
+    monkeypatch.setattr(forecasts, "identifiable_from", lambda curve: math.inf)  # forty fits a run
     file = tmp_path / "curves.csv.gz"
-    curves.write_rows([row for run in runs for row in rows(run)], file)
+    curves.write_rows(rows(*runs), file)
     assert ablate.main(["all", "--curves", str(file), "--results", str(tmp_path)]) == 0
     assert {path.stem for path in tmp_path.glob("*.md")} == {"law", "logs"}
     text = (tmp_path / "law.md").read_text()

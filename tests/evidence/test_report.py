@@ -1,11 +1,12 @@
-"""evidence/ablation_figures.py and evidence/ablation_report.py: the numbers of a report, worked by hand."""
+"""evidence/figures.py and evidence/report.py: the numbers of a comparison and its page, worked by hand."""
 
 import math
 
-import ablation_figures as figures
-import ablation_report
+import figures
 import numpy as np
+import pandas as pd
 import pytest
+import report
 from comparisons import EQUAL, Comparison, near
 from made_curves import made
 
@@ -20,9 +21,13 @@ def test_interval_and_difference_by_hand():
     assert figures.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-4)
     mean, low, high = figures.interval([0.7])
     assert mean == 0.7 and math.isnan(low) and math.isnan(high)
-    found = figures.difference({0: 5.0, 1: 7.0, 2: 9.0, 3: 0.0}, {0: 4.0, 1: 5.0, 2: 6.0, 8: 1.0})
-    assert found == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841, 3), abs=1e-4)
-    assert figures.difference({0: 1.0}, {1: 1.0})[3] == 0
+    values = {("a", 0): 5.0, ("a", 1): 7.0, ("a", 2): 9.0, ("a", 3): 0.0} | dict(
+        zip([("b", 0), ("b", 1), ("b", 2), ("b", 8)], [4.0, 5.0, 6.0, 1.0], strict=True)
+    )
+    table = pd.DataFrame({"final": values, "tokens": values})
+    assert figures.differences(table, "a", "b", "final").to_dict() == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert figures.differences(table, "a", "b", "tokens").tolist() == pytest.approx(np.log([5 / 4, 7 / 5, 9 / 6]))
+    assert figures.differences(table, "a", "none", "final").empty and math.isnan(figures.interval([])[0])
 
 
 def test_the_rule_in_words():
@@ -34,16 +39,11 @@ def test_the_rule_in_words():
 
 def test_compute_to_a_rate_by_hand():
     """.2 at 100, .6 at 300: .3 is reached at 100 + (.1 / .4) 200 = 150; the first crossing counts; .9 never is."""
-    evals = [{"tokens": 0, "pass_rate": 0.1}, {"tokens": 100, "pass_rate": 0.2}, {"tokens": 300, "pass_rate": 0.6},
-             {"tokens": 400, "pass_rate": 0.25}, {"tokens": 500, "pass_rate": 0.7}]  # fmt: skip
-    assert figures.compute_to(evals, 0.3, "tokens") == pytest.approx(150)
-    assert figures.compute_to(evals, 0.6, "tokens") == pytest.approx(300)
-    assert figures.compute_to(evals, 0.05, "tokens") == 0
-    assert figures.compute_to(evals, 0.9, "tokens") == figures.compute_to([], 0.9, "tokens") == math.inf
-
-
-def result(variant="a", seed=0, **given):
-    return figures.Result(variant, made(variant, seed, **given))
+    tokens, rates = [0, 100, 300, 400, 500], [0.1, 0.2, 0.6, 0.25, 0.7]
+    assert figures.compute_to(tokens, rates, 0.3) == pytest.approx(150)
+    assert figures.compute_to(tokens, rates, 0.6) == pytest.approx(300)
+    assert figures.compute_to(tokens, rates, 0.05) == 0
+    assert figures.compute_to(tokens, rates, 0.9) == figures.compute_to([], [], 0.9) == math.inf
 
 
 def test_means_over_steps_by_hand():
@@ -51,7 +51,6 @@ def test_means_over_steps_by_hand():
     run = made(rates=[0.1, 0.2, 0.3], step=[0, 8, 12], lag=[np.nan, 1, 4])
     assert figures.over_steps(run, "lag") == 2.0
     assert math.isnan(figures.over_steps(run, "ess"))
-    assert figures.values([figures.Result("b", run)], "fall", "", 0.5) == {0: 0.0}
 
 
 def test_signs_by_hand():
@@ -62,20 +61,22 @@ def test_signs_by_hand():
         "truncated": [np.nan, 0.12, 0.1, 0.0],
         "gap": [np.nan, np.nan, 2e-7, 3e-4],
     }
-    assert figures.signs(result(**logged)) == [
+    assert figures.signs(made(**logged)) == [
         "truncated above 10 % before 1 of 3 evaluations", "gap above 1e-4 before 1 of 3 evaluations",
         "fell by up to 0.15 (1 of 4 evaluations)",
     ]  # fmt: skip
-    assert len(figures.signs(result(**logged, flags={"dtype": "bfloat16"}))) == 2
-    assert figures.signs(result()) == []
+    assert len(figures.signs(made(**logged, flags={"dtype": "bfloat16"}))) == 2
+    assert figures.signs(made()) == []
 
 
 def test_falls_by_hand():
     """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0; the last two have the mean .35."""
-    run = result(rates=[0.1, 0.3, 0.2, 0.5, 0.1, 0.6])
-    assert run.falls == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
-    assert run.final == pytest.approx(0.35)
-    assert figures.values([run], "fall", "tokens", 0.5) == {0: pytest.approx(0.4)}
+    run = made(rates=[0.1, 0.3, 0.2, 0.5, 0.1, 0.6])
+    assert figures.falls(run) == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
+    assert figures.final(run) == pytest.approx(0.35)
+    table = figures.measured({"a": [run]}, 0.5)
+    assert table.loc["a", 0][["fall", "final"]].tolist() == pytest.approx([0.4, 0.35])
+    assert math.isnan(figures.measured({"a": [run]}, 0.7).loc["a", 0]["tokens"])  # never reached
 
 
 # ---- power and the paper
@@ -132,15 +133,15 @@ def test_three_words_for_the_paper():
 def test_the_shared_ceiling():
     """Ceilings .80 and .81 agree: both are refitted with .805 (to the fit's precision), and B is about the true 2. Of .6
     and .8, `compare` names the higher one; the refits use the mean, .7."""
-    runs = [result(str(A), A=A, n=36) for A in (0.80, 0.81, 0.60)]
-    shared, said = figures.share_ceiling(runs[:2], "tokens")
+    runs = {str(A): [made(A=A, n=36)] for A in (0.80, 0.81, 0.60)}
+    two = {name: runs[name] for name in ("0.8", "0.81")}
+    shared, said, refits = figures.share_ceiling(two, "tokens")
     assert shared == pytest.approx(0.805, abs=2e-3) and "agree" in said
-    assert [r.shared["tokens"].A for r in runs[:2]] == [shared] * 2
-    assert [r.shared["tokens"].B for r in runs[:2]] == pytest.approx([2.0, 2.0], abs=0.1)
-    found = [figures.values([r], "C_mid shared", "tokens", 0.5)[0] for r in runs[:2]]
-    assert found == pytest.approx([300, 300], abs=8)
-    assert figures.share_ceiling(runs[:1], "tokens")[0] is None
-    shared, said = figures.share_ceiling([runs[0], runs[2]], "tokens")
+    assert [f.A for f in refits] == [shared] * 2
+    assert [f.B for f in refits] == pytest.approx([2.0, 2.0], abs=0.1)
+    assert figures.of_fits(two, "tokens", refits)["C_mid shared"].tolist() == pytest.approx([300, 300], abs=8)
+    assert figures.share_ceiling({"0.8": runs["0.8"]}, "tokens")[0] is None
+    shared, said, _ = figures.share_ceiling({"0.8": runs["0.8"], "0.6": runs["0.6"]}, "tokens")
     assert shared == pytest.approx(0.7, abs=5e-3) and "0.8 seed 0 is highest" in said
 
 
@@ -152,10 +153,12 @@ def test_the_report_by_hand():
     not distinguishable. The paper's difference in A is -.075, and ours are near +.1 at either seed, but two pairs of
     ceilings are no verdict, and three are one: refuted."""
     c = Comparison("first", {"base": "", "dapo": "--loss dapo", "late": "--k 2"}, "--k 4", paper={"dapo": near(-0.075)})
-    results = [result(v, s, A=0.60 + 0.04 * s + extra, n=36) for v, extra in (("base", 0.0), ("dapo", 0.10))
-               for s in range(2)]  # fmt: skip
-    text, rows = ablation_report.report("one", c, results, ["dapo seed 2 (unfinished)"])
-    ends = [[r.final for r in results if r.variant == v] for v in ("base", "dapo")]
+    groups = {
+        v: [made(v, s, A=0.60 + 0.04 * s + extra, n=36) for s in range(2)] for v, extra in (("base", 0), ("dapo", 0.1))
+    }
+    compared = report.Compared("one", c, groups, ["dapo seed 2 (unfinished)"])
+    text, rows = compared.page(), compared.paper_rows()
+    ends = [[figures.final(run) for run in runs] for runs in groups.values()]
     assert np.subtract(*ends) == pytest.approx([-0.097] * 2, abs=1e-3)
     assert "4 finished runs. Seeds: base 0, 1; dapo 0, 1." in text
     assert "Left out: dapo seed 2 (unfinished). Variants without a finished run: late." in text
@@ -164,13 +167,17 @@ def test_the_report_by_hand():
     assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and fits[2].startswith("**+0.")
     assert abs(float(dapo[5].split()[0]) + 26.6) < 0.5 and dapo[5].split()[1] == "%" and "*" not in dapo[5]
     assert [row[-1] for row in rows] == ["**cannot be seen at this size**"] and paper[-1] == f"{rows[0][-1]} |"
-    results += [result(v, 2, A=A, n=36) for v, A in (("base", 0.68), ("dapo", 0.781))]
-    assert ablation_report.report("one", c, results, [])[1][0][-1] == "**refuted**"
+    more = {v: [*groups[v], made(v, 2, A=A, n=36)] for v, A in (("base", 0.68), ("dapo", 0.781))}
+    assert report.Compared("one", c, more, []).paper_rows()[0][-1] == "**refuted**"
     assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2"
     assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
     mean, low, high = figures.interval(ends[0])
     assert f"| base | 2 | {mean:.3g} [{low:.3g}, {high:.3g}] |" in text
     assert "![one](one.png)" in text
+    short = compared.in_short().splitlines()[1]
+    assert (
+        short.startswith("  dapo against base: +0.097 [+0.0") and "higher; 2 seeds could see a difference of" in short
+    )
 
 
 def test_the_smallest_visible_difference_by_hand():
@@ -178,11 +185,15 @@ def test_the_smallest_visible_difference_by_hand():
     pooled sd of .0141; two pairs then need sqrt(.0002) * 11.55 = .163 (11.55: the textbook's t of one degree)."""
     c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2"}, "")
     ends = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.51, ("b", 1): 0.63, ("c", 0): 0.55}
-    groups = figures.by_variant([result(v, s, rates=[0.1, end, end]) for (v, s), end in ends.items()])
-    assert figures.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
+    groups = {v: [made(v, s, rates=[0.1, end, end]) for (w, s), end in ends.items() if v == w] for v in "abc"}
+    table = figures.measured(groups, 0.5)
+    assert figures.spread(c, groups, table, "final") == pytest.approx(math.sqrt(0.0002))
     assert figures.visible(math.sqrt(0.0002), 2) == pytest.approx(0.1633, abs=1e-3)
-    groups["c"].append(result("c", 1, rates=[0.1, 0.7, 0.0]))  # falls, and so its difference of -.6 does not count
-    assert figures.spread(c, groups, "tokens", "final") == pytest.approx(math.sqrt(0.0002))
+    groups["c"].append(made("c", 1, rates=[0.1, 0.7, 0.0]))  # falls, and so its difference of -.6 does not count
+    table = figures.measured(groups, 0.5)
+    assert figures.spread(c, groups, table, "final") == pytest.approx(math.sqrt(0.0002))
+    fallen = {"a": groups["c"][-1:], "b": groups["c"][-1:]}
+    assert math.isnan(figures.spread(c, fallen, figures.measured(fallen, 0.5), "final"))
 
 
 def test_pairs_follow_against():
@@ -193,9 +204,9 @@ def test_pairs_follow_against():
 
 
 def test_the_report_of_one_seed_claims_nothing():
-    results = [result("base", A=0.5), result("dapo", A=0.9)]
-    text, rows = ablation_report.report("one", ONE, results, [])
-    assert rows == []
+    compared = report.Compared("one", ONE, {"base": [made(A=0.5)], "dapo": [made("dapo", A=0.9)]}, [])
+    text = compared.page()
+    assert compared.paper_rows() == [] and "nothing can be said" in compared.in_short()
     assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
 
 
@@ -204,7 +215,7 @@ def test_a_page_gets_its_tables(tmp_path, capsys):
     page = tmp_path / "page.txt"
     page.write_text("# A\n<!-- refit law -->\nold\nold\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n")
     for table in ("| new \\1 |", "| newer |"):
-        ablation_report.fill(page, {"law": table, "findings": "| no mark |"})
+        report.fill(page, {"law": table, "findings": "| no mark |"})
         assert page.read_text() == (
             f"# A\n<!-- refit law -->\n{table}\n<!-- end -->\nmine\n<!-- refit logs -->\nkept\n<!-- end -->\n"
         )
