@@ -8,10 +8,10 @@ import figure1
 import numpy as np
 import published
 import pytest
-from figure1 import CUTS, DRAWN, HALF, inside, read, usual
+from figure1 import CUTS, inside, read, usual
 from published import CHENG, KHATRI, PAGE, SIZES, TAN, K, curve, overtakes, paper_grid, power_law, range_of_equal_runs
 
-from fit_sigmoid import SigmoidFit, fit, short, sigmoid, span
+from fit_sigmoid import SigmoidFit, fit, short, sigmoid
 
 pytestmark = pytest.mark.medium
 
@@ -108,43 +108,3 @@ def test_what_the_figure_shows_later_lies_where_its_early_points_say(run, cuts, 
         assert inside(f, C[f.n_points :], R[f.n_points :]) >= 0.95 * (C.size - f.n_points)
     A = fits(run)[-1].A
     assert [f.C[-1] for f in fits(run) if f.identifiable and not f.A_interval[0] <= A <= f.A_interval[1]] == []
-
-
-def test_the_sentences_of_figure1_are_what_its_fits_say():
-    """Those about single numbers, without the zeros before the point."""
-    whole, whole_moe, known = fits("dense")[-1], fits("moe")[-1], [f for f in fits("dense") if f.identifiable]
-    half, half_moe = (next(f for f in reversed(fits(run)) if f.C[-1] <= 1000 * HALF[run]) for run in CUTS)
-    first, first_moe = known[0], next(f for f in fits("moe") if f.identifiable)
-    skipped = (fit(f.C, f.R, skip_below=1500) for f in fits("dense"))
-    early = next(f for f in skipped if f.identifiable)
-    middle = [f for f in fits("dense") if 19e3 < f.C[-1] < 50e3]
-    gains = [(whole.A - f.predict(f.C[-1])) / (f.A - f.predict(f.C[-1])) for f in middle]
-    Frechet = whole.best["Frechet"].A[0]
-    missed = [f for f in known if f.A_interval[1] < Frechet]
-    R0 = [[c.ends(0.0, f.limit) for c in f.allowed.values()] for f in (whole, whole_moe)]
-    lines = [np.polyfit(f.C[:4], f.R[:4], 1)[1] for f in (whole, whole_moe)]
-    above = [
-        (f.R - sigmoid(f.C, *DRAWN[run]))[1000 * HALF[run] < f.C]
-        for run, f in zip(CUTS, (whole, whole_moe), strict=True)
-    ]
-    apart = [np.median(np.diff(f.C)[:12]) for f in (whole, whole_moe)]
-    said = [
-        f"identifiable from {short(first.C[-1])} GPU-hours on, after {first.n_points} points: {span(first.A_interval, 3)}",
-        f"{span(half_moe.A_interval, 3)}. It was from {short(first_moe.C[-1])} on: {span(first_moe.A_interval, 3)}",
-        f"was {min(gains):.1f} to {max(gains):.1f} times what Eq. 1",
-        f"Frechet fits the whole dense run best and says {Frechet:.3f}",
-        "at {:.1f}k and {:.1f}k, end at {:.3f} and {:.3f}".format(
-            *(f.C[-1] / 1000 for f in missed), *(f.A_interval[1] for f in missed)
-        ),
-        f"first verdict comes at {short(early.C[-1])} and is wrong: identifiable in {span(early.A_interval, 3)}",
-        f"where our Eq. 1 has {half.A:.3f} and {whole.A:.3f}",
-        f"Eq. 1 has {half.R0:.3f} and {half_moe.R0:.3f} where it is fitted",
-        f"has {np.min(R0[0]):.3f} to {np.max(R0[0]):.3f} and {np.min(R0[1]):.3f} to {np.max(R0[1]):.3f}",
-        f"meets C = 0 at {lines[0]:.3f} and {lines[1]:.3f}",
-        f"lie {above[0].mean():.3f} and {above[1].mean():.3f} above them on average, and {above[1].max():.3f} at most",
-        f"are {apart[0]:,.0f} GPU-hours apart on the dense run and {apart[1]:.0f} on the MoE",
-        f"the runs have {whole.C[-1] / apart[0]:.0f} and {whole_moe.C[-1] / apart[1]:.0f} evaluations, and",
-    ]
-    text = " ".join(FIGURE1.split())
-    assert [v for v in said if v.replace("0.", ".") not in text] == []
-    assert whole.form == "Frechet" and [f.n_points for f in known] == list(range(first.n_points, 35))
