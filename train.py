@@ -268,11 +268,11 @@ def crossed(every: int, before: int, after: int) -> bool:
 
 def save(flags: Flags, parts: Parts, progress: Progress) -> Path | None:
     """Writes a checkpoint; returns its folder on rank 0."""
-    clock, generator = parts.recorder.clock, parts.generator.on_main
 
-    def state() -> dict[str, Any]:
+    def state() -> dict[str, Any]:  # of rank 0, which alone has a clock and a generator
+        clock = parts.recorder.clock
         compute = clock.now() | {"hours": clock.hours()}
-        return checkpoints.state_of(progress, parts.history, parts.prompts, generator, compute)
+        return checkpoints.state_of(progress, parts.history, parts.prompts, parts.generator.on_main, compute)
 
     with parts.recorder.timed("save_seconds"):
         return checkpoints.save(parts.ranks, parts.folder, progress.step, state, flags.keep)

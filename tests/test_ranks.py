@@ -23,8 +23,12 @@ import torch
 from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
+import train
 from pipeline_rl import EngineFailed
+from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
+from runtime.recorder import Recorder
+from runtime.run_folder import Folder, Progress
 from tasks import warm_start
 
 ROOT = Path(__file__).parent.parent
@@ -207,6 +211,19 @@ def test_what_rank_0_makes_or_raises_reaches_every_rank(monkeypatch):
     assert made == [1]
     found = on_two_ranks(monkeypatch, lambda ranks: ranks.from_main(lambda: 1 / 0))
     assert [type(error) for error in found] == [ZeroDivisionError] * 2
+
+
+def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
+    """Only rank 0 has them: a save that asked for them on every rank left rank 0 waiting, and half a checkpoint."""
+    saved = []
+    accelerator = SimpleNamespace(
+        is_main_process=False, num_processes=1, save_state=saved.append, wait_for_everyone=lambda: None
+    )
+    ranks, folder = Ranks(accelerator), Folder(tmp_path)
+    shared = SharedGenerator(None, SimpleNamespace(), ranks)
+    recorder = Recorder(Flags(), ranks, folder, None, None, shared)
+    parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared)
+    assert train.save(Flags(), parts, Progress(None)) is None and len(saved) == 1
 
 
 def test_one_process_asks_nobody(monkeypatch):
