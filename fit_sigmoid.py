@@ -25,26 +25,26 @@ So Eq. 1 is a distribution function: of how soon problems are learned. The pass 
        Weibull        1 - 2^(-e^u)       Gumbel, mirrored               2^(-(C/C_mid)^B): the last problems come soon
        log-normal     Phi(u / 1.7)       normal                         less than any power of C
        log-logistic   1 / (1 + e^-u)     logistic: Eq. 1                (C_mid/C)^B: some problems come very late
-       Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2, and B fits lower: most so
+       Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2; its B fits lower: the latest
 
 5. THE INTERVAL is a union of two sets:
    - every curve of every form with Q <= least Q + DOUBT * dispersion * t^2. The dispersion is the variance of the
      residuals. (Where the numbers of samples are known, it is relative to pure sampling noise and at least 1. It is
      raised where neighboring residuals are correlated.) t is Student's quantile. DOUBT = 2 is a margin, chosen and not
      derived, for what no form describes.
-   - beyond the data, everything from the pass rate reached to that plus three times what Eq. 1 still expects by that C.
-     For the data show how the early problems are learned, not the late ones: of the paper's own run, cut anywhere from
-     20k to 50k GPU-hours, 1.9 to 2.5 times as much came. Of other runs less came, and any run may just stop.
+   - beyond the data, every rate from r, where Eq. 1 stands at the last point, to r + 3 (R(C) - r): three times the gain
+     that it expects by C. For the data show how the early problems are learned, not the late ones. In the paper's run,
+     cut at 20k to 50k GPU-hours, 1.9 to 2.5 times that gain came; in others less did, and any run may just stop.
    So an interval is wide for three reasons: noise, the form, and what remains. Only compute makes the last one small.
 6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise, from below
-   C_mid, (c) it does not fall at the end, (d) A's interval, before it is cut at 1, is at most 0.1 wide, and half of the
-   gain: Eq. 1 may expect .03 more at most. Else `reason` says what is missing, and `ask_again` when (d) will hold.
+   C_mid, (c) it does not fall at the end, (d) A's interval, before the cut at 1, is at most 0.1 and at most half of the
+   gain wide, so that Eq. 1 expects at most .03 more. Else `reason` says why not, and `ask_again` guesses from when on.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.   8. REPORT,
    picture and command line for the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 
 CHOICES. (i) A, B and C_mid are always Eq. 1's, to compare with the paper's; the printed forecast is that of the form
 that fits best. (ii) No point is left out. The paper leaves out the first 1,500 GPU-hours of its run. Without them, or
-without what lies below .6 C_mid, the same fit is sure of a ceiling there that is wrong. (iii) C = 0 measures R0.
+without what lies below .6 C_mid, the same fit is sure of a wrong ceiling of that run. (iii) C = 0 measures R0.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
 >>> [round(v, 2) for v in plain_fit(C, R)]  # R0, A, B, C_mid
