@@ -177,6 +177,7 @@ def test_twenty_kills(tmp_path, capsys):
     pass rate within 0.06 (three standard errors of two runs of 512 samples and their seeds' spread)."""
     folder, steps, draw, table, shared = tmp_path / "run", 96, random.Random(7), [], set()
     flags = f"--max_steps {steps} --save_every 3 --eval_every 12 --eval_problems 256 --eval_samples 2".split()
+    flags += ["--batch_prompts", "32"]  # beyond the first epoch
     process, pids = start(folder, *flags), []
     for kill in range(20):
         began, kind = time.monotonic(), KINDS[kill % 8]

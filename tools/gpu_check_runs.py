@@ -113,7 +113,7 @@ REWARD = "import random\ndef coin(*_):\n    return random.random() < 0.5\n"  # s
 
 
 def real_model(job: Job) -> str:
-    """The flags of the README's command for one GPU, shortened, with prompts made here. The model is --model, or a
+    """The flags of docs/gpu.md's command for one GPU, shortened, with prompts made here. The model is --model, or a
     random one of its shape with the built-in task's words."""
     rows = [{"question": f"{a} {b} {c}", "answer": a} for a in "0123456789" for b in "0123456789" for c in "01234"]
     (job.folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -166,15 +166,15 @@ def under_way(job: Job) -> Run:
 
 def stop_and_resume(job: Job) -> str:
     """9. A run that SIGTERM stopped goes on with its next step. Resumed to end where it is, it writes the weights again
-    that it was stopped with."""
+    that it was stopped with. (A reward of one's own is code, which no resume takes over.)"""
     run = under_way(job)
     run.process.send_signal(signal.SIGTERM)
     run.end(143)
     last = run.steps()[-1]["step"]
     before = saved_weights(run, last)
-    Run(job, "run", f"--max_steps {last}", resume=True).end()
+    Run(job, "run", f"--max_steps {last} --reward reward:coin", resume=True).end()
     job.require("the same weights after a resume", len(before) == 1 and saved_weights(run, last) == before)
-    Run(job, "run", f"--max_steps {last + 1}", resume=True).end()
+    Run(job, "run", f"--max_steps {last + 1} --reward reward:coin", resume=True).end()
     job.require("every step once", [record["step"] for record in run.steps()] == list(range(1, last + 2)))
     return f"stopped after step {last}, went on with step {last + 1} and the same weights"
 
