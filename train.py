@@ -22,7 +22,6 @@ equal rewards is a step without an update (unless the filter is off), as is one 
 version stays.
 """
 
-import json
 import os
 import random
 import signal
@@ -192,7 +191,6 @@ def budget_spent(flags: Flags, parts: Parts) -> bool:
     for name, limit, spent in (
         ("max_sampled_tokens", flags.max_sampled_tokens, compute["tokens"]),
         ("max_hours", flags.max_hours, clock.hours()),
-        ("max_device_hours", flags.max_device_hours, compute["device_hours"]),
     ):
         if limit and spent >= limit:
             parts.ranks.say(f"--{name} {limit} reached")
@@ -317,9 +315,6 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
 
 def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str) -> None:
     """A checkpoint, and one line that says why the run ends and how to go on."""
-    if flags.eval_only:
-        parts.ranks.say(f"{reason}; nothing was evaluated")
-        return
     checkpoint = save(flags, parts, progress)
     parts.ranks.say(f"{reason}; checkpoint {checkpoint}; go on with --resume {parts.folder.path}")
 
@@ -344,19 +339,13 @@ def run_with(argv: Sequence[str]) -> int:
         for note in [*check_flags(flags), lr_note(flags)]:
             if os.environ.get("RANK", "0") == "0":
                 print(note)
-        if flags.dry_run:
-            print(json.dumps(vars(flags), indent=1))
-            return 0
         progress = Progress(random.Random(flags.seed))
         parts = new_parts(flags, progress)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: stop(progress, number))
         start(flags, parts, progress)
-        if flags.eval_only:
-            evaluate(parts, progress)
-        else:
-            train(flags, parts, progress)
-            finish(flags, parts, progress)
+        train(flags, parts, progress)
+        finish(flags, parts, progress)
     except UsageError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2

@@ -53,7 +53,7 @@ each other comparison.
 
 
 def budget_flags(text: str) -> dict[str, Value]:
-    """`800k` or `1.5M` tokens, or `0.05h` device-hours, of each run; {} if empty. Raises UsageError."""
+    """`800k` or `1.5M` tokens, or `0.05h` hours, of each run; {} if empty. Raises UsageError."""
     if not text:
         return {}
     sizes = {"h": 1, "k": 1e3, "M": 1e6, "": 1}
@@ -63,9 +63,9 @@ def budget_flags(text: str) -> dict[str, Value]:
     except ValueError:
         size = math.nan
     if not 0 < size < math.inf:
-        raise UsageError(f"--budget {text}: give a run's tokens as 800000, 800k or 1.5M, or device-hours as 0.05h.")
+        raise UsageError(f"--budget {text}: give a run's tokens as 800000, 800k or 1.5M, or hours as 0.05h.")
     hours = unit == "h"  # one takes the place of the other
-    return {"max_sampled_tokens": 0 if hours else round(size), "max_device_hours": size if hours else 0.0}
+    return {"max_sampled_tokens": 0 if hours else round(size), "max_hours": size if hours else 0.0}
 
 
 def listing() -> str:
@@ -88,7 +88,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=int, default=3, help="runs of each variant, seeds 0, 1, ... (default 3)")
     add("--only", nargs="+", default=[], metavar="VARIANT", help="only these variants")
     add("--jobs", type=int, default=1, help="runs at a time (default 1; two of --engine torch take both of two cores)")
-    add("--budget", default="", help="of each run: tokens as 800k or 1.5M, or device-hours as 0.05h")
+    add("--budget", default="", help="of each run: tokens as 800k or 1.5M, or hours as 0.05h")
     add("--output", default="runs/ablate", metavar="FOLDER", help="where the runs are (default runs/ablate)")
     add("--results", default="", metavar="FOLDER", help="where reports are written (default OUTPUT/results)")
     add("--dry-run", action="store_true", help="list the commands and end")

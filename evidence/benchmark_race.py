@@ -45,7 +45,7 @@ GB = 1e9
 def program_of(name: str, seed: int, args: argparse.Namespace) -> Program:
     """A contestant, started."""
     threads, flags = CONTESTANTS[name]
-    both = ["--seed", str(seed), "--threads", str(threads), "--max_steps", str(args.steps)]
+    both = ["--seed", str(seed), "--max_steps", str(args.steps)]
     mine = [*SETTING, *flags, "--save_every", "0"]
     if args.model:
         both += ["--model", args.model, "--dataset", args.dataset, "--dtype", args.dtype, *REAL]

@@ -20,13 +20,6 @@ CHAIN = GRADED.replace("graded", "chain").replace("--min_budget 14 --max_budget 
 CHAIN = CHAIN.replace("7e-4", "3e-4").replace("2000000", "3000000")
 # Where time or bfloat16 is compared: real vLLM, which takes twice as long, and so to seven C_mid.
 VLLM = GRADED.replace("torch", "vllm").replace("2000000", "1200000")
-# A length-hungry start: all demonstrations of the warm start think all over again, so that half of the first
-# completions are cut, and yet every problem fits if the policy learns to stop.
-HUNGRY = (
-    "--dataset chain --batch_prompts 32 --min_budget 26 --max_budget 30 --rambling 1 --lr 7e-4 --k 8 "
-    "--max_num_seqs 512 --max_ready 128 --max_steps 4000 --max_sampled_tokens 900000 "
-    "--eval_every 4 --eval_problems 512 --eval_samples 2 --probe_every 5 --save_every 20"
-)
 SAMPLES = 65_536  # completions of each run of the grids; the learning rate goes with the square root of the batch
 
 
@@ -284,11 +277,4 @@ COMPARISONS = {
     ),
     "grid-easy": grid("easy"),
     "grid-hard": grid("hard"),
-    "length": Comparison(
-        "interruption, penalty or neither, from a start that rambles",
-        {"interruption": "", "penalty": "--length_control penalty", "none": "--length_control none"},
-        setting=HUNGRY,
-        pass_rate=0.3,
-        minutes=1.9,
-    ),
 }  # fmt: skip

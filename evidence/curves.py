@@ -43,7 +43,7 @@ COLUMNS = (*OF_THE_RUN, *NUMBERS)
 DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "device_hours": ".6g"}  # the others: .4g
 DIGITS |= dict.fromkeys(("pass_rate", *OF_K), ".5f")
 STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
-OWN = ("output_dir", "overwrite", "resume", "seed", "dry_run", "cache_dir")  # of a run, not of what is compared
+OWN = ("output_dir", "overwrite", "resume", "seed")  # of a run, not of what is compared
 # Of flags that have another default today, or that rows of comparisons.py give at their value of then.
 THEN = DEFAULTS | {
     "dataset": "chain", "max_steps": 130, "eval_every": 5, "batch_prompts": 32, "min_budget": 26, "max_budget": 30,

@@ -112,7 +112,9 @@ def new_channel(flags: Flags, accelerator: "Accelerator") -> tuple[Channel, dict
     if placement.share in (SHARED, RECEIVING) and "gpu_memory_utilization" not in engine_options(flags):
         channel.engine_args["gpu_memory_utilization"] = placement.share
         if rank == 0:
-            print(f"an engine takes {placement.share} of its GPU's memory; --gpu_memory_utilization says otherwise")
+            print(
+                f"an engine takes {placement.share} of its GPU's memory; `gpu_memory_utilization` in --engine_args wins"
+            )
     return channel, environment
 
 
@@ -138,7 +140,7 @@ def devices_in_use(flags: Flags, trainers: int) -> int:
     """Devices that train, `trainers` on all hosts, or sample: accelerators, or CPU cores. Idle ones do not count."""
     gpus = torch.cuda.device_count()
     if not gpus:
-        return min(os.cpu_count() or 1, trainers * flags.threads + engine_workers(flags))
+        return min(os.cpu_count() or 1, trainers * torch.get_num_threads() + engine_workers(flags))
     engines = generator_devices(flags, gpus, trainers_here())  # none if Ray places them, on any host
     return trainers + (sum(device >= trainers_here() for device in engines) if engines else engine_workers(flags))
 
@@ -168,7 +170,7 @@ def check_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> I
 
 def state_bytes(flags: Flags) -> int:
     """Bytes that a trainer holds for each parameter of the model."""
-    return 4 if flags.eval_only or has_adapters(flags) else 16
+    return 4 if has_adapters(flags) else 16
 
 
 def check_gpu_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> None:
@@ -187,7 +189,7 @@ def check_gpu_memory(flags: Flags, accelerator: "Accelerator", parameters: int) 
         if needed > room:
             raise UsageError(
                 f"--model: {who} needs at least {gigabytes(needed)} of GPU {device} and finds {gigabytes(room)}, where "
-                f"engines take {share} (--gpu_memory_utilization); take a smaller model, larger GPUs or more of them "
+                f"engines take {share}; take a smaller model, larger GPUs or more of them "
                 "(configs/fsdp2.yaml, --tensor_parallel)."
             )
 

@@ -17,7 +17,6 @@ and most embeddings) must be the trainer's each time: an engine that is one upda
 """
 
 import hashlib
-import json
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -184,23 +183,20 @@ class Evaluator:
     def record(self, begun: Record, of: dict[str, list[list[Rollout]]]) -> None:
         """Writes and prints an evaluation: `begun` says when it began, `of` holds the rollouts of each data set's
         problems. The pass rate is that of the data sets that are trained on; each data set has its own beside it, if
-        there are several. Under --eval_only it is printed only."""
+        there are several."""
         task, recorder, say = self.task, self.recorder, self.ranks.say
         trained = [group for source in task.sources for group in of[source]]
         record = begun | figures(trained) | {"device": recorder.device}
         if apart := [source for source in of if len(task.sources) > 1 or source not in task.sources]:
             record["data_sets"] = {source: figures(of[source]) for source in apart}
             record["pass_rate_of"] = {source: found["pass_rate"] for source, found in record["data_sets"].items()}
-        if self.flags.eval_only:
-            say(json.dumps(record))
-        else:
-            recorder.folder.append("eval.jsonl", record)
-            counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": correct_of(trained)}
-            if task.eval_sources:
-                counts["data_sets"] = {source: correct_of(of[source]) for source in task.eval_sources}
-            recorder.folder.append("eval_counts.jsonl", counts)
-            rates = {f"eval/{source}/pass_rate": rate for source, rate in record.get("pass_rate_of", {}).items()}
-            self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
+        recorder.folder.append("eval.jsonl", record)
+        counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": correct_of(trained)}
+        if task.eval_sources:
+            counts["data_sets"] = {source: correct_of(of[source]) for source in task.eval_sources}
+        recorder.folder.append("eval_counts.jsonl", counts)
+        rates = {f"eval/{source}/pass_rate": rate for source, rate in record.get("pass_rate_of", {}).items()}
+        self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
         say(evaluation_line(record))
         if record["step"] == 0 and record["truncated"] > COLLAPSE_TRUNCATION:
             budget = "answer_budget" if self.flags.length_control == "interruption" else "max_budget"

@@ -29,8 +29,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": ("--loss gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
                  lambda flags: flags.loss in ("gspo", "dapo", "tis")),
-    "tis_cap tis_level": ("--loss tis", lambda flags: flags.loss == "tis"),
-    "kl_estimator": ("--kl_coef above 0", lambda flags: flags.kl_coef > 0),
+    "tis_level": ("--loss tis", lambda flags: flags.loss == "tis"),
     "penalty_window penalty_on": ("--length_control penalty", lambda flags: flags.length_control == "penalty"),
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
     "pass_rate_window": ("a --pass_rate_threshold of at most 1", lambda flags: flags.pass_rate_threshold <= 1),
@@ -40,10 +39,10 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "lora_alpha lora_targets": ("--lora_rank above 0", lambda flags: flags.lora_rank > 0),
     "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),
-    "rambling size vocabulary": ("the built-in model (no --model)", lambda flags: not flags.model),
+    "size vocabulary": ("the built-in model (no --model)", lambda flags: not flags.model),
     "difficulty prompt_order": ("--dataset graded", lambda flags: flags.dataset == "graded"),
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
-    "reward_errors thinking apply_chat_template end_of_thinking stop_tokens":
+    "thinking apply_chat_template end_of_thinking stop_tokens":
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
     "unsafe_code": ("a data set judged by `code`", runs_code),
     "generator_devices": ("engines on this host (Ray places its own)",
@@ -76,7 +75,7 @@ def single_flags(flags: Flags) -> Iterator[str]:
     for name, value in vars(flags).items():
         if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
             yield f"--{name} {value} is not UTF-8, as which it is saved; give another."
-    for name in ("output_dir", "cache_dir", "model", "lora_adapter"):
+    for name in ("output_dir", "model", "lora_adapter"):
         path = Path(getattr(flags, name)).absolute()
         if len(os.fsencode(path)) > 3800 or any(len(os.fsencode(part)) > 255 for part in path.parts):
             yield f"--{name} {getattr(flags, name)} is too long a path; give a shorter one."
@@ -138,10 +137,8 @@ def loss(flags: Flags) -> Iterator[str]:
     """A loss with a gradient."""
     filtered = flags.zero_variance_filter or flags.dynamic_sampling
     other_terms = flags.kl_coef > 0 or flags.entropy_coef > 0
-    if flags.rollouts == 1 and not flags.eval_only and (filtered or not other_terms):
+    if flags.rollouts == 1 and flags.max_steps and (filtered or not other_terms):
         yield "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more."
-    if flags.kl_coef and flags.kl_estimator == "k1":
-        yield "--kl_estimator k1 has no useful gradient; use k2 or k3."
 
 
 def data(flags: Flags) -> Iterator[str]:
@@ -202,15 +199,11 @@ def folders(flags: Flags) -> Iterator[str]:
     """No file of another run, of another kind, or of the model to train is ever deleted."""
     if flags.overwrite and flags.resume:
         yield "--overwrite deletes the run that --resume goes on with; take one of the two."
-    if flags.overwrite and flags.eval_only:
-        yield "--overwrite deletes a run, and --eval_only writes none; take one."
     folder = Path(flags.output_dir)
     for name in ("model", "lora_adapter"):
         used = getattr(flags, name)
         if flags.overwrite and used and f"{os.path.realpath(used)}/".startswith(f"{os.path.realpath(folder)}/"):
             yield f"--overwrite would delete --{name} {used}, which lies in --output_dir; choose another folder."
-    if flags.dry_run or flags.eval_only:
-        return
     if flags.resume:
         for name in Folder(folder).not_its_own():
             yield f"--resume {folder}: {name} there is a link, or no file of a run; put the run's own in its place."
@@ -246,15 +239,10 @@ def notes(flags: Flags) -> Iterator[str]:
     if flags.loss == "tis" and (flags.schedule == "pipeline" or flags.k == 1):
         note = "--loss tis: every batch gets one update, so pi_old is pi and the clip never acts"
         if flags.tis_level == "token":
-            note += f"; with --tis_level token it equals --loss cispo --eps_max {flags.tis_cap:g}"
+            note += "; with --tis_level token it equals --loss cispo --eps_max 2"
         yield note
     if flags.loss == "gspo" and flags.aggregation != "sample":
         yield f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
-    if flags.lr_schedule == "cosine" and (flags.max_sampled_tokens or flags.max_hours or flags.max_device_hours):
-        yield (
-            f"--lr_schedule cosine reaches 0 at --max_steps {flags.max_steps}, whatever budget ends the run before; "
-            "give as many steps as the budget pays for"
-        )
     interrupted = flags.length_control == "interruption"
     if not interrupted and flags.min_budget != DEFAULTS["min_budget"]:
         yield f"--min_budget {flags.min_budget} does nothing without --length_control interruption"

@@ -8,7 +8,6 @@ import json
 import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -32,9 +31,28 @@ BUILT_IN = ("graded", "chain")  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
-RENAMED = {"max_tokens": "max_sampled_tokens"}  # old name of a flag -> its name now
-# Never taken over by a resumed run.
-OF_ONE_CALL = ("resume", "output_dir", "overwrite", "eval_only", "dry_run")
+OF_ONE_CALL = ("resume", "output_dir", "overwrite")  # never taken over by a resumed run
+# A flag that is gone -> (its default, what stands instead).
+GONE: dict[str, tuple[Any, str]] = {
+    "adam_eps": (1e-15, "the paper's 1e-15, in runtime/trainer.py"),
+    "beta1": (0.9, "0.9, in runtime/trainer.py"),
+    "beta2": (0.95, "0.95, in runtime/trainer.py"),
+    "cache_dir": ("runs/cache", "runs/cache beside train.py"),
+    "dry_run": (False, "the check that every run begins with, before anything is loaded or written"),
+    "eval_only": (False, "--max_steps 0, a run that only evaluates"),
+    "gpu_memory_utilization": (0.0, """--engine_args '{"gpu_memory_utilization": 0.5}'"""),
+    "kl_estimator": ("k3", "k3, whose gradient is one"),
+    "lr_schedule": ("constant", "the constant rate of the paper; lower --lr at a --resume"),
+    "max_device_hours": (0.0, "--max_hours"),
+    "max_tokens": (0, "--max_sampled_tokens"),
+    "peak_tflops": (0.0, "`flops` and `seconds` in the logs"),
+    "push_to_hub": ("", "hf upload OUTPUT_DIR/model"),
+    "rambling": (0.35, "the usual warm start, in tasks/"),
+    "reward_errors": ("raise", "a reward function that catches its own errors and returns 0"),
+    "threads": (1, "OMP_NUM_THREADS in the environment"),
+    "tis_cap": (2.0, "the cap of 2, in losses.py"),
+    "weight_decay": (0.01, "the paper's 0.01, in runtime/trainer.py"),
+}
 
 
 @dataclass
@@ -45,10 +63,9 @@ class RunFlags:
     overwrite: bool = flag(False, "Delete an existing run in --output_dir first.")
     resume: str = flag("", "Folder of a run to go on with; its flags are taken over, flags given here win.")
     seed: int = flag(0, "Seed of prompts, budgets, sampling and the warm start.", at_least=0, below=2**32)
-    max_steps: int = flag(310, "Batches to train on.", at_least=1)
+    max_steps: int = flag(310, "Batches to train on; 0 only evaluates.", at_least=0)
     max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
-    max_device_hours: float = flag(0.0, "Stop after these device-hours, evaluation left out; 0: no limit.", at_least=0)
     eval_every: int = flag(10, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
     eval_problems: int = flag(256, "Prompts of each data set per evaluation.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
@@ -58,8 +75,6 @@ class RunFlags:
     probe_every: int = flag(5, "Check generator against trainer log-probs, 16 completions every N steps.", at_least=1)
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
     keep: int = flag(2, "Checkpoints to keep.", at_least=1)
-    eval_only: bool = flag(False, "Evaluate the model, or that of --resume, once, print it, write nothing.")
-    dry_run: bool = flag(False, "Print the resolved configuration and what would run, then end.")
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag(
         "none", "Also log through this tracker, project `scalerl`; trackio and wandb: pip install them."
     )
@@ -77,9 +92,7 @@ class ModelFlags:
     dtype: Literal["float32", "bfloat16"] = flag("float32", "Dtype of generator and forward pass; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
-    cache_dir: str = flag("runs/cache", "Where the warm-started model is kept.")
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
-    peak_tflops: float = flag(0.0, "Peak TFLOP/s of a trainer's device, for `mfu`; 0: not known.", at_least=0)
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
     lora_rank: int = flag(0, "LoRA: r, rank of adapters, trained instead of the weights; 0: none.", at_least=0)
     lora_alpha: int = flag(32, "LoRA: alpha; what the adapters add to the weights is scaled by alpha / r.", at_least=1)
@@ -101,10 +114,6 @@ class DataFlags:
         "", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... (the paper's is AIME-24)."
     )
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
-    rambling: float = flag(
-        0.35, "Built-in task: share of its warm start that thinks all over again; 1: length-hungry.",
-        at_least=0, at_most=1,
-    )  # fmt: skip
     difficulty: Literal["all", "easy", "hard"] = flag(
         "all", "Graded: half of the problems, held-out ones too, by how often the starting model solves them."
     )
@@ -122,7 +131,6 @@ class DataFlags:
     unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
-    reward_errors: Literal["raise", "zero"] = flag("raise", "A reward function that raises ends the run, or scores 0.")
     thinking: Literal["auto", "true", "false"] = flag(
         "auto", "Whether the model thinks before it answers; `auto`: if its tokenizer knows </think>; `false`: the "
         "whole completion is judged.",
@@ -151,10 +159,7 @@ class ScheduleFlags:
         "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs)."
     )
     weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
-    gpu_memory_utilization: float = flag(
-        0.0, "Engine's share of a GPU's memory; 0: .35 on a trainer's, .85 with nccl, else vLLM's.", at_least=0, below=1
-    )
-    engine_args: str = flag("", "More of vLLM's engine arguments: KEY=VALUE,... (values as JSON or words).")
+    engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"block_size": 64}.')
     max_restarts: int = flag(1, "Deaths of the engine that a run survives within --restart_window.", at_least=0)
     restart_window: int = flag(100, "Policy versions after which a death of the engine no longer counts.", at_least=1)
 
@@ -169,10 +174,8 @@ class LossFlags:
     eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
     eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; negative means the loss's own default.")
     eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; negative means the loss's own default.")
-    tis_cap: float = flag(2.0, "TIS: cap on pi_train_old / pi_gen.", above=0)
     tis_level: Literal["token", "sequence"] = flag("token", "TIS: that ratio per token, or its product per sequence.")
     kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
-    kl_estimator: Literal["k1", "k2", "k3"] = flag("k3", "KL estimator; k1 is a monitor, not a loss.")
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
 
 
@@ -210,27 +213,26 @@ class OptimizerFlags:
         7e-4, f"Learning rate; with a --dataset of your own {PRETRAINED_LR:g} unless given (the paper's 8B: 5e-7).",
         above=0,
     )  # fmt: skip
-    lr_schedule: Literal["constant", "cosine"] = flag("constant", "After the warm-up: constant (paper) or cosine to 0.")
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
-    # O1: the paper does not say its betas
-    beta1: float = flag(0.9, "AdamW beta 1.", at_least=0, below=1)
-    beta2: float = flag(0.95, "AdamW beta 2 (the paper does not say; MiniMax-M1's).", at_least=0, below=1)
-    adam_eps: float = flag(1e-15, "AdamW epsilon (paper: 1e-15).", above=0)
-    weight_decay: float = flag(0.01, "AdamW weight decay.", at_least=0)
     clip_grad: float = flag(1.0, "Largest norm of the gradient.", above=0)  # O2
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
     packed: bool = flag(False, "Pack sequences end to end instead of padding sorted rows.")
     share_prompts: bool = flag(False, "Pack them, and compute a prompt once for all rows of a microbatch that have it.")
-    threads: int = flag(1, "CPU threads of each trainer process.", at_least=1)
 
 
-SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, LossFlags, FilterFlags, LengthFlags, OptimizerFlags)
+SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, FilterFlags, LengthFlags, LossFlags, OptimizerFlags)
+
+
+# What a function is given: `flags: ModelFlags` takes the flags of a run, and mypy sees that it reads its section only.
+# Where it needs several, they have a name.
+class EngineFlags(ScheduleFlags, ModelFlags):
+    """What an engine is started with."""
 
 
 @dataclass
 class Flags(  # a dataclass puts the fields of its last base first
-    OptimizerFlags, LengthFlags, FilterFlags, LossFlags, ScheduleFlags, DataFlags, ModelFlags, RunFlags
+    OptimizerFlags, LossFlags, LengthFlags, FilterFlags, EngineFlags, DataFlags, ModelFlags, RunFlags
 ):
     """Every flag, each a field of its own: `flags.batch_prompts`."""
 
@@ -248,8 +250,8 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
     a default --lr of its own. argparse itself ends with exit code 2 on an unknown flag or choice. Raises UsageError."""
     for word in argv:
         given = word.split("=")[0]
-        if given.startswith("--") and (name := RENAMED.get(given[2:].replace("-", "_"))):
-            raise UsageError(f"{given} has a new name; give --{name} instead.")
+        if given.startswith("--") and (gone := GONE.get(given[2:].replace("-", "_"))):
+            raise UsageError(f"{given} is gone; instead there is {gone[1]}.")
         if word == f"{given}=--":  # of which argparse would make a list
             raise UsageError(f"{given} cannot be --; give another value.")
     parser = _parser(description.split("\n")[0])
@@ -281,7 +283,12 @@ def saved_flags(folder: str) -> dict[str, Any]:
     config = Path(folder) / "config.json"
     if (found := json_object(config)) is None:
         raise UsageError(f"--resume {folder}: there is no whole {config}; give the folder of an earlier run.")
-    saved = {n: v for n, v in with_new_names(found).items() if n in DEFAULTS and n not in OF_ONE_CALL}
+    for name, (default, instead) in GONE.items():
+        if (value := found.get(name, default)) != default:
+            raise UsageError(
+                f"--resume {folder}: --{name} {value!r:.99} is gone; there is {instead}; take it out of {config}."
+            )
+    saved = {name: value for name, value in found.items() if name in DEFAULTS and name not in OF_ONE_CALL}
     for item in fields(Flags):
         value, choices = saved.get(item.name, item.default), get_args(item.type)
         if item.type is float and type(value) is int:
@@ -294,7 +301,7 @@ def saved_flags(folder: str) -> dict[str, Any]:
 def runs_code(name: str, value: Any) -> bool:
     """Whether this value of a flag makes a run execute code that comes with a model, a folder or a package."""
     if name == "engine_args":  # all but numbers and plain words may name a class, a module or a file
-        given = key_values(value)
+        given = engine_args(value)
         plain = (isinstance(v, int | float | None) or re.fullmatch(r"[\w-]*", str(v)) for v in given.values())
         return bool(given.get("trust_remote_code")) or not all(plain)
     if name in ("reward", "attn_implementation"):  # module:function; a kernel of the hub, OWNER/NAME
@@ -334,27 +341,21 @@ def _boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def with_new_names(config: dict[str, Any]) -> dict[str, Any]:
-    """The flags that an earlier run saved, under the names that they have now."""
-    return {RENAMED.get(name, name): value for name, value in config.items()}
-
-
 def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """A line for each flag whose value differs from that of the run before its resume."""
-    old = with_new_names(old)
     changed = [name for name in new if name not in OF_ONE_CALL and name in old and new[name] != old[name]]
     return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
 
 
-def engine_options(flags: Flags) -> dict[str, Any]:
+def engine_options(flags: EngineFlags) -> dict[str, Any]:
     """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
     contradict --fp32_head."""
     options: dict[str, Any] = {
         "tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel,
-        "gpu_memory_utilization": flags.gpu_memory_utilization, "trust_remote_code": flags.trust_remote_code,
+        "trust_remote_code": flags.trust_remote_code,
     }  # fmt: skip
     options = {name: value for name, value in options.items() if value != DEFAULTS[name.removesuffix("_size")]}
-    given = key_values(flags.engine_args)
+    given = engine_args(flags.engine_args)
     for name, flag_of_its_own in OWN_FLAG.items():
         if name in given:
             raise UsageError(f"--engine_args {name}: use --{flag_of_its_own}, which the trainer reads, too.")
@@ -376,32 +377,24 @@ def eval_temperature(flags: Flags) -> float:
     return flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
 
 
-def has_adapters(flags: Flags) -> bool:
+def has_adapters(flags: ModelFlags) -> bool:
     """Whether LoRA adapters are trained (lora.py)."""
     return bool(flags.lora_rank or flags.lora_adapter)
 
 
-def engine_workers(flags: Flags) -> int:
+def engine_workers(flags: EngineFlags) -> int:
     """Processes of all engines together: tensor x data x pipeline parallel."""
     return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
 
 
-def key_values(text: str) -> dict[str, Any]:
-    """KEY=VALUE,... as a dict: a value is JSON, within which commas are its own, or a word. Raises UsageError."""
-    found: dict[str, Any] = {}
-    while text := text.lstrip(", "):
-        name, equals, value = text.partition("=")
-        if not name.isidentifier() or not equals:
-            raise UsageError(f"--engine_args must be KEY=VALUE,..., not {text.split(',')[0]!r}.")
-        value, end = value.lstrip(), 0
-        with suppress(ValueError, RecursionError):
-            found[name], end = json.JSONDecoder().raw_decode(value)
-        text = value[end:].lstrip()
-        if end and text[:1] in ("", ","):
-            continue
-        if value.startswith(("{", "[", '"')):
-            raise UsageError(f"--engine_args {name}: {value!r} does not begin with a JSON value.")
-        found[name], _, text = value.partition(",")  # a word, which may begin like a number
+def engine_args(text: str) -> dict[str, Any]:
+    """--engine_args, a JSON object, as a dict. Raises UsageError."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text:.99}.")
     return found
 
 

@@ -8,8 +8,9 @@ import math
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from runtime.trainer import Trainer
 from tasks import chain, data_sets, graded, sizes, warm_start
 from tasks.demonstrations import Demonstrations
 from tasks.prompts import PromptStream
+
+CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
 
 
 @dataclass
@@ -65,14 +68,11 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     place(flags)
     ranks = Ranks(new_accelerator(flags))
     folder = Folder(flags.output_dir)
-    if ranks.main and not flags.eval_only:
+    if ranks.main:
         if flags.overwrite and not flags.resume:
             folder.clear()
         folder.path.mkdir(parents=True, exist_ok=True)
-    finished = finished_model(flags, folder)
-    model = str(folder.path / "model") if finished else flags.model or warm_started(flags, ranks)
-    if finished:  # its adapters are merged
-        flags.lora_rank, flags.lora_adapter = 0, ""
+    model = flags.model or warm_started(flags, ranks)
     task = load_task(flags, judge=ranks.main)
     if flags.dataset not in BUILT_IN:
         ranks.say(prompts_line(task))
@@ -83,11 +83,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     shuffled = flags.prompt_order == "shuffled"
     prompts = PromptStream(task.train, flags.seed, history.retired, task.weights, shuffled)
     channel, devices = new_channel(flags, ranks.accelerator)
-    if finished:
-        progress.step, progress.version = finished["step"], finished["version"]
-        progress.compute = finished["compute"]
-        ranks.say(f"evaluating {model}, the model of step {progress.step}")
-    elif flags.resume:
+    if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)
     control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
     check_model(flags, trainer.model.config, task, control)
@@ -108,11 +104,10 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
     except EngineFailed as error:
         raise UsageError(
             f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
-            "--dtype, --gpu_memory_utilization and --engine_args."
+            "--dtype and --engine_args."
         ) from error
     recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
-    if not flags.eval_only:  # which writes nothing
-        recorder.open(progress.step)
+    recorder.open(progress.step)
 
 
 # ------------------------------------------------------------------------------------------------------------- trainer
@@ -126,7 +121,7 @@ def new_accelerator(flags: Flags) -> Any:
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
     torch.manual_seed(flags.seed)
-    torch.set_num_threads(flags.threads)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # torch's own default takes the engine's cores
     # The other ranks block in a collective while rank 0 waits for rollouts, so the ten-minute timeout must go. gloo
     # carries Python objects without the GPU.
     group = InitProcessGroupKwargs(timeout=timedelta(days=7))
@@ -141,18 +136,10 @@ def new_accelerator(flags: Flags) -> Any:
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
     shown = graded.DEMONSTRATIONS if flags.dataset == "graded" else Demonstrations()
-    settings = sizes.warm_start_of(flags.size, replace(shown, restart=flags.rambling), flags.vocabulary)
+    settings = sizes.warm_start_of(flags.size, shown, flags.vocabulary)
     return ranks.from_main(
-        lambda: str(warm_start.warm_start(flags.cache_dir, seed=flags.seed, settings=settings, report=ranks.say))
+        lambda: str(warm_start.warm_start(CACHE, seed=flags.seed, settings=settings, report=ranks.say))
     )
-
-
-def finished_model(flags: Flags, folder: Folder) -> dict[str, Any] | None:
-    """run.json of the resumed run's `model/`, if --eval_only is to evaluate that: no checkpoint is newer."""
-    if not (flags.eval_only and flags.resume):
-        return None
-    model, checkpoint = folder.model(), folder.newest_checkpoint()
-    return model if model and (checkpoint is None or int(checkpoint[0].name[5:]) <= model["step"]) else None
 
 
 def resume(
@@ -185,9 +172,6 @@ def resume(
         raise UsageError(f"--resume: {error} {fix}") from error
     prompts.load_state_dict(state["prompts"])
     progress.load_state_dict(state)
-    if flags.eval_only:
-        ranks.say(f"evaluating {checkpoint}, as the run is not finished")
-        return
     if ranks.main:
         folder.cut_back(state["logs"])
     ranks.say(f"resumed from {checkpoint}; {len(prompts.first)} prompts that were in flight come first")
@@ -213,7 +197,7 @@ def new_generator(
             max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=devices,
         )  # fmt: skip
     return Generator(
-        engine, iter(()) if flags.eval_only else prompts, task.score, new_pacer(flags), flags.rollouts,
+        engine, prompts, task.score, new_pacer(flags), flags.rollouts,
         length_control=control, max_completion=max_completion, seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
     )  # fmt: skip
@@ -268,7 +252,7 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
     try:
         return data_sets.load_dataset_task(
             flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
-            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, reward_errors=flags.reward_errors,
+            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout,
             end_of_thinking=flags.end_of_thinking or None, interruption_phrase=flags.interruption_phrase or None,
             stop_tokens=flags.stop_tokens or None, judge=judge, unsafe_code=flags.unsafe_code,
             eval_dataset=flags.eval_dataset,

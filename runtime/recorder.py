@@ -157,9 +157,6 @@ class Recorder:
             restarts=counters["restarts"], redone_groups=counters["redone_groups"],
             epoch=self.prompts.epoch,
         )  # fmt: skip
-        if flags.peak_tflops and batch:
-            possible = (record["seconds"] - record["trainer_idle"]) * self.ranks.count * flags.peak_tflops * 1e12
-            record["mfu"] = self.clock.training_flops * positions / possible  # without the products inside attention
         if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
             record["verdicts"] = dict(self.task.counts)
         self.counters, self.logged, self.seconds = counters, now, dict.fromkeys(self.seconds, 0.0)

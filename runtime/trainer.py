@@ -43,6 +43,10 @@ if TYPE_CHECKING:  # their imports take seconds
     from transformers import PreTrainedModel
 
 
+# Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
+
+
 @dataclass
 class TrainingBatch:
     """The rows that one optimizer step trains on, those of all ranks."""
@@ -70,7 +74,7 @@ class Trainer:
             self.reference = self._policy(reference).to(accelerator.device)
         optimizer = torch.optim.AdamW(
             [parameter for parameter in model.parameters() if parameter.requires_grad], lr=flags.lr,
-            betas=(flags.beta1, flags.beta2), eps=flags.adam_eps, weight_decay=flags.weight_decay, fused=True,
+            **ADAMW, fused=True,
         )  # fmt: skip
         if self.dtype == torch.bfloat16:
             hold_in_bfloat16(accelerator)
@@ -136,7 +140,7 @@ class Trainer:
             logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask, **options
         )
         if self.reference is not None:
-            kl = losses.kl_penalty(logprobs, self.reference(microbatch)[0], mask, flags.kl_estimator)
+            kl = losses.kl_penalty(logprobs, self.reference(microbatch)[0], mask)  # k3
             token_loss = token_loss + flags.kl_coef * kl
             metrics["kl_sum"] = kl.detach().sum()
         token_loss = token_loss - flags.entropy_coef * entropy
@@ -234,13 +238,10 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
 
 
 def learning_rate(flags: Flags, version: int) -> float:
-    """That of the step that makes `version` + 1: linear warm-up, then constant (the paper) or half a cosine to 0."""
+    """That of the step that makes `version` + 1: linear warm-up, then constant, as in the paper."""
     lr = flags.lr * min(1.0, (version + 1) / max(1, flags.warmup_steps))
     if flags.lr_scale == "sqrt":
         lr *= math.sqrt(flags.batch_prompts * flags.rollouts / 1024)
-    if flags.lr_schedule == "cosine":
-        done = (version - flags.warmup_steps) / max(1, flags.max_steps - flags.warmup_steps)
-        lr *= 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, done))))
     return lr
 
 
@@ -252,4 +253,4 @@ def clip_options(flags: Flags) -> dict[str, Any]:
         return {"eps_max": flags.eps_max}
     if flags.loss == "grpo":
         return {"eps": given["eps_low"]} if "eps_low" in given else {}
-    return given | ({"cap": flags.tis_cap, "level": flags.tis_level} if flags.loss == "tis" else {})
+    return given | ({"level": flags.tis_level} if flags.loss == "tis" else {})

@@ -125,7 +125,7 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
         return parts
 
     def new_generator(flags, model, task, prompts, channel, devices, control, progress):
-        made = replay(iter(()) if flags.eval_only else prompts, flags.rollouts, progress)
+        made = replay(prompts, flags.rollouts, progress)
         made.pacer = setup.new_pacer(flags)
         return made
 

@@ -10,7 +10,7 @@ from runtime import devices
 from runtime.devices import check_memory, count_parameters, new_channel
 from runtime.flags import UsageError, parse_flags
 
-RAY = "--engine_args distributed_executor_backend=ray"
+RAY = '--engine_args {"distributed_executor_backend":"ray"}'
 
 
 def given(flags):
@@ -81,7 +81,7 @@ def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, flags
     (1, "", 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
     (1, "--weight_channel file", 0.35),
     (2, "", 0.85),  # its own, but the parts of a transfer by `nccl` come on top of what it takes
-    (2, "--weight_channel file", None), (1, "--engine_args gpu_memory_utilization=0.2", None),
+    (2, "--weight_channel file", None), (1, '--engine_args {"gpu_memory_utilization":0.2}', None),
 ])  # fmt: skip
 def test_an_engine_on_a_trainers_gpu_leaves_room_for_it(monkeypatch, capsys, gpus, flags, share):
     channel, _ = made_on(monkeypatch, gpus, 1, flags)
@@ -102,7 +102,7 @@ def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch,
     ("--tensor_parallel 2 --data_parallel 2", 1, 1, 5), ("--data_parallel 4", 4, 4, 8),
     ("--data_parallel 4 --generator_devices 0,1,2,3", 4, 4, 4),
     ("--generator_devices 8", 16, 8, 17),  # trainers on two hosts
-    ("--tensor_parallel 4 --engine_args distributed_executor_backend=ray,pipeline_parallel_size=2", 8, 8, 16),
+    ('--tensor_parallel 4 --engine_args {"distributed_executor_backend":"ray","pipeline_parallel_size":2}', 8, 8, 16),
 ])  # fmt: skip
 def test_device_hours_count_devices_in_use(monkeypatch, flags, trainers, here, used):
     """On a host with sixteen GPUs, whose first `here` train."""
@@ -157,7 +157,7 @@ FOUR = {"gpus": 8, "trainers": 4}  # and four engines of their own
     # one GPU, shared: 16 bytes a parameter + 0.35 of it, of what is free
     (0.9, {"gb": 24}, "", ""),  # 14.4 + 8.4 = 22.8 of 23
     (1.0, {"gb": 24}, "", "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB, where engines take 0.35"),
-    (1.0, {"gb": 24}, "--engine_args gpu_memory_utilization=0.25", ""),
+    (1.0, {"gb": 24}, '--engine_args {"gpu_memory_utilization":0.25}', ""),
     (0.9, {"gb": 24}, "--kl_coef 0.1", "at least 18 GB"),  # 3.6 for the initial model
     (0.9, {"gb": 24}, "--kl_coef 0.1 --dtype bfloat16", "at least 16.2 GB"),
     (8.0, {"gb": 80, **FOUR}, "--data_parallel 4", ""),  # 32 GB; the engines' 32 of 68
@@ -165,7 +165,7 @@ FOUR = {"gpus": 8, "trainers": 4}  # and four engines of their own
     (8.0, {"gb": 80, **FOUR, "fsdp2": False}, "--data_parallel 4 --dtype bfloat16", ""),
     (8.0, {"gb": 36, **FOUR}, "--data_parallel 4", "an engine .* 32 GB of GPU 4 and finds 30.6 GB"),
     (8.0, {"gb": 36, **FOUR}, "--data_parallel 2 --tensor_parallel 2", ""),
-    (8.0, {"gb": 36, **FOUR}, "--engine_args quantization=fp8", ""),
+    (8.0, {"gb": 36, **FOUR}, '--engine_args {"quantization":"fp8"}', ""),
 ])  # fmt: skip
 def test_a_gpu_that_is_too_small_is_refused_before_the_model_loads(monkeypatch, billions, host, flags, said):
     if not said:

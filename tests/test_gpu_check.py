@@ -4,6 +4,7 @@ checks of its own stand in for the real ones. The dry run of the real ones is sl
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -193,7 +194,7 @@ def test_check_12_finds_a_place_for_each_engine(count, tmp_path, monkeypatch):
     placed, runs, started = {}, [], []
 
     def updates(job, name, tied, updates, flags):
-        placed[name] = devices.place(parse_flags(flags.split(), ""))[:2]
+        placed[name] = devices.place(parse_flags(shlex.split(flags), ""))[:2]
         return name
 
     monkeypatch.setattr(gpu_check_runs.torch.cuda, "device_count", lambda: count)
@@ -217,7 +218,7 @@ def test_check_12_finds_a_place_for_each_engine(count, tmp_path, monkeypatch):
     else:
         [(flags, processes)] = runs
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-        assert devices.place(parse_flags(flags.split(), ""))[:2] == ("nccl", list(range(2, count)))
+        assert devices.place(parse_flags(shlex.split(flags), ""))[:2] == ("nccl", list(range(2, count)))
 
 
 def test_check_12_says_what_one_gpu_leaves_out(tmp_path, monkeypatch):

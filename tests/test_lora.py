@@ -1,7 +1,6 @@
 """runtime/lora.py: what is trained, what leaves the trainer, and what is saved. The oracle of a merge is peft's own."""
 
 import json
-import random
 import re
 import warnings
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from replay import Program, arguments, go, record_rollouts, small_model
+from replay import Program, go, small_model
 from safetensors.torch import load_file
 from test_run_folder import assert_same_state
 from test_trainer import MIXTURE, hand_batch, new_accelerator, saved_model, trainer_of  # noqa: F401
@@ -22,11 +21,10 @@ from runtime import model as models
 from runtime import parts as setup
 from runtime.devices import state_bytes
 from runtime.flag_checks import check_flags
-from runtime.flags import Flags, UsageError, parse_flags
+from runtime.flags import Flags, UsageError
 from runtime.lora import adapter_tensors, add_adapters, save_adapter
 from runtime.model import CheckpointTensors, merged_parameters
 from runtime.recorder import Clock
-from runtime.run_folder import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 EIGHT = {"lora_rank": 8, "lora_alpha": 4}
@@ -223,14 +221,6 @@ def test_a_run_goes_on_from_a_saved_adapter(adapted, model, monkeypatch, tmp_pat
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in seen[0].items())
     end = dict(second.parts.trainer.weights.items())
     assert not torch.equal(end["model.layers.0.mlp.down_proj.weight"], wanted["model.layers.0.mlp.down_proj.weight"])
-    # The final model is evaluated as it is: the adapter that the run began with is not added to it once more.
-    record_rollouts(monkeypatch)
-    flags = parse_flags([*arguments(tmp_path / "run", model, "--resume"), "--eval_only"], "")
-    check_flags(flags)
-    parts = train.new_parts(flags, Progress(random.Random(0)))
-    parts.close()
-    found = dict(parts.trainer.weights.items())
-    assert found.keys() == end.keys() and all(torch.equal(found[name], end[name]) for name in end)
 
 
 @pytest.mark.long
@@ -390,11 +380,9 @@ def test_a_frozen_weight_costs_a_forward_pass_and_one_backward_product():
 
 
 def test_a_frozen_weight_has_four_bytes():
-    """FP32, and neither gradient nor moments, as in an evaluation."""
-    found = [
-        state_bytes(Flags(**flags)) for flags in ({}, {"lora_rank": 4}, {"lora_adapter": "a"}, {"eval_only": True})
-    ]
-    assert found == [16, 4, 4, 4]
+    """FP32, and neither gradient nor moments."""
+    found = [state_bytes(Flags(**flags)) for flags in ({}, {"lora_rank": 4}, {"lora_adapter": "a"})]
+    assert found == [16, 4, 4]
 
 
 @pytest.mark.long

@@ -98,7 +98,7 @@ def test_an_engine_spends_its_share():
         assert sum(found.values()) == pytest.approx(share) and beyond == parts * 256 * 2**20
         assert found["weights"] == 2 * PARAMETERS
         assert found["logits, prefill"] == 3 * 4 * 16 * 1000 + 8192 * 2 * (4 * 64 + 2 * 96)
-    asked = memory.engine_bytes(config, Flags(**FLAGS, gpu_memory_utilization=0.5), 1e10, True)
+    asked = memory.engine_bytes(config, Flags(**FLAGS, engine_args='{"gpu_memory_utilization": 0.5}'), 1e10, True)
     assert sum(asked.values()) - 256 * 2**20 == pytest.approx(5e9)
 
 

@@ -114,19 +114,17 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     assert new_interruption(Flags(length_control="none"), task) is None
 
 
-def test_the_warm_start_follows_rambling_and_the_task(monkeypatch, tmp_path):
-    """--rambling 0.9 asks for demonstrations of which 0.9 start over, the default for those of WarmStart(), and the
-    graded task for its spectrum; its chains have its lengths, and every fifth is impossible."""
+def test_the_warm_start_follows_the_task(monkeypatch, tmp_path):
+    """The chain task asks for the demonstrations of WarmStart(), the graded one for its spectrum; its chains have its
+    lengths, and every fifth is impossible."""
     asked = []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
-    changes = {"prompts": 10}
-    for change in ({"rambling": 0.9, "dataset": "chain"}, {"dataset": "chain"}, changes):
+    for dataset in ("chain", "graded"):
         with pytest.raises(ZeroDivisionError):
-            new_parts(Flags(output_dir=str(tmp_path), **change), Progress(None))
-    wanted = [Demonstrations(restart=0.9), Demonstrations(), graded.DEMONSTRATIONS]
-    assert asked[:2] == [warm_start.WarmStart(demonstrations=one) for one in wanted[:2]]
-    assert [settings.demonstrations for settings in asked] == wanted
-    problems = load_task(Flags(output_dir=str(tmp_path), **changes)).train
+            new_parts(Flags(output_dir=str(tmp_path), dataset=dataset, prompts=10), Progress(None))
+    assert asked[0] == warm_start.WarmStart()
+    assert [settings.demonstrations for settings in asked] == [Demonstrations(), graded.DEMONSTRATIONS]
+    problems = load_task(Flags(output_dir=str(tmp_path), prompts=10)).train
     assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
 
 

@@ -114,7 +114,7 @@ def untied(cache_dir, folder):
     return folder
 
 
-TRANSFER = ["--data_parallel", "2", "--engine_args", "worker_extension_cls=transfers_on_cpu.Receiver"]
+TRANSFER = ["--data_parallel", "2", "--engine_args", '{"worker_extension_cls": "transfers_on_cpu.Receiver"}']
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags)
     """Rank 0 has the engines and the files; SIGTERM to the group ends both ranks with one checkpoint, and two processes
     go on from it: every step once, and the generator has the trainer's weights at every probe."""
     cache = ROOT / "runs" / "cache"
-    flags = [*flags, "--cache_dir", cache, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
+    flags = [*flags, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
     flags += ["--output_dir", tmp_path / "run", "--probe_every", "1"]
     if "--weight_channel" in flags:
         flags += ["--model", untied(cache, tmp_path / "model")]

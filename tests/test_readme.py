@@ -6,6 +6,7 @@ import doctest
 import importlib
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
     commands = re.findall(r"^.*\btrain\.py ((?:.*\\\n)*.*)$", shell, re.M)
     assert len(commands) >= 4
     for command in commands:
-        parsed = flags.parse_flags(command.split("#")[0].replace("\\\n", " ").split(), "")
+        parsed = flags.parse_flags(shlex.split(command.replace("\\\n", " "), comments=True), "")
         flag_checks.check_flags(parsed)
         flags.engine_options(parsed)
 

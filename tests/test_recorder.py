@@ -86,18 +86,6 @@ def test_a_steps_record(run):
     assert [r["lengths"] for r in folder.read("groups.jsonl")] == [[[1, 1], [2, 2], [2, 2]], *[[[2, 2]] * 3] * 2]
 
 
-@pytest.mark.parametrize("shared", [{}, {"share_prompts": True, "tokens_per_microbatch": 1}])
-def test_model_flops_utilization(run, shared):
-    """6 FLOPs per parameter (here one) and position of the batch, over what a trainer of 2 FLOP/s could have done. Prompts
-    that could be shared are not, if each row fills a microbatch."""
-    played = run(peak_tflops=2e-12, max_steps=2, **shared)
-    prompts = iter(played.trainer.prompts)  # of each row trained on, step after step; completions have two tokens
-    for step in played.steps:
-        positions = sum(len(next(prompts)) + 2 for _ in range(step["rows"]))
-        assert step["mfu"] * 2 * (step["seconds"] - step["trainer_idle"]) == pytest.approx(6 * positions)
-    assert "mfu" not in run(max_steps=2).steps[0]
-
-
 def test_verdicts_are_logged(monkeypatch, tmp_path, model):
     """What became of the judged completions, lost reward workers among it, is in each step's record."""
     monkeypatch.setattr(chain.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)

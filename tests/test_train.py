@@ -1,12 +1,11 @@
 """train.py: what one step makes of a batch, by hand; the loop over a scripted generator and trainer; and each way in
 which the program may end."""
 
-import json
 import random
 
 import pytest
 import torch
-from replay import STEPS, Replay, assert_same_logs, go, without_times
+from replay import Replay, assert_same_logs, without_times
 from scripted import ScriptedGenerator, batch_of, problem, rollout
 
 import pipeline_rl
@@ -314,9 +313,9 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("limit", "steps"), [(0.0, 3), (1e-12, 0), (1e3, 3)])
-def test_a_budget_of_device_hours_ends_the_run(run, limit, steps):
+def test_a_budget_of_hours_ends_the_run(run, limit, steps):
     """0 is no limit; 1e-12 hours have passed before the first step; 1,000 have not after the last."""
-    assert len(run(max_device_hours=limit, max_steps=3).steps) == steps
+    assert len(run(max_hours=limit, max_steps=3).steps) == steps
 
 
 def test_token_budget_ends_the_run_cleanly(run):
@@ -333,63 +332,15 @@ def test_token_budget_ends_the_run_cleanly(run):
 # ------------------------------------------------------------------------------------------- how the program may end
 
 
-def contents(folder):
-    """Content of every file in a run's folder, by name."""
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
-
-
 @pytest.mark.long
-def test_eval_only_reads_a_finished_run_and_writes_nothing(program, tmp_path):
-    """The model of step 7 is evaluated, with or without checkpoints; every file of the run stays as it is, and a later
-    resume trains on. What is printed has the run's own step, tokens and FLOPs."""
-    assert program()[0] == 0
-    before, [*_, last] = contents(tmp_path / "run"), Folder(tmp_path / "run").read("eval.jsonl")
-    assert last["step"] == STEPS
-    checkpoints, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
-    for present in (True, False):
-        if not present:
-            checkpoints.rename(elsewhere)
-        code, out, err = program("--resume", "--eval_only", "true")
-        assert (code, err) == (0, "") and f"evaluating {tmp_path}/run/model, the model of step 7" in out
-        [record] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        same = ("step", "version", "device", "tokens", "trained_tokens", "flops", "pass_rate", "n_prompts")
-        assert [record[name] for name in same] == [last[name] for name in same]
-    elsewhere.rename(checkpoints)
-    assert contents(tmp_path / "run") == before
-    assert program("--resume", "--max_steps", "8")[0] == 0
-    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 9))
-
-
-@pytest.mark.long
-def test_eval_only_of_a_run_that_is_not_finished(monkeypatch, program, tmp_path, model):
-    """Killed at step 5: the checkpoint of step 4 is evaluated. Finished, made longer and killed again at step 9, it is
-    the checkpoint of step 8 and not the old `model/`, which is still there. Nothing is written, not even by a stop."""
-    go(monkeypatch, tmp_path / "run", model, killed_after=5)
-    for newest, extend in ((4, []), (8, ["--max_steps", "12"])):
-        if extend:
-            assert program("--resume")[0] == 0
-            go(monkeypatch, tmp_path / "run", model, "--resume", *extend, killed_after=9)
-        before = contents(tmp_path / "run")
-        code, out, err = program("--resume", "--eval_only", "true")
-        assert (code, err) == (0, "") and contents(tmp_path / "run") == before
-        assert f"evaluating {tmp_path}/run/checkpoints/step-{newest:06d}" in out
-        assert f"evaluation at step {newest}:" in out
-
-    def result_of(self, future):
-        raise pipeline_rl.StopRequested
-
-    code, out, _ = program("--resume", "--eval_only", "true", script={"result_of": result_of})
-    assert code == 143 and "nothing was evaluated" in out and contents(tmp_path / "run") == before
-
-
-@pytest.mark.long
-def test_eval_only_of_a_model_needs_no_folder(program, tmp_path):
-    """Also where --output_dir holds a run of its own: nothing there is touched."""
-    code, out, err = program("--eval_only", "true")
-    assert (code, err) == (0, "") and "evaluation at step 0:" in out and not (tmp_path / "run").exists()
-    program("--max_steps", "1")
-    before = contents(tmp_path / "run")
-    assert program("--eval_only", "true")[0] == 0 and contents(tmp_path / "run") == before
+def test_a_run_of_no_steps_evaluates(program, tmp_path):
+    """--max_steps 0 evaluates a model once; after a kill it evaluates the newest checkpoint, and a longer run goes on."""
+    code, out, err = program("--max_steps", "0")
+    assert (code, err) == (0, "") and "no forecast from the first half" in out
+    assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0]
+    assert not without_times(tmp_path / "run", "metrics.jsonl")
+    assert program("--resume", "--max_steps", "2")[0] == 0
+    assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2]
 
 
 def test_all_prompts_retired_is_a_success(program, tmp_path):

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report, model = Report(args), subjects.warm_model(args.seed)
     torch.set_num_threads(args.threads)
     side = subjects.TrainerSide(model, args.seed)
-    common = [*subjects.QUIET, *subjects.STILL, "--seed", str(args.seed), "--threads", str(args.threads)]
+    common = [*subjects.QUIET, *subjects.STILL, "--seed", str(args.seed)]
     found: dict[str, list[dict[str, float]]] = {schedule: [] for schedule in (FIRST, *OTHERS)}
     with ExitStack() as until_the_end:
         folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))

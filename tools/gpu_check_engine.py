@@ -59,7 +59,8 @@ class Sides:
 def both_sides(job: Job, tied: bool, longest: int, flags: str = "") -> Iterator[Sides]:
     """They are made as train.py makes them. The long completions have `longest` tokens, the short ones 16."""
     model = random_qwen3(job.folder / f"tied-{tied}", TINY | {"tie_word_embeddings": tied})
-    flags += job.size(" --gpu_memory_utilization 0.15", "")
+    if "--engine_args" not in flags:
+        flags += job.size(""" --engine_args '{"gpu_memory_utilization": 0.15}'""", "")
     given = "--dtype bfloat16 --batch_prompts 2 --rollouts 1 --k 0 --max_num_seqs 32"
     trainer, draw = new_trainer(model, f"{given} {flags}"), random.Random(0)
     problems = [Problem(str(i), tuple(draw.randrange(2, 512) for _ in range(10)), "") for i in range(8)]
@@ -95,7 +96,11 @@ def weights_of(trainer: Trainer) -> dict[str, Tensor]:
 def weights_in_flight(job: Job) -> str:
     """4. Every token has the log-prob that its version's weights give it: ten updates each, with a tied head and an
     untied one, and with vLLM's own scheduler, which a GPU has by default."""
-    cases = (("tied", True, ""), ("untied", False, ""), ("vLLM's own", True, "--engine_args scheduler_cls=null"))
+    cases = (
+        ("tied", True, ""),
+        ("untied", False, ""),
+        ("vLLM's own", True, """--engine_args '{"scheduler_cls": null}'"""),
+    )
     return " · ".join(updates_in_flight(job, name, tied, 10, flags) for name, tied, flags in cases)
 
 

@@ -1,6 +1,7 @@
 """Checks 0 to 3 of gpu_check.py: the machine, and the trainer's side against another way of computing the same."""
 
 import random
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def random_qwen3(folder: Path, shape: dict[str, Any], ends: bool = False) -> str
 
 def new_trainer(model: str, flags: str) -> Trainer:
     """As train.py makes it."""
-    parsed = parse_flags(["--model", model, "--warmup_steps", "0", *flags.split()], "")
+    parsed = parse_flags(["--model", model, "--warmup_steps", "0", *shlex.split(flags)], "")
     return Trainer(parsed, new_accelerator(parsed), model)
 
 

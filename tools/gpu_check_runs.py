@@ -77,7 +77,7 @@ def launcher(job: Job, processes: int) -> list[str]:
 def demo(job: Job, name: str, steps: int, flags: str) -> Run:
     """The built-in task, with a probe at every step."""
     flags += f" --max_steps {steps} --eval_every {steps} --probe_every 1 --save_every 0"
-    run = Run(job, name, f"{flags} --cache_dir {shlex.quote(str(ROOT / 'runs' / 'cache'))}")
+    run = Run(job, name, flags)
     run.end()
     job.require(f"{name}: a probe at every step", len(run.gaps()) == steps)
     return run
@@ -252,7 +252,9 @@ def stand_ins() -> str:
     import transfers_on_cpu
 
     devices.torch = transfers_on_cpu.Torch()
-    return "--dtype float32 --generator_devices 1 --engine_args worker_extension_cls=transfers_on_cpu.Receiver"
+    return (
+        '--dtype float32 --generator_devices 1 --engine_args \'{"worker_extension_cls": "transfers_on_cpu.Receiver"}\''
+    )
 
 
 def placed_by_ray() -> str:
@@ -261,4 +263,4 @@ def placed_by_ray() -> str:
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[1]
     subprocess.run([*ray, "--node-ip-address=127.0.0.1"], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, check=True)
     os.environ |= {"RAY_ADDRESS": "127.0.0.1:6390", "VLLM_HOST_IP": "127.0.0.1"}
-    return "--engine_args distributed_executor_backend=ray --weight_channel nccl"
+    return '--engine_args \'{"distributed_executor_backend": "ray"}\' --weight_channel nccl'

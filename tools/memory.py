@@ -208,7 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--trainers", type=positive, default=1, help="trainer processes, a GPU each (1)")
     args, others = made.parse_known_args(argv)
     try:
-        flags = parse_flags([*others, "--dry_run", "true"], "")  # nothing is written: --output_dir may hold a run
+        flags = parse_flags(others, "")
+        flags.output_dir, flags.resume, flags.overwrite = "runs/none", "", False  # nothing is written
         check_flags(flags)
         if not flags.model:
             raise UsageError(f"--model must be a folder, a hub id, or one of {', '.join(SHAPES)}.")

@@ -150,19 +150,17 @@ def test_published_runs_of_a_flag_that_went_are_still_read(table):
 
 
 def test_budget_is_of_each_run_and_takes_the_settings_place(table, tmp_path):
-    """800k tokens, 1.5M tokens, 0.05 device-hours; one kind switches the other off."""
-    assert ablate.budget_flags("800k") == {"max_sampled_tokens": 800_000, "max_device_hours": 0.0}
+    """800k tokens, 1.5M tokens, 0.05 hours; one kind switches the other off."""
+    assert ablate.budget_flags("800k") == {"max_sampled_tokens": 800_000, "max_hours": 0.0}
     assert (
         ablate.budget_flags("1.5M")["max_sampled_tokens"] == 1_500_000
         and ablate.budget_flags("900")["max_sampled_tokens"] == 900
     )
-    assert ablate.budget_flags("0.05h") == {"max_sampled_tokens": 0, "max_device_hours": 0.05}
+    assert ablate.budget_flags("0.05h") == {"max_sampled_tokens": 0, "max_hours": 0.05}
     object.__setattr__(table["one"], "setting", "--k 4 --max_sampled_tokens 100")
     runs = plan("one", [0], tmp_path, ablate.budget_flags("0.05h"))
     words = runs["base", 0].command()
-    assert (
-        words[words.index("--max_sampled_tokens") + 1] == "0" and words[words.index("--max_device_hours") + 1] == "0.05"
-    )
+    assert words[words.index("--max_sampled_tokens") + 1] == "0" and words[words.index("--max_hours") + 1] == "0.05"
     for bad in ("0", "-5k", "many", "h", "nan", "inf"):
         with pytest.raises(UsageError):
             ablate.budget_flags(bad)
@@ -312,7 +310,7 @@ def test_the_report_names_the_budget_that_was_given(program, monkeypatch, tmp_pa
     monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
     assert call("one", "--seeds", "1", "--only", "base", "--budget", "90k") == 0
     text = (tmp_path / "runs/results/one.md").read_text()
-    assert "Setting: `--k 4 --max_sampled_tokens 90000 --max_device_hours 0.0`" in text
+    assert "Setting: `--k 4 --max_sampled_tokens 90000 --max_hours 0.0`" in text
 
 
 def test_the_file_of_curves_gives_the_reports_of_the_folders(program, monkeypatch, tmp_path, capsys):
