@@ -125,6 +125,7 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
         ("unsafe_code", True),
         ("reward", "runs.evil:f"),
         ("reward", "math,evil:f"),
+        ("attn_implementation", "evil/kernel"),
         ("engine_args", '{"worker_extension_cls": "evil.Worker"}'),
         ("engine_args", '{"block_size": 64, "trust_remote_code": true}'),
         ("engine_args", '{"logits_processors": ["evil:P"]}'),
@@ -236,6 +237,9 @@ REFUSED = {  # a command line -> words of the sentence; the first flag is named 
     '--engine_args {"seed":1} --engine torch': "--engine vllm",
     '--generator_devices 1 --engine_args {"distributed_executor_backend":"ray"}': "Ray",
     "--size xl --model a/b": "no --model",
+    "--tis_level sequence": "--loss tis",
+    "--pass_rate_window latest --pass_rate_threshold 1.1": "at most 1",
+    "--restart_window 5 --max_restarts 0": "--max_restarts above 0",
     "--vocabulary 100 --model a/b": "no --model",
     "--lora_alpha 8": "--lora_rank above 0",
     "--difficulty easy --dataset chain": "--dataset graded",
@@ -290,11 +294,24 @@ def test_good_input_at_the_same_boundaries_starts(command, line):
     assert command(line)[0] is not None
 
 
+@pytest.mark.parametrize("package", ["flash_attn", "kernels"])  # transformers takes either
+def test_flash_attention_needs_its_package_and_bfloat16(monkeypatch, package):
+    flags = {"attn_implementation": "flash_attention_2", "dtype": "bfloat16"}
+    with pytest.raises(UsageError, match="flash_attention_2: pip install flash-attn, or leave it out"):
+        check_flags(flags_with(**flags))
+    monkeypatch.setattr(flag_checks, "find_spec", lambda name: name == package)
+    check_flags(flags_with(**flags))  # is accepted
+    with pytest.raises(UsageError, match="--share_prompts needs a mask, which flash_attention_2 does not take"):
+        check_flags(flags_with(**flags, share_prompts=True))
+    with pytest.raises(UsageError, match="flash_attention_2 has no float32; add --dtype bfloat16"):
+        check_flags(flags_with(**flags | {"dtype": "float32"}))
+
+
 def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
     """One line, whatever is given: ends of lines and escape sequences are written as Python does; paths that are too long,
     text that cannot be saved, and numbers that are no float are refused before anything is written."""
     monkeypatch.chdir(tmp_path)
-    paths = "output_dir model resume"
+    paths = "output_dir model lora_adapter resume"
     for value, names in (
         ("/a\nb\x1b[1m", "model resume dataset engine_args k fp32_head loss lamda"),
         ("x" * 256, paths), ("x/" * 2000, paths), ("\udcff/a", paths), ("[" * 99999, "engine_args"),
