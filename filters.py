@@ -1,9 +1,9 @@
 """Which groups to train on: drop those with equal rewards, do not draw solved prompts again, or draw until B are good.
 
-PROBLEM. With A = r - mean_group(r), a group whose rewards are all equal has A = 0 on every token: it cost sampling and
-has no gradient. Left in the batch, it counts in the prompt average, which shrinks the step, and its zeros lower the
-batch std, which enlarges it (`normalize_advantages` in losses.py has the numbers). And a prompt that the policy nearly
-always solves will mostly give such groups, so drawing it again costs compute without a signal.
+PROBLEM. With A = r - mean_group(r), a group whose rewards are all equal has A = 0 on every token: no gradient. Left in
+the batch, it counts in the prompt average, which shrinks the step, and its zeros lower the batch std, which enlarges it
+(`normalize_advantages` in losses.py has the numbers). And a prompt that the policy nearly always solves will mostly
+give such groups, so drawing it again costs compute without a signal.
 
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2) filters twice.
 - Zero-variance filter: groups with equal rewards leave the loss AND its denominators; the batch is not refilled.
@@ -15,13 +15,13 @@ DAPO's dynamic sampling (2503.14476, section 3.2) is the alternative to the firs
 SYMBOLS. N rows (rollouts) · r reward · B groups in an optimizer step · group_ids (N,): which group of this batch each
 row belongs to · prompt_key: the prompt's name in the data set, the same in every epoch, for `PassRateHistory` only.
 
-SEVERAL RANKS. Every rank must see every group of the step, in the same order: gather rewards and group_ids before
-`has_variance`, keys and correctness before `PassRateHistory.update`. Otherwise the ranks retire different prompts.
+SEVERAL RANKS. Every rank must see every group of the step, in the same order, or ranks would retire different prompts:
+gather rewards and group_ids before `has_variance`, keys and correctness before `PassRateHistory.update`.
 
-CHOICES, where the paper is silent. F1: the pass rate counts all epochs, or with `window="latest"` only the last group.
-F2: a prompt is retired for good. A group of it that is already being sampled is still trained on and counted, but
-cannot bring it back. F3: the rate counts 0/1 correctness, never a shaped reward, and one group is enough: a prompt
-solved 15 times of 16 is gone, one solved 14 times stays.
+CHOICES, where the paper is silent. F1: the pass rate counts all epochs. F2: a prompt is retired for good. A group of it
+that is already being sampled is still trained on and counted, but cannot bring it back. F3: the rate counts 0/1
+correctness, never a shaped reward, and one group is enough: a prompt solved 15 times of 16 is gone, one solved 14 times
+stays.
 
 >>> has_variance(torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
 [True, True, False, False]
@@ -39,7 +39,6 @@ train-23 0.875 False
 """
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -52,8 +51,8 @@ def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """(N,) bool. True: the rewards of the row's group differ, train on it (arXiv 2510.13786, section 3.2).
 
     Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN reward
-    differs from all, so that its group stays and the error shows. A group of one row has no variance.
-    rewards (N,), group_ids (N,) in any order. Raises ValueError for other shapes.
+    differs from all, so that its group stays and the error shows. A group of one row has no variance. Rows may come in
+    any order. Raises ValueError for shapes other than (N,), (N,).
     """
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
@@ -66,20 +65,17 @@ def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
 class PassRateHistory:
     """No-positive-resampling: remembers how often each prompt was solved and retires those that became easy.
 
-    Update it when a group is consumed, and ask `retired` before a prompt is sampled again. It is part of the run's
-    state: save `state_dict()` with the checkpoint. All methods raise TypeError for a key that is neither str nor int: a
-    0-d tensor hashes by identity and would be a new prompt every time, one that is never retired.
+    Update it when a group is consumed, ask `retired` before a prompt is sampled again, and save `state_dict()` with the
+    checkpoint. All methods raise TypeError for a key that is neither str nor int: a 0-d tensor hashes by identity and
+    would be a new prompt every time, one that is never retired.
 
-    threshold: finite and > 0. Above 1 nothing is retired: the off value.
-    window: `cumulative` counts all groups of a prompt, `latest` the last one (F1). Other values raise ValueError.
+    threshold: finite and > 0. Above 1 nothing is retired: the off value. Other values raise ValueError.
     """
 
-    def __init__(self, threshold: float = 0.9, window: str = "cumulative") -> None:
+    def __init__(self, threshold: float = 0.9) -> None:
         if not 0 < threshold < float("inf"):
             raise ValueError(f"PassRateHistory: threshold must be a finite number > 0, got {threshold}.")
-        if window not in ("cumulative", "latest"):
-            raise ValueError(f"PassRateHistory: window={window!r} is not one of cumulative, latest.")
-        self.threshold, self.window = float(threshold), window
+        self.threshold = float(threshold)
         self._counts: dict[PromptKey, tuple[int, int]] = {}  # prompt -> (correct, rollouts)
         self._retired: dict[PromptKey, None] = {}  # a set that keeps its order, so that equal runs save equal files
 
@@ -88,16 +84,15 @@ class PassRateHistory:
 
         Raises ValueError if `correct` is empty or holds anything but 0 and 1 (a reward of -1, a shaped 0.5).
         """
+        self._check(prompt_key)
         values = [float(c) for c in correct]
         if not values or any(v not in (0.0, 1.0) for v in values):
             raise ValueError(f"PassRateHistory: expected a 0 or 1 for each rollout of the group, got {values}.")
-        self._check(prompt_key)
-        before = self._counts.get(prompt_key, (0, 0)) if self.window == "cumulative" else (0, 0)
+        before = self._counts.get(prompt_key, (0, 0))
         solved, rollouts = before[0] + int(sum(values)), before[1] + len(values)
         self._counts[prompt_key] = (solved, rollouts)
-        # solved / rollouts >= threshold, in integers: 0.57 * 100 is 56.99999999999999 in floating point
-        bound = Fraction(str(self.threshold))
-        if solved * bound.denominator >= bound.numerator * rollouts:
+        # solved / rollouts >= threshold; the margin because 0.07 * 100 is 7.000000000000001 in floating point
+        if solved >= self.threshold * rollouts - 1e-6:
             self._retired[prompt_key] = None
 
     def _check(self, prompt_key: Any) -> None:
@@ -122,17 +117,16 @@ class PassRateHistory:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able. The counts are a list, because JSON would turn int keys of a dict into strings."""
-        counts = [[prompt_key, solved, rollouts] for prompt_key, (solved, rollouts) in self._counts.items()]
-        return {"threshold": self.threshold, "window": self.window, "counts": counts, "retired": list(self._retired)}
+        counts = [[key, solved, rollouts] for key, (solved, rollouts) in self._counts.items()]
+        return {"threshold": self.threshold, "counts": counts, "retired": list(self._retired)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved history. Raises ValueError for other keys, or another threshold or window than its own."""
+        """Take over a saved history. Raises ValueError for other keys, or another threshold than its own."""
         if set(state) != set(self.state_dict()):
             raise ValueError(f"PassRateHistory: the state has keys {sorted(state)}, not {sorted(self.state_dict())}.")
-        if (state["threshold"], state["window"]) != (self.threshold, self.window):
+        if state["threshold"] != self.threshold:
             raise ValueError(
-                f"PassRateHistory: the state was kept with threshold {state['threshold']} and window "
-                f"{state['window']}, this run has {self.threshold} and {self.window}."
+                f"PassRateHistory: the state was kept with threshold {state['threshold']}, not with {self.threshold}."
             )
         self._counts = {key: (solved, rollouts) for key, solved, rollouts in state["counts"]}
         self._retired = dict.fromkeys(state["retired"])
@@ -145,9 +139,8 @@ class NoVariedGroups(RuntimeError):
 class DynamicSampling:
     """DAPO's refill (arXiv 2503.14476, section 3.2): offer groups until `full`, then `take` the B with unequal rewards.
 
-    A refill costs sampling that is not trained on: `discarded` and `offered` count it since the last `take`. There is
-    no `state_dict`: the groups it holds are lost at a checkpoint, so sample their prompts again after a resume.
-    Raises ValueError for batch_prompts, which is B, below 1.
+    `discarded` and `offered` count since the last `take`. There is no `state_dict`: the groups it holds are lost at a
+    checkpoint, so sample their prompts again after a resume. Raises ValueError for batch_prompts, which is B, below 1.
     """
 
     def __init__(self, batch_prompts: int) -> None:
@@ -164,8 +157,8 @@ class DynamicSampling:
     def offer(self, group: Any, rewards: Sequence[float] | Tensor) -> bool:
         """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept.
 
-        Raises RuntimeError if the batch is full already, ValueError for a group without rewards, and NoVariedGroups
-        after 10·B discarded groups in a row (DAPO's own code gives up after 10 batches).
+        Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10·B
+        discarded groups in a row (DAPO's own code gives up after 10 batches).
         """
         if self.full:
             raise RuntimeError("DynamicSampling: the batch is full; call take() before the next offer().")
@@ -173,18 +166,18 @@ class DynamicSampling:
         if not len(values):
             raise ValueError("DynamicSampling: a group without rewards has nothing to keep or to discard.")
         self.offered += 1
-        if has_variance(values, torch.zeros(len(values))).any():
+        kept = bool(has_variance(values, torch.zeros(len(values))).any())
+        self._in_a_row = 0 if kept else self._in_a_row + 1
+        if kept:
             self._groups.append(group)
-            self._in_a_row = 0
-            return True
-        self.discarded += 1
-        self._in_a_row += 1
+        else:
+            self.discarded += 1
         if self._in_a_row >= 10 * self.batch_prompts:
             raise NoVariedGroups(
                 f"Dynamic sampling discarded {self._in_a_row} groups in a row: the policy solves all or none of these "
                 "prompts. Use other prompts, more rollouts per prompt, or the zero-variance filter instead."
             )
-        return False
+        return kept
 
     def take(self) -> list[Any]:
         """The B kept groups in the order they were offered; counts start anew. Raises RuntimeError before `full`."""

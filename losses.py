@@ -28,9 +28,9 @@ forced, not padding · group_ids which group each row belongs to, e.g. 0 0 1 1: 
 makes two groups.
 
 SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work with advantages and weights for
-each token; but `gspo` and sequence-level `tis` would take the packed row for one sequence. Log-ratios are bounded to
-+-20 before `exp` (a ratio of 5e8): beyond that even the one case without a limit, DAPO's with A < 0, has no gradient.
-L1 to L5 are choices where papers differ or are silent; docs/choices.md lists them.
+each token; but `gspo` would take the packed row for one sequence. Log-ratios are bounded to +-20 before `exp` (a ratio
+of 5e8): beyond that even the one case without a limit, DAPO's with A < 0, has no gradient. L1 to L5 are choices where
+papers differ or are silent; docs/choices.md lists them.
 
 Two tokens with rho = 7.39 and 0.61, one above 1.26 and one below 0.80, then the loss of a group of two rows:
 
@@ -64,9 +64,8 @@ def normalize_advantages(
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's).
 
     L2: drop the groups with equal rewards before the call. Their advantages are 0, but a share p of them left in the
-    std multiplies all other advantages by 1 / sqrt(1 - p); left in the average (`aggregation_weights`) it multiplies
-    the step by (1 - p); left in both, by sqrt(1 - p). For p = 1/2: x1.41, x0.50, x0.71. And p changes from batch to
-    batch.
+    std multiplies all others by 1 / sqrt(1 - p); left in the average (`aggregation_weights`) it multiplies the step by
+    (1 - p); left in both, by sqrt(1 - p). For p = 1/2: x1.41, x0.50, x0.71. And p changes from batch to batch.
 
     Args:
         rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN, except
@@ -152,7 +151,7 @@ def dapo(
 ) -> LossAndMetrics:  # fmt: skip
     """PPO's clip with a wider upper side, so that unlikely tokens can grow (arXiv 2503.14476, Eq. 8).
 
-    DAPO's own upper clip is 0.28, the best in ScaleRL 0.26. Arguments, returns and errors as in `cispo`.
+    DAPO's own upper clip is 0.28, the best in ScaleRL 0.26. The rest as in `cispo`.
     """
     _, log_ratio, advantages, trained = _select(logprobs, behaviour_logprobs, advantages, mask)
     term, capped = _clipped_term(_bounded_exp(log_ratio), advantages, eps_low, eps_high)  # (N, T), (N, T)
@@ -184,9 +183,8 @@ def gspo(
     """PPO's clip on one ratio for each sequence (arXiv 2507.18071, Eq. 5-7), with the clips of ScaleRL's GSPO run.
 
     Each token carries the term of its sequence, and `capped_*` counts all tokens of a clipped one. L5: with the average
-    `sample` that is the paper's mean over sequences; with `prompt` or `token` long sequences count more. Advantages for
-    each token make it GSPO-token (section 4.3): the ratio stays the sequence's, the sign of A_it says which clip limits
-    token t, and A_it moves only token t. The rest as in `cispo`.
+    `sample` that is the paper's mean over sequences; with others long sequences count more. Advantages for each token
+    make it GSPO-token (section 4.3): the ratio stays the sequence's, and A_it clips and moves only token t.
     """
     logprobs, log_ratio, advantages, trained = _select(logprobs, behaviour_logprobs, advantages, mask)
     length = trained.sum(-1, keepdim=True).clamp_min(1)  # (N, 1)
@@ -200,29 +198,21 @@ def gspo(
 
 def tis(
     logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor,
-    *, old_logprobs: Tensor, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 2.0, level: str = "token",
+    *, old_logprobs: Tensor, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 2.0,
 ) -> LossAndMetrics:  # fmt: skip
     """PPO's clip against the trainer's own old log-probs, times a truncated correction (Yao et al. 2025).
 
-    Only here is the ratio split in two: rho = (pi / pi_old) * w, with w = pi_old / pi_gen for all that lies
-    between sampling and this batch: the other program and, under PipelineRL, older weights. PPO's clip acts on the
-    first factor, and a cap on w. (The other losses have both inside rho, and w on top would correct twice.)
-    `old_logprobs` (N, T) are the trainer's before the first update on this batch. If that is the only update, as under
-    PipelineRL, pi_old is pi: the clip never acts, and the gradient of level `token` is that of CISPO with eps_max =
-    cap, to the bit. `tis_capped` in the metrics counts tokens above the cap.
-
-    level: w of each `token`, or their product over the `sequence` (Liu et al. 2025, "When Speed Kills
-    Stability"). A token's ratio ignores how likely pi_old was to write what stands before the token, so its gradient is
-    biased even without the cap; the product's is not, but it varies more. Another level raises ValueError.
+    Only here is the ratio split in two: rho = (pi / pi_old) * w, with w = pi_old / pi_gen for what lies between
+    sampling and this batch: the other program and, under PipelineRL, older weights. PPO's clip acts on the first
+    factor, a cap on w. (The other losses have both inside rho, and w on top would correct twice.) `old_logprobs`
+    (N, T) are the trainer's before the first update on this batch. If that is the only update, as under PipelineRL,
+    pi_old is pi: the clip never acts, and the gradient is that of CISPO with eps_max = cap, to the bit. `tis_capped` in
+    the metrics counts tokens above the cap. The rest as in `cispo`.
     """
-    if level not in ("token", "sequence"):
-        raise ValueError(f"tis: level={level!r} is not one of token, sequence.")
     logprobs, log_ratio, _, _ = _select(logprobs, behaviour_logprobs, advantages, mask)
     old_logprobs = old_logprobs.detach().to(logprobs.dtype)  # (N, T)
     # the same rows once more, now with the old log-probs in the numerator
     old, log_mismatch, advantages, trained = _select(old_logprobs, behaviour_logprobs, advantages, mask)
-    if level == "sequence":  # log prod_t = sum_t log, in every place of the row
-        log_mismatch = log_mismatch.sum(-1, keepdim=True).expand_as(logprobs)  # (N, T)
     mismatch = _bounded_exp(log_mismatch)  # (N, T) w = pi_old / pi_gen
     term, capped = _clipped_term(_bounded_exp(logprobs - old), advantages, eps_low, eps_high)  # (N, T), (N, T)
     # token loss = - min(w, cap) * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A),   r = pi / pi_old
@@ -237,8 +227,8 @@ LOSSES = {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
 def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", constant: float | None = None) -> Tensor:
     """The averages of a loss as one weight for each token, so that every split of the batch sums to the same gradient.
 
-    If your trainer divides the loss, multiply by its divisor first: the number of ranks under DDP, FSDP and accelerate,
-    and the accumulation steps with `accelerator.accumulate`. Adam hides a missing factor; gradient clipping does not.
+    If your trainer divides the loss, multiply by its divisor: the number of ranks under DDP, FSDP and accelerate, the
+    accumulation steps with `accelerator.accumulate`. Adam hides a missing factor; gradient clipping does not.
 
     Args:
         mask, group_ids: (N, T), (N,) of all ranks and microbatches together; dropped rows are left out or all 0.
@@ -284,9 +274,8 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estim
         k2   (log r)^2 / 2      biased                      that of KL(pi || pi_ref)
         k3   r - 1 - log r      KL(pi || pi_ref)            that of KL(pi_ref || pi)
 
-    On tokens that were sampled up to k steps ago this holds only approximately: no ratio corrects for their age.
-    logprobs (N, T) with gradient, reference_logprobs (N, T), mask (N, T) -> (N, T), float32 at least, 0 outside the
-    mask. Raises ValueError for an unknown estimator or shapes that do not agree.
+    On tokens sampled up to k steps ago this holds only approximately: no ratio corrects for their age. All shapes are
+    (N, T), the result float32 at least. Raises ValueError for an unknown estimator or shapes that do not agree.
     """
     if not logprobs.shape == reference_logprobs.shape == mask.shape:
         raise ValueError("kl_penalty: logprobs, reference_logprobs and mask must have one shape (N, T).")
@@ -321,7 +310,7 @@ def _metrics(log_ratio: Tensor, capped: Tensor, advantages: Tensor, trained: Ten
 def merge_metrics(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Metrics of several microbatches or ranks as one: keys ending in `_max` take the maximum, all others add.
 
-    Nothing is read back from the device. Raises ValueError if there are no parts or their keys differ.
+    Nothing is read back from the device. Raises ValueError for no parts or parts with other keys.
     """
     if not parts or any(part.keys() != parts[0].keys() for part in parts):
         raise ValueError("merge_metrics: expected at least one dict of metrics, and the same keys in each.")
@@ -338,14 +327,13 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     tis_capped (only from `tis`): share of all tokens. A share of no tokens is 0.
     """
     m = {key: float(value) for key, value in metrics.items()}
-    summary = {
-        "ratio_mean": m["ratio_sum"] / (m["tokens"] or 1),
-        "ratio_max": m["ratio_max"],
-        "ess": m["ratio_sum"] ** 2 / (m["tokens"] * m["ratio_sq_sum"] or 1),
-        "capped_positive": m["capped_positive"] / (m["tokens_positive"] or 1),
-        "capped_negative": m["capped_negative"] / (m["tokens_negative"] or 1),
-    }
-    return summary | ({"tis_capped": m["tis_capped"] / (m["tokens"] or 1)} if "tis_capped" in m else {})
+    summary = {"ratio_mean": m["ratio_sum"] / (m["tokens"] or 1), "ratio_max": m["ratio_max"]}
+    summary["ess"] = m["ratio_sum"] ** 2 / (m["tokens"] * m["ratio_sq_sum"] or 1)
+    for sign in ("positive", "negative"):
+        summary[f"capped_{sign}"] = m[f"capped_{sign}"] / (m[f"tokens_{sign}"] or 1)
+    if "tis_capped" in m:
+        summary["tis_capped"] = m["tis_capped"] / (m["tokens"] or 1)
+    return summary
 
 
 if __name__ == "__main__":  # show the worked example, and check it

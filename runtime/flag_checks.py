@@ -29,10 +29,8 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": ("--loss gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
                  lambda flags: flags.loss in ("gspo", "dapo", "tis")),
-    "tis_level": ("--loss tis", lambda flags: flags.loss == "tis"),
     "penalty_window penalty_on": ("--length_control penalty", lambda flags: flags.length_control == "penalty"),
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
-    "pass_rate_window": ("a --pass_rate_threshold of at most 1", lambda flags: flags.pass_rate_threshold <= 1),
     "restart_window": ("--max_restarts above 0", lambda flags: flags.max_restarts > 0),
     "tensor_parallel data_parallel engine_args weight_channel max_restarts":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
@@ -237,10 +235,10 @@ def adjustments(flags: Flags) -> Iterator[str]:
 def notes(flags: Flags) -> Iterator[str]:
     """What works, but not as its name or the defaults promise."""
     if flags.loss == "tis" and (flags.schedule == "pipeline" or flags.k == 1):
-        note = "--loss tis: every batch gets one update, so pi_old is pi and the clip never acts"
-        if flags.tis_level == "token":
-            note += "; with --tis_level token it equals --loss cispo --eps_max 2"
-        yield note
+        yield (
+            "--loss tis: every batch gets one update, so pi_old is pi, the clip never acts and it equals --loss cispo "
+            "--eps_max 2"
+        )
     if flags.loss == "gspo" and flags.aggregation != "sample":
         yield f"--loss gspo with --aggregation {flags.aggregation}: GSPO's own paper averages by --aggregation sample"
     interrupted = flags.length_control == "interruption"

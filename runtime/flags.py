@@ -45,12 +45,14 @@ GONE: dict[str, tuple[Any, str]] = {
     "lr_schedule": ("constant", "the constant rate of the paper; lower --lr at a --resume"),
     "max_device_hours": (0.0, "--max_hours"),
     "max_tokens": (0, "--max_sampled_tokens"),
+    "pass_rate_window": ("cumulative", "the whole history of a prompt, as in the paper"),
     "peak_tflops": (0.0, "`flops` and `seconds` in the logs"),
     "push_to_hub": ("", "hf upload OUTPUT_DIR/model"),
     "rambling": (0.35, "the usual warm start, in tasks/"),
     "reward_errors": ("raise", "a reward function that catches its own errors and returns 0"),
     "threads": (1, "OMP_NUM_THREADS in the environment"),
     "tis_cap": (2.0, "the cap of 2, in losses.py"),
+    "tis_level": ("token", "the ratio of each token, in losses.py"),
     "weight_decay": (0.01, "the paper's 0.01, in runtime/trainer.py"),
 }
 
@@ -174,7 +176,6 @@ class LossFlags:
     eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
     eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; negative means the loss's own default.")
     eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; negative means the loss's own default.")
-    tis_level: Literal["token", "sequence"] = flag("token", "TIS: that ratio per token, or its product per sequence.")
     kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
 
@@ -186,7 +187,6 @@ class FilterFlags:
     zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
-    pass_rate_window: Literal["cumulative", "latest"] = flag("cumulative", "Which groups count for it.")
     truncated_rollouts: Literal["keep", "drop"] = flag(  # O3
         "keep", "Rollouts cut at the cap: judged by what they hold, or not trained."
     )

@@ -79,7 +79,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     for sentence in check_memory(flags, ranks.accelerator, count_parameters(flags, model)):
         ranks.say(sentence)
     trainer = Trainer(flags, ranks.accelerator, model)
-    history = PassRateHistory(flags.pass_rate_threshold, flags.pass_rate_window)
+    history = PassRateHistory(flags.pass_rate_threshold)
     shuffled = flags.prompt_order == "shuffled"
     prompts = PromptStream(task.train, flags.seed, history.retired, task.weights, shuffled)
     channel, devices = new_channel(flags, ranks.accelerator)
@@ -166,10 +166,9 @@ def resume(
             "--prompts and --seed as before, and no --eval_dataset that has prompts of it."
         )
     try:
-        history.load_state_dict(state["history"])
+        history.load_state_dict({name: x for name, x in state["history"].items() if name != "window"})  # until 0.12
     except ValueError as error:
-        fix = "Give --pass_rate_threshold and --pass_rate_window as before."
-        raise UsageError(f"--resume: {error} {fix}") from error
+        raise UsageError(f"--resume: {error} Give --pass_rate_threshold as before.") from error
     prompts.load_state_dict(state["prompts"])
     progress.load_state_dict(state)
     if ranks.main:

@@ -253,4 +253,4 @@ def clip_options(flags: Flags) -> dict[str, Any]:
         return {"eps_max": flags.eps_max}
     if flags.loss == "grpo":
         return {"eps": given["eps_low"]} if "eps_low" in given else {}
-    return given | ({"level": flags.tis_level} if flags.loss == "tis" else {})
+    return given

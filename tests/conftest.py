@@ -6,6 +6,12 @@ import gc
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile(
+    "tests", derandomize=True, database=None, deadline=None, max_examples=50
+)  # the same every time
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)

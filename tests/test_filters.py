@@ -1,4 +1,4 @@
-"""filters.py: hand-worked groups, and each filter's state through JSON."""
+"""filters.py: hand-worked groups, properties over drawn rewards, and each filter's state through JSON."""
 
 import json
 import math
@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from filters import DynamicSampling, NoVariedGroups, PassRateHistory, has_variance
 from losses import LOSSES, aggregation_weights, normalize_advantages
 
-# ----------------------------------------------------------------------------------------------- worked examples
+# -------------------------------------------------------------------------------------------- zero-variance filter
 
 
 def test_has_variance_by_hand():
@@ -18,14 +20,74 @@ def test_has_variance_by_hand():
     rewards = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
     ids = torch.tensor([4, 2, 4, 9, 2, 4, 9, 5])
     assert has_variance(rewards, ids).tolist() == [True, False, True, False, False, True, False, False]
-    assert rewards.tolist() == [1, 1, -1, -1, 1, 1, -1, 1] and ids.tolist() == [4, 2, 4, 9, 2, 4, 9, 5]
+
+
+REWARDS = st.sampled_from([-0.5, -0.25, 0.1, 1 / 3, 1 / 3 + 1e-7, 1.0])
+
+
+@given(st.lists(st.tuples(REWARDS, st.integers(0, 4))), st.randoms(use_true_random=False))
+def test_has_variance_counts_different_rewards_whatever_the_order(rows, rng):
+    """Oracle: a set of each group's rewards has more than one element. No input is written."""
+    rng.shuffle(rows)
+    rewards, ids = (
+        torch.tensor([row[i] for row in rows], dtype=kind) for i, kind in ((0, torch.float32), (1, torch.long))
+    )
+    before = rewards.clone(), ids.clone()
+    of_group: dict[int, set] = {}
+    for reward, group in zip(rewards.tolist(), ids.tolist(), strict=True):
+        of_group.setdefault(group, set()).add(reward)
+    assert has_variance(rewards, ids).tolist() == [len(of_group[group]) > 1 for group in ids.tolist()]
+    assert torch.equal(rewards, before[0]) and torch.equal(ids, before[1])
+
+
+def test_has_variance_is_exact_equality():
+    """Seven FP32 thirds have a std of 3e-8 in FP32, not 0: equal all the same. The next number is not equal."""
+    thirds = torch.full((7,), 1 / 3)
+    assert not has_variance(thirds, torch.zeros(7)).any()
+    thirds[3] = torch.nextafter(thirds[3], torch.tensor(1.0))
+    assert has_variance(thirds, torch.zeros(7)).all()
+    for rewards in ([math.nan, 1.0], [math.nan, math.nan]):  # an error to be seen, not a group to be dropped in silence
+        assert has_variance(torch.tensor(rewards), torch.zeros(2)).all()
+
+
+@pytest.mark.parametrize("rewards, ids", [(3, 2), (2, 3), ((4, 1), 4), ((4, 1), (4, 1)), ((), ())])
+def test_has_variance_refuses_shapes_that_do_not_agree(rewards, ids):
+    rewards, ids = torch.zeros(rewards), torch.zeros(ids)
+    with pytest.raises(ValueError) as error:
+        has_variance(rewards, ids)
+    assert str(tuple(rewards.shape)) in str(error.value) and str(tuple(ids.shape)) in str(error.value)
+
+
+@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
+def test_filtered_rows_leave_loss_and_denominators(how):
+    """A step on a batch with two dead groups, their mask set to 0, is the step on the batch that never had them. Left
+    in, half of the groups are dead, so that the step is half as large."""
+    logprobs = -torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rewards = torch.tensor([1.0, -1, 1, 1, -1, -1, -1, 1], dtype=torch.float64)
+    ids, mask = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), torch.ones(8, 3, dtype=torch.float64)
+    keep, everything = has_variance(rewards, ids), torch.ones(8, dtype=torch.bool)
+    assert keep.tolist() == [True, True, False, False, False, False, True, True]
+
+    def step(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        leaf = logprobs.clone().requires_grad_()
+        advantages = torch.zeros(8, dtype=torch.float64)
+        advantages[keep] = normalize_advantages(rewards[keep], ids[keep])
+        token_loss, _ = LOSSES["cispo"](leaf[rows], logprobs[rows] - 0.1, advantages[rows], mask[rows])
+        weights = aggregation_weights(mask[rows], ids[rows], how, constant=4)
+        return torch.autograd.grad((weights * token_loss).sum(), leaf)[0]
+
+    removed = step(keep, mask)
+    torch.testing.assert_close(step(everything, mask * keep[:, None]), removed)
+    torch.testing.assert_close(step(everything, mask), removed / 2)
+
+
+# ------------------------------------------------------------------------------------- no-positive-resampling
 
 
 def test_pass_rate_history_by_hand():
     """16 of 16 in epoch 1 would retire; 12 of 16, then 16 of 16: 28/32 = .875 stays; then 16/16: 44/48 = .917 goes."""
     history = PassRateHistory()
-    assert history.threshold == 0.9 and history.window == "cumulative"
-    assert history.pass_rate("a") is None and not history.retired("a")
+    assert history.threshold == 0.9 and history.pass_rate("a") is None and not history.retired("a")
     for solved, rate, retired in [(12, 12 / 16, False), (16, 28 / 32, False), (16, 44 / 48, True)]:
         history.update("a", [1] * solved + [0] * (16 - solved))
         assert history.pass_rate("a") == rate and history.retired("a") is retired
@@ -33,16 +95,93 @@ def test_pass_rate_history_by_hand():
     assert history.pass_rate("b") == 0.5 and not history.retired("b") and history.n_retired == 1
 
 
-def test_latest_window_by_hand():
-    """12/16 then 16/16: the latest group alone is 1.0, so the prompt goes at the second group already."""
-    history = PassRateHistory(window="latest")
-    history.update("a", [1] * 12 + [0] * 4)
-    assert not history.retired("a")
-    history.update("a", [1] * 16)
-    assert history.pass_rate("a") == 1.0 and history.retired("a")
-    history.update("b", [1] * 8 + [0] * 2)
-    history.update("b", [0, 1])
-    assert history.pass_rate("b") == 0.5 and not history.retired("b")
+@pytest.mark.parametrize("rollouts", [3, 100, 3000])
+def test_threshold_is_reached_at_equality(rollouts):
+    """Every share of the rollouts retires at that share and not one below; in floating point .57 * 100 < 57 and .07 * 100
+    > 7."""
+    for solved in range(1, rollouts + 1, max(1, rollouts // 200)):
+        for below in (0, 1):
+            history = PassRateHistory(threshold=solved / rollouts)
+            history.update(0, [1] * (solved - below) + [0] * (rollouts - solved + below))
+            assert history.retired(0) is (below == 0)
+
+
+def test_retired_for_good_and_groups_in_flight():
+    """A retired prompt's group that was in flight is counted and lowers the rate to 10/20; the prompt stays retired."""
+    history = PassRateHistory()
+    history.update("a", [1] * 10)
+    history.update("a", [0] * 10)
+    assert history.pass_rate("a") == 0.5 and history.retired("a") and history.n_retired == 1
+
+
+def test_a_threshold_above_1_retires_nothing_and_others_are_refused():
+    history = PassRateHistory(threshold=1.1)
+    history.update("a", [1] * 50)
+    assert not history.retired("a") and history.pass_rate("a") == 1.0
+    for threshold in (0, -0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="threshold"):
+            PassRateHistory(threshold)
+
+
+@pytest.mark.parametrize("correct", [[1, -1], [0.5], [0.9, 1.0], [math.nan], [2], []])
+def test_a_shaped_reward_is_no_pass_rate(correct):
+    """Rewards of -1, lengths' penalties and NaN are refused, and leave the history as it was."""
+    history = PassRateHistory()
+    history.update("a", [1, 0])
+    with pytest.raises(ValueError, match="0 or 1"):
+        history.update("a", correct)
+    assert history.pass_rate("a") == 0.5
+
+
+def test_correct_may_be_a_tensor_and_keys_may_not():
+    history = PassRateHistory()
+    for correct in (torch.tensor([1, 0]), torch.tensor([True, False]), np.array([1.0, 0.0]), (c for c in (1, 0))):
+        history.update(3, correct)
+    assert history.pass_rate(3) == 0.5
+    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):
+        for method, more in [(history.update, [[1]]), (history.retired, []), (history.pass_rate, [])]:
+            with pytest.raises(TypeError, match=rf"str or int, got {type(bad).__name__}; use int\(key\) or str\(key\)"):
+                method(bad, *more)  # to ask is refused too: the answer would be "not retired"
+
+
+GROUPS = st.lists(st.tuples(st.sampled_from([1, "1", "a", 2]), st.lists(st.booleans(), min_size=1, max_size=9)))
+
+
+@given(GROUPS, st.data())
+def test_history_goes_through_a_checkpoint(groups, data):
+    """Through JSON text after any of the groups, with keys of both kinds (1 and "1" are two prompts): it goes on as if
+    it had never stopped. What was there before the load is forgotten, and a saved state is a copy."""
+    cut = data.draw(st.integers(0, len(groups)))
+    history, loaded = PassRateHistory(0.6), PassRateHistory(0.6)
+    for key, correct in groups[:cut]:
+        history.update(key, correct)
+    state = json.loads(json.dumps(history.state_dict()))
+    loaded.update("gone", [1])
+    loaded.load_state_dict(history.state_dict())
+    loaded.update("elsewhere", [1])
+    assert history.state_dict() == state
+    loaded.load_state_dict(state)
+    for key, correct in groups[cut:]:
+        history.update(key, correct)
+        loaded.update(key, correct)
+    assert loaded.state_dict() == history.state_dict() and loaded.n_retired == history.n_retired
+    for key in (1, "1", "a", 2, "gone"):
+        assert (loaded.retired(key), loaded.pass_rate(key)) == (history.retired(key), history.pass_rate(key))
+
+
+def test_a_state_of_other_settings_is_refused_and_leaves_the_history_alone():
+    history = PassRateHistory()
+    history.update("a", [1, 1, 0])
+    before = history.state_dict()
+    assert before == {"threshold": 0.9, "counts": [["a", 2, 3]], "retired": []}
+    without = [({k: v for k, v in before.items() if k != missing}, "keys") for missing in before]
+    for state, message in [(before | {"threshold": 0.8}, "threshold 0.8"), (before | {"extra": 1}, "keys"), *without]:
+        with pytest.raises(ValueError, match=message):
+            history.load_state_dict(state)
+    assert history.state_dict() == before
+
+
+# ------------------------------------------------------------------------------------------- dynamic sampling
 
 
 def test_dynamic_sampling_by_hand():
@@ -66,160 +205,6 @@ def test_dynamic_sampling_by_hand():
         sampler.take()
     sampler.offer("h", [1, 0])
     assert sampler.take() == ["g", "h"]
-
-
-# -------------------------------------------------------------------------------------------- zero-variance filter
-
-
-def test_has_variance_is_exact_equality():
-    """Seven FP32 thirds have a std of 3e-8 in FP32, not 0: equal all the same. Two rewards 1e-7 apart are not equal."""
-    thirds = torch.full((7,), 1 / 3)
-    assert not has_variance(thirds, torch.zeros(7)).any()
-    nearly = thirds.clone()
-    nearly[3] = torch.nextafter(nearly[3], torch.tensor(1.0))
-    assert has_variance(nearly, torch.zeros(7)).all()
-    assert has_variance(torch.tensor([-0.5, -0.25]), torch.zeros(2)).all()  # all below the 0 of an empty buffer
-    assert not has_variance(torch.tensor([-0.5, -0.5]), torch.zeros(2)).any()
-    assert has_variance(torch.zeros(0), torch.zeros(0)).shape == (0,)
-    for rewards in ([math.nan, 1.0], [math.nan, math.nan]):  # an error to be seen, not a group to be dropped in silence
-        assert has_variance(torch.tensor(rewards), torch.zeros(2)).all()
-
-
-@pytest.mark.parametrize("rewards, ids", [(3, 2), (2, 3), ((4, 1), 4), ((4, 1), (4, 1)), ((), ())])
-def test_has_variance_refuses_shapes_that_do_not_agree(rewards, ids):
-    rewards, ids = torch.zeros(rewards), torch.zeros(ids)
-    with pytest.raises(ValueError) as error:
-        has_variance(rewards, ids)
-    assert str(tuple(rewards.shape)) in str(error.value) and str(tuple(ids.shape)) in str(error.value)
-
-
-@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
-def test_filtered_rows_leave_loss_and_denominators(how):
-    """A step on a batch with two dead groups, their mask set to 0, is the step on the batch that never had them."""
-    g = torch.Generator().manual_seed(0)
-    logprobs = -torch.rand(8, 3, generator=g, dtype=torch.float64)
-    behaviour = logprobs - 0.1
-    rewards = torch.tensor([1.0, -1, 1, 1, -1, -1, -1, 1], dtype=torch.float64)
-    ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-    mask = torch.ones(8, 3, dtype=torch.float64)
-    keep = has_variance(rewards, ids)
-    assert keep.tolist() == [True, True, False, False, False, False, True, True]
-
-    def step(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        leaf = logprobs.clone().requires_grad_()
-        advantages = torch.zeros(8, dtype=torch.float64)
-        advantages[keep] = normalize_advantages(rewards[keep], ids[keep])
-        token_loss, _ = LOSSES["cispo"](leaf[rows], behaviour[rows], advantages[rows], mask[rows])
-        weights = aggregation_weights(mask[rows], ids[rows], how, constant=4)
-        return torch.autograd.grad((weights * token_loss).sum(), leaf)[0]
-
-    removed, masked = step(keep, mask), step(torch.ones(8, dtype=torch.bool), mask * keep[:, None])
-    torch.testing.assert_close(masked, removed)
-    left_in = step(torch.ones(8, dtype=torch.bool), mask)
-    torch.testing.assert_close(left_in, removed / 2)  # left in, half the groups are dead, so half the step
-
-
-# ------------------------------------------------------------------------------------- no-positive-resampling
-
-
-@pytest.mark.parametrize("percent", [7, 14, 28, 29, 55, 56, 57, 58, 90, 99, 100])
-def test_threshold_is_reached_at_equality(percent):
-    """percent of 100 rollouts retires, one less does not. In floating point .57 * 100 < 57 and .07 * 100 > 7."""
-    for solved, retired in [(percent, True), (percent - 1, False)]:
-        history = PassRateHistory(threshold=percent / 100)
-        history.update(0, [1] * solved + [0] * (100 - solved))
-        assert history.retired(0) is retired
-
-
-def test_retired_for_good_and_groups_in_flight():
-    """A retired prompt's group that was in flight is counted and lowers the rate to 10/20; the prompt stays retired."""
-    history = PassRateHistory()
-    history.update("a", [1] * 10)
-    history.update("a", [0] * 10)
-    assert history.pass_rate("a") == 0.5 and history.retired("a") and history.n_retired == 1
-
-
-def test_pass_rate_history_options():
-    """A threshold above 1 retires nothing. Thresholds and windows without a meaning are refused."""
-    history = PassRateHistory(threshold=1.1)
-    history.update("a", [1] * 50)
-    assert not history.retired("a") and history.pass_rate("a") == 1.0
-    for threshold in (0, -0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match="threshold"):
-            PassRateHistory(threshold)
-    with pytest.raises(ValueError, match="cumulative, latest"):
-        PassRateHistory(window="epoch")
-
-
-@pytest.mark.parametrize("correct", [[1, -1], [0.5], [0.9, 1.0], [math.nan], [2], []])
-def test_a_shaped_reward_is_no_pass_rate(correct):
-    """Rewards of -1, lengths' penalties and NaN are refused, and leave the history as it was."""
-    history = PassRateHistory()
-    history.update("a", [1, 0])
-    with pytest.raises(ValueError, match="0 or 1"):
-        history.update("a", correct)
-    assert history.pass_rate("a") == 0.5
-
-
-def test_correct_may_be_a_tensor_and_keys_may_not():
-    history = PassRateHistory()
-    for correct in (torch.tensor([1, 0]), torch.tensor([True, False]), np.array([1.0, 0.0]), (c for c in (1, 0))):
-        history.update(3, correct)
-    assert history.pass_rate(3) == 0.5
-    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):
-        for method, more in [(history.update, [[1]]), (history.retired, []), (history.pass_rate, [])]:
-            with pytest.raises(TypeError, match=r"str or int, got .*; use int\(key\) or str\(key\)"):
-                method(bad, *more)  # to ask is refused too: the answer would be "not retired"
-    with pytest.raises(TypeError, match="got Tensor"):
-        history.retired(torch.tensor(3))
-
-
-def test_history_goes_through_a_checkpoint():
-    """Through JSON text, with keys of both kinds (1 and "1" are two prompts), and goes on counting as if never saved."""
-    history = PassRateHistory()
-    history.update(1, [1] * 17 + [0])
-    history.update(1, [0])  # 17/19, retired at 17/18
-    history.update("1", [0, 1])
-    loaded = PassRateHistory()
-    loaded.update("gone", [1])
-    loaded.load_state_dict(json.loads(json.dumps(history.state_dict())))
-    assert loaded.retired(1) and not loaded.retired("1") and loaded.pass_rate("gone") is None
-    assert not loaded.retired("gone") and loaded.n_retired == 1
-    for h in (history, loaded):
-        h.update("1", [1] * 17)
-    assert loaded.pass_rate("1") == history.pass_rate("1") == 18 / 19
-    assert loaded.pass_rate(1) == 17 / 19
-    assert loaded.retired("1") and loaded.state_dict() == history.state_dict()
-
-
-def test_saved_state_is_a_copy():
-    history, other = PassRateHistory(), PassRateHistory()
-    history.update("a", [1])
-    state = history.state_dict()
-    other.load_state_dict(state)
-    other.update("b", [1])
-    history.update("a", [0])
-    assert state == {"threshold": 0.9, "window": "cumulative", "counts": [["a", 1, 1]], "retired": ["a"]}
-    assert history.pass_rate("b") is None
-
-
-def test_a_state_of_other_settings_is_refused_and_leaves_the_history_alone():
-    history = PassRateHistory()
-    history.update("a", [1, 1, 0])
-    before = history.state_dict()
-    refused = [
-        (before | {"threshold": 0.8}, "threshold 0.8"),
-        (before | {"window": "latest"}, "window latest"),
-        (before | {"extra": 1}, "keys"),
-        *(({k: v for k, v in before.items() if k != missing}, "keys") for missing in before),
-    ]
-    for state, message in refused:
-        with pytest.raises(ValueError, match=message):
-            history.load_state_dict(state)
-    assert history.state_dict() == before
-
-
-# ------------------------------------------------------------------------------------------- dynamic sampling
 
 
 def test_dynamic_sampling_compares_as_exactly_as_the_filter():

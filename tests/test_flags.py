@@ -237,8 +237,6 @@ REFUSED = {  # a command line -> words of the sentence; the first flag is named 
     '--engine_args {"seed":1} --engine torch': "--engine vllm",
     '--generator_devices 1 --engine_args {"distributed_executor_backend":"ray"}': "Ray",
     "--size xl --model a/b": "no --model",
-    "--tis_level sequence": "--loss tis",
-    "--pass_rate_window latest --pass_rate_threshold 1.1": "at most 1",
     "--restart_window 5 --max_restarts 0": "--max_restarts above 0",
     "--vocabulary 100 --model a/b": "no --model",
     "--lora_alpha 8": "--lora_rank above 0",

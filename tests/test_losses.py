@@ -160,22 +160,6 @@ def test_tis_by_hand():
     assert summary["ratio_max"] == pytest.approx(3.3)  # pi / pi_gen, as in every loss
 
 
-def test_sequence_level_tis_by_hand():
-    """pi_old / pi_gen = 2, .5, 1.5 and an untrained 9: the product is 1.5 on each trained token, not min(2, 1.2), .5 and
-    min(1.5, 1.2). pi = pi_old, A = 2: gradient -3 a token; with a cap of 1.2, -2.4, and all 3 trained tokens count.
-    """
-    behaviour, old = f64([0.1, 0.2, 0.1, 0.1]).log(), f64([0.2, 0.1, 0.15, 0.9]).log()
-    a, mask = f64(2), torch.tensor([[1, 1, 1, 0]])
-    for cap, slope, count in [(2.0, -3.0, 0), (1.2, -2.4, 3)]:
-        _, metrics, grad = run("tis", old, behaviour, old, a, mask, cap=cap, level="sequence")
-        close(grad, f64([slope, slope, slope, 0]))
-        assert int(metrics["tis_capped"]) == count
-    _, _, grad = run("tis", old, behaviour, old, a, mask, cap=1.2)  # the default is the token's own ratio
-    close(grad, f64([-2.4, -1.0, -2.4, 0.0]))
-    with pytest.raises(ValueError, match="level='row' is not one of token, sequence"):
-        tis(old, behaviour, a, mask, old_logprobs=old, level="row")
-
-
 def test_aggregation_by_hand():
     """Prompt 7: rows of 1 and 3 tokens; prompt 3: one row of 2; a fourth row, alone in prompt 9, has none.
     sample 1/(|y| * 3 rows) = 1/3, 1/9, 1/6 · prompt 1/(4 * 2 prompts) = 1/8 and 1/(2 * 2) = 1/4 · token 1/6 ·
@@ -320,13 +304,13 @@ def test_nothing_outside_the_mask_counts(name, junk):
 
 
 @pytest.mark.parametrize("which", range(4))
-@pytest.mark.parametrize("name, options", [*((name, {}) for name in NAMES), ("tis", {"level": "sequence"})])
-def test_a_nan_inside_the_mask_is_not_hidden(name, options, which):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nan_inside_the_mask_is_not_hidden(name, which):
     """A NaN in one log-prob or advantage comes out in its own row, never in other rows or padding, and in ratio_max."""
     inputs = list(batch())
     mask = inputs[-1]
     inputs[which][(1, 0) if which < 3 else 1] = math.nan
-    token_loss, metrics, _ = run(name, *inputs, **options)
+    token_loss, metrics, _ = run(name, *inputs)
     if which != 2 or name == "tis":  # the old log-probs, which the other losses do not take
         assert token_loss[1, 0].isnan()
     assert token_loss[torch.arange(6) != 1].isfinite().all() and not token_loss[mask == 0].any()

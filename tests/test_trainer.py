@@ -128,8 +128,7 @@ def test_learning_rates_by_hand():
     ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
     ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}), ("grpo", {}, {}),
     ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
-    ("tis", {"tis_level": "sequence"}, {"level": "sequence"}),
-    ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3, "level": "token"}),
+    ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
 ])  # fmt: skip
 def test_clip_options(loss, changes, options):
     """What was given reaches the loss, what was not stays at the loss's own default; the loss takes all of it."""
