@@ -383,7 +383,7 @@ def test_overwrite_does_not_delete_the_model_it_starts_from(tmp_path):
 
 # -------------------------------------------------------------------------------------------------- what is only noted
 
-TIS = "--loss tis: every batch gets one update, so pi_old is pi and the clip never acts"
+TIS = "--loss tis: every batch gets one update, so pi_old is pi, the clip never acts and it equals --loss cispo --eps_max 2"
 LENGTHS = "--min_budget 700 --max_budget 900 --answer_budget 100 "
 NOTED = {  # a command line -> words of its only note; "" for none
     "--loss tis": TIS,
