@@ -20,7 +20,7 @@ Between 0.80 and 1.26 both factors are rho. CISPO silences no token; it only lim
     J(theta) = 1/P sum_g [ 1/n_g sum_{i in g} sum_t sg(min(rho_it, eps_max)) A_i log pi_it ]    (2510.13786, Eq. 5)
 
 `normalize_advantages` gives A, a loss gives the term inside the sums (with a minus, because we minimize), and
-`aggregation_weights` gives 1 / (P n_g). The loss of a step is `(weights * token_loss).sum()`.
+`aggregation_weights` gives 1 / (P n_g). The loss of a step is `(token_weights * token_loss).sum()`.
 
 SYMBOLS. N rows, one for each rollout (a sample, sequence or completion in papers) · T completion positions, padded · P
 groups, n_g trained tokens of group g · A advantage · sg stop-gradient · mask 1 on tokens that train: sampled, not
@@ -259,8 +259,8 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
         denominator = constant * rows.double().expand_as(tokens)  # (N,)
     else:
         raise ValueError(f"aggregation_weights: how={how!r} is not one of sample, prompt, token, constant.")
-    weights = torch.where(trained, 1.0 / denominator.double()[:, None], 0.0)  # (N, T)
-    return weights if mask.dtype == torch.float64 else weights.float()
+    token_weights = torch.where(trained, 1.0 / denominator.double()[:, None], 0.0)  # (N, T)
+    return token_weights if mask.dtype == torch.float64 else token_weights.float()
 
 
 # The loss ends here. What follows, a penalty and the metrics, is not needed to understand it.

@@ -103,8 +103,10 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                 behaviour = padded([rollouts[i].logprobs for i in trained], torch.float32)  # (N, T)
                 # The average of the loss, as one weight per token: per prompt, per sample, over all tokens, or
                 # over the tokens that there could be (`constant`).
-                weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, max_sampled(flags))
-                batch = TrainingBatch([rows[i] for i in trained], behaviour, mask, advantages[kept], weights)
+                token_weights = losses.aggregation_weights(
+                    mask, group_ids[kept], flags.aggregation, max_sampled(flags)
+                )  # (N, T)
+                batch = TrainingBatch([rows[i] for i in trained], behaviour, mask, advantages[kept], token_weights)
                 if old is not None:
                     batch.old_logprobs = old[kept, : mask.shape[1]]  # (N, T)
 

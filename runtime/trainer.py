@@ -55,7 +55,7 @@ class TrainingBatch:
     behaviour_logprobs: Tensor  # (N, T)
     mask: Tensor  # (N, T)
     advantages: Tensor  # (N,)
-    weights: Tensor  # (N, T)
+    token_weights: Tensor  # (N, T)
     old_logprobs: Tensor | None = None  # (N, T), for TIS
 
 
@@ -144,7 +144,7 @@ class Trainer:
             token_loss = token_loss + flags.kl_coef * kl
             metrics["kl_sum"] = kl.detach().sum()
         token_loss = token_loss - flags.entropy_coef * entropy
-        loss = (part(batch.weights) * token_loss).sum()  # the weights divide by the size of the whole batch
+        loss = (part(batch.token_weights) * token_loss).sum()  # they divide by the size of the whole batch
         return loss, metrics | {"loss_sum": loss.detach(), "entropy_sum": (entropy.detach() * mask).sum()}
 
     def _summary(self, parts: list[dict[str, Tensor]]) -> dict[str, float]:

@@ -54,9 +54,9 @@ def batch() -> tuple[Tensor, ...]:
 
 def loss_of(logprobs: Tensor, rows: list[int]) -> Tensor:
     """The share of these rows in the step's loss."""
-    _, behaviour, advantages, mask, weights = batch()
+    _, behaviour, advantages, mask, token_weights = batch()
     token_loss, _ = cispo(logprobs, behaviour[rows], advantages[rows], mask[rows])
-    return (weights[rows] * token_loss).sum()
+    return (token_weights[rows] * token_loss).sum()
 
 
 def main(store: str, out: str) -> None:

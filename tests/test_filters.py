@@ -73,8 +73,8 @@ def test_filtered_rows_leave_loss_and_denominators(how):
         advantages = torch.zeros(8, dtype=torch.float64)
         advantages[keep] = normalize_advantages(rewards[keep], ids[keep])
         token_loss, _ = LOSSES["cispo"](leaf[rows], logprobs[rows] - 0.1, advantages[rows], mask[rows])
-        weights = aggregation_weights(mask[rows], ids[rows], how, constant=4)
-        return torch.autograd.grad((weights * token_loss).sum(), leaf)[0]
+        token_weights = aggregation_weights(mask[rows], ids[rows], how, constant=4)
+        return torch.autograd.grad((token_weights * token_loss).sum(), leaf)[0]
 
     removed = step(keep, mask)
     torch.testing.assert_close(step(everything, mask * keep[:, None]), removed)

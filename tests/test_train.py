@@ -42,9 +42,9 @@ def made(tmp_path):
 
 def row_weights(batch) -> list[float]:
     """One weight per row: all trained tokens of a row have the same here."""
-    for weights, mask in zip(batch.weights, batch.mask, strict=True):
-        assert len(weights[mask].unique()) == 1 and not weights[~mask].any()
-    return batch.weights.amax(1).tolist()
+    for token_weights, mask in zip(batch.token_weights, batch.mask, strict=True):
+        assert len(token_weights[mask].unique()) == 1 and not token_weights[~mask].any()
+    return batch.token_weights.amax(1).tolist()
 
 
 def test_batch_by_hand(made):
@@ -56,7 +56,7 @@ def test_batch_by_hand(made):
     expected = [1.603567, -0.534522, -0.534522, -0.534522, 1.069045, 1.069045, -1.069045, -1.069045]
     torch.testing.assert_close(batch.advantages, torch.tensor(expected), atol=1e-5, rtol=0)
     assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 20] * 4)
-    assert batch.weights.sum().item() == pytest.approx(1.0)
+    assert batch.token_weights.sum().item() == pytest.approx(1.0)
     assert batch.mask.int().tolist() == [
         [1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1],
     ]  # fmt: skip

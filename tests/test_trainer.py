@@ -92,8 +92,8 @@ def hand_batch() -> TrainingBatch:
     mask = torch.nn.utils.rnn.pad_sequence([torch.tensor(m, dtype=torch.bool) for m in masks], batch_first=True)
     behaviour = -(2.9 + 0.1 * torch.arange(4)) * mask  # (8, 4)
     advantages = torch.tensor([1.6, -0.5, -0.5, -0.5, 1.1, 1.1, -1.1, -1.1])
-    weights = losses.aggregation_weights(mask, torch.arange(8) // 4)
-    return TrainingBatch(rows, behaviour, mask, advantages, weights, old_logprobs=behaviour - 0.1)
+    token_weights = losses.aggregation_weights(mask, torch.arange(8) // 4)
+    return TrainingBatch(rows, behaviour, mask, advantages, token_weights, old_logprobs=behaviour - 0.1)
 
 
 def gradient_of(trainer: Trainer) -> torch.Tensor:
@@ -138,7 +138,7 @@ def test_clip_options(loss, changes, options):
 
 
 def test_the_loss_is_put_together_with_the_right_signs(model_folder):
-    """Oracle: full logits row by row. minimize  sum weights * (-min(rho, cap) A log pi + kl_coef kl - entropy_coef H),
+    """Oracle: full logits row by row. minimize  sum token_weights * (-min(rho, cap) A log pi + kl_coef kl - entropy_coef H),
     the reference being the model as it was at the start."""
     trainer = trainer_of(model_folder, eps_max=1.05, kl_coef=0.3, entropy_coef=0.2, temperature=0.8)
     batch, reference = hand_batch(), copy.deepcopy(trainer.model)
@@ -160,7 +160,7 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
             ratio = math.exp(logp.item() - batch.behaviour_logprobs[n, t].item())
             kl = log_r.exp() - 1 - log_r
             term = -min(ratio, 1.05) * batch.advantages[n] * logp + 0.3 * kl - 0.2 * entropy
-            loss = loss + batch.weights[n, t] * term
+            loss = loss + batch.token_weights[n, t] * term
             kls.append(kl.item())
             entropies.append(entropy.item())
             capped += ratio > 1.05

@@ -39,7 +39,7 @@ class BareLoop:
         else:
             order = sorted(range(len(lengths)), key=lambda i: -lengths[i] if kind == "sorted" else i)
             pieces = [order[i : i + int(size)] for i in range(0, len(order), int(size))]
-        factors = batch.weights * batch.advantages[:, None]  # (N, T)
+        factors = batch.token_weights * batch.advantages[:, None]  # (N, T)
         self.pieces = []  # of each microbatch: its input; of its tokens the generator's log-prob, weight x advantage
         for piece in pieces:
             mask, microbatch = batch.mask[piece], make_microbatch(batch.rows, piece, batch.mask.shape[1])
