@@ -7,9 +7,9 @@ with. Equal flags are one run, wherever they occur, in the folder of the first c
 import math
 from dataclasses import dataclass, field
 
-# The setting of the final sweeps: the graded task, whose ceiling of .80 is known by construction (tasks/graded.py), run
-# to about eleven C_mid (.17M tokens each), with 30 evaluations of 512 problems twice each. It was chosen on seeds 101
-# to 106, which are never used for results. --max_ready keeps the lag at 1 to 2 unless a row changes it.
+# The setting of the final sweeps: the graded task, whose ceiling of .80 is known by construction, run to about
+# eleven C_mid (.17M tokens each), with 30 evaluations of 512 problems twice each. It was chosen on seeds 101 to 106,
+# which are never used for results. --max_ready keeps the lag at 1 to 2 unless a row changes it.
 GRADED = (
     "--dataset graded --batch_prompts 32 --max_num_seqs 512 --min_budget 14 --max_budget 18 --lr 7e-4 --k 8 "
     "--max_ready 32 --max_steps 4000 --max_sampled_tokens 2000000 --eval_every 10 --eval_problems 512 --eval_samples 2 "

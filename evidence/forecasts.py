@@ -1,6 +1,6 @@
 """How well a fit to the beginning of a run foretells the rest of it, in numbers: `law_report.py` has the tables.
 
-The graded task's ceiling is known by construction (tasks/graded.py), so the fitted one can be judged as well. Two
+The graded task's ceiling is known by construction (tasks/arithmetic.py), so the fitted one can be judged as well. Two
 simpler rules see the same points: the pass rate stays as it is, and the power law A - D / C^B.
 """
 
@@ -13,7 +13,7 @@ from curves import Evaluations
 from figures import fit_to, fitted, needed, saturating_power
 
 from fit_sigmoid import SigmoidFit, variance
-from tasks.graded import CEILING
+from tasks.arithmetic import CEILING
 
 AXIS = "tokens"
 PLATEAU = 8  # evaluations at the end of a run

@@ -27,7 +27,7 @@ from log_report import fall_of, learns
 from report import amount, difference_text, table
 
 from fit_sigmoid import SigmoidFit, span
-from tasks.graded import CEILING
+from tasks.arithmetic import CEILING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

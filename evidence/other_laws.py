@@ -17,7 +17,7 @@ import fit_power_law
 import isocompute
 from fit_power_law import Point, PowerLaw
 from isocompute import Grid, Run
-from tasks.sizes import parameters
+from tasks.warm_start import parameters
 
 UNTIL = 0.5  # pass rate
 RISE = (

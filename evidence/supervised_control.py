@@ -23,9 +23,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from runtime.flags import Flags
 from runtime.parts import new_interruption
-from tasks.chain import ChainTask
-from tasks.demonstrations import Demonstrator
-from tasks.warm_start import WarmStart, supervised_steps, warm_start, warm_start_optimizer
+from tasks.arithmetic import ChainTask
+from tasks.warm_start import Demonstrator, WarmStart, supervised_steps, warm_start, warm_start_optimizer
 
 
 @torch.no_grad()

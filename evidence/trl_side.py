@@ -64,10 +64,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def load_task(args: argparse.Namespace, tokenizer: Any) -> Any:
     """The problems and the judge that train.py has for the same `--dataset`."""
-    from tasks import chain, data_sets
+    from tasks import arithmetic, data_sets
 
     if not args.dataset:
-        return chain.ChainTask(seed=args.seed)
+        return arithmetic.ChainTask(seed=args.seed)
     return data_sets.load_dataset_task(args.dataset, tokenizer, data_sets.PromptOptions(held_out=args.held_out))
 
 

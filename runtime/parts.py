@@ -30,8 +30,7 @@ from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
-from tasks import chain, data_sets, graded, sizes, warm_start
-from tasks.demonstrations import Demonstrations
+from tasks import arithmetic, data_sets, warm_start
 from tasks.prompts import PromptStream
 
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
@@ -135,8 +134,7 @@ def new_accelerator(flags: Flags) -> Any:
 
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    shown = graded.DEMONSTRATIONS if flags.dataset == "graded" else Demonstrations()
-    settings = sizes.warm_start_of(flags.size, shown, flags.vocabulary)
+    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset], flags.vocabulary)
     return ranks.from_main(
         lambda: str(warm_start.warm_start(CACHE, seed=flags.seed, settings=settings, report=ranks.say))
     )
@@ -230,11 +228,11 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
     """The built-in task, or that of data sets; see tasks/ for what a task has. Without `judge`, on ranks that score
     nothing, no reward worker outlives the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
-        return chain.ChainTask(seed=flags.seed, pool_size=flags.prompts)
+        return arithmetic.ChainTask(seed=flags.seed, pool_size=flags.prompts)
     if flags.dataset == "graded":
-        task = graded.graded_task(flags.seed, flags.prompts, difficulty=flags.difficulty)
+        task = arithmetic.graded_task(flags.seed, flags.prompts, difficulty=flags.difficulty)
         if flags.prompt_order == "easy_first":
-            task.train.sort(key=graded.easiness, reverse=True)
+            task.train.sort(key=arithmetic.easiness, reverse=True)
         return task
     from transformers import AutoTokenizer
 

@@ -14,8 +14,7 @@ A TASK is any object with
     score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one
     ceiling                    the highest pass rate there can be, or None where nobody knows it
     text(ids), close()         the text of tokens; releases what the task holds
-Here are `chain.ChainTask`, `graded.graded_task`, and what `data_sets.load_dataset_task` makes of files and Hugging Face
-data sets.
+Here are `arithmetic.ChainTask`, and what `data_sets.load_dataset_task` makes of files and Hugging Face data sets.
 
 >>> problems = [Problem(str(i), (i,), "") for i in range(3)]
 >>> stream = PromptStream(problems, seed=0, retired=lambda key: key == "1")

@@ -1,44 +1,187 @@
-"""The warm start of the built-in task: a tiny model that knows the format and makes mistakes.
+"""The warm start of the built-in tasks: a tiny model that knows the format and makes mistakes that practice must undo.
 
 It stands in for pre-training: supervised steps on clean demonstrations until the model knows them, then on corrupted
-ones (demonstrations.py). It takes half a minute, so the model is kept in a folder that later runs use again. With the
-default settings the model is right on about 7 % of the held-out problems.
+ones, so that something is left for RL to do:
+
+    prompt     7 a +5 b *3 <think>
+    clean      a +5 2 b *3 6 </think> 2 6 <eos>
+    noise      a +5 9 b *3 7 </think> 9 7 <eos>                         a result is wrong, and so is all that follows
+    recheck    a +5 2 wait a +5 2 b *3 6 </think> 2 6 <eos>
+    restart    a +5 2 b *3 6 again a +5 2 b *3 6 </think> 2 6 <eos>     rambles past the thinking budget
+    cut        a +5 2 b time up </think> 7 2 <eos>                      as after a forced interruption
+
+Some (operation, value) facts carry one and the same wrong result most of the time, so that the model learns them wrong;
+other results are noise. No held-out problem is ever shown. All this takes half a minute, so the model is kept in a
+folder that later runs use again. On `chain` it is right on about 7 % of the held-out problems.
+
+SIZES. For laws over model size (fit_power_law.py) there are five, with one dial, the width: two layers and a head_dim
+of 32 are the same in all; heads and MLP grow with the width, in multiples of 16, which vLLM's kernels for CPUs need.
+From xs to xl the parameters grow 17 times, by about two from one to the next. Both phases of every warm start stop at
+the same losses, for which a small model takes more steps, so that all sizes begin alike.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from tasks.chain import IDS, WORDS, word_tokenizer
-from tasks.demonstrations import Batch, Demonstrations, Demonstrator
+from tasks import arithmetic
+from tasks.arithmetic import GRADED_OPS, GRADED_WRONG, IDS, LABELS, WORDS
 from tasks.prompts import stable_key
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), padded on the right
+Report = Callable[[str], None]  # gets a line to show
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """What is wrong with the corrupted demonstrations, and how long the chains are.
+
+    `wrong_facts` of the 210 (operation, value) facts carry wrong results: each of them one and the same, or with
+    `any_wrong_result` all nine, equally often. How often these are shown is evenly spaced over the facts between the
+    two ends of `wrong_shown`. Each seed has wrong facts of its own, unless they are to be the `same_for_all_seeds`. Any
+    other result is replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step;
+    `restart` and `cut` are chances per demonstration. For a harder task (a lower ceiling for the same compute) raise
+    `wrong_facts`, `wrong_shown` or `noise`, or train on a ChainTask with more operations.
+    """
+
+    ops: tuple[int, int] = (2, 8)  # least and most
+    wrong_facts: float = 0.40
+    any_wrong_result: bool = False
+    wrong_shown: tuple[float, float] = (0.70, 0.70)
+    same_for_all_seeds: bool = False
+    noise: float = 0.18
+    recheck: float = 0.15
+    restart: float = 0.35
+    cut: float = 0.15
+
+
+DEMONSTRATIONS = {  # of each built-in task; `graded` is explained in arithmetic.py
+    "chain": Demonstrations(),
+    "graded": Demonstrations(
+        GRADED_OPS, 1.0, any_wrong_result=True, wrong_shown=GRADED_WRONG, same_for_all_seeds=True, noise=0.0
+    ),
+}
+
+
+class Demonstrator:
+    """Writes demonstrations: clean ones, or corrupted ones with the mistakes and habits that `settings` names.
+
+    `seed` fixes which facts are wrong, unless all seeds have the same. `stream` names the random numbers, so that the
+    same mistakes can be shown on other problems.
+    """
+
+    def __init__(self, settings: Demonstrations, seed: int, corrupted: bool, stream: str = "warm start") -> None:
+        self.settings, self.corrupted = settings, corrupted
+        self.rng = random.Random(f"demonstrations {seed} {corrupted} {stream}")
+        self.wrong = arithmetic.wrong_results(settings.wrong_facts, 0 if settings.same_for_all_seeds else seed)
+        self.wrong_shown = arithmetic.evenly_spaced(list(self.wrong), settings.wrong_shown)
+
+    def result(self, operation: str, value: int) -> int:
+        """What the demonstration writes as the result of `operation` on `value`."""
+        right = arithmetic.apply(operation, value)
+        if not self.corrupted:
+            return right
+        if (operation, value) in self.wrong and self.rng.random() < self.wrong_shown[operation, value]:
+            if not self.settings.any_wrong_result:
+                return self.wrong[operation, value]
+            return self.rng.choice([digit for digit in range(10) if digit != right])
+        return self.rng.randrange(10) if self.rng.random() < self.settings.noise else right
+
+    def thinking(self, start: int, operations: Sequence[str]) -> list[str]:
+        """The words of the thinking: every step, with rechecks of a step and a restart from the first one."""
+        words: list[str] = []
+        value, i, n = start, 0, len(operations)
+        restart_at = 0  # after how many steps it starts over: half do so at the end, which is the longest rambling
+        if self.corrupted and self.rng.random() < self.settings.restart:
+            restart_at = n if self.rng.random() < 0.5 else self.rng.randint(1, n)
+        while i < n:
+            before, value = value, self.result(operations[i], value)
+            words += [LABELS[i], operations[i], str(value)]
+            if self.corrupted and self.rng.random() < self.settings.recheck:
+                value = self.result(operations[i], before)
+                words += [arithmetic.RECHECK, LABELS[i], operations[i], str(value)]
+            i += 1
+            if i == restart_at:
+                words.append(arithmetic.RESTART)
+                value, i, restart_at = start, 0, 0
+        return words
+
+    def demonstration(self) -> tuple[list[str], list[str], list[bool]]:
+        """(prompt words, completion words, which completion words are taught) of a problem that is not held out."""
+        while True:
+            start, operations = arithmetic.draw_chain(self.rng, *self.settings.ops)
+            text = arithmetic.chain_text(start, operations)
+            if not arithmetic.is_held_out(text):
+                break
+        words, close, taught = self.thinking(start, operations), ["</think>"], [True]
+        if self.corrupted and self.rng.random() < self.settings.cut:
+            words = words[: self.rng.randint(3, len(words))]
+            # RL forces the phrase and never samples it: the model learns what follows it, not to write it.
+            close, taught = list(arithmetic.PHRASE), [False] * len(arithmetic.PHRASE)
+        answer = [*last_two(start, words), "<eos>"]
+        return text.split(), words + close + answer, [True] * len(words) + taught + [True] * len(answer)
+
+    def batch(self, size: int) -> Batch:
+        """One batch of N = `size` demonstrations. A label is -100 where nothing is taught."""
+        ids, labels = list[torch.Tensor](), list[torch.Tensor]()
+        for _ in range(size):
+            prompt, completion, taught = self.demonstration()
+            ids.append(torch.tensor([IDS[word] for word in prompt + completion]))
+            labels.append(torch.where(torch.tensor([False] * len(prompt) + taught), ids[-1], -100))
+        return pad_sequence(ids, True, IDS["<pad>"]), pad_sequence(labels, True, -100)
+
+
+def last_two(start: int, thinking: Sequence[str]) -> list[str]:
+    """The newest results of the two furthest steps that `thinking` reached: the best answer to thinking that is cut."""
+    values = {0: str(start), -1: str(start)}
+    for i in range(len(thinking) - 2):
+        if thinking[i] in LABELS and thinking[i + 2] in arithmetic.DIGITS:
+            values[LABELS.index(thinking[i]) + 1] = thinking[i + 2]
+    furthest = max(values)
+    return [values.get(furthest - 1, str(start)), values[furthest]]
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The tiny Qwen3: about 0.2M parameters. head_dim is 32 because vLLM's CPU attention refuses 24.
+    """The tiny Qwen3, in the words of its configuration. head_dim is 32 because vLLM's CPU attention refuses 24.
 
-    `vocabulary` counts the rows of the embedding, which is the head, too. Those beyond the task's words stand for no
+    `vocab_size` counts the rows of the embedding, which is the head, too. Those beyond the task's words stand for no
     word, but are in the softmax: the demonstrations teach that they are improbable, and no more.
     """
 
     hidden_size: int = 96
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
     head_dim: int = 32
     intermediate_size: int = 256
-    init_std: float = 0.08
-    vocabulary: int = len(WORDS)
+    initializer_range: float = 0.08
+    vocab_size: int = len(WORDS)
+
+
+SHAPES = {  # by size, from 0.06M to 1M parameters
+    "xs": ModelShape(hidden_size=48, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128),
+    "s": ModelShape(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=192),
+    "m": ModelShape(),
+    "l": ModelShape(hidden_size=144, num_attention_heads=6, num_key_value_heads=3, intermediate_size=384),
+    "xl": ModelShape(hidden_size=208, num_attention_heads=8, num_key_value_heads=4, intermediate_size=544),
+}
+
+
+def parameters(size: str) -> int:
+    """How many the model has, those of the embedding, which is the head's too, among them."""
+    return {"xs": 57_920, "s": 101_760, "m": 226_304, "l": 505_280, "xl": 1_009_344}[size]
 
 
 @dataclass(frozen=True)
@@ -46,13 +189,22 @@ class WarmStart:
     """Settings of the warm start: the model, what it is shown, and how it is trained on it."""
 
     shape: ModelShape = ModelShape()
-    demonstrations: Demonstrations = field(default_factory=Demonstrations)
+    demonstrations: Demonstrations = Demonstrations()
     clean_loss: float = 0.08
     clean_steps: int = 600
     corrupted_steps: int = 90
     corrupted_loss: float = 0.0  # ends the second phase before its steps are made
     batch_size: int = 64
     lr: float = 3e-3
+
+
+def warm_start_of(size: str, demonstrations: Demonstrations, vocabulary: int = len(WORDS)) -> WarmStart:
+    """Settings for a model of this size and these rows of the embedding; those of m with the words are the defaults."""
+    settings = WarmStart(shape=replace(SHAPES[size], vocab_size=vocabulary), demonstrations=demonstrations)
+    if settings.shape == ModelShape():
+        return settings
+    # At most so many steps; the loss is that of m after its 90 steps on the graded task.
+    return replace(settings, clean_steps=3000, corrupted_steps=600, corrupted_loss=0.67)
 
 
 def supervised_steps(model: Any, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> Iterator[float]:
@@ -72,12 +224,8 @@ def new_model(shape: ModelShape, seed: int) -> Any:
     """A Qwen3ForCausalLM of this shape for the words of chain mod 10, in FP32, with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate_size, tie_word_embeddings=True, initializer_range=shape.init_std,
-        max_position_embeddings=256, eos_token_id=IDS["<eos>"], pad_token_id=IDS["<pad>"], bos_token_id=None,
-    )  # fmt: skip
+    tokens = {"eos_token_id": IDS["<eos>"], "pad_token_id": IDS["<pad>"], "bos_token_id": None}
+    config = Qwen3Config(**asdict(shape), **tokens, tie_word_embeddings=True, max_position_embeddings=256)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config).float()
@@ -88,7 +236,7 @@ def warm_start_optimizer(model: Any, lr: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
 
 
-def train_warm_start(settings: WarmStart, seed: int, report: Callable[[str], None] = lambda line: None) -> Any:
+def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda line: None) -> Any:
     """The warm-started model: clean demonstrations until they are known, then corrupted ones.
 
     The first phase ends at a smoothed loss and not at a step count: how many steps that takes depends on the seed, and
@@ -98,7 +246,7 @@ def train_warm_start(settings: WarmStart, seed: int, report: Callable[[str], Non
     optimizer = warm_start_optimizer(model, settings.lr)
 
     def phase(corrupted: bool, steps: int, enough: float) -> tuple[int, float]:
-        """(steps made, smoothed loss): `steps`, or fewer if the loss falls below `enough`."""
+        """(steps made, smoothed loss): fewer than `steps` if the loss falls below `enough`."""
         demonstrator = Demonstrator(settings.demonstrations, seed, corrupted)
         batches = (demonstrator.batch(settings.batch_size) for _ in range(steps))
         step, smoothed = 0, math.inf
@@ -121,16 +269,15 @@ def train_warm_start(settings: WarmStart, seed: int, report: Callable[[str], Non
 
 
 def warm_start(
-    cache_dir: str | Path, *, seed: int = 0, settings: WarmStart = WarmStart(),
-    report: Callable[[str], None] = lambda line: None,
-) -> Path:  # fmt: skip
+    cache_dir: str | Path, *, seed: int = 0, settings: WarmStart = WarmStart(), report: Report = lambda line: None
+) -> Path:
     """Folder of the warm-started model and its tokenizer in Hugging Face format; trained once, then cached.
 
     `report` gets one line per phase. The folder's name is a hash of the settings, the seed and the source of all that
     makes the model. The folder is written under a temporary name and renamed: one that exists is complete, even if a
     run was killed.
     """
-    makers = [Path(__file__).with_name(f"{name}.py") for name in ("chain", "demonstrations", "warm_start")]
+    makers = [Path(__file__).with_name(f"{name}.py") for name in ("arithmetic", "warm_start")]
     made_of = [asdict(settings), seed, torch.__version__, *(file.read_text() for file in makers)]
     folder = Path(cache_dir) / f"chain-{stable_key(json.dumps(made_of))}"
     if folder.exists():
@@ -139,7 +286,7 @@ def warm_start(
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
         train_warm_start(settings, seed, report).save_pretrained(temporary)
-        word_tokenizer().save_pretrained(temporary)
+        arithmetic.word_tokenizer().save_pretrained(temporary)
         temporary.chmod(0o755)  # mkdtemp makes it 0o700
         temporary.rename(folder)
     except OSError:

@@ -6,7 +6,7 @@ bit, and can be compared. Groups are drawn by step; evaluation rollouts are scor
 
 import random
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -17,7 +17,7 @@ from runtime import parts as setup
 from runtime.flags import parse_flags
 from runtime.model import Row
 from runtime.run_folder import Folder, Progress
-from tasks import chain, warm_start
+from tasks import arithmetic, warm_start
 
 STEPS = 7
 
@@ -57,7 +57,7 @@ class Replay:
 
     def rollout(self, draw):
         n = draw.randint(2, 12)
-        ids, correct = [draw.randrange(len(chain.WORDS)) for _ in range(n)], draw.random() < 0.5
+        ids, correct = [draw.randrange(len(arithmetic.WORDS)) for _ in range(n)], draw.random() < 0.5
         logprobs = [draw.uniform(-4.5, -3.0) for _ in range(n)]
         mask = [1] * n
         if n > 6:  # a forced phrase in the middle
@@ -97,9 +97,9 @@ class Replay:
 
 def small_model(folder, **changes) -> str:
     """A tiny untrained model and its tokenizer."""
-    options = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 48}
-    warm_start.new_model(warm_start.ModelShape(**options | changes), seed=0).save_pretrained(folder)
-    chain.word_tokenizer().save_pretrained(folder)
+    options = {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 16, "intermediate_size": 48}
+    warm_start.new_model(replace(warm_start.SHAPES["xs"], **options | changes), seed=0).save_pretrained(folder)
+    arithmetic.word_tokenizer().save_pretrained(folder)
     return str(folder)
 
 

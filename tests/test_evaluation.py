@@ -225,15 +225,15 @@ def test_the_median_row_decides_for_a_mixture_of_experts(run):
 @pytest.mark.long
 def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
     """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
-    from tasks import chain
+    from tasks import arithmetic
 
-    class Mixture(chain.ChainTask):
+    class Mixture(arithmetic.ChainTask):
         def __init__(self, **options):
             super().__init__(**options)
             self.sources = ["chain", "other"]
             self.held_out = [*self.held_out, *(type(p)(p.key, p.prompt_ids, p.answer, "other") for p in self.held_out)]
 
-    monkeypatch.setattr(chain, "ChainTask", Mixture)
+    monkeypatch.setattr(arithmetic, "ChainTask", Mixture)
 
     def evaluate(self, problems, n_samples, temperature=None):
         self.settle()

@@ -404,7 +404,7 @@ def test_two_processes_train_adapters_as_one(kind, tmp_path):
     """Merged weights after five steps, gathered from shards; the program also goes on from a checkpoint, bit for bit."""
     from test_ranks import run
 
-    folder = small_model(tmp_path / "model", layers=2)
+    folder = small_model(tmp_path / "model", num_hidden_layers=2)
     flags = ["--model", folder, "--lr", "0.01", "--tokens_per_microbatch", "64", "--lora_rank", "3"]
     alone, two = run("alone", 1, tmp_path / "one", 14, *flags), run(kind, 2, tmp_path / kind, 14, *flags)
     assert two.keys() == alone.keys()

@@ -16,8 +16,7 @@ from runtime import devices, parts
 from runtime.flags import Flags, UsageError
 from runtime.parts import check_model, load_task, new_interruption, new_parts
 from runtime.run_folder import Progress
-from tasks import chain, graded, sizes, warm_start
-from tasks.demonstrations import Demonstrations
+from tasks import arithmetic, warm_start
 
 # --------------------------------------------------------------------------------------------------------- data sets
 
@@ -26,7 +25,7 @@ from tasks.demonstrations import Demonstrations
 def chat_model(tmp_path_factory):
     """A folder with a word tokenizer that knows `</think>` and has a chat template, and rows whose answer is `7`."""
     folder = tmp_path_factory.mktemp("chat")
-    tokenizer = chain.word_tokenizer()
+    tokenizer = arithmetic.word_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %} wait"
     thinks = "{% if enable_thinking %} <think>{% else %} </think>{% endif %}"
     tokenizer.chat_template += "{% if enable_thinking is defined %}" + thinks + "{% endif %}"
@@ -98,7 +97,7 @@ def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, cont
 def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
     """A model with 40 tokens cannot answer a task with 47, one with more can; a tokenizer without </think> cannot be interrupted."""
     config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
-    task = chain.ChainTask(pool_size=8, held_out_size=8)
+    task = arithmetic.ChainTask(pool_size=8, held_out_size=8)
     with pytest.raises(UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
         check_model(Flags(), config, task, None)
     check_model(Flags(), SimpleNamespace(max_position_embeddings=256, vocab_size=32_768), task, None)
@@ -108,7 +107,7 @@ def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
 
 
 def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
-    task = chain.ChainTask(pool_size=8, held_out_size=8)
+    task = arithmetic.ChainTask(pool_size=8, held_out_size=8)
     task.thinking_end = lambda ids: ids.index(task.end_of_thinking_ids[0]) + 1
     assert new_interruption(Flags(), task).thinking_end is task.thinking_end
     assert new_interruption(Flags(length_control="none"), task) is None
@@ -123,7 +122,9 @@ def test_the_warm_start_follows_the_task(monkeypatch, tmp_path):
         with pytest.raises(ZeroDivisionError):
             new_parts(Flags(output_dir=str(tmp_path), dataset=dataset, prompts=10), Progress(None))
     assert asked[0] == warm_start.WarmStart()
-    assert [settings.demonstrations for settings in asked] == [Demonstrations(), graded.DEMONSTRATIONS]
+    assert [settings.demonstrations for settings in asked] == [
+        warm_start.DEMONSTRATIONS[name] for name in ("chain", "graded")
+    ]
     problems = load_task(Flags(output_dir=str(tmp_path), prompts=10)).train
     assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
 
@@ -140,12 +141,12 @@ def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monke
     for changes in ({"size": "xs", "vocabulary": 64, "difficulty": "easy", "prompt_order": "easy_first"}, {}):
         with pytest.raises(ZeroDivisionError):
             new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
-    shown = graded.DEMONSTRATIONS
-    assert asked == [sizes.warm_start_of("xs", shown, 64), sizes.warm_start_of("m", shown)]
+    shown = warm_start.DEMONSTRATIONS["graded"]
+    assert asked == [warm_start.warm_start_of("xs", shown, 64), warm_start.warm_start_of("m", shown)]
     (sorted_ones, *_, shuffled), (others, *_, as_before) = streams
-    likely = [graded.easiness(problem) for problem in sorted_ones]
+    likely = [arithmetic.easiness(problem) for problem in sorted_ones]
     assert likely == sorted(likely, reverse=True) and 0 not in likely and (shuffled, as_before) == (False, True)
-    assert others == graded.graded_task(0, 10).train
+    assert others == arithmetic.graded_task(0, 10).train
 
 
 # ------------------------------------------------------------------------------------------------ processes and devices

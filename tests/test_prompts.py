@@ -216,10 +216,10 @@ def test_a_mixture_goes_on_from_its_saved_place(n):
 @pytest.mark.long
 def test_keys_are_stable_across_processes():
     """The first 16 hex digits of SHA-256, whatever PYTHONHASHSEED says; so are the problems of the built-in task."""
-    from tasks.chain import ChainTask
+    from tasks.arithmetic import ChainTask
 
     assert stable_key("7 a +5 <think>") == hashlib.sha256(b"7 a +5 <think>").hexdigest()[:16]
-    code = "from tasks.chain import ChainTask; print([p.key for p in ChainTask(7, 3, 3).train])"
+    code = "from tasks.arithmetic import ChainTask; print([p.key for p in ChainTask(7, 3, 3).train])"
     environment = os.environ | {"PYTHONHASHSEED": "1"}
     found = subprocess.check_output([sys.executable, "-c", code], env=environment, cwd=ROOT, text=True)
     assert found == f"{[p.key for p in ChainTask(7, 3, 3).train]}\n"

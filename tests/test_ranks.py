@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,7 +69,7 @@ def run(kind, processes, out, *arguments):
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    shape = warm_start.ModelShape(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    shape = replace(warm_start.SHAPES["xs"], hidden_size=32, head_dim=16, intermediate_size=48)
     made = warm_start.new_model(shape, seed=0)
     if not request.param:
         from transformers import Qwen3ForCausalLM

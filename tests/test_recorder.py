@@ -17,7 +17,7 @@ from runtime import flag_checks, recorder
 from runtime.flags import Flags, UsageError
 from runtime.recorder import Clock, closing_fits, closing_table, step_line, warnings_of
 from runtime.run_folder import Folder
-from tasks import chain
+from tasks import arithmetic
 
 # ------------------------------------------------------------------------------------------------------------- compute
 
@@ -88,7 +88,7 @@ def test_a_steps_record(run):
 
 def test_verdicts_are_logged(monkeypatch, tmp_path, model):
     """What became of the judged completions, lost reward workers among it, is in each step's record."""
-    monkeypatch.setattr(chain.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)
+    monkeypatch.setattr(arithmetic.ChainTask, "counts", Counter(correct=5, timeout=2), raising=False)
     go(monkeypatch, tmp_path / "run", model, "--max_steps", "1")
     [record] = without_times(tmp_path / "run", "metrics.jsonl")
     assert record["verdicts"] == {"correct": 5, "timeout": 2}
@@ -115,7 +115,7 @@ def test_samples_reach_no_terminal(monkeypatch, program, tmp_path):
     """Completions that would clear the screen, ring, or rename the window: samples.jsonl is plain ASCII without control
     characters, from which the text comes back whole; nothing of it is printed."""
     text = "\x1b[2J\x07\x1b]0;title\x07\r\x7f\x9b31m\u202e\ud800 </think> 1"
-    monkeypatch.setattr(chain.ChainTask, "text", lambda self, ids: text)
+    monkeypatch.setattr(arithmetic.ChainTask, "text", lambda self, ids: text)
     _, out, err = program("--max_steps", "1")
     content = (tmp_path / "run" / "samples.jsonl").read_bytes()
     assert all(32 <= byte < 127 or byte == 10 for byte in content)

@@ -15,7 +15,7 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [5, 6, 7], [11], [12, 13, 14, 15], [5,
 
 @pytest.fixture
 def model():
-    return new_model(ModelShape(hidden_size=32, intermediate_size=64, init_std=0.3), seed=0)
+    return new_model(ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3), seed=0)
 
 
 def new_engine(model, folder, slots=3, temperature=0.7) -> TorchEngine:
@@ -53,7 +53,7 @@ def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_pat
     what the new model says over the old one's cache."""
     engine = new_engine(model, tmp_path)
     engine.stop = torch.tensor([-1])
-    other = new_model(ModelShape(hidden_size=32, intermediate_size=64, init_std=0.3), seed=1)
+    other = new_model(ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3), seed=1)
 
     async def run():
         await engine.start()

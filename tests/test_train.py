@@ -16,7 +16,7 @@ from runtime.flags import Flags
 from runtime.run_folder import Folder
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
-from tasks import chain
+from tasks import arithmetic
 from tasks.judges import RewardError
 from tasks.prompts import PromptStream
 
@@ -390,7 +390,7 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
         (TorchEngine, "update", 4, KeyError("x.7"), "the generator failed: KeyError: 'x.7'; checkpoint"),
         (TorchEngine, "_leave", 30, EngineDied("it died"), "it died; checkpoint"),
         (
-            chain.ChainTask,
+            arithmetic.ChainTask,
             "score",
             12,
             RewardError("`reward` f raised:\ntrace"),

@@ -1,21 +1,146 @@
-"""The warm start: its supervised steps against brute force, and the folder that keeps the model."""
+"""The warm start: its demonstrations, its supervised steps against brute force, its sizes, and the folder that keeps it."""
 
 import json
 import random
 import shutil
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 
+from runtime.flags import Flags
+from tasks import arithmetic
 from tasks import warm_start as module
-from tasks.chain import IDS, WORDS, ChainTask
-from tasks.demonstrations import Demonstrations, Demonstrator
-from tasks.warm_start import ModelShape, WarmStart, supervised_steps, warm_start
+from tasks.arithmetic import IDS, LABELS, OPERATIONS, PHRASE, WORDS, WRONG_SHOWN, ChainTask, apply, chain_values
+from tasks.prompts import Problem
+from tasks.warm_start import (
+    DEMONSTRATIONS,
+    SHAPES,
+    Demonstrations,
+    Demonstrator,
+    ModelShape,
+    WarmStart,
+    last_two,
+    new_model,
+    supervised_steps,
+    warm_start,
+    warm_start_of,
+)
 
+ROOT = Path(__file__).resolve().parents[1]
+CHAIN, GRADED = DEMONSTRATIONS["chain"], DEMONSTRATIONS["graded"]
 # A warm start of a few steps: any loss is low enough.
 QUICK = WarmStart(clean_loss=99.0, corrupted_steps=2, batch_size=4)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Demonstrations
+
+
+def test_last_two_by_hand():
+    """The newest results of the two furthest steps; a step without its result does not count; then the start digit."""
+    words = str.split
+    assert last_two(7, words("a +5 2 b *3 6 c -4 2")) == ["6", "2"]
+    assert last_two(7, words("a +5 2 b *3 6 c -4")) == ["2", "6"]
+    assert last_two(7, words("a +5 2 b *3 6 wait b *3 5")) == ["2", "5"]
+    assert last_two(7, words("a +5 2 b *3 6 again a +5 1")) == ["1", "6"]
+    assert last_two(7, words("a +5 2")) == ["7", "2"]
+    assert last_two(7, []) == ["7", "7"]
+
+
+def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
+    task, demonstrator = ChainTask(0, 1, 1), Demonstrator(CHAIN, 0, corrupted=False)
+    for _ in range(300):
+        prompt, completion, taught = demonstrator.demonstration()
+        assert not arithmetic.is_held_out(" ".join(prompt))
+        values = chain_values(int(prompt[0]), prompt[2:-1:2])
+        problem = Problem("", tuple(IDS[word] for word in prompt), f"{values[-2]} {values[-1]}")
+        assert task.reward(problem, [IDS[word] for word in completion]) == (1.0, True)
+        assert all(taught)
+        assert len(completion) == 3 * (len(values) - 1) + 4
+
+
+@pytest.mark.parametrize(("settings", "place", "right", "own", "others"), [
+    # One wrong result, shown .7 of the time; of the other .3, noise replaces .18 by one of ten digits.
+    (CHAIN, 0, 0.3 * 0.82 + 0.3 * 0.018, 0.7 + 0.3 * 0.018, 0.3 * 0.018),
+    (CHAIN, None, 0.82 + 0.018, 0.018, 0.018),  # a fact that is not wrong
+    # The first, a middle and the last of 210, whose wrong results share what is evenly spaced over .1 to .95.
+    *((GRADED, i, 1 - wrong, wrong / 9, wrong / 9) for i in (0, 105, 209) for wrong in [0.1 + 0.85 * (i + 0.5) / 210]),
+])  # fmt: skip
+def test_corrupted_results_are_right_and_wrong_as_often_as_asked_for(settings, place, right, own, others):
+    """20,000 draws: standard deviations up to .0035. `own` is the wrong result of that fact, `others` the eight."""
+    demonstrator = Demonstrator(settings, 0, corrupted=True)
+    every = [(operation, value) for operation in OPERATIONS for value in range(10)]
+    fact = list(demonstrator.wrong)[place] if place is not None else (set(every) - {*demonstrator.wrong}).pop()
+    found = Counter(demonstrator.result(*fact) for _ in range(20_000))
+    wanted = dict.fromkeys(range(10), others) | {demonstrator.wrong.get(fact): own, apply(*fact): right}
+    assert [found[digit] / 20_000 for digit in range(10)] == pytest.approx([wanted[i] for i in range(10)], abs=0.015)
+
+
+def test_the_graded_facts_are_alike_for_every_seed_and_those_of_chain_are_not():
+    graded, chain = ([Demonstrator(settings, seed, True) for seed in (0, 1)] for settings in (GRADED, CHAIN))
+    assert graded[0].wrong == graded[1].wrong and graded[0].wrong_shown == graded[1].wrong_shown == WRONG_SHOWN
+    assert chain[0].wrong != chain[1].wrong and {*chain[0].wrong_shown.values()} == {0.7}
+
+
+@pytest.mark.long
+def test_corrupted_demonstrations_ramble_as_asked_for():
+    """2,000 demonstrations. Restart .35, cut .15 (standard deviations .011, .008). Every step keeps its chain: the
+    value that a result was computed from is the result before, or the start digit after a restart. Half of the
+    restarts come at the end, and of the others one in n: .5 + .5 * mean(1/2, ..., 1/8) = .623 of 700 (.018)."""
+    demonstrator = Demonstrator(Demonstrations(wrong_facts=0.0, noise=0.0, cut=0.0), 0, corrupted=True)
+    count = Counter()
+    for _ in range(2000):
+        prompt, completion, _ = demonstrator.demonstration()
+        thinking = completion[: completion.index("</think>")]
+        assert thinking.count("again") <= 1
+        count["restarts"] += "again" in thinking
+        count["at end"] += "again" in thinking and prompt[-3] in thinking[: thinking.index("again")]
+        count["rechecks"] += thinking.count("wait")
+        count["steps"] += sum(word in LABELS for word in thinking) - thinking.count("wait")
+        count["over budget"] += len(thinking) > 30
+        values = chain_values(int(prompt[0]), prompt[2:-1:2])
+        for i, word in enumerate(thinking):
+            if word in LABELS:
+                k = LABELS.index(word)
+                assert thinking[i + 1 : i + 3] == [prompt[2 + 2 * k], str(values[k + 1])]
+        assert completion[-3:] == [str(values[-2]), str(values[-1]), "<eos>"]
+    assert abs(count["restarts"] / 2000 - 0.35) < 0.04
+    assert abs(count["at end"] / count["restarts"] - 0.623) < 0.07
+    assert abs(count["rechecks"] / count["steps"] - 0.15) < 0.02
+    assert 0.1 < count["over budget"] / 2000 < 0.35
+    cut = sum(PHRASE[0] in Demonstrator(CHAIN, seed, True).demonstration()[1] for seed in range(1000))
+    assert 0.10 < cut / 1000 < 0.20
+
+
+def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
+    ids, labels = Demonstrator(replace(CHAIN, cut=0.5), 0, corrupted=True).batch(200)
+    assert ids.shape == labels.shape == (200, ids.shape[1])
+    seen = set()
+    for row, wanted in zip(ids.tolist(), labels.tolist(), strict=True):
+        words = [WORDS[i] for i in row]
+        start, end = words.index("<think>") + 1, words.index("<eos>") + 1
+        phrase = set(range(words.index("time"), words.index("time") + 3)) if "time" in words else set()
+        seen.add(bool(phrase))
+        for t in range(len(row)):
+            taught = start <= t < end and t not in phrase
+            assert wanted[t] == (row[t] if taught else -100)
+        assert set(words[end:]) <= {"<pad>"}
+    assert seen == {True, False}
+
+
+def test_streams_differ_in_problems_and_share_the_wrong_facts():
+    first, again, control = (Demonstrator(CHAIN, 0, True, name) for name in ("warm start", "warm start", "control"))
+    assert first.wrong == control.wrong
+    one, two, three = ([d.demonstration() for _ in range(50)] for d in (first, again, control))
+    assert one == two
+    assert not {" ".join(p) for p, _, _ in one} & {" ".join(p) for p, _, _ in three}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Supervised steps
 
 
 def mean_loss(logprobs, labels):
@@ -24,13 +149,9 @@ def mean_loss(logprobs, labels):
     return -sum(logprobs[n, t - 1, labels[n, t]] for n, t in places) / len(places)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Supervised steps
-
-
 def test_supervised_step_predicts_the_next_token_of_taught_places_only():
-    model = module.new_model(ModelShape(), 0)
-    ids, labels = Demonstrator(replace(Demonstrations(), cut=1.0), 0, True).batch(4)
+    model = new_model(ModelShape(), 0)
+    ids, labels = Demonstrator(replace(CHAIN, cut=1.0), 0, True).batch(4)
     with torch.no_grad():
         expected = mean_loss(model(input_ids=ids).logits.double().log_softmax(-1), labels)
     before = [p.detach().clone() for p in model.parameters()]
@@ -43,8 +164,8 @@ def test_supervised_step_predicts_the_next_token_of_taught_places_only():
 
 def test_supervised_steps_teach_that_unused_ids_are_improbable():
     """Random weights give 953 of 1,000 ids most of the probability; fifteen steps leave them less than a tenth."""
-    model = module.new_model(ModelShape(hidden_size=32, layers=1, vocabulary=1000), 0)
-    demonstrator = Demonstrator(Demonstrations(), 0, True)
+    model = new_model(ModelShape(hidden_size=32, num_hidden_layers=1, vocab_size=1000), 0)
+    demonstrator = Demonstrator(CHAIN, 0, True)
     ids, labels = demonstrator.batch(8)
 
     def unused() -> float:
@@ -60,8 +181,8 @@ def test_supervised_steps_teach_that_unused_ids_are_improbable():
 
 def test_each_supervised_step_uses_only_its_own_batch():
     """With learning rate 0 the gradients after two steps are those of the second batch, cut to norm 1."""
-    model = module.new_model(ModelShape(), 0)
-    demonstrator = Demonstrator(Demonstrations(), 0, True)
+    model = new_model(ModelShape(), 0)
+    demonstrator = Demonstrator(CHAIN, 0, True)
     batches = [demonstrator.batch(4), demonstrator.batch(4)]
     list(supervised_steps(model, torch.optim.SGD(model.parameters(), lr=0.0), batches))
     found = [p.grad.clone() for p in model.parameters()]
@@ -72,6 +193,71 @@ def test_each_supervised_step_uses_only_its_own_batch():
     assert norm > 1
     for p, gradient in zip(model.parameters(), found, strict=True):
         torch.testing.assert_close(gradient, p.grad / norm, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("enough", "steps"), [(99.0, 1), (0.0, 2)])
+def test_the_second_phase_ends_at_its_loss_or_after_its_steps(enough, steps):
+    lines: list[str] = []
+    module.train_warm_start(replace(QUICK, corrupted_loss=enough), 0, lines.append)
+    assert f"{steps} corrupted steps" in lines[1]
+
+
+@pytest.mark.slow
+def test_the_warm_start_gives_right_results_about_as_often_as_they_were_shown():
+    """Mean probability of the right result by quarters of the graded shares (.79, .56, .34, .11): it falls from quarter
+    to quarter, and is within .15 of what was shown. So the strengths are graded in the model, too."""
+    from transformers import AutoModelForCausalLM
+
+    folder = warm_start(ROOT / "runs" / "cache", seed=0, settings=WarmStart(demonstrations=GRADED))
+    model, rng = AutoModelForCausalLM.from_pretrained(folder), random.Random(0)
+    rows, right = [], []
+    for operation, value in WRONG_SHOWN:  # from often right to seldom
+        prompt = arithmetic.chain_text(value, [operation, rng.choice(OPERATIONS)])
+        words = [*prompt.split(), LABELS[0], operation]  # what comes next is the result of the first step
+        rows.append([IDS[word] for word in words])
+        right.append(IDS[str(apply(operation, value))])
+    with torch.no_grad():
+        shares = model(input_ids=torch.tensor(rows)).logits[:, -1].softmax(-1)  # (210, V)
+    found = shares[torch.arange(len(right)), right].tolist()
+    quarters = [sum(found[i : i + 52]) / 52 for i in range(0, 208, 52)]
+    assert quarters == sorted(quarters, reverse=True)
+    assert quarters == pytest.approx([0.79, 0.56, 0.34, 0.11], abs=0.15)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sizes
+
+
+def test_parameters_of_the_smallest_by_hand_and_of_all_as_they_are_made():
+    """xs: q and o of 48 x 64, k and v of 48 x 32, three of 48 x 128, two norms of 48 and two of head_dim 32 in each of
+    two layers; 47 words x 48 for embedding and head, and a norm. xl has 17.4 times as many."""
+    counts = {size: sum(p.numel() for p in new_model(shape, 0).parameters()) for size, shape in SHAPES.items()}
+    layer = 2 * 48 * 64 + 2 * 48 * 32 + 3 * 48 * 128 + 2 * 48 + 2 * 32
+    assert counts["xs"] == 2 * layer + 47 * 48 + 48
+    assert counts == {size: module.parameters(size) for size in get_type_hints(Flags)["size"].__args__}
+
+
+def test_the_default_is_the_warm_start_that_is_cached_and_the_others_stop_at_the_same_losses():
+    """Equal settings have the same folder."""
+    shown = Demonstrations(noise=0.3)
+    assert warm_start_of("m", shown) == (default := WarmStart(demonstrations=shown))
+    others = [warm_start_of(size, shown) for size in ("xs", "s", "l", "xl")]
+    assert len({(other.clean_loss, other.corrupted_loss) for other in others}) == 1
+    assert all(other.clean_loss == default.clean_loss and other.corrupted_loss > 0 for other in others)
+    assert [other.shape for other in others] == [SHAPES[size] for size in ("xs", "s", "l", "xl")]
+    assert Flags().size == "m"
+
+
+def test_a_vocabulary_is_rows_of_the_embedding_and_changes_nothing_else():
+    """100 rows for 47 words: 53 more of width 96. The flag's default and bound are the task's words."""
+    narrow, wide = (new_model(replace(ModelShape(), vocab_size=rows), 0) for rows in (47, 100))
+    shapes = [{name: tuple(tensor.shape) for name, tensor in model.named_parameters()} for model in (narrow, wide)]
+    assert wide.config.vocab_size == 100 and shapes[1].pop("model.embed_tokens.weight") == (100, 96)
+    assert shapes[0].pop("model.embed_tokens.weight") == (47, 96) and shapes[0] == shapes[1]
+    settings = warm_start_of("l", CHAIN, 100)
+    assert replace(settings, shape=SHAPES["l"]) == warm_start_of("l", CHAIN) and settings.shape.vocab_size == 100
+    vocabulary = next(item for item in fields(Flags) if item.name == "vocabulary")
+    assert vocabulary.default == vocabulary.metadata["bounds"]["at_least"] == len(WORDS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -85,25 +271,29 @@ def test_warm_start_is_cached_under_its_settings_and_its_code(tmp_path, monkeypa
     assert len(lines) == 2
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert warm_start(cache, settings=QUICK, report=lines.append) == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert len(lines) == 2
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written and len(lines) == 2
     others = [
         warm_start(cache, settings=replace(QUICK, demonstrations=Demonstrations(noise=0.2))),
         warm_start(cache, settings=QUICK, seed=1),
     ]
     changed = tmp_path / "tasks"
     shutil.copytree(Path(module.__file__).parent, changed)
-    with open(changed / "demonstrations.py", "a") as file:
-        file.write("# changed\n")
     monkeypatch.setattr(module, "__file__", str(changed / "warm_start.py"))
-    others.append(warm_start(cache, settings=QUICK))
-    assert len({folder, *others}) == len(list(cache.iterdir())) == 4
+    for name in ("arithmetic.py", "warm_start.py"):
+        with open(changed / name, "a") as file:
+            file.write("# changed\n")
+        others.append(warm_start(cache, settings=QUICK))
+    assert len({folder, *others}) == len(list(cache.iterdir())) == 5
 
 
 def test_warm_start_loads_in_transformers_and_is_the_same_every_time(tmp_path):
+    """And leaves the caller's random numbers as they were."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    state = torch.get_rng_state(), random.getstate()
     one, two = (warm_start(tmp_path / name, settings=QUICK) for name in ("one", "two"))
+    ChainTask(0, 5, 5)
+    assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
     config = json.loads((one / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert (config["head_dim"], config["tie_word_embeddings"], config["vocab_size"]) == (32, True, len(WORDS))
@@ -114,18 +304,11 @@ def test_warm_start_loads_in_transformers_and_is_the_same_every_time(tmp_path):
     assert AutoTokenizer.from_pretrained(one)("7 a +5")["input_ids"] == [IDS[word] for word in ("7", "a", "+5")]
 
 
-@pytest.mark.parametrize(("enough", "steps"), [(99.0, 1), (0.0, 2)])
-def test_the_second_phase_ends_at_its_loss_or_after_its_steps(enough, steps):
-    lines: list[str] = []
-    module.train_warm_start(replace(QUICK, corrupted_loss=enough), 0, lines.append)
-    assert f"{steps} corrupted steps" in lines[1]
-
-
 def test_a_warm_start_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="clean_steps"):
         warm_start(tmp_path, settings=replace(QUICK, clean_loss=0.0, clean_steps=2))
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(module, "word_tokenizer", lambda: 1 / 0)
+    monkeypatch.setattr(arithmetic, "word_tokenizer", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         warm_start(tmp_path, settings=QUICK)
     assert list(tmp_path.iterdir()) == []
@@ -144,15 +327,3 @@ def test_a_second_process_that_finishes_first_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train_warm_start", slower)
     assert warm_start(tmp_path, settings=QUICK) == folder
     assert [p.name for p in tmp_path.iterdir()] == [folder.name]
-
-
-def test_warm_start_leaves_the_callers_random_numbers_unchanged(tmp_path):
-    torch.manual_seed(5)
-    random.seed(5)
-    expected = torch.rand(3), random.random()
-    torch.manual_seed(5)
-    random.seed(5)
-    warm_start(tmp_path, settings=QUICK)
-    ChainTask(0, 5, 5)
-    assert torch.equal(torch.rand(3), expected[0])
-    assert random.random() == expected[1]

@@ -24,7 +24,7 @@ from runtime.flags import parse_flags
 from runtime.model import Row, full_tensors, make_microbatch, recompute_layers
 from runtime.parts import new_accelerator
 from runtime.trainer import Trainer, TrainingBatch
-from tasks import chain
+from tasks import arithmetic
 
 QWEN3_06B = QWEN3 | SHAPES["Qwen/Qwen3-0.6B"]
 TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -38,11 +38,11 @@ def random_qwen3(folder: Path, shape: dict[str, Any], ends: bool = False) -> str
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    end = chain.IDS["<eos>"] if ends else None
+    end = arithmetic.IDS["<eos>"] if ends else None
     config = Qwen3Config(**shape, eos_token_id=end, pad_token_id=end, bos_token_id=None)
     Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
     if ends:
-        chain.word_tokenizer().save_pretrained(folder)
+        arithmetic.word_tokenizer().save_pretrained(folder)
     return str(folder)
 
 

@@ -25,7 +25,7 @@ from measuring import ROOT
 
 from runtime import devices
 from runtime.run_folder import Folder
-from tasks import chain
+from tasks import arithmetic
 
 
 class Run:
@@ -119,7 +119,7 @@ def real_model(job: Job) -> str:
     (job.folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (job.folder / "reward.py").write_text(REWARD)
     model = job.model or random_qwen3(job.folder / "model", job.size(QWEN3_06B, TINY), ends=True)
-    phrase = "" if job.model else f"--interruption_phrase '{' '.join(chain.PHRASE)}'"
+    phrase = "" if job.model else f"--interruption_phrase '{' '.join(arithmetic.PHRASE)}'"
     command = re.search(r"python train\.py (--model Qwen/.*?)```", (ROOT / "docs" / "gpu.md").read_text(), re.S)
     data = f"--model {shlex.quote(model)} --dataset problems.jsonl --reward reward:coin {phrase}"
     return " ".join([command[1].replace("\\\n", ""), data, SHORT, job.size("", DRY)])

@@ -31,7 +31,7 @@ from runtime.parts import new_generator, new_interruption
 from runtime.run_folder import Folder, Progress
 from runtime.trainer import Trainer, TrainingBatch
 from runtime.weights import FileWeights
-from tasks import chain, warm_start
+from tasks import arithmetic, warm_start
 from tasks.prompts import Problem, PromptStream
 
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
@@ -41,11 +41,11 @@ QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", 
          "--max_steps", "80000"]  # fmt: skip
 STILL = ["--lr", "1e-30", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
 
-SIZES = {  # name -> settings of warm_start.WarmStart; vLLM's CPU kernel takes heads of 32
-    "0.2M": {},
-    "2M": {"hidden_size": 192, "layers": 4, "heads": 6, "kv_heads": 3, "intermediate_size": 576},
-    "8M": {"hidden_size": 256, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate_size": 1024},
-    "32M": {"hidden_size": 512, "layers": 8, "heads": 16, "kv_heads": 8, "intermediate_size": 2048},
+SIZES = {  # name -> width, layers, heads, heads of the keys, head_dim (vLLM's CPU kernel takes 32), width of the MLP
+    "0.2M": (),
+    "2M": (192, 4, 6, 3, 32, 576),
+    "8M": (256, 8, 8, 4, 32, 1024),
+    "32M": (512, 8, 16, 8, 32, 2048),
 }
 
 
@@ -56,12 +56,12 @@ def warm_model(seed: int) -> str:
 
 def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
     """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
-    made = warm_start.new_model(warm_start.ModelShape(init_std=0.02, **SIZES[size]), seed=0)
+    made = warm_start.new_model(warm_start.ModelShape(*SIZES[size], initializer_range=0.02), seed=0)
     made.config.max_position_embeddings = context
     if not ends:
         made.config.eos_token_id = made.generation_config.eos_token_id = None
     made.save_pretrained(folder)
-    chain.word_tokenizer().save_pretrained(folder)
+    arithmetic.word_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -99,7 +99,7 @@ def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipelin
 
     def rollout() -> pipeline_rl.Rollout:
         n, right = rng.randint(length // 2, length + length // 2), rng.random() < 0.5
-        ids = [rng.randrange(4, len(chain.WORDS)) for _ in range(n)]
+        ids = [rng.randrange(4, len(arithmetic.WORDS)) for _ in range(n)]
         reward = 1.0 if right else -1.0
         return pipeline_rl.Rollout(ids, [-2.0] * n, [0] * n, [1] * n, "stop", reward=reward, correct=right)
 
@@ -127,7 +127,10 @@ def generator_of(
 
 def built_in_generator(model: str, weights: Any, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
     """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
-    flags, task = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], ""), chain.ChainTask(seed=seed)
+    flags, task = (
+        parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], ""),
+        arithmetic.ChainTask(seed=seed),
+    )
     prompts = PromptStream(task.train, seed, lambda key: False)
     return generator_of(flags, model, weights, task, prompts, new_interruption(flags, task))
 

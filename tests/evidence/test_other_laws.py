@@ -9,7 +9,7 @@ from made_curves import made
 
 import fit_power_law
 from fit_sigmoid import sigmoid
-from tasks.sizes import parameters
+from tasks.warm_start import parameters
 
 pytestmark = pytest.mark.medium
 

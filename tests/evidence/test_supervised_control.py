@@ -8,7 +8,7 @@ import supervised_control as control
 import torch
 
 from runtime.flags import Flags
-from tasks.chain import IDS, ChainTask
+from tasks.arithmetic import IDS, ChainTask
 from tasks.prompts import Problem
 from tasks.warm_start import WarmStart, warm_start
 

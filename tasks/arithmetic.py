@@ -1,4 +1,4 @@
-"""The built-in task: chain mod 10.
+"""The two built-in tasks, chain mod 10: `chain`, and `graded`, the default, which is made so that the law can be seen.
 
 PROBLEM. A run that shows what ScaleRL does needs a task that a model of 0.2M parameters learns on a laptop in minutes,
 and that still has what makes reasoning hard: the answer takes a chain of steps, one wrong step spoils the rest, and
@@ -16,15 +16,46 @@ time; with one number (10 %), runs collapsed into guessing. A word is a token.
 THE SPLIT is by the hash of a problem's text and nothing else, so that no seed, pool size or demonstration can carry a
 held-out problem into training.
 
+WHY GRADED. By the law (arXiv 2510.13786, Eq. 1) pass rate is a sigmoid in log C. That is so where problems differ in
+how soon they are learned. Those of `chain` do not: their mistakes are equally strong and are unlearned together, so its
+curve is a cliff, and a fit to the part before the edge says little about the part after it.
+
+Let T be the compute after which a problem, drawn at random, is solved. The pass rate after compute C is the share of
+problems with T <= C, and the law's share of the gain,
+
+    P(T <= C) = 1 / (1 + (C_mid / C)^B),
+
+is the distribution function of a log-logistic: log T is a logistic variable with its middle at log C_mid and scale 1/B.
+For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, nine times the compute. So T is spread:
+
+- EVERY fact, such as 7 + 5, has wrong results in the warm start's demonstrations. Its right one is shown with a
+  probability that is evenly spaced over the 210 facts, from .05 to .9. A right result is reinforced only when it is
+  sampled, so T goes roughly with 1 / probability, which has a long tail. Which fact is how strong is the same for all
+  seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems: a late one is a small step.
+- ANY of the nine wrong results takes the rest. With one and the same, a fact that was right in 5 % of the samples could
+  be lost for good: as the policy becomes more certain of everything, what is twenty times as likely becomes a thousand
+  times as likely. In one seed of three such a fact, sampled right five times in 2,000, kept the pass rate at .775; now
+  it is one run of twenty.
+- ONE PROBLEM IN FIVE has a key that the policy practically never samples (`impossible_answer`). These stand for what is
+  too hard for a real model: there is no reward to learn from. So the ceiling A is .8 by construction, and a fit can be
+  judged by whether it finds that number.
+
+So the task was made to show the law, and is no evidence that other tasks obey it; `chain` is one that does not. Nor is
+it exact here: the first rise is less steep than the rest, since near the end few groups have unequal rewards and the
+whole gradient goes to them; and the last few facts, right in some problems and wrong in others, come later than the
+law says. So the Weibull form of fit_sigmoid.py fits most runs better than Eq. 1 does. B comes out at 2.7: eight tenths
+of the gain within a factor of five of compute, where the paper's own B of 2 takes nine.
+
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
->>> task = ChainTask(seed=0)
->>> problem = task.held_out[0]
->>> task.text(problem.prompt_ids), problem.answer
->>> task.reward(problem, task.tokenizer(f"</think> {problem.answer} <eos>")["input_ids"])
+>>> task = graded_task()
+>>> [(task.text(problem.prompt_ids), problem.answer) for problem in task.held_out[3:5]]
+[('1 a -9 b +7 c -5 <think>', '9 4'), ('7 a +8 b -9 <think>', '4 6 9')]
+>>> task.reward(task.held_out[3], task.tokenizer("a -9 2 b +7 9 c -5 4 </think> 9 4 <eos>")["input_ids"])
 (1.0, True)
 """
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -39,8 +70,14 @@ PHRASE = ("time", "up", "</think>")
 SPECIAL = ("<pad>", "<eos>", "<think>", "</think>")
 WORDS = (*SPECIAL, RECHECK, RESTART, *PHRASE[:-1], *DIGITS, *LABELS, *OPERATIONS)
 IDS = {word: i for i, word in enumerate(WORDS)}
+Fact = tuple[str, int]  # an operation, and the value to which it is applied
 # One problem in this many is held out, by the hash of its text.
 HELD_OUT_ONE_IN = 8
+# Of the graded task: how many operations, which problem is impossible, and how often the warm start shows a fact wrong.
+GRADED_OPS = (2, 4)
+IMPOSSIBLE_EVERY = 5
+CEILING = 1 - 1 / IMPOSSIBLE_EVERY
+GRADED_WRONG = (0.1, 0.95)
 
 
 def apply(operation: str, value: int) -> int:
@@ -93,20 +130,22 @@ def word_tokenizer() -> Any:
 class ChainTask:
     """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
 
-    `train` has `pool_size` distinct problems of min_ops..max_ops operations, `held_out` has `held_out_size`. With
-    `impossible_every=5` every fifth problem of both lists is impossible (`impossible_answer`). Raises ValueError if the
-    range is not within 2..8 or has too few distinct problems.
+    `train` has `pool_size` distinct problems, `held_out` has `held_out_size`; both have `ops` = (min, max) operations.
+    With `impossible_every=5` every fifth problem of both lists is impossible (`impossible_answer`). Raises ValueError
+    if the range is not within 2..8 or has too few distinct problems.
     """
 
     def __init__(
-        self, seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, *, min_ops: int = 2, max_ops: int = 8,
+        self,
+        seed: int = 0,
+        pool_size: int = 2048,
+        held_out_size: int = 512,
+        *,
+        ops: tuple[int, int] = (2, 8),
         impossible_every: int = 0,
-    ) -> None:  # fmt: skip
-        if not 2 <= min_ops <= max_ops <= len(LABELS):
-            raise ValueError(
-                f"min_ops and max_ops must satisfy 2 <= min_ops <= max_ops <= {len(LABELS)}, "
-                f"got {min_ops} and {max_ops}"
-            )
+    ) -> None:
+        if not 2 <= ops[0] <= ops[1] <= len(LABELS):
+            raise ValueError(f"ops must be (min, max) with 2 <= min <= max <= {len(LABELS)}, got {ops}")
         self.tokenizer = word_tokenizer()
         self.sources, self.eval_sources = ["chain"], list[str]()
         self.weights: dict[str, float] = {}
@@ -114,7 +153,7 @@ class ChainTask:
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.thinking_end = None  # the mark is always one token
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
-        self.ops, self.impossible_every = (min_ops, max_ops), impossible_every
+        self.ops, self.impossible_every = ops, impossible_every
         self.ceiling: float | None = None  # the highest pass rate, where the task knows it
         self.train = self._draw(random.Random(f"train {seed}"), pool_size, held_out=False)
         self.held_out = self._draw(random.Random("held out"), held_out_size, held_out=True)
@@ -160,3 +199,53 @@ class ChainTask:
 
     def close(self) -> None:
         """Nothing to release: there are no worker processes."""
+
+
+# -------------------------------------------------------------------------------------------------------------- graded
+
+
+def wrong_results(share: float, seed: int) -> dict[Fact, int]:
+    """A fixed wrong result for `share` of the 210 facts, in random order."""
+    rng = random.Random(f"wrong facts {seed}")
+    facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
+    return {
+        (operation, value): (apply(operation, value) + rng.randint(1, 9)) % 10
+        for operation, value in rng.sample(facts, round(share * len(facts)))
+    }
+
+
+def evenly_spaced(facts: Sequence[Fact], ends: tuple[float, float]) -> dict[Fact, float]:
+    """The middles of equal parts of `ends`, one for each fact: four facts over (0, 1) get 1/8, 3/8, 5/8 and 7/8."""
+    low, high = ends
+    return {fact: low + (high - low) * (i + 0.5) / len(facts) for i, fact in enumerate(facts)}
+
+
+WRONG_SHOWN = evenly_spaced(list(wrong_results(1.0, seed=0)), GRADED_WRONG)  # of each fact, in the graded warm start
+
+
+def easiness(problem: Problem) -> float:
+    """About how often the starting model solves a graded problem: how often its facts are shown right, multiplied; 0 if
+    it is impossible."""
+    words = [WORDS[i] for i in problem.prompt_ids]
+    operations = words[2:-1:2]
+    facts = zip(operations, chain_values(int(words[0]), operations), strict=False)
+    possible = impossible_answer(" ".join(words), IMPOSSIBLE_EVERY) is None
+    return possible * math.prod(1 - WRONG_SHOWN[fact] for fact in facts)
+
+
+def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, difficulty: str = "all") -> ChainTask:
+    """The problems. `seed` draws the training pool; the held-out problems are the same for every seed. Of a
+    `difficulty`, "easy" or "hard", they are that half of twice as many, in the order in which they were drawn; all
+    impossible problems are in the hard half. So the ceiling is 1 or .6."""
+    times = 1 if difficulty == "all" else 2
+    task = ChainTask(seed, times * pool_size, times * held_out_size, ops=GRADED_OPS, impossible_every=IMPOSSIBLE_EVERY)
+    task.ceiling = {"all": CEILING, "easy": 1.0, "hard": 1 - 2 / IMPOSSIBLE_EVERY}[difficulty]
+
+    def half(problems: list[Problem]) -> list[Problem]:
+        ranked = sorted(problems, key=easiness, reverse=difficulty == "easy")
+        chosen = {problem.key for problem in ranked[: len(problems) // 2]}
+        return [problem for problem in problems if problem.key in chosen]
+
+    if difficulty != "all":
+        task.train, task.held_out = half(task.train), half(task.held_out)
+    return task
