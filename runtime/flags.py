@@ -38,10 +38,13 @@ GONE: dict[str, tuple[Any, str]] = {
     "beta1": (0.9, "0.9, in runtime/trainer.py"),
     "beta2": (0.95, "0.95, in runtime/trainer.py"),
     "cache_dir": ("runs/cache", "runs/cache beside train.py"),
+    "clip_grad": (1.0, "the largest norm of 1, in runtime/trainer.py"),
     "dry_run": (False, "the check that every run begins with, before anything is loaded or written"),
     "eval_only": (False, "--max_steps 0, a run that only evaluates"),
     "gpu_memory_utilization": (0.0, """--engine_args '{"gpu_memory_utilization": 0.5}'"""),
     "kl_estimator": ("k3", "k3, whose gradient is one"),
+    "lora_alpha": (32, "32, in runtime/lora.py"),
+    "lora_targets": ("all-linear", "every linear layer but the head"),
     "lr_schedule": ("constant", "the constant rate of the paper; lower --lr at a --resume"),
     "max_device_hours": (0.0, "--max_hours"),
     "max_tokens": (0, "--max_sampled_tokens"),
@@ -96,9 +99,7 @@ class ModelFlags:
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
-    lora_rank: int = flag(0, "LoRA: r, rank of adapters, trained instead of the weights; 0: none.", at_least=0)
-    lora_alpha: int = flag(32, "LoRA: alpha; what the adapters add to the weights is scaled by alpha / r.", at_least=1)
-    lora_targets: str = flag("all-linear", "LoRA: names of the layers, as q_proj,v_proj; all-linear: all but the head.")
+    lora_rank: int = flag(0, "LoRA: rank of adapters, trained in the place of all linear layers; 0: none.", at_least=0)
     lora_adapter: str = flag("", "LoRA: folder of a saved adapter to go on from, which has its own rank.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
@@ -174,8 +175,8 @@ class LossFlags:
     aggregation: Literal["prompt", "sample", "token", "constant"] = flag("prompt", "Average of the token losses.")
     normalize_advantages: Literal["batch", "prompt", "none"] = flag("batch", "Std that divides the advantages.")
     eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
-    eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; negative means the loss's own default.")
-    eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; negative means the loss's own default.")
+    eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; -1: the loss's own default.", at_least=-1)
+    eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; -1: the loss's own default.", at_least=-1)
     kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
 
@@ -215,7 +216,6 @@ class OptimizerFlags:
     )  # fmt: skip
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
-    clip_grad: float = flag(1.0, "Largest norm of the gradient.", above=0)  # O2
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
     packed: bool = flag(False, "Pack sequences end to end instead of padding sorted rows.")
     share_prompts: bool = flag(False, "Pack them, and compute a prompt once for all rows of a microbatch that have it.")
@@ -272,7 +272,7 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
                 f"--output_dir {flags.output_dir}: --resume {flags.resume} goes on in its own folder; leave "
                 "--output_dir out, or resume a copy of the folder."
             )
-        for name in ("lora_rank", "lora_alpha", "lora_targets", "lora_adapter"):
+        for name in ("lora_rank", "lora_adapter"):
             if getattr(flags, name) != (had := saved.get(name, DEFAULTS[name])):
                 raise UsageError(f"--{name}: the adapters of --resume {flags.resume} have {had!r}; leave it out.")
     return flags

@@ -32,6 +32,8 @@ from runtime.model import experts, whole
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
 
+ALPHA = 32  # of new adapters, as in Schulman et al., "LoRA Without Regret": with alpha / r one --lr serves every rank
+
 
 def add_adapters(flags: Flags, model: PreTrainedModel, base: str) -> None:
     """Freezes the model and puts adapters into its linear layers: new ones, or those of --lora_adapter. `base`: folder
@@ -40,13 +42,12 @@ def add_adapters(flags: Flags, model: PreTrainedModel, base: str) -> None:
 
     if experts(model.config) > 1:
         raise UsageError(f"--model {base} is a mixture of experts, which gets no adapters here; train it in full.")
-    given, targets = flags.lora_adapter, [name.strip() for name in flags.lora_targets.split(",")]
-    what = f"--lora_adapter {given}" if given else f"--lora_targets {flags.lora_targets}"
+    given, shape = flags.lora_adapter, {"r": flags.lora_rank, "lora_alpha": ALPHA, "target_modules": "all-linear"}
     try:
-        config = peft.PeftConfig.from_pretrained(given) if given else peft.LoraConfig(
-            r=flags.lora_rank, lora_alpha=flags.lora_alpha, task_type="CAUSAL_LM", base_model_name_or_path=base,
-            target_modules="all-linear" if targets == ["all-linear"] else targets,
-        )  # fmt: skip
+        if given:
+            config = peft.PeftConfig.from_pretrained(given)
+        else:
+            config = peft.LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=base, **shape)
         named = config.base_model_name_or_path
         if named and Path(named).resolve() != Path(base).resolve():
             raise ValueError(f"its adapter_config.json names another base, {named}")
@@ -57,21 +58,21 @@ def add_adapters(flags: Flags, model: PreTrainedModel, base: str) -> None:
         if given:
             found = peft.set_peft_model_state_dict(model, peft.load_peft_weights(given, device="cpu"))
             apart = [*found.unexpected_keys, *(name for name in found.missing_keys if ".lora_" in name)]
-        else:  # of several names peft passes over those that no layer has
-            layers = [f".{name}" for name, module in model.named_modules() if hasattr(module, "base_layer")]
-            apart = [name for name in config.target_modules if not any(x.endswith(f".{name}") for x in layers)]
-        if apart:
-            raise ValueError(f"only one of the two has {apart[0]}")
+            if apart:
+                raise ValueError(f"only one of the two has {apart[0]}")
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
-        fix = "give the model that it was trained on" if given else "name linear layers of it, or leave it out"
-        raise UsageError(f"{what} does not fit --model {base} ({reason}); {fix}.") from error
+        if not given:
+            raise UsageError(f"--lora_rank: --model {base} gets no adapters ({reason}); leave it out.") from error
+        raise UsageError(
+            f"--lora_adapter {given} does not fit --model {base} ({reason}); give the model that it was trained on."
+        ) from error
     model.eval()  # a saved adapter may have dropout
     learns = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     variant = any(getattr(module, "lora_variant", None) for module in model.modules())
     head = hasattr(model.get_output_embeddings(), "base_layer")  # peft's name for what an adapter wraps
     if variant or head or not all(re.search(r"\.lora_[AB]\.default\.weight$", name) for name in learns):
-        raise UsageError(f"{what}: only plain LoRA of linear layers other than the head can be trained; choose others.")
+        raise UsageError(f"--lora_adapter {given}: only plain LoRA of linear layers but the head can be trained.")
 
 
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

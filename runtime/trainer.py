@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # their imports take seconds
 
 # Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
+LARGEST_NORM = 1.0  # O2: of the gradient, which is clipped to it
 
 
 @dataclass
@@ -160,7 +161,7 @@ class Trainer:
 
     def update(self, version: int) -> dict[str, float]:
         """The optimizer step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""
-        norm = self.accelerator.clip_grad_norm_(self.policy.parameters(), self.flags.clip_grad)
+        norm = self.accelerator.clip_grad_norm_(self.policy.parameters(), LARGEST_NORM)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # FSDP2 returns a shard of it
         lr, finite = learning_rate(self.flags, version), math.isfinite(norm)
         if finite:

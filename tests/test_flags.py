@@ -193,12 +193,12 @@ REFUSED = {  # a command line -> words of the sentence; the first flag is named 
     "--max_hours nan": "at least 0",
     "--pass_rate_threshold 0": "above 0",
     "--vocabulary 46": "at least 47",
-    "--eps_low nan --loss dapo": "must be a number",
+    "--eps_low nan --loss dapo": "at least -1",
     # the schedule
     "--k 0 --schedule ppo_off_policy": "at least 1 with --schedule",
     "--rollouts 257": "raise --max_num_seqs",
     "--rollouts 16 --max_num_seqs 15 --data_parallel 2": "raise --max_num_seqs",
-    "--max_ready 15": "at least --batch_prompts",
+    "--max_ready 15": "--batch_prompts + --min_ready = 16",
     "--max_ready 47 --min_ready 32": "= 48",
     "--min_ready 129": "= 128 groups",
     "--min_ready 1 --k 0": "= 0 groups",
@@ -206,8 +206,8 @@ REFUSED = {  # a command line -> words of the sentence; the first flag is named 
     # the lengths
     "--min_budget 19": "above --max_budget 18",
     "--max_budget 13": "above --max_budget 13",
-    "--penalty_window 0 --length_control penalty": "from 1 to the cap of 22",
-    "--penalty_window 23 --length_control penalty": "from 1 to the cap of 22",
+    "--penalty_window 0 --length_control penalty": "--answer_budget = 22",
+    "--penalty_window 23 --length_control penalty": "--answer_budget = 22",
     # loss and data
     "--rollouts 1": "trains nothing",
     "--rollouts 1 --kl_coef 0.1": "trains nothing",
@@ -239,7 +239,6 @@ REFUSED = {  # a command line -> words of the sentence; the first flag is named 
     "--size xl --model a/b": "no --model",
     "--restart_window 5 --max_restarts 0": "--max_restarts above 0",
     "--vocabulary 100 --model a/b": "no --model",
-    "--lora_alpha 8": "--lora_rank above 0",
     "--difficulty easy --dataset chain": "--dataset graded",
     "--prompt_order easy_first --dataset chain": "--dataset graded",
     "--thinking true": "a --dataset",
@@ -247,7 +246,7 @@ REFUSED = {  # a command line -> words of the sentence; the first flag is named 
     "--eval_dataset a=b.jsonl": "a --dataset",
     f"--interruption_phrase x --length_control none {DATA}": "--length_control interruption",
     # a model that does not think
-    f"--thinking false {DATA}": "--length_control none or --length_control penalty",
+    f"--thinking false {DATA}": "add --length_control none or penalty",
     f"--end_of_thinking x --thinking false --length_control none {DATA}": "for models that think",
 }
 

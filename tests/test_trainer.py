@@ -201,7 +201,8 @@ def test_update_warms_up_clips_and_throws_bad_gradients_away(monkeypatch, model_
     """lr 1e-3 after 4 warm-up steps: 1/4, 2/4, 3/4, 1, 1 of it at versions 0 1 2 3 4. A NaN gradient changes nothing,
     not the weights, not Adam's moments, and it does not stay for the next step."""
     monkeypatch.setitem(ADAMW, "weight_decay", 0.0)
-    trainer = trainer_of(model_folder, lr=1e-3, warmup_steps=4, clip_grad=1e-3)
+    monkeypatch.setattr("runtime.trainer.LARGEST_NORM", 1e-3)
+    trainer = trainer_of(model_folder, lr=1e-3, warmup_steps=4)
     batch, parameters = hand_batch(), list(trainer.model.parameters())
     rates = []
     for version in range(5):
@@ -226,11 +227,12 @@ def test_update_warms_up_clips_and_throws_bad_gradients_away(monkeypatch, model_
     assert all(p.grad is None or not p.grad.any() for p in parameters)
 
 
-def test_clipping_is_by_the_norm_of_the_whole_gradient(model_folder):
-    """With an optimizer that only subtracts, at lr 1: the step's norm is clip_grad where the gradient's is larger, and
+def test_clipping_is_by_the_norm_of_the_whole_gradient(monkeypatch, model_folder):
+    """With an optimizer that only subtracts, at lr 1: the step's norm is LARGEST_NORM where the gradient's is larger, and
     the gradient's own where it is not."""
     for clip in (1e-3, 1e3):
-        trainer = trainer_of(model_folder, lr=1.0, warmup_steps=0, clip_grad=clip)
+        monkeypatch.setattr("runtime.trainer.LARGEST_NORM", clip)
+        trainer = trainer_of(model_folder, lr=1.0, warmup_steps=0)
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
         trainer.gradients(hand_batch())
         norm = gradient_of(trainer).norm().item()
