@@ -11,30 +11,27 @@ parameters N alone:
 X is either the compute of training, 6 N T FLOPs for T tokens, or the number of samples. K saturates: N0 is the size at
 which a model learns at half of the greatest rate K_max. E, the offset, differs from size to size.
 
-What it predicts. *Within a model* (intra), the early part of a run gives K and E, and so the rest. *Across models*
-(inter), small models give K_max and N0, and so the slope of a larger one; its offset E is no function of N in this law
-and must come from points of the larger model's own run (`with_size`). The best size for a budget X, of compute or of
-samples, is the one with the lowest line there (`best_size`). A larger model has the steeper line, so if it starts
-behind, it overtakes at one X (`crossing`).
+WHAT IT PREDICTS. *Within a model*, the early part of a run gives K and E, and so the rest. *Across models*, small ones
+give K_max and N0, and so the slope of a larger one. Its offset E is no function of N in this law, and must come from
+points of the larger model's own run (`with_size`). A larger model has the steeper line, so if it starts behind, it
+overtakes at one X (`crossing`). The best size for a budget X is the one with the lowest line there (`best_size`).
 
-How it is fitted. For given K_max and N0 the best E of each size is a mean, so least squares finds two parameters. Every
-size has the same weight, however many points it has. Intervals are those of heteroscedasticity-robust errors (HC3) for
-K_max and N0, and of the spread of its points for a line's height. They take points as independent: evaluations of one
-run that wander together make them too narrow (with noise of autocorrelation .8, intervals of 95 % held in about half of
-60 simulations), and the difference between two seeds is not in them.
+HOW IT IS FITTED. For given K_max and N0 the best E of each size is a mean, so least squares finds two parameters. Every
+size has the same weight, however many points it has. The errors of K_max and N0 are robust to unequal noise (HC3); that
+of a line's height comes from the spread of its points. Both take points as independent: where evaluations of one run
+wander together (autocorrelation .8), intervals of 95 % held in half of 60 simulations. Seeds may differ by more.
 
-When to use which law. This one has no ceiling and no start: L goes to 0 as X grows, and to infinity as X falls to 0.
-Runs bend away from their line at both ends, and there fit_sigmoid.py is right. Runs of the task `chain` climb from a
-pass rate of .08 to .97, faster than any one line: fitted to their first half, this law misses the second by .17 to .24
-(root mean square, three runs), the sigmoid by .02 to .06. The published 8B run of ScaleRL (arXiv 2510.13786) has a
-ceiling of .610: fitted to 1,500 to 8,000 GPU-hours (a start at .25 is assumed), this law says .65 at 16,000, where the
-curve has .60, and .81 at 160,000. So: the sigmoid for one run's rest and ceiling; this law to compare sizes, far below.
+WHEN TO USE IT. This law has no ceiling and no start, and runs bend away from their line at both ends. The published 8B
+run of ScaleRL (arXiv 2510.13786) ends at .610; fitted to its 1,500 to 8,000 GPU-hours this law says .81 at 160,000. So:
+the sigmoid for one run's rest and its ceiling; this law to compare sizes, far below a ceiling.
 
     python fit_power_law.py 0.6B=runs/small/eval.jsonl 4B=runs/large/eval.jsonl --budget 1e19 --plot sizes.png
 
     >>> law = fit(N=[1, 1, 1, 2, 2, 2, 4, 4, 4], X=[1, 2, 4] * 3, L=[.5, .44, .38, .5, .41, .33, .5, .38, .29])
     >>> round(law.K(4), 2), round(law.predict(4, 8), 2)
     (0.39, 0.22)
+    >>> round(law.with_size(8, X=[1, 2], L=[.5, .37]).predict(8, 4), 2)  # of a larger one after two points of its run
+    0.26
 
 Symbols: N parameters, X compute or samples, L failure rate, S sizes, n points; logarithms are natural.
 """
@@ -46,11 +43,11 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -59,6 +56,7 @@ from scipy.stats import t as student
 FARTHEST = 1e3  # N0 is looked for from the smallest size / FARTHEST to the largest size * FARTHEST
 EDGE = 10.0  # beyond the sizes by more than this factor, the data do not tell N0 from 0 or from infinity
 UNITS = {"K": "e3", "M": "e6", "B": "e9", "T": "e12"}
+BAD_INPUT = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError, csv.Error)
 Interval = tuple[float, float]
 Point = tuple[float, float, float]  # N, X, L
 
@@ -78,8 +76,8 @@ class Size(NamedTuple):
 class PowerLaw:
     """A fitted law. Sizes are in the unit that `fit` was given, X in its unit; intervals are of 95 %."""
 
-    K_max: float  # the slope of an infinitely large model; nan if only one size was fitted
-    N0: float  # size at half of it; nan if only one size was fitted
+    K_max: float  # the slope of an infinitely large model
+    N0: float  # size at half of it
     scaled_covariance: np.ndarray  # (2, 2), of log K_max and log N0, times a squared quantile: roots are half intervals
     sizes: dict[float, Size]
     rmse: float  # of log L
@@ -89,16 +87,12 @@ class PowerLaw:
     X_range = property(lambda self: tuple(f(f(s.X_range) for s in self.sizes.values()) for f in (min, max)))  # of all
 
     def K(self, N: float) -> float:
-        """Slope of a model with N parameters. With a single size fitted it is known for that size only (ValueError)."""
-        if not math.isnan(self.K_max):
-            return self.K_max / (1 + self.N0 / N)
-        if N not in self.sizes:
-            raise ValueError(f"only one size, {min(self.sizes):g}, was fitted: the slope at {N:g} is unknown")
-        return self.sizes[N].own_K
+        """Slope of a model with N parameters."""
+        return self.K_max / (1 + self.N0 / N)
 
     def K_error(self, N: float) -> float:
         """Half the 95 % interval of log K(N)."""
-        gradient = np.array([1.0, 0.0 if math.isnan(self.N0) else -1 / (1 + N / self.N0)])  # by log K_max and log N0
+        gradient = np.array([1.0, -1 / (1 + N / self.N0)])  # by log K_max and log N0
         return math.sqrt(gradient @ self.scaled_covariance @ gradient)
 
     def K_interval(self, N: float) -> Interval:
@@ -128,7 +122,7 @@ class PowerLaw:
         error = float(student.ppf(0.975, n - 1) * np.std(offsets, ddof=1) / math.sqrt(n)) if n > 1 else math.inf
         old = self.sizes.get(N, Size(0, 0, 0, (math.inf, -math.inf)))  # a size that was fitted keeps its own slope
         X_range = float(min(*X, old.X_range[0])), float(max(*X, old.X_range[1]))
-        new = Size(float(offsets.mean()), float(x.mean()), error, X_range, *old[4:])
+        new = Size(float(offsets.mean()), float(x.mean()), error, X_range, old.own_K, old.off)
         return replace(self, sizes=self.sizes | {N: new})
 
     def best_size(self, X: float) -> float:
@@ -147,20 +141,21 @@ class PowerLaw:
     @property
     def notes(self) -> list[str]:
         """What the fitted sizes cannot tell, one sentence each."""
-        fitted, (low, high) = {N: s.own_K for N, s in self.sizes.items() if not math.isnan(s.own_K)}, self.N0_interval
-        least, most, falling = min(fitted), max(fitted), ", ".join(f"{N:g}" for N, K in fitted.items() if K <= 0)
-        against = ", ".join(f"{N:g}" for N, size in self.sizes.items() if size.off)
-        notes = {
-            f"one size alone ({least:g}) gives its own line; K_max and N0 need at least two sizes": least == most,
-            f"the law does not hold: the own slope of size {against} is not K(N), by more than its error": against,
-            "two sizes give K_max and N0: nothing here tests the law itself": len(fitted) == 2 and not against,
-            "the slopes of all sizes agree: K has saturated, and N0 is known to be small but not how small":
-                low < least / EDGE and self.N0 < least and not against,
-            "K still grows in proportion to N: only K_max / N0 is known, and neither of the two":
-                high > most * EDGE and self.N0 > most and not against,
-            f"the pass rate of size {falling} does not rise, which is no learning: leave that size out": falling,
-        }  # fmt: skip
-        return [note for note, holds in notes.items() if holds]
+        own, (low, high) = {N: s.own_K for N, s in self.sizes.items() if not math.isnan(s.own_K)}, self.N0_interval
+        against, falling = listed(N for N in own if self.sizes[N].off), listed(N for N in own if own[N] <= 0)
+        notes = []
+        if against:
+            notes.append(f"the law does not hold: the own slope of size {against} is not K(N), by more than its error")
+        elif len(own) == 2:
+            notes.append("two sizes give K_max and N0: nothing here tests the law itself")
+        if low < min(own) / EDGE and self.N0 < min(own) and not against:
+            saturated = "K has saturated, and N0 is known to be small but not how small"
+            notes.append(f"the slopes of all sizes agree: {saturated}")
+        if high > max(own) * EDGE and self.N0 > max(own) and not against:
+            notes.append("K still grows in proportion to N: only K_max / N0 is known, and neither of the two")
+        if falling:
+            notes.append(f"the pass rate of size {falling} does not rise, which is no learning: leave that size out")
+        return notes
 
 
 def around(value: float, half: float) -> Interval:
@@ -171,13 +166,16 @@ def around(value: float, half: float) -> Interval:
 
 def fit(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> PowerLaw:
     """The law through the points (N, X, L), flat arrays of equal length over all runs; L is 1 - pass rate. ValueError:
-    lengths differ, a value is not positive, L is above 1, a size has fewer than 3 X, the pass rate rises at no size."""
+    lengths differ, a value is not positive, L is above 1, a size has fewer than 3 X, fewer than two sizes, the pass
+    rate rises at none."""
     sizes, x, y = checked(N, X, L)
     known, of = np.unique(sizes, return_inverse=True)  # (S,), (n,) which size a point belongs to
     n_points = np.bincount(of)  # (S,)
     mean_x, mean_y = np.bincount(of, x) / n_points, np.bincount(of, y) / n_points  # (S,)
     dx, dy = x - mean_x[of], y - mean_y[of]  # (n,) the best E makes each line pass through its size's mean
     own_K = -np.bincount(of, dx * dy) / (spread := np.bincount(of, dx * dx))  # (S,)
+    if len(known) < 2:
+        raise ValueError(f"K_max and N0 need at least two sizes, not {known[0]:g} alone")
     if own_K.max() <= 0:
         raise ValueError("the pass rate rises at no size, so there is no learning to fit")
     weight = 1 / n_points[of]  # every size counts the same
@@ -185,30 +183,29 @@ def fit(N: Sequence[float], X: Sequence[float], L: Sequence[float]) -> PowerLaw:
     def slopes(theta: np.ndarray) -> np.ndarray:  # (S,), theta = log K_max, log N0
         return np.exp(theta[0]) / (1 + np.exp(theta[1]) / known)
 
-    theta = np.array([math.log(own_K.max()), -np.inf])  # of a single size: its own slope
-    if len(known) > 1:
-        least, most = math.log(known[0] / FARTHEST), math.log(known[-1] * FARTHEST)
-        options = {"bounds": ([-np.inf, least], [np.inf, most]), "xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
-        found = [
-            least_squares(lambda t: np.sqrt(weight) * (dy + slopes(t)[of] * dx), (theta[0], u), **options)
-            for u in np.linspace(least, most, 9)[1:-1]
-        ]
-        theta = min(found, key=lambda result: result.cost).x
+    least, most = math.log(known[0] / FARTHEST), math.log(known[-1] * FARTHEST)
+    options = {"bounds": ([-np.inf, least], [np.inf, most]), "xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
+    found = [
+        least_squares(lambda t: np.sqrt(weight) * (dy + slopes(t)[of] * dx), (math.log(own_K.max()), u), **options)
+        for u in np.linspace(least, most, 9)[1:-1]
+    ]
+    theta = min(found, key=lambda result: result.cost).x
     K = slopes(theta)  # (S,)
     errors = dy + K[of] * dx  # (n,) measured minus fitted
+    # HC3: covariance = bread sum_i s_i s_i' bread, s_i = w_i e_i / (1 - h_i) (d e_i / d theta), h_i the leverage.
     left = 1 - K / math.exp(theta[0])  # (S,) N0 / N / (1 + N0 / N)
     by_theta = np.stack([K[of] * dx, -(K * left)[of] * dx], 1)  # (n, 2) derivatives by log K_max and log N0
     bread = np.linalg.pinv(by_theta.T @ (weight[:, None] * by_theta))  # (2, 2)
     leverage = 1 / n_points[of] + weight * np.einsum("ni,ij,nj->n", by_theta, bread, by_theta)  # (n,)
-    scores = by_theta * (weight * errors / np.maximum(1 - leverage, 1e-3))[:, None]  # (n, 2) HC3
-    width = student.ppf(0.975, len(x) - len(known) - min(2, len(known)))  # offsets and slopes are fitted
+    scores = by_theta * (weight * errors / np.maximum(1 - leverage, 1e-3))[:, None]  # (n, 2)
+    width = student.ppf(0.975, len(x) - len(known) - 2)  # the offsets, K_max and N0 are fitted
     mean_error = width * np.sqrt(np.bincount(of, errors**2) / (n_points - 1) / n_points)  # (S,)
     own_sd = np.sqrt(np.bincount(of, (dy + own_K[of] * dx) ** 2) / (n_points - 2) / spread)  # (S,)
     off = abs(own_K - K) > np.maximum(student.ppf(1 - 0.025 / len(known), n_points - 2) * own_sd, abs(own_K) / 100)
     ranges = [(float(r.min()), float(r.max())) for r in (np.asarray(X, float)[of == i] for i in range(len(known)))]
     E = (mean_y + K * mean_x).tolist()
     rows = zip(E, mean_x.tolist(), mean_error.tolist(), ranges, own_K.tolist(), off.tolist(), strict=True)
-    K_max, N0 = np.exp(theta).tolist() if len(known) > 1 else (math.nan, math.nan)
+    K_max, N0 = np.exp(theta).tolist()
     scaled_covariance = width**2 * bread @ scores.T @ scores @ bread  # (2, 2)
     found_sizes = {N: Size(*row) for N, row in zip(known.tolist(), rows, strict=True)}
     return PowerLaw(K_max, N0, scaled_covariance, found_sizes, rmse=float(np.sqrt(np.mean(errors**2))))
@@ -229,119 +226,69 @@ def checked(N: Sequence[float], X: Sequence[float], L: Sequence[float], least: i
     return sizes, np.log(x), np.log(y)
 
 
-# ------------------------------------------------------------------------------------------------------- command line
+# --------------------------------------------------------------------------------------- reader, picture, command line
 
 
-def number(text: str, fix: str = "write it as 0.6B or 6e8") -> float:
-    """ "0.6B" as 6e8, "7e9" as it is. ValueError, with the fix, for what is no size."""
+def number(text: str) -> float:
+    """ "0.6B" as 6e8, "7e9" as it is."""
     digits = str(text).strip().upper()
-    try:
-        value = float(digits[:-1] + UNITS[digits[-1]] if digits[-1:] in UNITS else digits)
-    except ValueError:
-        value = math.nan
-    if not 1e-300 < value < 1e300:
-        raise ValueError(f"{text!r} is no size: {fix}")
-    return value
-
-
-def cell(row: Mapping[str, Any], column: str) -> float:
-    """A number of a row; nan where none is written. ValueError: no such column, or no number in it."""
-    if column not in row:
-        fix = "give SIZE=FILE" if column == "N" else "--x and --y name columns"
-        known = repr(", ".join(map(str, [*row][:10])))[1:-1][:500]  # no terminal obeys these characters
-        raise ValueError(f"a row without {column!r}, but with {known}; {fix}")
-    try:
-        return number(row["N"]) if column == "N" else float(math.nan if row[column] in (None, "") else row[column])
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"column {column}: {error}") from error
+    return float(digits[:-1] + UNITS[digits[-1]] if digits[-1:] in UNITS else digits)
 
 
 def read(named: str, x: str, y: str, dropped: Counter[str]) -> list[Point]:
-    """(N, X, L) of `SIZE=FILE` (a run's eval.jsonl, or a CSV), or of a CSV with a column N. Points that have no
-    logarithm are counted in `dropped`. ValueError: what is no size, no number or no pass rate, a missing column, an N
-    that is not SIZE, and a file or a size of which no point is left."""
-    before, given, after = named.partition("=")
-    size, name = (number(before, "write SIZE=FILE"), after) if given else (None, named)
-    rows, i = list[tuple[float, float, float, str]](), 0  # N, X, L and what is wrong with it
-    try:
-        lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
-        table = map(json.loads, filter(str.strip, lines)) if name.endswith(".jsonl") else csv.DictReader(lines)
-        for i, row in enumerate(table, 1):
-            if not isinstance(row, dict):
-                raise ValueError(f"row {i} is no JSON object")
-            N, X, R = size if size and not row.get("N") else cell(row, "N"), cell(row, x), cell(row, y)
-            if size not in (None, N):
-                raise ValueError(f"row {i} has N {row['N']}, and SIZE is {before}; leave SIZE out to use the column N")
-            if R < 0 or R > 1:
-                raise ValueError(f"{y} is {R:g}, and a pass rate lies between 0 and 1; divide percents by 100")
-            flaws = {"no number": not math.isfinite(X + R), f"{x} is not above 0": X <= 0, f"{y} is 1": R == 1}
-            rows.append((N, X, 1 - R, next((flaw for flaw, there in flaws.items() if there), "")))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{name}: row {i + 1} is no JSON object") from error
-    except (csv.Error, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
-    points, counts = [row[:3] for row in rows if not row[3]], Counter(flaw for *_, flaw in rows if flaw)
-    lost = ", ".join(f"{N:g}" for N in sorted({row[0] for row in rows} - {point[0] for point in points}))
-    dropped.update(counts)
-    if lost or not points:
-        of = f" of size {lost}" if lost else ""
-        raise ValueError(f"{name} has no usable row{of}; left out of it: {dict(counts) or 'none'}")
+    """(N, X, L) of `SIZE=FILE`, a run's eval.jsonl or a CSV, or of a FILE with a column N. Points without a logarithm
+    are counted in `dropped`. Raises BAD_INPUT, a ValueError among it if no point of a size is left."""
+    size, given, name = named.partition("=") if "=" in named else ("", "", named)
+    lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
+    points, sizes = list[Point](), {number(size)} if given else set()
+    for row in map(json.loads, filter(str.strip, lines)) if name.endswith(".jsonl") else csv.DictReader(lines):
+        N = number(size if given and not row.get("N") else row["N"])
+        X, R = (math.nan if row[column] in (None, "") else float(row[column]) for column in (x, y))
+        sizes.add(N)
+        if given and len(sizes) > 1:
+            raise ValueError(f"a row has N {row['N']}, and SIZE is {size}; leave SIZE out to use the column N")
+        if R < 0 or R > 1:
+            raise ValueError(f"{y} is {R:g}, and a pass rate lies between 0 and 1; divide percents by 100")
+        flaws = {"no number": not math.isfinite(X + R), f"{x} is not above 0": X <= 0, f"{y} is 1": R == 1}
+        dropped.update([flaw for flaw, there in flaws.items() if there][:1])
+        points += [] if any(flaws.values()) else [(N, X, 1 - R)]
+    if not points or (sizes := sizes - {N for N, *_ in points}):
+        raise ValueError("no usable row" + f" of size {listed(sizes)}" * bool(sizes))
     return points
 
 
-def analyze(points: Sequence[Point], share: float, new: float | None) -> tuple[PowerLaw, list[Point]]:
-    """The law from the first `share` of each size's X, and all points after it, which were used for nothing. A `new`
-    size gives no more than its offset. ValueError: a size has no points for that, or `share` is no share."""
-    if not 0 < share <= 1:
-        raise ValueError(f"--fit-until is {share:g}; give a share above 0 and at most 1")
-    last = {N: share * max(X for M, X, _ in points if M == N) for N, _, _ in points}
-    first, rest = [p for p in points if p[1] <= last[p[0]]], [p for p in points if p[1] > last[p[0]]]
-    if lost := last.keys() - {N for N, *_ in first}:
-        raise ValueError(f"--fit-until {share:g} leaves no point of size {min(lost):g}")
-    law = fit(*np.reshape([p for p in first if p[0] != new], (-1, 3)).T)
-    if new is None:
-        return law, rest
-    if not (own := [p for p in first if p[0] == new]):
-        raise ValueError(f"size {new:g} has K {shown(law.K(new), law.K_error(new))} by this law, but its offset E is "
-                         "no function of N and cannot be predicted: give points of its run")  # fmt: skip
-    return law.with_size(new, *np.transpose(own)[1:]), rest
+def listed(sizes: Iterable[float]) -> str:
+    """{4e9, 1e9} -> "1e+09, 4e+09"."""
+    return ", ".join(f"{N:.3g}" for N in sorted(sizes))
 
 
-def shown(value: float, half: float, form: str = ".4f") -> str:
-    """`value [low, high]` from half the interval of its logarithm, or that so wide an interval tells nothing."""
-    low, high = around(value, half)
-    if math.isinf(half):
-        return f"{value:{form}} [unknown from one point]"
+def shown(value: float, ends: Interval, form: str = ".4f") -> str:
+    """`value [low, high]`, or that so wide an interval tells nothing."""
+    low, high = ends
     return "not known" if high > 1e6 * low else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def report(law: PowerLaw, rest: Sequence[Point], budgets: Sequence[float], points: Sequence[Point] = ()) -> str:
-    """The printed result; `rest` is what was not used of `points`. ValueError: a budget below them all, or infinite."""
-    lines, sizes = [f"log L = -K(N) log X + E(N), 95 % intervals, RMSE of log L {law.rmse:.4f}"], sorted(law.sizes)
-    if not math.isnan(law.K_max):
-        halves = np.sqrt(np.diag(law.scaled_covariance)).tolist()
-        lines += [f"K_max  {shown(law.K_max, halves[0])}", f"N0     {shown(law.N0, halves[1], '.3g')}"]
-    for N in sizes:
-        (E, half), own_K = law.log_L(N, 1), law.sizes[N].own_K
-        own = "not fitted, but for E" if math.isnan(own_K) else f"own line {own_K:.4f}"
-        ends = "unknown from one point" if math.isinf(half) else f"{E - half:.3f}, {E + half:.3f}"
-        lines.append(f"N {N:.3g}: K {shown(law.K(N), law.K_error(N))}, E {E:.3f} [{ends}], {own}")
-    tests = [(f"{len(rest)} points not fitted", rest)]
-    for N in (N for N in sizes if math.isnan(law.sizes[N].own_K)):
-        later, its = ([p for p in some if p[0] == N] for some in (rest, points))
-        ahead = f"of these, {len(later)} of size {N:.3g}, predicted with the slope that the other sizes give"
-        alone = f"E of size {N:.3g} was taken from these {len(its)} points, which test only its slope"
-        tests.append((ahead, later) if later else (alone, its[1:] and its))  # one point alone tests nothing
-    for what, some in tests:
-        if errors := [math.log(L) - law.log_L(N, X)[0] for N, X, L in some]:
-            lines.append(f"{what}: RMSE of log L {np.sqrt(np.mean(np.square(errors))):.4f}, "
-                         f"mean {np.mean(errors):+.4f} (above 0: worse than predicted)")  # fmt: skip
+def report(law: PowerLaw, later: np.ndarray, budgets: Sequence[float]) -> str:
+    """What `main` prints: the law, how `later` points (n, 3) lie, what follows. ValueError: a budget below all X."""
+    lines = [
+        f"log L = -K(N) log X + E(N), 95 % intervals, RMSE of log L {law.rmse:.4f}",
+        f"K_max  {shown(law.K_max, law.K_max_interval)}",
+        f"N0     {shown(law.N0, law.N0_interval, '.3g')}",
+    ]
+    for N, size in sorted(law.sizes.items()):
+        E, half = law.log_L(N, 1)
+        line = f"N {N:.3g}: K {shown(law.K(N), law.K_interval(N))}, E {E:.3f} [{E - half:.3f}, {E + half:.3f}]"
+        lines.append(f"{line}, own line {size.own_K:.4f}")
+    if len(later):
+        errors = np.array([math.log(L) - law.log_L(N, X)[0] for N, X, L in later.tolist()])
+        said = f"RMSE of log L {np.sqrt(np.mean(errors**2)):.4f}, mean {errors.mean():+.4f}"
+        lines.append(f"{len(later)} points not fitted: {said} (above 0: worse than predicted)")
 
     def at(X: float, *concerned: float) -> str:
-        outside = [f"{N:.3g}" for N in concerned if not law.sizes[N].X_range[0] <= X <= law.sizes[N].X_range[1]]
-        return f"at X = {X:.3g}" + (f" (an extrapolation of {', '.join(outside)})" if outside else "")
+        outside = listed(N for N in concerned if not law.sizes[N].X_range[0] <= X <= law.sizes[N].X_range[1])
+        return f"at X = {X:.3g}" + f" (an extrapolation of {outside})" * bool(outside)
 
-    for small, large in pairwise(sizes):
+    for small, large in pairwise(sorted(law.sizes)):
         X = law.crossing(small, large)
         where = "from the start" if X is None else at(X, small, large)
         if X is not None and X > 1000 * law.X_range[1]:
@@ -349,26 +296,25 @@ def report(law: PowerLaw, rest: Sequence[Point], budgets: Sequence[float], point
         lines.append(f"{large:.3g} is ahead of {small:.3g}: {where}")
     for X in budgets:
         if not law.X_range[0] <= X < math.inf:
-            below = f"lies below every point: the runs begin at {law.X_range[0]:g}"
-            raise ValueError(f"--budget {X:g} {below if math.isfinite(X) else 'is no finite number'}")
+            raise ValueError(f"--budget {X:g} is no number from the first X of the runs on, {law.X_range[0]:g}")
         best = law.best_size(X)
-        lines.append(f"{at(X, *sizes)} N {best:.3g} is best: L {shown(law.predict(best, X), law.log_L(best, X)[1])}")
-    late, early = max(sizes, key=lambda N: law.sizes[N].X_range[0]), min(sizes, key=lambda N: law.sizes[N].X_range[1])
-    if law.sizes[late].X_range[0] > law.sizes[early].X_range[1]:
-        lines.append(f"all X of {late:.3g} lie above those of {early:.3g}: see that both columns have the same unit")
+        lines.append(
+            f"{at(X, *law.sizes)} N {best:.3g} is best: L {shown(law.predict(best, X), law.interval(best, X))}"
+        )
     return "\n".join([*lines, *law.notes])
 
 
-def plot(law: PowerLaw, points: Sequence[Point], rest: Sequence[Point], path: str) -> None:
-    """Writes a PNG of L against X, log-log. Hollow points, the `rest`, were not used."""
+def plot(law: PowerLaw, points: np.ndarray, fitted: np.ndarray, path: str) -> None:
+    """Writes a PNG of L against X, log-log, of the `points` (n, 3); hollow where they are not `fitted` (n,)."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
     for i, N in enumerate(sorted(law.sizes)):
-        for p in (p for p in points if p[0] == N):
-            axes.plot(*p[1:], f"C{i}o", ms=4, mfc="none" if p in rest else f"C{i}")
-        ends = [f(X for M, X, _ in points if M == N) for f in (min, max)]
+        its = points[:, 0] == N
+        for which, fill in ((fitted, f"C{i}"), (~fitted, "none")):
+            axes.plot(*points[its & which, 1:].T, f"C{i}o", ms=4, mfc=fill)
+        ends = points[its, 1].min(), points[its, 1].max()
         axes.plot(ends, [law.predict(N, X) for X in ends], f"C{i}", label=f"{N:.3g}: K = {law.K(N):.3f}")
     axes.set(xscale="log", yscale="log", xlabel="X", ylabel="L = 1 - pass rate")
     axes.grid(alpha=0.3, which="both")
@@ -384,22 +330,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--x", default="flops", help="column of compute or samples (default flops)")
     add("--y", default="pass_rate", help="column of the pass rate")
     add("--fit-until", type=float, default=1, metavar="SHARE", help="fit points with X up to SHARE of a size's last X")
-    add("--predict-size", metavar="SIZE", help="leave this size out of the fit but for its offset, and predict its run")
     add("--budget", type=float, nargs="+", default=[], metavar="X", help="say which size is best at this X")
     add("--plot", metavar="PNG", help="draw L against X, log-log")
     args = parser.parse_args(argv)
-    dropped: Counter[str] = Counter()
+    place, dropped, points = "", Counter[str](), list[Point]()
     try:
-        file, times = Counter(os.path.realpath(name.partition("=")[2] or name) for name in args.files).most_common()[0]
-        if times > 1:
-            raise ValueError(f"{file} is given {times} times")
-        points = [point for name in args.files for point in read(name, args.x, args.y, dropped)]
-        law, rest = analyze(points, args.fit_until, args.predict_size and number(args.predict_size))
-        text = report(law, rest, args.budget, points)
+        if not 0 < args.fit_until <= 1:
+            raise ValueError(f"--fit-until is a share above 0 and at most 1, not {args.fit_until:g}")
+        if len({os.path.realpath(name.partition("=")[2] or name) for name in args.files}) < len(args.files):
+            raise ValueError("a file is given twice")
+        for name in args.files:
+            place = f"{name}: "
+            points += read(name, args.x, args.y, dropped)
+        place, table = "", np.array(points)  # (n, 3)
+        last = np.array([table[table[:, 0] == N, 1].max() for N in table[:, 0]])
+        fitted = table[:, 1] <= args.fit_until * last
+        law = fit(*table[fitted].T)
+        text = report(law, table[~fitted], args.budget)
         if args.plot:
-            plot(law, points, rest, args.plot)
-    except (OSError, ValueError) as error:
-        print(f"fit_power_law.py: {error}; points left out: {dict(dropped) or 'none'}", file=sys.stderr)
+            plot(law, table, fitted, args.plot)
+    except BAD_INPUT as error:
+        said = f"no column {error}: write SIZE=FILE, --x and --y" if isinstance(error, KeyError) else error
+        print(f"fit_power_law.py: {place}{said}; points left out: {dict(dropped) or 'none'}", file=sys.stderr)
         return 2
     print(text, f"points left out: {dict(dropped) or 'none'}", sep="\n")
     return 0

@@ -67,7 +67,7 @@ def across(points: Sequence[Point]) -> tuple[float, float, float]:
     law = fit_power_law.fit(*np.transpose([point for point in points if point[0] != largest]))
     offset = np.mean([np.log(L) + law.K(next_largest) * np.log(X) for _, X, L in early])
     copied = [np.log(L) - offset + law.K(next_largest) * np.log(X) for _, X, L in late]
-    alone = fit_power_law.fit(*np.transpose(own)).K(largest)
+    alone = fit_power_law.fit(*np.transpose(points)).sizes[largest].own_K
     law = law.with_size(largest, *np.transpose(early)[1:])
     return rmse(law, late), float(np.sqrt(np.mean(np.square(copied)))), alone / law.K(largest)
 
@@ -179,7 +179,7 @@ def write_sizes(found: Groups, folder: Path) -> list[Row]:
     """FOLDER/power-law.*, from the finished runs of each size by name; `size_findings` is returned."""
     sizes = dict(sorted((parameters(name), runs) for name, runs in found.items()))
     law, points = law_of(sizes, "flops")
-    fit_power_law.plot(law, points, [], str(folder / "power-law.png"))
+    fit_power_law.plot(law, np.array(points), np.full(len(points), True), str(folder / "power-law.png"))
     save(size_page(sizes), folder / "power-law.md")
     return size_findings(sizes)
 
