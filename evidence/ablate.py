@@ -189,8 +189,7 @@ def write_law(matches: Mapping[str, tuple[dict[str, list[Evaluations]], list[str
     save(law_report.page(law_runs), folder / "law.md")
     law_report.picture(law_runs).savefig(folder / "law.png", dpi=110)
     save(log_report.page(graded, law.get("baseline", [])), folder / "logs.md")
-    return {"law": law_report.summary([run for some in law.values() for run in some]),
-            "reach": law_report.by_reach(published, names=False)}  # fmt: skip
+    return {"law": law_report.summary([run for some in law.values() for run in some])}
 
 
 def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], output: Path,

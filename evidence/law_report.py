@@ -78,8 +78,8 @@ def reach_table(curves: Sequence[Evaluations]) -> str:
     return table(REACH_HEAD, rows)
 
 
-def by_reach(curves: Sequence[Evaluations], names: bool = True) -> str:
-    """The table and its rule, for runs of every comparison, with the `names` of those left out."""
+def by_reach(curves: Sequence[Evaluations]) -> str:
+    """The table and its rule, for runs of every comparison, with the names of those left out."""
     falls = [curve.run for curve in curves if learns(curve) and fall_of(curve) is not None]
     never = [curve.run for curve in curves if not learns(curve)]
     kept = [curve for curve in curves if learns(curve) and fall_of(curve) is None]
@@ -89,9 +89,9 @@ def by_reach(curves: Sequence[Evaluations], names: bool = True) -> str:
         "at twice the compute. Widths are medians. *Ask again*: of fits that are not identifiable, the compute that "
         "they say over that from which on the run's fits are (in brackets how many; runs that never are do not count).",
         reach_table(kept),
-        f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before it"
-        + f" ({', '.join(falls) or 'none'})" * names + f", and {len(never)} that never gain more than {FALL:g}"
-        + f" ({', '.join(never) or 'none'})" * names + ".",
+        f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before it "
+        f"({', '.join(falls) or 'none'}), and {len(never)} that never gain more than {FALL:g} "
+        f"({', '.join(never) or 'none'}).",
     ])  # fmt: skip
 
 
