@@ -18,17 +18,15 @@ row belongs to · prompt_key: the prompt's name in the data set, the same in eve
 SEVERAL RANKS. Every rank must see every group of the step, in the same order, or ranks would retire different prompts:
 gather rewards and group_ids before `has_variance`, keys and correctness before `PassRateHistory.update`.
 
-CHOICES, where the paper is silent. F1: the pass rate counts all epochs. F2: a prompt is retired for good. A group of it
-that is already being sampled is still trained on and counted, but cannot bring it back. F3: the rate counts 0/1
-correctness, never a shaped reward, and one group is enough: a prompt solved 15 times of 16 is gone, one solved 14 times
-stays.
+CHOICES, where the paper is silent. F1: the pass rate counts all epochs. F2: a prompt is retired for good; a group of it
+in flight still trains and counts. F3: the rate is of 0/1 correctness, never of shaped rewards, and one group is enough.
 
 >>> has_variance(torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
 [True, True, False, False]
 >>> history = PassRateHistory(threshold=0.9)
 >>> for key, solved in [("train-17", 15), ("train-23", 14)]:
 ...     history.update(key, [1] * solved + [0] * (16 - solved))
-...     print(key, history.pass_rate(key), history.retired(key))
+...     print(key, solved / 16, history.retired(key))
 train-17 0.9375 True
 train-23 0.875 False
 >>> sampler = DynamicSampling(batch_prompts=2)
@@ -50,10 +48,8 @@ PromptKey = str | int
 def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """(N,) bool. True: the rewards of the row's group differ, train on it (arXiv 2510.13786, section 3.2).
 
-    Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN reward
-    differs from all, so that its group stays and the error shows. A group of one row has no variance. Rows may come in
-    any order. Raises ValueError for shapes other than (N,), (N,).
-    """
+    Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN differs
+    from all, so that its group stays and the error shows. Raises ValueError for other shapes than (N,), (N,)."""
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
@@ -66,24 +62,20 @@ class PassRateHistory:
     """No-positive-resampling: remembers how often each prompt was solved and retires those that became easy.
 
     Update it when a group is consumed, ask `retired` before a prompt is sampled again, and save `state_dict()` with the
-    checkpoint. All methods raise TypeError for a key that is neither str nor int: a 0-d tensor hashes by identity and
-    would be a new prompt every time, one that is never retired.
-
-    threshold: finite and > 0. Above 1 nothing is retired: the off value. Other values raise ValueError.
+    checkpoint. A threshold above 1 retires nothing. Raises ValueError for one that is not finite and > 0, and TypeError
+    for a key that is neither str nor int: a tensor hashes by identity and would be a new prompt every time.
     """
 
     def __init__(self, threshold: float = 0.9) -> None:
         if not 0 < threshold < float("inf"):
             raise ValueError(f"PassRateHistory: threshold must be a finite number > 0, got {threshold}.")
         self.threshold = float(threshold)
-        self._counts: dict[PromptKey, tuple[int, int]] = {}  # prompt -> (correct, rollouts)
+        self._counts: dict[PromptKey, tuple[int, int]] = {}  # prompt -> (solved, rollouts)
         self._retired: dict[PromptKey, None] = {}  # a set that keeps its order, so that equal runs save equal files
 
     def update(self, prompt_key: PromptKey, correct: Iterable[bool | int]) -> None:
-        """Count one group: `correct` has a 0/1 (or bool) for each of its rollouts.
-
-        Raises ValueError if `correct` is empty or holds anything but 0 and 1 (a reward of -1, a shaped 0.5).
-        """
+        """Count one group: `correct` has a 0/1 (or bool) for each of its rollouts. Raises ValueError if it is empty or
+        holds anything else (a reward of -1, a shaped 0.5)."""
         self._check(prompt_key)
         values = [float(c) for c in correct]
         if not values or any(v not in (0.0, 1.0) for v in values):
@@ -95,16 +87,10 @@ class PassRateHistory:
         if solved >= self.threshold * rollouts - 1e-6:
             self._retired[prompt_key] = None
 
-    def _check(self, prompt_key: Any) -> None:
+    def _check(self, prompt_key: object) -> None:
         if not isinstance(prompt_key, PromptKey):
             kind = type(prompt_key).__name__
             raise TypeError(f"PassRateHistory: prompt_key must be str or int, got {kind}; use int(key) or str(key).")
-
-    def pass_rate(self, prompt_key: PromptKey) -> float | None:
-        """Share of the prompt's counted rollouts that were correct, or None if none was counted yet."""
-        self._check(prompt_key)
-        solved, rollouts = self._counts.get(prompt_key, (0, 0))
-        return solved / rollouts if rollouts else None
 
     def retired(self, prompt_key: PromptKey) -> bool:
         """Whether the prompt must not be sampled again. A prompt never seen is not retired."""
@@ -117,17 +103,15 @@ class PassRateHistory:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able. The counts are a list, because JSON would turn int keys of a dict into strings."""
-        counts = [[key, solved, rollouts] for key, (solved, rollouts) in self._counts.items()]
+        counts = [[key, *count] for key, count in self._counts.items()]
         return {"threshold": self.threshold, "counts": counts, "retired": list(self._retired)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved history. Raises ValueError for other keys, or another threshold than its own."""
         if set(state) != set(self.state_dict()):
             raise ValueError(f"PassRateHistory: the state has keys {sorted(state)}, not {sorted(self.state_dict())}.")
-        if state["threshold"] != self.threshold:
-            raise ValueError(
-                f"PassRateHistory: the state was kept with threshold {state['threshold']}, not with {self.threshold}."
-            )
+        if (saved := state["threshold"]) != self.threshold:
+            raise ValueError(f"PassRateHistory: the state was kept with threshold {saved}, not with {self.threshold}.")
         self._counts = {key: (solved, rollouts) for key, solved, rollouts in state["counts"]}
         self._retired = dict.fromkeys(state["retired"])
 
@@ -138,16 +122,13 @@ class NoVariedGroups(RuntimeError):
 
 class DynamicSampling:
     """DAPO's refill (arXiv 2503.14476, section 3.2): offer groups until `full`, then `take` the B with unequal rewards.
-
-    `discarded` and `offered` count since the last `take`. There is no `state_dict`: the groups it holds are lost at a
-    checkpoint, so sample their prompts again after a resume. Raises ValueError for batch_prompts, which is B, below 1.
-    """
+    It has no `state_dict`: after a resume the prompts of the groups that it held are to be sampled again."""
 
     def __init__(self, batch_prompts: int) -> None:
         if batch_prompts < 1:
             raise ValueError(f"DynamicSampling: {batch_prompts=} must be at least 1.")
-        self.batch_prompts = batch_prompts
-        self.offered = self.discarded = self._in_a_row = 0
+        self.batch_prompts = batch_prompts  # B
+        self._in_a_row = 0  # discarded groups since the last that was kept
         self._groups: list[Any] = []
 
     @property
@@ -155,23 +136,18 @@ class DynamicSampling:
         return len(self._groups) == self.batch_prompts
 
     def offer(self, group: Any, rewards: Sequence[float] | Tensor) -> bool:
-        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept.
-
+        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept, to be counted.
         Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10·B
-        discarded groups in a row (DAPO's own code gives up after 10 batches).
-        """
+        discarded groups in a row (DAPO's own code gives up after 10 batches)."""
         if self.full:
             raise RuntimeError("DynamicSampling: the batch is full; call take() before the next offer().")
         values = torch.as_tensor(rewards, dtype=torch.float64)  # (G,)
         if not len(values):
             raise ValueError("DynamicSampling: a group without rewards has nothing to keep or to discard.")
-        self.offered += 1
-        kept = bool(has_variance(values, torch.zeros(len(values))).any())
+        kept = bool(has_variance(values, torch.zeros_like(values)).any())
         self._in_a_row = 0 if kept else self._in_a_row + 1
         if kept:
             self._groups.append(group)
-        else:
-            self.discarded += 1
         if self._in_a_row >= 10 * self.batch_prompts:
             raise NoVariedGroups(
                 f"Dynamic sampling discarded {self._in_a_row} groups in a row: the policy solves all or none of these "
@@ -180,11 +156,10 @@ class DynamicSampling:
         return kept
 
     def take(self) -> list[Any]:
-        """The B kept groups in the order they were offered; counts start anew. Raises RuntimeError before `full`."""
+        """The B kept groups in the order they were offered. Raises RuntimeError before `full`."""
         if not self.full:
             raise RuntimeError(f"DynamicSampling: {len(self._groups)} of {self.batch_prompts} groups so far.")
         groups, self._groups = self._groups, []
-        self.offered = self.discarded = 0
         return groups
 
 

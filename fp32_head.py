@@ -14,12 +14,11 @@ helps partly at best. With hidden states h, head W, bias b, temperature T and sa
     logprob = log p_y,   entropy = -sum_j p_j log p_j
 
 GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. Its option `head_dtype`, which `GENERATOR_ARGS`
-sets, changes only the product: on CUDA and ROCm the products of bfloat16 factors are summed in FP32, elsewhere the
-factors are first cast to FP32. That is the same number up to the order of the sum. But a trainer often keeps its head
-in FP32 (the master copy), and those weights are not the ones that vLLM rounded to bfloat16. So the trainer must
-compute with `rounded(master, torch.bfloat16)`. Seven things must be equal on both sides. `token_logprobs` sees to two,
-FP32 product and FP32 log-softmax. `Scorer` sees to four more: the rounded W, the rounded h, the bias, and which
-position predicts which token. The temperature is the caller's.
+sets, changes only the product: bfloat16 factors, an FP32 sum. But a trainer often keeps its head in FP32 (the master
+copy), and those weights are not the ones that vLLM rounded to bfloat16. So the trainer must compute with
+`rounded(master, torch.bfloat16)`. Seven things must be equal on both sides. `token_logprobs` sees to two, FP32 product
+and FP32 log-softmax. `Scorer` sees to four more: the rounded W, the rounded h, the bias, and which position predicts
+which token. The temperature is the caller's.
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
 
@@ -52,47 +51,41 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 # What vLLM's AsyncEngineArgs needs so that its logits are the FP32 product too; leave it out for a bfloat16 head.
 GENERATOR_ARGS: dict[str, dict[str, str]] = {"hf_overrides": {"head_dtype": "float32"}}
 
-# Size of one (C, V) buffer when the caller names no chunk. Every chunk reads the (V, H) head and updates its gradient,
-# so small chunks are slow. On a CPU at V = 152k, C = 110 took 20 % longer than C = 220 and C = 512 was no faster; two
-# buffers of C = 193 stay below a tenth of the logits of 4,096 tokens.
+# Size of one (C, V) buffer when the caller names no chunk. Every chunk reads the (V, H) head and updates its gradient:
+# on a CPU at V = 152k, C = 110 took 20 % longer than C = 220, and C = 512 was no faster.
 CHUNK_BYTES = 112 * 2**20
 
 
 def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` with its values rounded to `dtype`, as a generator stores them; its own dtype and shape stay.
-
-    The gradient passes straight through: that of the rounding itself is 0 almost everywhere. If `weight` has that dtype
-    already, it is returned as it is. Hidden states that come in FP32 can be rounded the same way.
-    """
+    """`weight` with its values rounded to `dtype`, as a generator stores them; its own dtype and shape stay. The
+    gradient passes straight through, for that of the rounding itself is 0 almost everywhere."""
     if weight.dtype == dtype:
         return weight
-    # w + sg(round(w) - w): w and its rounding are so close that the difference is exact, and so is the sum.
-    # w.to(dtype).to(w.dtype) would round the gradient as well.
+    # w + sg(round(w) - w): the two are so close that difference and sum are exact. w.to(dtype).to(w.dtype) would round
+    # the gradient as well.
     return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, bias: Tensor | None = None,
-    chunk_tokens: int | None = None, entropy_grad: bool = False, fp32: bool = True,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    hidden: Tensor,  # (M, H) last hidden states, any float dtype
+    weight: Tensor,  # (V, H) head; the embedding if they are tied
+    targets: Tensor,  # (M,) int64 ids
+    *,
+    temperature: float = 1.0,  # the generator's, or rho is not 1 between equal weights
+    bias: Tensor | None = None,  # (V,)
+    chunk_tokens: int | None = None,  # C; None fills `CHUNK_BYTES`
+    entropy_grad: bool = False,  # let the entropy carry a gradient; otherwise it is a monitor
+    fp32: bool = True,  # False computes the product in the dtype of `hidden`, for the ablation (H1)
+) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token and entropy of its distribution, without a (tokens x vocabulary) tensor.
 
-    Args:
-        hidden: (M, H) last hidden states, any float dtype.
-        weight: (V, H) head; the embedding if they are tied.
-        targets: (M,) int64 ids. `targets[i]` FOLLOWS position i: the caller has shifted by one. Padding may be any id
-            from 0 to V - 1 (not -100): mask its log-prob afterwards.
-        temperature: the generator's, or rho is not 1 between equal weights.
-        bias: (V,) or None.
-        chunk_tokens: C; None fills `CHUNK_BYTES`.
-        entropy_grad: let the entropy carry a gradient; otherwise it is a monitor.
-        fp32: False computes the product in the dtype of `hidden`, for the ablation (H1).
-    Returns:
-        (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden, weight
-        (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beyond inputs
-        and gradients it holds at most two buffers of C x V; a head in bfloat16 adds a copy of it in FP32, and
-        `fp32=False` one more buffer.
-    Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
+    `targets[i]` FOLLOWS position i: the caller has shifted by one. Padding may be any id from 0 to V - 1 (not -100):
+    mask its log-prob afterwards.
+
+    Returns (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden,
+    weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Beyond
+    inputs and gradients it holds two buffers of C x V, an FP32 copy of a bfloat16 head, and one buffer more for
+    `fp32=False`. Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden must be (M, H), weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}.")
@@ -113,15 +106,11 @@ def token_logprobs(
 
 def head_of(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """(weight (V, H), bias (V,) or None) of a Hugging Face causal LM's head, the embedding's weight if they are tied.
-
-    Raises TypeError for a head under a PEFT adapter such as LoRA, whose `weight` is that of the base layer.
-    """
+    Raises TypeError for a head under a PEFT adapter such as LoRA, whose `weight` is that of the base layer."""
     head = model.get_output_embeddings()
     if hasattr(head, "base_layer"):  # what PEFT calls the layer that its adapter wraps
-        raise TypeError(
-            f"the head is a {type(head).__name__}, whose `weight` leaves the adapter out; keep the head out of "
-            "target_modules, or merge the adapter."
-        )
+        name = type(head).__name__
+        raise TypeError(f"the head is a {name}, which hides an adapter; keep it out of target_modules, or merge it.")
     return head.weight, getattr(head, "bias", None)
 
 
@@ -130,12 +119,11 @@ class Scorer(nn.Module):
 
         scorer = DDP(Scorer(model))  # or fully_shard(scorer), or accelerator.prepare(scorer)
 
-    DDP and FSDP gather shards and reduce gradients inside the forward of the module that they wrap. If `token_logprobs`
-    is called on parts of `ddp.module`, each rank trains on its own gradient, without a message.
+    DDP and FSDP gather shards and reduce gradients in the forward of the module that they wrap. Called on parts of
+    `ddp.module`, `token_logprobs` would leave each rank its own gradient, without a message.
 
     model: has `base_model`, which returns hidden states, and `get_output_embeddings()`. PEFT models are unwrapped.
-    dtype: the generator's, if it differs from the model's: head and hidden states are then rounded to it.
-    options: keywords of `token_logprobs`, such as temperature.
+    dtype: the generator's, if not the model's. options: keywords of `token_logprobs`, such as temperature.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, **options: Any):
@@ -160,91 +148,28 @@ class Scorer(nn.Module):
 
 
 # The concept ends here. Below: the same result in little memory. One chunk of C tokens after the other goes through one
-# or two (C, V) buffers, and the backward pass makes the logits again instead of remembering them. Products: forward 1,
-# backward 2, logits again 1.
-
-
+# or two (C, V) buffers, and the backward pass makes the logits again instead of remembering them.
 class _Options(NamedTuple):
     temperature: float
     chunk_tokens: int
     entropy_grad: bool
-    dtype: torch.dtype  # of log-softmax, results and gradient sums: FP32, or FP64 if an input is
+    dtype: torch.dtype  # of log-softmax, results and gradient sums
     product_dtype: torch.dtype  # of the forward product: `dtype`, or the model's own for the ablation
 
 
-def _forward(
-    ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
-) -> tuple[Tensor, Tensor]:
-    logprobs = hidden.new_empty(hidden.shape[0], dtype=options.dtype)  # (M,)
-    entropy, logsumexp = torch.empty_like(logprobs), torch.empty_like(logprobs)  # (M,), (M,)
-    spare = _buffer(hidden, weight, options)  # (C, V)
-    for rows, z in _chunks(hidden, weight, bias, options):  # z: (C, V)
-        top = z.amax(-1, keepdim=True)  # (C, 1)
-        # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
-        # FP32 at V = 152k; sum() adds in a tree.
-        e = torch.exp(z.sub_(top), out=spare[: len(z)])  # (C, V); z is logits - top now, in place
-        total = e.sum(-1)  # (C,)
-        # log p_y = (z_y - top) - log sum_i exp(z_i - top)
-        logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
-        # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
-        entropy[rows] = total.log() - e.mul_(z).sum(-1) / total  # e is e * z now, in place
-        logsumexp[rows] = top.squeeze(1) + total.log()
-    ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
-    ctx.options = options
-    if not options.entropy_grad:
-        ctx.mark_non_differentiable(entropy)
-    return logprobs, entropy
-
-
-def _backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-    # d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
-    hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
-    options: _Options = ctx.options
-    wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-    head = weight.to(options.dtype)  # (V, H), no copy unless stored in fewer bits
-    grad_hidden = torch.empty_like(hidden, dtype=options.dtype) if wants_hidden else None  # (M, H)
-    grad_weight = torch.zeros_like(weight, dtype=options.dtype) if wants_weight else None  # (V, H), the one sum
-    grad_bias = torch.zeros_like(bias, dtype=options.dtype) if wants_bias else None  # (V,)
-    spare = _buffer(hidden, weight, options) if options.entropy_grad else None  # (C, V)
-    same = options.product_dtype == options.dtype
-    for rows, z in _chunks(hidden, head if same else weight, bias, options):  # one copy of the head, not two
-        logp = z.sub_(logsumexp[rows, None])  # (C, V)
-        # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
-        g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-        if spare is not None:
-            g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
-            p = torch.exp(logp, out=spare[: len(z)])
-            # dz_j = -p_j (g + g_entropy (log p_j + entropy)), then + [j = y] g below
-            dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()
-        else:
-            dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
-        dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
-        if grad_hidden is not None:
-            torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
-        if grad_weight is not None:
-            grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
-        if grad_bias is not None:
-            grad_bias.add_(dz.sum(0))
-    grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
-    return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None
-
-
-def _buffer(hidden: Tensor, weight: Tensor, options: _Options) -> Tensor:
-    """Room for one chunk's logits, (min(C, M), V)."""
-    return hidden.new_empty(min(options.chunk_tokens, hidden.shape[0]), weight.shape[0], dtype=options.dtype)
-
-
-def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> Iterator[tuple[slice, Tensor]]:
-    """Yields (rows, z (C, V)), the scaled logits of one chunk after the other, all in the same buffer."""
-    buffer = _buffer(hidden, weight, options)
+def _chunks(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options, buffers: int
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Yields (rows, the buffers (C, V), always the same ones): the chunk's scaled logits z, and room to compute in."""
+    size = min(options.chunk_tokens, len(hidden)), len(weight)  # C, V
+    room = [hidden.new_empty(size, dtype=options.dtype) for _ in range(buffers)]
     head = weight.to(options.product_dtype).t()  # (H, V)
     bias = None if bias is None else bias.to(options.product_dtype)
-    for start in range(0, hidden.shape[0], options.chunk_tokens):
+    for start in range(0, len(hidden), options.chunk_tokens):
         rows = slice(start, start + options.chunk_tokens)
         h = hidden[rows].to(options.product_dtype)  # (C, H)
-        z = buffer[: len(h)]
-        # Mixed precision would silently cast `h @ head` back to bfloat16. Products with out= and in-place
-        # ones are exempt from autocast, here and in the backward pass.
+        z, *spare = [buffer[: len(h)] for buffer in room]
+        # Autocast would silently cast `h @ head` back to bfloat16. It leaves alone what is in place or has an out=.
         if options.product_dtype != options.dtype:
             z.copy_(F.linear(h, head.t(), bias))  # the product that the FP32 head replaces
         elif bias is None:
@@ -253,13 +178,12 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Optio
             torch.addmm(bias, h, head, out=z)
         if options.temperature != 1.0:
             z.div_(options.temperature)  # the generator's log-probs are those at T
-        yield rows, z
+        yield rows, [z, *spare]
 
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """FP32 products in the block are FP32, whatever the process allows elsewhere: TF32 by `allow_tf32`, or on a CPU
-    bfloat16 by `torch.set_float32_matmul_precision`."""
+    """No TF32 inside, and no bfloat16 on a CPU, whatever `torch.set_float32_matmul_precision` allows elsewhere."""
     cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     before = cuda.fp32_precision, cpu.fp32_precision
     cuda.fp32_precision = cpu.fp32_precision = "ieee"
@@ -271,15 +195,61 @@ def _exact() -> Iterator[None]:
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, *inputs: Any) -> tuple[Tensor, Tensor]:
-        with _exact():
-            return _forward(ctx, *inputs)
+    @_exact()
+    def forward(
+        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = hidden.new_empty(hidden.shape[0], dtype=options.dtype)  # (M,)
+        entropy, logsumexp = torch.empty_like(logprobs), torch.empty_like(logprobs)  # (M,), (M,)
+        for rows, (z, e) in _chunks(hidden, weight, bias, options, buffers=2):  # z, e: (C, V)
+            top = z.amax(-1, keepdim=True)  # (C, 1)
+            # Not torch.log_softmax: its CPU kernel adds the V terms in a few long running sums, which costs 1e-5 in
+            # FP32 at V = 152k; sum() adds in a tree.
+            torch.exp(z.sub_(top), out=e)  # z is logits - top now, in place
+            total = e.sum(-1)  # (C,)
+            # log p_y = (z_y - top) - log sum_i exp(z_i - top)
+            logprobs[rows] = z.gather(1, targets[rows, None]).squeeze(1) - total.log()
+            # entropy = -sum_j p_j log p_j = log total - sum_j e_j (z_j - top) / total, not a mean over samples
+            entropy[rows] = total.log() - e.mul_(z).sum(-1) / total  # e is e * z now, in place
+            logsumexp[rows] = top.squeeze(1) + total.log()
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, logsumexp)
+        ctx.options = options
+        if not options.entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        with _exact():
-            return _backward(ctx, *grads)
+    @_exact()
+    def backward(ctx: FunctionCtx, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        # d logprob / d z_j = [j = y] - p_j,   d entropy / d z_j = -p_j (log p_j + entropy)
+        hidden, weight, bias, targets, entropy, logsumexp = ctx.saved_tensors
+        options: _Options = ctx.options
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        head = weight.to(options.dtype)  # (V, H), no copy unless stored in fewer bits
+        grad_hidden = torch.empty_like(hidden, dtype=options.dtype) if wants_hidden else None  # (M, H)
+        grad_weight = torch.zeros_like(weight, dtype=options.dtype) if wants_weight else None  # (V, H), the one sum
+        grad_bias = torch.zeros_like(bias, dtype=options.dtype) if wants_bias else None  # (V,)
+        source = head if options.product_dtype == options.dtype else weight  # one FP32 copy of the head, not two
+        for rows, (z, *spare) in _chunks(hidden, source, bias, options, buffers=1 + options.entropy_grad):
+            logp = z.sub_(logsumexp[rows, None])  # (C, V)
+            # d(logits before 1/T) = d(z) / T: divide the C incoming gradients, not the C x V outgoing ones
+            g = (grad_logprobs[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+            if spare:  # dz_j = -p_j (g + g_entropy (log p_j + entropy)), then + [j = y] g below
+                g_entropy = (grad_entropy[rows] / options.temperature).unsqueeze(1)  # (C, 1)
+                p = torch.exp(logp, out=spare[0])  # (C, V)
+                dz = logp.add_(entropy[rows, None]).mul_(g_entropy).add_(g).mul_(p).neg_()  # (C, V)
+            else:
+                dz = logp.exp_().mul_(-g)  # dz_j = -p_j g
+            dz.scatter_add_(1, targets[rows, None], g)  # dz_y += g
+            if grad_hidden is not None:
+                torch.mm(dz, head, out=grad_hidden[rows])  # dh = dz W
+            if grad_weight is not None:
+                grad_weight.addmm_(dz.t(), hidden[rows].to(options.dtype))  # dW += dz^T h
+            if grad_bias is not None:
+                grad_bias.add_(dz.sum(0))
+        grads = zip((grad_hidden, grad_weight, grad_bias), (hidden, weight, bias), strict=True)
+        return *(None if grad is None else grad.to(like.dtype) for grad, like in grads), None, None
 
 
 if __name__ == "__main__":  # show the worked example, and check it

@@ -16,19 +16,17 @@ requests, the legs. With a budget of 11 tokens, answer_budget 4:
 Every sampled token of both legs trains; only PHRASE is masked. The answer budget counts the sampled tokens after
 </think>, in both legs. Nobody enforces it within leg 1, so in cases c and d the answer may be longer.
 
-IDEA 2, the overlong penalty (the alternative; DAPO, arXiv 2503.14476, Eq. 13). The reward falls on a ramp over the last
-L_cache tokens before the cap L_max: 0 up to L_max - L_cache, -1/2 in the middle, -1 from L_max on.
+IDEA 2, the overlong penalty (the alternative; DAPO, arXiv 2503.14476, Eq. 13). Over the last L_cache tokens before the
+cap L_max the reward falls on a ramp from 0 to -1, and stays there.
 
     penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
 SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
-complete one. Engines that have one limit for all rows and give no finish reason, such as Hugging Face's `generate`: for
-leg 1, generate max(budgets) tokens, cut each row to its own budget, and set its finish_reason to "length" if no stop
-token is left.
+complete one. With one limit for all rows and no finish reason, as in Hugging Face's `generate`: for leg 1 generate
+max(budgets) tokens, cut each row to its own budget, and call its finish_reason "length" if no stop token is left.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
-no log-prob to divide by (where an array needs a log-prob for forced tokens, any number does). T2: ScaleRL adds the
-penalty only to correct answers, DAPO to all; the caller chooses.
+no log-prob to divide by. T2: ScaleRL adds the penalty only to correct answers, DAPO to all; the caller chooses.
 
 Case a, then case b, with token 9 as </think> and 11 drawn as the budget:
 
@@ -52,9 +50,8 @@ import torch
 # The paper's words. Another model may need another mark than `</think>`: the class takes ids.
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
-# Shares of truncated completions: healthy runs stay below the first, above the second runs have collapsed.
-HEALTHY_TRUNCATION = 0.05
-COLLAPSE_TRUNCATION = 0.10
+HEALTHY_TRUNCATION = 0.05  # share of truncated completions below which healthy runs stay
+COLLAPSE_TRUNCATION = 0.10  # and above which runs have collapsed
 
 
 @dataclass(frozen=True)
@@ -72,36 +69,26 @@ class Interruption:
     """Forced interruption of thinking (arXiv 2510.13786, section 2). It takes token ids and never text, because text
     that is encoded again may become other ids than those that were sampled.
 
-    Args:
-        min_budget, max_budget: bounds of a rollout's thinking budget in tokens, both included (ScaleRL: 10k and 12k).
-        answer_budget: answer tokens after the end of thinking (ScaleRL: 2k).
-        phrase_ids: `PHRASE` in tokens.
-        end_of_thinking_ids: the mark that ends thinking, one token or several.
-        thinking_end: finds where the answer begins in completion ids, None while thinking lasts; by default after the
-            first end_of_thinking_ids. With many tokenizers ` </think>` and `</think>\\n\\n` have other ids than
-            `</think>`, unless that is one special token; this option is for them.
-    Raises ValueError for settings that cannot work together.
-    """
+    `thinking_end` finds where the answer begins in completion ids, None while thinking lasts; by default after the
+    first `end_of_thinking_ids`. It is for tokenizers with other ids for ` </think>` and `</think>\\n\\n` than for
+    `</think>`. Raises ValueError for settings that cannot work together."""
 
-    min_budget: int
+    min_budget: int  # bounds of a rollout's thinking budget in tokens, both included (ScaleRL: 10k and 12k)
     max_budget: int
-    answer_budget: int
-    phrase_ids: Sequence[int]
-    end_of_thinking_ids: Sequence[int]
+    answer_budget: int  # answer tokens after the end of thinking (ScaleRL: 2k)
+    phrase_ids: Sequence[int]  # `PHRASE` in tokens
+    end_of_thinking_ids: Sequence[int]  # the mark that ends thinking, one token or several
     thinking_end: Callable[[Sequence[int]], int | None] | None = None
 
     def __post_init__(self) -> None:
         phrase, end = _as_ids("phrase_ids", self.phrase_ids), _as_ids("end_of_thinking_ids", self.end_of_thinking_ids)
         object.__setattr__(self, "phrase_ids", phrase)
         object.__setattr__(self, "end_of_thinking_ids", end)
-        if self.min_budget < 1 or self.answer_budget < 1:
-            raise ValueError(
-                f"Thinking and answer budgets must be at least 1 token, got {self.min_budget} and {self.answer_budget}."
-            )
-        if self.min_budget > self.max_budget:
-            raise ValueError(
-                f"The smallest thinking budget ({self.min_budget}) must not exceed the largest ({self.max_budget})."
-            )
+        least, most, answer = self.min_budget, self.max_budget, self.answer_budget
+        if least < 1 or answer < 1:
+            raise ValueError(f"Thinking and answer budgets must be at least 1 token, got {least} and {answer}.")
+        if least > most:
+            raise ValueError(f"The smallest thinking budget ({least}) must not exceed the largest ({most}).")
         if not end:
             raise ValueError("end_of_thinking_ids is empty: the model needs a token that ends its thinking.")
         if self.thinking_end is not None:
@@ -124,19 +111,18 @@ class Interruption:
 
     def needs_phrase(self, completion_ids: Sequence[int], finish_reason: str | None) -> bool:
         """True if the first leg ran into its budget while still thinking (case a). Raises as `second_leg` does."""
-        return _was_cut(finish_reason) and self.answer_start(completion_ids) is None
+        leg = self.second_leg((), completion_ids, finish_reason)
+        return leg is not None and bool(leg.forced_ids)
 
     def second_leg(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str | None
     ) -> SecondLeg | None:
-        """The request to send after the first leg, or None if the completion is over.
-
-        finish_reason: the engine's. "length" means that the budget was reached; the length of completion_ids does not
-            tell, as a leg may stop by itself on its very last token.
-        None means no leg 2; finish_reason "length" then marks a truncated completion (case c).
-        Raises ValueError for a finish_reason that is none of stop, length, abort and None.
-        """
-        if not _was_cut(finish_reason):
+        """The request to send after the first leg, or None if the completion is over (or truncated, case c). The
+        engine's finish_reason "length" means that the budget was reached; the length of completion_ids does not tell,
+        as a leg may stop on its last token. Raises ValueError for one that is none of stop, length, abort, None."""
+        if finish_reason not in ("stop", "length", "abort", None):
+            raise ValueError(f"finish_reason must be stop, length, abort or None, got {finish_reason!r}.")
+        if finish_reason != "length":
             return None
         so_far = [int(i) for i in (*prompt_ids, *completion_ids)]
         answer_start = self.answer_start(completion_ids)
@@ -159,14 +145,8 @@ class Interruption:
         return next((end for end in ends if ids[end - len(mark) : end] == mark), None)
 
 
-def _was_cut(finish_reason: str | None) -> bool:
-    if finish_reason not in ("stop", "length", "abort", None):
-        raise ValueError(f"finish_reason must be stop, length, abort or None, got {finish_reason!r}.")
-    return finish_reason == "length"
-
-
 def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
-    if isinstance(ids, str) or any(isinstance(i, str) for i in ids):
+    if any(isinstance(i, str) for i in ids):
         raise ValueError(f"{name} must be token ids, got the text {ids!r}: encode it with the model's tokenizer.")
     return [int(i) for i in ids]
 
@@ -174,11 +154,9 @@ def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
 def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) -> torch.Tensor:
     """Penalty to add to the reward of long completions (arXiv 2503.14476, Eq. 13).
 
-    lengths: (N,) completion lengths in tokens, integer or float. max_length: L_max, from which on the penalty is -1
-    (ScaleRL's comparison: 14k). cache_length: L_cache, the width of the ramp (2k).
-    Returns (N,) in [-1, 0], float32, or float64 for float64 lengths.
-    Raises ValueError unless 1 <= cache_length <= max_length.
-    """
+    lengths (N,): in tokens. max_length: L_max, from which on it is -1 (ScaleRL's comparison: 14k). cache_length:
+    L_cache, the width of the ramp (2k). Returns (N,), float64 for float64 lengths, else float32. Raises ValueError
+    unless 1 <= cache_length <= max_length."""
     if not 1 <= cache_length <= max_length:
         raise ValueError(f"cache_length must be from 1 to max_length ({max_length}), got {cache_length}.")
     lengths = lengths.to(torch.promote_types(lengths.dtype, torch.float32))  # (N,)
@@ -187,10 +165,8 @@ def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) 
 
 
 def truncation_rate(finish_reasons: Iterable[str | None]) -> float:
-    """Share of completions whose last leg ended with "length", 0.0 for none at all.
-
-    By finish reason, never by length: a completion may end by itself on the last token it is allowed.
-    """
+    """Share of completions whose last leg ended with "length", 0.0 for none at all. By finish reason, never by length:
+    a completion may end by itself on the last token it is allowed."""
     reasons = list(finish_reasons)
     return sum(reason == "length" for reason in reasons) / max(len(reasons), 1)
 
@@ -201,12 +177,10 @@ def truncation_warning(rate: float) -> str | None:
         raise ValueError(f"The truncation rate is a share from 0 to 1, got {rate}.")
     if rate < HEALTHY_TRUNCATION:
         return None
+    told = f"{rate:.1%} of completions are truncated"
     if rate <= COLLAPSE_TRUNCATION:
-        return f"Warning: {rate:.1%} of completions are truncated; healthy runs stay below {HEALTHY_TRUNCATION:.0%}."
-    return (
-        f"WARNING: {rate:.1%} OF COMPLETIONS ARE TRUNCATED; above {COLLAPSE_TRUNCATION:.0%} runs have collapsed: "
-        "raise the budgets or strengthen the length control."
-    )
+        return f"Warning: {told}; healthy runs stay below {HEALTHY_TRUNCATION:.0%}."
+    return f"WARNING: {told}; above {COLLAPSE_TRUNCATION:.0%} runs have collapsed: raise the budgets."
 
 
 if __name__ == "__main__":  # show the worked example, and check it

@@ -28,9 +28,8 @@ forced, not padding · group_ids which group each row belongs to, e.g. 0 0 1 1: 
 makes two groups.
 
 SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work with advantages and weights for
-each token; but `gspo` would take the packed row for one sequence. Log-ratios are bounded to +-20 before `exp` (a ratio
-of 5e8): beyond that even the one case without a limit, DAPO's with A < 0, has no gradient. L1 to L5 are choices where
-papers differ or are silent; docs/choices.md lists them.
+each token; but `gspo` would take them for one sequence. Log-ratios are bounded to +-20 before `exp` (a ratio of 5e8).
+L1 to L5 are choices where papers differ or are silent; docs/choices.md lists them.
 
 Two tokens with rho = 7.39 and 0.61, one above 1.26 and one below 0.80, then the loss of a group of two rows:
 
@@ -72,8 +71,7 @@ def normalize_advantages(
             those of groups with equal rewards, which are 0.
         how: divide by (std + eps) of all centered rewards (`batch`), of the group's (`prompt`), or by nothing (`none`).
         eps, ddof: added to the std; 0 for the population std, 1 for the sample std (L3: papers do not say).
-    Returns:
-        (N,) advantages, float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
+    Returns (N,), float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
     Raises ValueError for an unknown `how`, or shapes that do not agree.
     """
     if how not in ("batch", "prompt", "none"):
@@ -89,8 +87,8 @@ def normalize_advantages(
     def sum_over_group(x: Tensor) -> Tensor:
         return x.new_zeros(len(sizes)).index_add(0, group, x)[group]  # (N,)
 
-    # A_i = r_i - mean_group(r), exactly 0 for equal rewards: the float32 mean of seven 0.1 is off by 7e-9, and dividing
-    # that by its own std would make advantages out of rounding: -.007 with this eps, 1 with eps = 0
+    # A_i = r_i - mean_group(r), exactly 0 for equal rewards: the float32 mean of seven 0.1 is off by 7e-9, and divided
+    # by its own std that would be an advantage of -.007 with this eps, and of 1 with eps = 0
     centered = torch.where(unequal, values - sum_over_group(values) / sizes[group], 0.0)  # (N,)
     if how == "none":
         return centered
@@ -113,9 +111,8 @@ def cispo(
         advantages: (N,) one for each row, or (N, T) one for each token (turns, per-token credit, packed rows).
         mask: (N, T) 1 on tokens that train. What lies outside, NaN included, changes nothing.
         eps_max: cap on rho. L1: absolute as in ScaleRL (MiniMax-M1 writes 1 + eps_high), and without a lower bound.
-    Returns:
-        (token_loss (N, T) to be minimized, 0 outside the mask; metrics as 0-d tensors, see `summarize_metrics`), in
-        float32 at least: bfloat16 has no number between 1 and 1.0078, where GSPO clips.
+    Returns (token_loss (N, T) to be minimized, 0 outside the mask; metrics as 0-d tensors, see `summarize_metrics`), in
+    float32 at least: bfloat16 has no number between 1 and 1.0078, where GSPO clips.
     Raises ValueError for shapes that do not agree. The other losses share these arguments, returns and errors.
     """
     # (N, T) each, 0 outside the mask; advantages are spread over the row
@@ -149,10 +146,8 @@ def dapo(
     logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor,
     *, eps_low: float = 0.2, eps_high: float = 0.26,
 ) -> LossAndMetrics:  # fmt: skip
-    """PPO's clip with a wider upper side, so that unlikely tokens can grow (arXiv 2503.14476, Eq. 8).
-
-    DAPO's own upper clip is 0.28, the best in ScaleRL 0.26. The rest as in `cispo`.
-    """
+    """PPO's clip with a wider upper side, so that unlikely tokens can grow (arXiv 2503.14476, Eq. 8). DAPO's
+    own upper clip is 0.28, the best in ScaleRL 0.26. The rest as in `cispo`."""
     _, log_ratio, advantages, trained = _select(logprobs, behaviour_logprobs, advantages, mask)
     term, capped = _clipped_term(_bounded_exp(log_ratio), advantages, eps_low, eps_high)  # (N, T), (N, T)
     return -term, _metrics(log_ratio, capped, advantages, trained)
@@ -169,10 +164,8 @@ def _clipped_term(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: f
 def grpo(
     logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, eps: float = 0.2
 ) -> LossAndMetrics:
-    """PPO's symmetric clip (arXiv 2402.03300, Eq. 3; its KL term is `kl_penalty`). The rest as in `cispo`.
-
-    Dr.GRPO (2503.20783) is this loss with `none` advantages and `constant` weights.
-    """
+    """PPO's symmetric clip (arXiv 2402.03300, Eq. 3; its KL term is `kl_penalty`). It is Dr.GRPO's (2503.20783) with
+    `none` advantages and `constant` weights. The rest as in `cispo`."""
     return dapo(logprobs, behaviour_logprobs, advantages, mask, eps_low=eps, eps_high=eps)
 
 
@@ -203,11 +196,10 @@ def tis(
     """PPO's clip against the trainer's own old log-probs, times a truncated correction (Yao et al. 2025).
 
     Only here is the ratio split in two: rho = (pi / pi_old) * w, with w = pi_old / pi_gen for what lies between
-    sampling and this batch: the other program and, under PipelineRL, older weights. PPO's clip acts on the first
-    factor, a cap on w. (The other losses have both inside rho, and w on top would correct twice.) `old_logprobs`
-    (N, T) are the trainer's before the first update on this batch. If that is the only update, as under PipelineRL,
-    pi_old is pi: the clip never acts, and the gradient is that of CISPO with eps_max = cap, to the bit. `tis_capped` in
-    the metrics counts tokens above the cap. The rest as in `cispo`.
+    sampling and this batch. PPO's clip acts on the first factor, a cap on w. (The other losses have both inside rho,
+    and w on top would correct twice.) `old_logprobs` (N, T) are the trainer's before the first update on this batch. If
+    that is the only update, as under PipelineRL, pi_old is pi: the clip never acts, and the gradient is that of CISPO
+    with eps_max = cap, to the bit. `tis_capped` in the metrics counts tokens above the cap. The rest as in `cispo`.
     """
     logprobs, log_ratio, _, _ = _select(logprobs, behaviour_logprobs, advantages, mask)
     old_logprobs = old_logprobs.detach().to(logprobs.dtype)  # (N, T)
@@ -235,9 +227,8 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
         how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a group's tokens, then over
             groups (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, mean over rows (Dr.GRPO).
         constant: what `constant` divides by, for example the completion budget in tokens.
-    Returns:
-        (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or group without trained tokens is not
-        counted: left in a denominator it would shrink the step.
+    Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or group without trained tokens is
+    not counted: left in a denominator it would shrink the step.
     Raises ValueError for an unknown `how`, a missing or non-positive constant, or shapes that do not agree.
     """
     if mask.dim() != 2 or group_ids.shape != mask.shape[:1]:
@@ -308,10 +299,8 @@ def _metrics(log_ratio: Tensor, capped: Tensor, advantages: Tensor, trained: Ten
 
 
 def merge_metrics(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Metrics of several microbatches or ranks as one: keys ending in `_max` take the maximum, all others add.
-
-    Nothing is read back from the device. Raises ValueError for no parts or parts with other keys.
-    """
+    """Metrics of several microbatches or ranks as one: keys ending in `_max` take the maximum, all others add. Nothing
+    is read back from the device. Raises ValueError for no parts or parts with other keys."""
     if not parts or any(part.keys() != parts[0].keys() for part in parts):
         raise ValueError("merge_metrics: expected at least one dict of metrics, and the same keys in each.")
     columns = {key: torch.stack([torch.as_tensor(part[key]) for part in parts]) for key in parts[0]}  # (parts,) each
@@ -329,11 +318,8 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     m = {key: float(value) for key, value in metrics.items()}
     summary = {"ratio_mean": m["ratio_sum"] / (m["tokens"] or 1), "ratio_max": m["ratio_max"]}
     summary["ess"] = m["ratio_sum"] ** 2 / (m["tokens"] * m["ratio_sq_sum"] or 1)
-    for sign in ("positive", "negative"):
-        summary[f"capped_{sign}"] = m[f"capped_{sign}"] / (m[f"tokens_{sign}"] or 1)
-    if "tis_capped" in m:
-        summary["tis_capped"] = m["tis_capped"] / (m["tokens"] or 1)
-    return summary
+    of = {"capped_positive": "tokens_positive", "capped_negative": "tokens_negative", "tis_capped": "tokens"}
+    return summary | {name: m[name] / (m[tokens] or 1) for name, tokens in of.items() if name in m}
 
 
 if __name__ == "__main__":  # show the worked example, and check it
