@@ -15,18 +15,18 @@ from 2^b rollouts for a small budget to 2^(b + L) for a large one, half way (in 
 earlier than easy ones. For B_p there is no such law: any value that is stable will do. (The fitted n* hardly leaves the
 n that were tried: if the smallest or the largest of them is the best, b or b + L is an edge of the grid, not the task.)
 
-How runs become a curve. A rising sigmoid, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), is fitted to the points of all
-runs of one (B_p, n). The paper keeps record-breaking points, the first in each new highest bin of the reward
-(`points="records"`). These are lucky, and lift a curve the more, the more often it was evaluated: in simulations n*
-came out 1.3 to 1.7 times too small from C0 on. The default is every point but those of a collapse (`Run.standing`).
+A RUN AS A CURVE. A rising sigmoid, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), is fitted to the points of all runs of
+one (B_p, n). The paper keeps record-breaking points, the first in each new highest bin of the reward. These are lucky,
+and lift a curve the more, the more often it was evaluated: in simulations n* came out 1.3 to 1.7 times too small from
+C0 on (`points="records"`). The default is every point but those of a collapse (`Run.standing`).
 
-How sure n* is. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to ROUNDING
+HOW SURE n* IS. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to ROUNDING
 steps of the grid (in log2 n), because the best n could only be one of those tried, and fits the law again: a parametric
 bootstrap. Not in it: how far two seeds of one shape differ, and that the curves may have another form.
 
-The recipe (`recommend`): cheap runs, small M; fit them; n* for the budget; the smallest stable B_p; the rest into M.
+THE RECIPE (`recommend`): cheap runs, small M; fit them; n* for the budget; the smallest stable B_p; the rest into M.
 
-What more rollouts buy. On easy prompts they *sharpen*: the average and the worst of k rise. On hard ones they *cover*:
+WHAT MORE ROLLOUTS BUY. On easy prompts they *sharpen*: the average and the worst of k rise. On hard ones they *cover*:
 the best of k (pass@k) rises, as rare solutions are found. `of_k` gives the three from counts of correct answers.
 
     python isocompute.py runs/grid/* --budget 1e6 --plot grid.png
@@ -44,11 +44,10 @@ import csv
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,9 +61,8 @@ REACH = 1.1  # a curve counts this far beyond its first and last C: runs of equa
 DRAWS = 100  # of the bootstrap
 NO_RISE = 1e-3  # a curve that rises by less over its run is flat
 ROUNDING = 0.43  # steps of the grid that n* may be off, such that 95 % of the intervals hold in law_benchmark.py
-OF_K = ("average", "best", "worst")  # what `of_k` gives
-MOST_SAMPLES = 10_000  # of one prompt, for `of_k`
 MOST = 10**12  # B_p, n and updates are below this
+BAD_INPUT = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError, csv.Error)
 Interval = tuple[float, float]
 
 
@@ -79,14 +77,15 @@ class Run:
 
     def __post_init__(self) -> None:
         M, R = np.asarray(self.updates, float), np.asarray(self.rewards, float)
-        rules = {
-            "B_p and n must be whole numbers from 1 on": all(1 <= x < MOST and x % 1 == 0 for x in (self.B_p, self.n)),
-            "updates must be numbers from 0 on, as many as rewards; sort them, with their rewards":
-                M.shape == R.shape == (M.size,) and np.all((np.diff(M, prepend=0) >= 0) & (M < MOST)),
-            "rewards must lie in [0, 1]; leave out missing ones, divide percents by 100": np.all((R >= 0) & (R <= 1)),
-        }  # fmt: skip
-        if broken := [rule for rule, holds in rules.items() if not holds]:
-            raise ValueError(f"B_p {self.B_p}, n {self.n}: {broken[0]}")
+        broken = ""
+        if not all(1 <= x < MOST and x % 1 == 0 for x in (self.B_p, self.n)):
+            broken = "B_p and n must be whole numbers from 1 on"
+        elif not (M.shape == R.shape == (M.size,) and np.all((np.diff(M, prepend=0) >= 0) & (M < MOST))):
+            broken = "updates must be numbers from 0 on, as many as rewards; sort them, with their rewards"
+        elif not np.all((R >= 0) & (R <= 1)):
+            broken = "rewards must lie in [0, 1]; leave out missing ones, divide percents by 100"
+        if broken:
+            raise ValueError(f"B_p {self.B_p}, n {self.n}: {broken}")
 
     @property
     def C(self) -> np.ndarray:
@@ -166,14 +165,15 @@ def fit_run(*runs: Run, points: str = "all") -> Curve:
     keep = np.concatenate([run.fitted(points) for run in runs])
     C, R = (np.concatenate(values)[keep] for values in ([run.C for run in runs], [run.rewards for run in runs]))
     if len(C) < 4:
-        raise ValueError(f"B_p {runs[0].B_p}, n {runs[0].n} has {len(C)} points to fit ({points}), and a curve needs 4")
+        shape = f"B_p {runs[0].B_p}, n {runs[0].n}"
+        raise ValueError(f"{shape} has {len(C)} points to fit ({points}), and a curve needs 4: leave it out")
     return fit_curve(C, R, 0, 1)
 
 
 # ------------------------------------------------------------------------------------------------ the best n for each C
 
 
-def n_star(C: float | np.ndarray, L: Any, s: Any, log10_C0: Any, b: Any) -> np.ndarray:
+def n_star(C: ArrayLike, L: ArrayLike, s: ArrayLike, log10_C0: ArrayLike, b: ArrayLike) -> np.ndarray:
     """The best number of rollouts for C completions: 2^(L / (1 + exp(-s (log10 C - log10 C0))) + b)."""
     return 2 ** (L * expit(s * (np.log10(C) - log10_C0)) + b)
 
@@ -231,33 +231,26 @@ class Grid:
     best_n: np.ndarray  # (P,) of the highest curve there
     reward: np.ndarray  # (P,) the upper envelope
     law: BestRollouts
-    dropped: list[str]  # why runs were left out, one sentence for each (B_p, n)
 
     tried = property(lambda self: sorted({same[0].n for same, _ in self.curves}))
 
 
 def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
-    """Curves, envelope and n*(C) with its intervals. ValueError: no two n reach one C, no reward or n* rises."""
+    """Curves, envelope and n*(C) with its intervals. ValueError: a (B_p, n) with too few points for a curve, fewer than
+    two n, no two that reach one C, no reward or n* rises."""
     shapes: dict[tuple[int, int], list[Run]] = {}
     for run in runs:
-        run.fitted(points)  # refuses an unknown `points`
         shapes.setdefault((run.B_p, run.n), []).append(run)
-    curves, dropped = [], []
-    for same in shapes.values():
-        try:
-            curves.append((same, fit_run(*same, points=points)))
-        except ValueError as error:
-            dropped.append(str(error))
+    curves = [(same, fit_run(*same, points=points)) for same in shapes.values()]
     rollouts, of = np.unique([same[0].n for same, _ in curves], return_inverse=True)  # (S,), (G,)
     if len(rollouts) < 2:
-        there = f"n = {rollouts[0]} only" if len(rollouts) else "no n"
-        raise ValueError("; ".join([f"n* needs the curves of at least two values of n; here: {there}", *dropped]))
+        raise ValueError(f"n* needs runs of at least two values of n, not of {rollouts.tolist()}")
     # A curve says nothing of its run after a collapse.
     every_C = [np.concatenate([run.C[run.fitted("all")] for run in same]) for same, _ in curves]
     first, last = (np.array([f(C) for C in every_C]) for f in (np.min, np.max))  # (G,)
     least, most = (sorted(f(v[of == i]) for i in range(len(rollouts))) for f, v in ((min, first), (max, last)))
     if least[1] >= most[-2]:
-        raise ValueError("; ".join(["the runs need at least two values of n that reach the same C", *dropped]))
+        raise ValueError("the runs need at least two values of n that reach the same C")
     if all(np.ptp(curve(C)) < NO_RISE for (_, curve), C in zip(curves, every_C, strict=True)):
         raise ValueError("no run's reward rises, so there is nothing to compare; make the runs longer")
     C = np.geomspace(least[1], most[-2], ENVELOPE_POINTS)
@@ -266,6 +259,7 @@ def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
     C, there = C[compared], there[:, compared]  # (P,), (G, P)
     rewards = np.where(there, [curve(C) for _, curve in curves], -np.inf)  # (G, P)
 
+    # The bootstrap. To first order a curve is off at C by its gradient there times a draw from N(0, covariance).
     rng = np.random.default_rng(0)
     gradients = np.stack([curve.gradient(C) for _, curve in curves])  # (G, P, 4)
     errors = [rng.multivariate_normal(np.zeros(4), curve.covariance, DRAWS, method="eigh") for _, curve in curves]
@@ -274,7 +268,7 @@ def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
     rounded = np.log2(rollouts) + rng.uniform(-off, off, (DRAWS, len(rollouts)))
     again = 2 ** np.take_along_axis(rounded, of[others.argmax(0)], axis=1)  # (DRAWS, P)
     best = rollouts[of[rewards.argmax(0)]]
-    return Grid(curves, C, best, rewards.max(0), fit_n_star(C, best, again), dropped)
+    return Grid(curves, C, best, rewards.max(0), fit_n_star(C, best, again))
 
 
 # ----------------------------------------------------------------------------------------------------------- the recipe
@@ -300,22 +294,20 @@ def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
         below = f"lies below what the runs compare, {C[0]:g} to {C[-1]:g}"
         raise ValueError(f"a budget of {budget:g} completions {below if budget < C[0] else 'is no finite number'}")
     n = 2 ** max(1, round(math.log2(law(budget))))  # a single rollout has nothing to be compared with
-    kept = [run for same, _ in grid.curves for run in same]
-    B_p = min({run.B_p for run in kept} - {run.B_p for run in kept if not run.standing.all()}, default=0)
+    B_p = min({run.B_p for run in runs} - {run.B_p for run in runs if not run.standing.all()}, default=0)
     if not B_p:
         raise ValueError(f"no B_p is stable: every one has a run that falls by {FALL}; raise B_p or lower --lr")
     M = int(budget // (B_p * n))
     if M < 1:
         raise ValueError(f"a budget of {budget:g} completions is less than one update of {B_p} x {n}")
-    used, total = sum(run.fitted(points).sum() for run in kept), sum(len(run.rewards) for run in runs)
-    at_start, fell = (sum(f(run).sum() for run in runs) for f in (lambda r: r.C == 0, lambda r: ~r.standing))
+    used, total = sum(run.fitted(points).sum() for run in runs), sum(len(run.rewards) for run in runs)
+    at_start, fell = sum((run.C == 0).sum() for run in runs), sum((~run.standing).sum() for run in runs)
     low, high = law.interval(budget)
     said = [
-        f"{len(kept)} runs, n from {tried[0]} to {tried[-1]}, compared from C = {C[0]:.3g} to {C[-1]:.3g}",
+        f"{len(runs)} runs, n from {tried[0]} to {tried[-1]}, compared from C = {C[0]:.3g} to {C[-1]:.3g}",
         f"{used} of {total} rewards are fitted ({points}); {at_start} at C = 0 and {fell} after a collapse are not",
         f"n* at {budget:.3g} is {law(budget):.1f}, 95 % interval {low:.1f} to {high:.1f}",
         f"B_p {B_p} is the smallest of which no run falls by {FALL}",
-        *(f"left out: {reason}" for reason in grid.dropped),
     ]
     if budget > C[-1]:
         said.append(f"the budget is {budget / C[-1]:.1f} times the largest C that was compared: n* is an extrapolation")
@@ -323,77 +315,53 @@ def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
         said.append(f"the largest n that was tried, {tried[-1]}, is the best at some C: b + L is its edge; try larger")
     if grid.best_n.min() == tried[0] > 1:
         said.append(f"the smallest n that was tried, {tried[0]}, is the best at some C: b is its edge; try smaller")
-    if odd := [n for n in tried if n & (n - 1)]:
-        said.append(f"n = {', '.join(map(str, odd))} is no power of two; the n proposed is rounded to one all the same")
     return Plan(n, B_p, M, tuple(said), grid)
 
 
 def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
     """Means over prompts of `total` samples each, `correct` of them right: `average`, `best` (pass@k, at least one of k
     is right) and `worst` (all k are), both unbiased. Raises ValueError if k is not from 1 to `total`."""
-    if not 1 <= k <= total <= MOST_SAMPLES or min(correct) < 0 or max(correct) > total:
-        raise ValueError(f"k must be from 1 to {total}, this at most {MOST_SAMPLES}, and no count below 0 or above it")
+    if not 1 <= k <= total or min(correct) < 0 or max(correct) > total:
+        raise ValueError(f"k must be from 1 to {total}, and no count below 0 or above {total}")
     sets = math.comb(total, k) * len(correct)  # of k samples each
     wrong, right = (sum(math.comb(c, k) for c in some) for some in ([total - c for c in correct], correct))
     return {"average": sum(correct) / total / len(correct), "best": 1 - wrong / sets, "worst": right / sets}
 
 
-# --------------------------------------------------------------------------------------------------------- command line
+# --------------------------------------------------------------------------------------- reader, picture, command line
 
 
-def read(name: str, y: str, k: int, dropped: Counter[str]) -> list[Run]:
-    """The run of a folder of train.py, or the runs of a CSV with columns B_p, n, step and `y`, and `run` where there
-    are several of one (B_p, n). With y = average, best or worst the rewards are those `of_k`, from the folder's
-    eval_counts.jsonl. Rows without a number are counted in `dropped`. ValueError: no row, a missing column, values that
-    `Run` refuses, two rewards of a run at one step, a folder whose steps sampled other numbers of completions."""
-    path, there = Path(name), {}
-    runs: dict[tuple[int, int, str], dict[float, float]] = {}
-    counted = y in OF_K
-    try:
-        if path.is_dir():
-            there, steps = json.loads((path / "config.json").read_text()), path / "metrics.jsonl"
-            shape = {"B_p": there["batch_prompts"], "n": there["rollouts"]}
-            log = path / ("eval_counts.jsonl" if counted else "eval.jsonl")
-            lines = steps.read_text().splitlines() if steps.exists() else []  # one of flags, and after each resume
-            flags = [there, *(json.loads(line)["config"] for line in lines if line.startswith('{"config"'))]
-            shapes = {(f["batch_prompts"], f["rollouts"], f.get("dynamic_sampling", False)) for f in flags}
-            if shapes != {(*shape.values(), False)}:
-                raise ValueError("--dynamic_sampling, or other --batch_prompts or --rollouts at a resume: leave it out")
-            rows = [json.loads(line) | shape for line in log.read_text().splitlines()]
-            if counted:
-                rows = [row | of_k(row["correct"], row["n_samples"], k or row["n_samples"]) for row in rows]
-        else:
-            rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
-        for i, there in enumerate(rows, 1):
-            B_p, n, M, R = (_number(there, column, i) for column in ("B_p", "n", "step", y))
-            if R < 0 or R > 1:
-                raise ValueError(f"row {i}: {y} is {R:g}, and a reward lies in [0, 1]; divide percents by 100")
-            if B_p < 1 or n < 1 or M < 0 or B_p % 1 or n % 1:
-                raise ValueError(f"row {i}: B_p {B_p:g}, n {n:g}, step {M:g} must be whole numbers from 1, 1 and 0 on")
-            if not math.isfinite(B_p + n + M + R):
-                dropped["no number"] += 1
-                continue
-            rewards = runs.setdefault((int(B_p), int(n), there.get("run", "")), {})
-            if M in rewards:
-                raise ValueError(f"row {i}: B_p {B_p:g}, n {n:g} has two rewards at step {M:g}; add a column run")
-            rewards[M] = R
-        if not rows:
-            raise ValueError("it has no row")
-        return [Run(B_p, n, *zip(*sorted(rewards.items()), strict=True)) for (B_p, n, _), rewards in runs.items()]
-    except KeyError as missing:
-        fix = "average, best and worst need a folder with counts" if counted else "--y names the reward"
-        fix = fix if missing.args[0] == y else "B_p, n and step are needed beside the reward"
-        columns = repr(", ".join(str(column)[:50] for column in [*there][:10]))[1:-1]
-        raise ValueError(f"{name} has no {missing}, but {columns}; {fix}") from missing
-    except (TypeError, ValueError, RecursionError, csv.Error) as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _number(row: dict[str, Any], column: str, i: int) -> float:
-    try:
-        return math.nan if row[column] in (None, "") else float(row[column])
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"row {i}: {column} {row[column]!r} is no number; leave unknown cells empty") from None
+def read(name: str, y: str) -> tuple[list[Run], int]:
+    """The run of a folder of train.py, or those of a CSV with columns B_p, n, step and `y`, and `run` where there are
+    several of one (B_p, n); and how many rows lack a number. Raises BAD_INPUT, a ValueError among it for a folder whose
+    steps sampled other numbers of completions, and two rewards of a run at one step."""
+    path, runs, missing = Path(name), dict[tuple, dict[float, float]](), 0
+    if path.is_dir():
+        log = path / "metrics.jsonl"  # it holds the flags, once more after each resume
+        lines = log.read_text().splitlines() if log.exists() else []
+        resumed = [json.loads(line)["config"] for line in lines if line.startswith('{"config"')]
+        flags = [json.loads((path / "config.json").read_text()), *resumed]
+        shapes = {(f["batch_prompts"], f["rollouts"], f.get("dynamic_sampling", False)) for f in flags}
+        if len(shapes) > 1 or flags[0].get("dynamic_sampling"):
+            raise ValueError("--dynamic_sampling, or other --batch_prompts or --rollouts at a resume: leave it out")
+        shape = {"B_p": flags[0]["batch_prompts"], "n": flags[0]["rollouts"]}
+        rows = [json.loads(line) | shape for line in (path / "eval.jsonl").read_text().splitlines()]
+    else:
+        rows = [*csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())]
+    if not rows:
+        raise ValueError("it has no row")
+    for row in rows:
+        B_p, n, M, R = (math.nan if row[k] in (None, "") else float(row[k]) for k in ("B_p", "n", "step", y))
+        if not math.isfinite(B_p + n + M + R):
+            missing += 1
+            continue
+        if B_p % 1 or n % 1:
+            raise ValueError(f"B_p and n must be whole numbers, not {B_p:g} and {n:g}")
+        rewards = runs.setdefault((int(B_p), int(n), row.get("run")), {})
+        if M in rewards:
+            raise ValueError(f"B_p {B_p:g}, n {n:g} has two rewards at step {M:g}; add a column run")
+        rewards[M] = R
+    return [Run(B_p, n, *zip(*sorted(rewards.items()), strict=True)) for (B_p, n, _), rewards in runs.items()], missing
 
 
 def plot(grid: Grid, path: str) -> None:
@@ -429,26 +397,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("runs", nargs="+", help="folders of runs over a grid of (batch_prompts, rollouts), or a CSV")
     add("--budget", type=float, required=True, help="completions to spend")
-    add("--y", default="pass_rate", help="the reward: a column, or average, best or worst (of k)")
-    add("--k", type=int, default=0, help="of best and worst (default: all samples of a prompt)")
+    add("--y", default="pass_rate", help="column of the reward")
     add("--points", default="all", choices=("all", "records"), help="what a curve is fitted to")
     add("--plot", metavar="PNG", help="draw the runs, their envelope and n*(C)")
     args = parser.parse_args(argv)
-    dropped: Counter[str] = Counter()
+    place, runs, missing = "", list[Run](), 0
     try:
-        if args.k and args.y not in OF_K[1:]:
-            raise ValueError("--k goes with --y best or --y worst")
-        runs = [run for name in args.runs for run in read(name, args.y, args.k, dropped)]
+        for name in args.runs:
+            place = f"{name}: "
+            found, lacking = read(name, args.y)
+            runs, missing = runs + found, missing + lacking
+        place = ""
         plan = recommend(runs, args.budget, args.points)
         if args.plot:
             plot(plan.grid, args.plot)
-    except (OSError, ValueError) as error:
-        print(f"isocompute.py: {error}; rows left out: {dict(dropped) or 'none'}", file=sys.stderr)
+    except BAD_INPUT as error:
+        said = f"no column {error}: B_p, n, step and --y are needed" if isinstance(error, KeyError) else error
+        print(f"isocompute.py: {place}{said}; rows without a number, left out: {missing}", file=sys.stderr)
         return 2
     print(f"n = {plan.n} rollouts, B_p = {plan.B_p} prompts, M = {plan.M} updates")
     for name, (low, high) in plan.grid.law.intervals.items():
         print(f"{name:<9}{getattr(plan.grid.law, name):8.2f}  [{low:.2f}, {high:.2f}]")
-    print(*(f"- {line}" for line in plan.rests_on), f"- rows left out: {dict(dropped) or 'none'}", sep="\n")
+    print(*(f"- {line}" for line in plan.rests_on), f"- rows without a number, left out: {missing}", sep="\n")
     return 0
 
 

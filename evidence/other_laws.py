@@ -314,7 +314,6 @@ def grid_page(halves: Mapping[str, Half], found: Mapping[str, Groups]) -> str:
         "What more rollouts buy at equal completions: k is the number of samples of an evaluation, the best of k is "
         "right if one of them is, the worst if all are; means over B_p and seeds.",
         of_k_table(found),
-        *(f"Left out, {name}: {'; '.join(grid.dropped)}." for name, grid in grids.items() if grid.dropped),
     ]  # fmt: skip
     return "\n\n".join(text) + "\n"
 
