@@ -12,12 +12,12 @@ engine's cache, CUDA's own memory):
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from psutil import virtual_memory
 
-from runtime.flags import DEFAULTS, Flags, ModelFlags, UsageError, engine_options, engine_workers, has_adapters
+from runtime.flags import DEFAULTS, EngineFlags, Flags, ModelFlags, UsageError, engine_args, has_adapters
 from runtime.model import UNREADABLE
 from runtime.weights import Channel, FileWeights, TransferWeights
 
@@ -49,34 +49,37 @@ def place(flags: Flags) -> Placement:
         raise UsageError("--engine torch is for a CPU: leave it out, or hide the GPUs by CUDA_VISIBLE_DEVICES=''.")
     elif trainers > count:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
+    else:
+        check_masks(flags)
     devices = generator_devices(flags, count, trainers) if count else []
-    shared = any(device < trainers for device in devices)
+    shared = [device for device in devices if device < trainers]
     automatic = "file" if not count else "ipc" if shared else "nccl"
-    kind = automatic if flags.weight_channel == "auto" else flags.weight_channel
-    if kind == "nccl" and shared:
+    channel = automatic if flags.weight_channel == "auto" else flags.weight_channel
+    if channel == "nccl" and shared:
         raise UsageError("--weight_channel nccl needs --generator_devices that no trainer process uses; or use `ipc`.")
-    if kind == "ipc" and not all(device < trainers for device in devices):
+    if channel == "ipc" and shared != devices:
         raise UsageError(
             f"--weight_channel ipc needs engines on the trainers' own GPUs, 0 to {trainers - 1}, but "
             f"--generator_devices are {devices}; use `nccl` and other GPUs, or `file`."
         )
-    if count and not devices and kind != "nccl":
-        raise UsageError(f"--weight_channel {kind} reaches no engine that Ray places; use `nccl`.")
-    if kind != "nccl" and flags.weight_address != DEFAULTS["weight_address"]:
-        raise UsageError(f"--weight_address is for --weight_channel nccl, and this run has `{kind}`; leave it out.")
+    if count and not devices and channel != "nccl":
+        raise UsageError(f"--weight_channel {channel} reaches no engine that Ray places; use `nccl`.")
+    if channel != "nccl" and flags.weight_address != DEFAULTS["weight_address"]:
+        raise UsageError(f"--weight_address is for --weight_channel nccl, not for `{channel}`; leave it out.")
+    usual = SHARED if shared else RECEIVING if channel == "nccl" else VLLM_SHARE
+    return Placement(channel, devices, engine_options(flags).get("gpu_memory_utilization", usual))
+
+
+def check_masks(flags: Flags) -> None:
+    """Raises UsageError for rows so long that a GPU would need a dense mask of them."""
     length, masked = flags.tokens_per_microbatch, flags.attn_implementation in ("", "sdpa", "eager")
-    if count and flags.share_prompts and length > LONGEST_MASK:
+    name = "share_prompts" if flags.share_prompts else "packed" if flags.packed and masked else ""
+    if name and length > LONGEST_MASK:
+        other = "" if flags.share_prompts else ", add --attn_implementation flash_attention_2"
         raise UsageError(
-            f"--share_prompts true needs masks of {length} x {length}, which a GPU's fast kernels do not take; lower "
-            f"--tokens_per_microbatch to {LONGEST_MASK} at most, or leave it out."
+            f"--{name} true needs masks of {length} x {length}, which a GPU's fast kernels do not take; lower "
+            f"--tokens_per_microbatch to {LONGEST_MASK} at most{other}, or leave it out."
         )
-    if count and flags.packed and masked and length > LONGEST_MASK:
-        raise UsageError(
-            f"--packed true without --attn_implementation flash_attention_2 needs masks of {length} x {length}, which "
-            "a GPU's fast kernels do not take; add that, or leave --packed out."
-        )
-    usual = SHARED if shared else RECEIVING if kind == "nccl" else VLLM_SHARE
-    return Placement(kind, devices, engine_options(flags).get("gpu_memory_utilization", usual))
 
 
 def trainers_here() -> int:
@@ -107,8 +110,7 @@ def new_channel(flags: Flags, accelerator: "Accelerator") -> tuple[Channel, dict
     if placement.channel == "file":
         channel: Channel = FileWeights(rank)
     else:
-        workers = engine_workers(flags)
-        channel = TransferWeights(placement.channel, rank, workers, flags.weight_address)
+        channel = TransferWeights(placement.channel, rank, engine_workers(flags), flags.weight_address)
     if placement.share in (SHARED, RECEIVING) and "gpu_memory_utilization" not in engine_options(flags):
         channel.engine_args["gpu_memory_utilization"] = placement.share
         if rank == 0:
@@ -118,7 +120,7 @@ def new_channel(flags: Flags, accelerator: "Accelerator") -> tuple[Channel, dict
     return channel, environment
 
 
-def generator_devices(flags: Flags, count: int, trainers: int) -> list[int]:
+def generator_devices(flags: EngineFlags, count: int, trainers: int) -> list[int]:
     """Which of this host's `count` GPUs the engines use, of which the first `trainers` train: those given, else free
     ones, else the trainers' own; none if Ray places the engines. Raises UsageError."""
     if engine_options(flags).get("distributed_executor_backend") == "ray":
@@ -136,7 +138,7 @@ def generator_devices(flags: Flags, count: int, trainers: int) -> list[int]:
     return found
 
 
-def devices_in_use(flags: Flags, trainers: int) -> int:
+def devices_in_use(flags: EngineFlags, trainers: int) -> int:
     """Devices that train, `trainers` on all hosts, or sample: accelerators, or CPU cores. Idle ones do not count."""
     gpus = torch.cuda.device_count()
     if not gpus:
@@ -145,17 +147,61 @@ def devices_in_use(flags: Flags, trainers: int) -> int:
     return trainers + (sum(device >= trainers_here() for device in engines) if engines else engine_workers(flags))
 
 
+# ---------------------------------------------------------------------------------------------- vLLM's own arguments
+
+OWN_FLAG = {"model": "model", "dtype": "dtype", "seed": "seed", "max_num_seqs": "max_num_seqs"}  # of vLLM's arguments
+OWN_FLAG |= {"tensor_parallel_size": "tensor_parallel", "data_parallel_size": "data_parallel"}
+OWN_FLAG |= {"max_model_len": "max_budget"}  # of what the trainer must know, too
+
+
+def engine_options(flags: EngineFlags) -> dict[str, Any]:
+    """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
+    contradict --fp32_head."""
+    given = engine_args(flags.engine_args)
+    for name in OWN_FLAG.keys() & given.keys():
+        raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
+    overrides = given.get("hf_overrides", {})
+    if not isinstance(overrides, dict):
+        raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
+    ours = "float32" if flags.fp32_head else flags.dtype
+    if (head := overrides.get("head_dtype", ours)) != ours:
+        raise UsageError(f"--engine_args head_dtype {head!r} is not the trainer's, {ours!r}; set --fp32_head for both.")
+    options = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
+    options = {name: count for name, count in options.items() if count > 1}
+    return options | ({"trust_remote_code": True} if flags.trust_remote_code else {}) | given
+
+
+def engine_workers(flags: EngineFlags) -> int:
+    """Processes of all engines together: tensor x data x pipeline parallel."""
+    return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
+
+
+def merged(options: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, where `more` wins; dicts within them are merged, too."""
+    both = {
+        name: merged(options[name], more[name])
+        for name in options.keys() & more.keys()
+        if isinstance(options[name], dict) and isinstance(more[name], dict)
+    }
+    return options | more | both
+
+
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
 def check_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> Iterator[str]:
     """A sentence if the host's memory is too small, and if a save may be cut short. Raises UsageError for a GPU that is
     too small whatever the batch."""
-    if torch.cuda.is_available():
-        check_gpu_memory(flags, accelerator, parameters)
-    states = state_bytes(flags)
-    trainers, each, available = trainers_here(), 4 if torch.cuda.is_available() else states, virtual_memory().available
-    if (needed := trainers * each * parameters) > available:
+    states, trainers, has_gpu = state_bytes(flags), trainers_here(), torch.cuda.is_available()
+    if has_gpu:
+        for who, device, needed, room in gpu_needs(flags, accelerator, parameters):
+            if needed > room:
+                raise UsageError(
+                    f"--model: {who} needs at least {gigabytes(needed)} of GPU {device} and finds {gigabytes(room)}; "
+                    "take a smaller model, larger GPUs or more of them (configs/fsdp2.yaml, --tensor_parallel)."
+                )
+    needed, available = trainers * parameters * (4 if has_gpu else states), virtual_memory().available
+    if needed > available:
         yield (
             f"{trainers} trainer processes load {gigabytes(needed)} into this host's memory, which has "
             f"{gigabytes(available)}; start fewer, or Linux may kill them"
@@ -168,30 +214,23 @@ def check_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> I
         )
 
 
-def state_bytes(flags: Flags) -> int:
+def state_bytes(flags: ModelFlags) -> int:
     """Bytes that a trainer holds for each parameter of the model."""
     return 4 if has_adapters(flags) else 16
 
 
-def check_gpu_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> None:
-    """Raises UsageError if this rank's GPU cannot hold the trainer's states, or an engine's GPU its weights."""
+def gpu_needs(flags: Flags, accelerator: "Accelerator", parameters: int) -> Iterator[tuple[str, int, float, float]]:
+    """(who, on which GPU, bytes it needs, bytes it finds) of this rank's trainer and of this host's engines."""
     (_, devices, share), here = place(flags), accelerator.local_process_index
     free, total = torch.cuda.mem_get_info(accelerator.device)
     copy = getattr(torch, flags.dtype).itemsize * parameters
     sharded = accelerator.is_fsdp2 or flags.dtype == "bfloat16"  # whose mixed precision is that of FSDP2
     states = state_bytes(flags) * parameters / (accelerator.num_processes if sharded else 1)
-    states += copy if flags.kl_coef else 0  # the initial model
-    weights = copy * flags.data_parallel / engine_workers(flags)
-    needs = [("a trainer", here, states, free - share * total * (here in devices))]
+    initial = copy if flags.kl_coef else 0  # a second model
+    yield "a trainer", here, states + initial, free - share * total * (here in devices)
     for device in devices if "quantization" not in engine_options(flags) else ():
-        needs.append(("an engine", device, weights, share * torch.cuda.get_device_properties(device).total_memory))
-    for who, device, needed, room in needs:
-        if needed > room:
-            raise UsageError(
-                f"--model: {who} needs at least {gigabytes(needed)} of GPU {device} and finds {gigabytes(room)}, where "
-                f"engines take {share}; take a smaller model, larger GPUs or more of them "
-                "(configs/fsdp2.yaml, --tensor_parallel)."
-            )
+        memory = share * torch.cuda.get_device_properties(device).total_memory
+        yield "an engine", device, copy * flags.data_parallel / engine_workers(flags), memory
 
 
 def count_parameters(flags: ModelFlags, model: str) -> int:

@@ -11,7 +11,8 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, engine_options, has_adapters
+from runtime.devices import engine_options
+from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, has_adapters
 from runtime.run_folder import Folder
 
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}

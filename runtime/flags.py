@@ -4,7 +4,6 @@ The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in ta
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
 """
 
-import json
 import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
@@ -74,15 +73,11 @@ class RunFlags:
     eval_every: int = flag(10, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
     eval_problems: int = flag(256, "Prompts of each data set per evaluation.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
-    eval_temperature: float = flag(
-        -1.0, "Sampling temperature of evaluations; 0: the likeliest token; -1: that of --temperature.", at_least=-1
-    )
+    eval_temperature: float = flag(-1.0, "That of evaluations; 0: the likeliest token; -1: --temperature.", at_least=-1)
     probe_every: int = flag(5, "Check generator against trainer log-probs, 16 completions every N steps.", at_least=1)
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
     keep: int = flag(2, "Checkpoints to keep.", at_least=1)
-    report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag(
-        "none", "Also log through this tracker, project `scalerl`; trackio and wandb: pip install them."
-    )
+    report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag("none", "Also log here, project `scalerl`.")
 
 
 @dataclass
@@ -91,9 +86,7 @@ class ModelFlags:
 
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
-    vocabulary: int = flag(
-        47, "Built-in model: rows of its embedding and head; beyond its 47 words they stand for none.", at_least=47
-    )
+    vocabulary: int = flag(47, "Built-in model: rows of its head; beyond its 47 words they mean nothing.", at_least=47)
     dtype: Literal["float32", "bfloat16"] = flag("float32", "Dtype of generator and forward pass; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
@@ -113,13 +106,9 @@ class DataFlags:
         "`graded` or `chain` (built in; the second needs --min_budget 26 --max_budget 30 --lr 5e-4), or .jsonl / "
         ".parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
     )
-    eval_dataset: str = flag(
-        "", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... (the paper's is AIME-24)."
-    )
+    eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
-    difficulty: Literal["all", "easy", "hard"] = flag(
-        "all", "Graded: half of the problems, held-out ones too, by how often the starting model solves them."
-    )
+    difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: the half that the first model solves more, less.")
     prompt_order: Literal["shuffled", "easy_first"] = flag("shuffled", "Graded: order of the prompts in each epoch.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
@@ -128,16 +117,16 @@ class DataFlags:
     held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
     reward: str = flag(
-        "task", "`task`: the data's own (exact for chain, math else); `math`, `exact`, `code`, `module:function`, one "
-        "for each data set; `shuffled`: the task's, permuted within the batch, as a control.",
-    )  # fmt: skip
+        "task",
+        "`task`: the data's own (exact for chain, math else); `math`, `exact`, `code`, `module:function`, one for each "
+        "data set; `shuffled`: the task's, permuted within the batch, as a control.",
+    )
     unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
     thinking: Literal["auto", "true", "false"] = flag(
-        "auto", "Whether the model thinks before it answers; `auto`: if its tokenizer knows </think>; `false`: the "
-        "whole completion is judged.",
-    )  # fmt: skip
+        "auto", "Whether the model thinks first; `auto`: if its tokenizer knows </think>; `false`: all of it is judged."
+    )
     end_of_thinking: str = flag("", "Text that ends thinking; empty finds it from the tokenizer.")
     interruption_phrase: str = flag("", "Text appended to thinking that is cut; empty means the paper's.")
     stop_tokens: str = flag("", "Comma-separated tokens that end a completion; empty finds them from the tokenizer.")
@@ -188,9 +177,7 @@ class FilterFlags:
     zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
-    truncated_rollouts: Literal["keep", "drop"] = flag(  # O3
-        "keep", "Rollouts cut at the cap: judged by what they hold, or not trained."
-    )
+    truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: judged, or not trained.")  # O3
 
 
 @dataclass
@@ -210,10 +197,7 @@ class LengthFlags:
 class OptimizerFlags:
     """AdamW and the trainer's memory."""
 
-    lr: float = flag(
-        7e-4, f"Learning rate; with a --dataset of your own {PRETRAINED_LR:g} unless given (the paper's 8B: 5e-7).",
-        above=0,
-    )  # fmt: skip
+    lr: float = flag(7e-4, f"Learning rate; {PRETRAINED_LR:g} for a --dataset of your own (paper: 5e-7).", above=0)
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
@@ -239,11 +223,6 @@ class Flags(  # a dataclass puts the fields of its last base first
 
 DEFAULTS = asdict(Flags())
 
-OWN_FLAG = {  # vLLM's arguments that the trainer must know of
-    "tensor_parallel_size": "tensor_parallel", "data_parallel_size": "data_parallel", "max_num_seqs": "max_num_seqs",
-    "max_model_len": "max_budget", "model": "model", "dtype": "dtype", "seed": "seed",
-}  # fmt: skip
-
 
 def parse_flags(argv: Sequence[str], description: str) -> Flags:
     """The flags of the command line; with --resume those of the earlier run, unless given again. A pretrained model has
@@ -258,23 +237,17 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
     flags = Flags(**vars(parser.parse_args(argv)))
     if flags.dataset not in BUILT_IN:
         parser.set_defaults(lr=PRETRAINED_LR)
-        flags = Flags(**vars(parser.parse_args(argv)))
-    if flags.resume:
-        saved = saved_flags(flags.resume)
-        code = {name: value for name, value in saved.items() if runs_code(name, value)}
-        parser.set_defaults(**saved | dict.fromkeys(code), output_dir=flags.resume)
-        flags = Flags(**vars(parser.parse_args(argv)))
-        for name, value in code.items():
-            if getattr(flags, name) is None:
-                raise UsageError(f"--{name} {value} runs code, which no --resume takes over; give --{name} again.")
-        if Path(flags.output_dir) != Path(flags.resume):
-            raise UsageError(
-                f"--output_dir {flags.output_dir}: --resume {flags.resume} goes on in its own folder; leave "
-                "--output_dir out, or resume a copy of the folder."
-            )
-        for name in ("lora_rank", "lora_adapter"):
-            if getattr(flags, name) != (had := saved.get(name, DEFAULTS[name])):
-                raise UsageError(f"--{name}: the adapters of --resume {flags.resume} have {had!r}; leave it out.")
+    saved = saved_flags(flags.resume) if flags.resume else {}
+    code = {name: value for name, value in saved.items() if runs_code(name, value)}
+    parser.set_defaults(**saved | dict.fromkeys(code))
+    flags = Flags(**vars(parser.parse_args(argv)))
+    for name, value in saved.items():
+        if name in code and getattr(flags, name) is None:
+            raise UsageError(f"--{name} {value} runs code, which no --resume takes over; give --{name} again.")
+        if name == "output_dir" and Path(flags.output_dir) != Path(value):
+            raise UsageError(f"--output_dir {flags.output_dir}: --resume goes on in {value}; leave --output_dir out.")
+        if name in ("lora_rank", "lora_adapter") and getattr(flags, name) != value:
+            raise UsageError(f"--{name}: the adapters of --resume {flags.resume} have {value!r}; leave it out.")
     return flags
 
 
@@ -285,16 +258,15 @@ def saved_flags(folder: str) -> dict[str, Any]:
         raise UsageError(f"--resume {folder}: there is no whole {config}; give the folder of an earlier run.")
     for name, (default, instead) in GONE.items():
         if (value := found.get(name, default)) != default:
-            raise UsageError(
-                f"--resume {folder}: --{name} {value!r:.99} is gone; there is {instead}; take it out of {config}."
-            )
-    saved = {name: value for name, value in found.items() if name in DEFAULTS and name not in OF_ONE_CALL}
-    for item in fields(Flags):
-        value, choices = saved.get(item.name, item.default), get_args(item.type)
+            raise UsageError(f"--resume: --{name} {value!r:.99} is gone; there is {instead}; take it out of {config}.")
+    saved: dict[str, Any] = {"output_dir": folder}
+    for item in (item for item in fields(Flags) if item.name not in OF_ONE_CALL):
+        value, choices = found.get(item.name, item.default), get_args(item.type)
         if item.type is float and type(value) is int:
-            value = saved[item.name] = float(str(value))  # of a number that is too large inf, and no error
+            value = float(str(value))  # of a number that is too large inf, and no error
         if not (value in choices if choices else type(value) is item.type):
             raise UsageError(f"--resume {folder}: --{item.name} cannot be {value!r:.99}; correct it in {config}.")
+        saved[item.name] = value
     return saved
 
 
@@ -323,14 +295,10 @@ def _parser(description: str) -> ArgumentParser:
         group = parser.add_argument_group(title, section.__doc__)
         for item in fields(section):
             names = dict.fromkeys([f"--{item.name}", f"--{item.name.replace('_', '-')}"])
-            options: dict[str, Any] = {"default": item.default, "help": item.metadata["help"], "dest": item.name}
+            kind: dict[str, Any] = {"choices": get_args(item.type)} if get_args(item.type) else {"type": item.type}
             if item.type is bool:
-                options |= {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
-            elif choices := get_args(item.type):
-                options |= {"choices": choices}
-            else:
-                options |= {"type": item.type}
-            group.add_argument(*names, **options)
+                kind = {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+            group.add_argument(*names, dest=item.name, default=item.default, help=item.metadata["help"], **kind)
     return parser
 
 
@@ -347,31 +315,6 @@ def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
 
 
-def engine_options(flags: EngineFlags) -> dict[str, Any]:
-    """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
-    contradict --fp32_head."""
-    options: dict[str, Any] = {
-        "tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel,
-        "trust_remote_code": flags.trust_remote_code,
-    }  # fmt: skip
-    options = {name: value for name, value in options.items() if value != DEFAULTS[name.removesuffix("_size")]}
-    given = engine_args(flags.engine_args)
-    for name, flag_of_its_own in OWN_FLAG.items():
-        if name in given:
-            raise UsageError(f"--engine_args {name}: use --{flag_of_its_own}, which the trainer reads, too.")
-    options |= given
-    overrides = options.get("hf_overrides", {})
-    if not isinstance(overrides, dict):
-        raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
-    ours = "float32" if flags.fp32_head else flags.dtype
-    if overrides.get("head_dtype", ours) != ours:
-        raise UsageError(
-            f"--engine_args hf_overrides: head_dtype {overrides['head_dtype']!r} is not the trainer's, {ours!r}; leave "
-            "it out and set --fp32_head, which is for both sides."
-        )
-    return options
-
-
 def eval_temperature(flags: Flags) -> float:
     """The sampling temperature of evaluations."""
     return flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
@@ -382,27 +325,8 @@ def has_adapters(flags: ModelFlags) -> bool:
     return bool(flags.lora_rank or flags.lora_adapter)
 
 
-def engine_workers(flags: EngineFlags) -> int:
-    """Processes of all engines together: tensor x data x pipeline parallel."""
-    return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
-
-
 def engine_args(text: str) -> dict[str, Any]:
     """--engine_args, a JSON object, as a dict. Raises UsageError."""
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    if (found := json_object(text.encode(errors="replace") or b"{}")) is None:
         raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text:.99}.")
     return found
-
-
-def merged(options: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Both, where `more` wins; dicts within them are merged, too."""
-    both = {
-        name: merged(options[name], more[name])
-        for name in options.keys() & more.keys()
-        if isinstance(options[name], dict) and isinstance(more[name], dict)
-    }
-    return options | more | both

@@ -20,10 +20,10 @@ import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
-from runtime.devices import check_memory, count_parameters, devices_in_use, new_channel, place
+from runtime.devices import check_memory, count_parameters, devices_in_use, engine_options, merged, new_channel, place
 from runtime.engines import RestartingEngine, reason_of
 from runtime.evaluation import Evaluator
-from runtime.flags import BUILT_IN, DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError, engine_options, merged
+from runtime.flags import BUILT_IN, DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder

@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3Config
 
 from runtime import devices
-from runtime.devices import check_memory, count_parameters, new_channel
+from runtime.devices import check_memory, count_parameters, new_channel, place
 from runtime.flags import UsageError, parse_flags
 
 RAY = '--engine_args {"distributed_executor_backend":"ray"}'
@@ -30,25 +30,38 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
     return channel, environment
 
 
-@pytest.mark.parametrize(("gpus", "trainers", "visible", "flags", "kind", "seen", "workers"), [
-    (0, 1, None, "", "file", None, 0),
-    (1, 1, None, "", "ipc", "0", 1),  # one GPU, shared
-    (2, 1, None, "", "nccl", "1", 1),  # the free one
-    (8, 4, None, "--data_parallel 4", "nccl", "4,5,6,7", 4),
-    (8, 4, None, "--data_parallel 2 --tensor_parallel 2 --generator_devices 7,6,5,4", "nccl", "7,6,5,4", 4),
-    (8, 8, None, "--data_parallel 8", "ipc", "0,1,2,3,4,5,6,7", 8),  # every trainer shares its own
-    (8, 4, None, "--generator_devices 4 --weight_channel file", "file", "4", 0),
-    (8, 8, None, f"--tensor_parallel 8 {RAY}", "nccl", None, 8),
-    (4, 2, None, "--generator_devices 1 --weight_channel file", "file", "1", 0),  # shared, and that is fine
-    (2, 1, None, "--weight_address 10.0.0.1", "nccl", "1", 1),
-    (4, 2, "2,3,6,7", "--data_parallel 2", "nccl", "6,7", 2),  # counted among the visible ones
-    (1, 1, None, "--packed true --tokens_per_microbatch 9999 --attn_implementation flash_attention_2", "ipc", "0", 1),
-    (0, 1, None, "--packed true --tokens_per_microbatch 9999", "file", None, 0),  # a CPU computes no other way
+@pytest.mark.parametrize(("gpus", "trainers", "flags", "kind", "seen", "workers", "share"), [
+    (0, 1, "", "file", None, 0, None),
+    (0, 1, "--packed true --tokens_per_microbatch 9999", "file", None, 0, None),  # a CPU computes no other way
+    (1, 1, "", "ipc", "0", 1, 0.35),  # one GPU, shared: vLLM's own .92 would leave the trainer nothing
+    (1, 1, '--engine_args {"gpu_memory_utilization":0.2}', "ipc", "0", 1, 0.2),
+    (1, 1, "--weight_channel file", "file", "0", 0, 0.35),
+    (2, 1, "", "nccl", "1", 1, 0.85),  # the free one; the parts of a transfer come on top of what the engine takes
+    (2, 1, "--weight_channel file", "file", "1", 0, None),
+    (2, 1, "--weight_address 10.0.0.1", "nccl", "1", 1, 0.85),
+    (8, 4, "--data_parallel 4", "nccl", "4,5,6,7", 4, 0.85),
+    (8, 4, "--data_parallel 2 --tensor_parallel 2 --generator_devices 7,6,5,4", "nccl", "7,6,5,4", 4, 0.85),
+    (8, 8, "--data_parallel 8", "ipc", "0,1,2,3,4,5,6,7", 8, 0.35),  # every trainer shares its own
+    (8, 4, "--generator_devices 4 --weight_channel file", "file", "4", 0, None),
+    (4, 2, "--generator_devices 1 --weight_channel file", "file", "1", 0, 0.35),  # shared, and that is fine
+    (8, 8, f"--tensor_parallel 8 {RAY}", "nccl", None, 8, 0.85),
+    (1, 1, "--packed true --tokens_per_microbatch 9999 --attn_implementation flash_attention_2", "ipc", "0", 1, 0.35),
 ])  # fmt: skip
-def test_devices_and_channel(monkeypatch, gpus, trainers, visible, flags, kind, seen, workers):
-    channel, environment = made_on(monkeypatch, gpus, trainers, flags, visible)
+def test_devices_and_channel(monkeypatch, capsys, gpus, trainers, flags, kind, seen, workers, share):
+    channel, environment = made_on(monkeypatch, gpus, trainers, flags)
     assert (getattr(channel, "backend", "file"), getattr(channel, "workers", 0)) == (kind, workers)
     assert environment.get("CUDA_VISIBLE_DEVICES") == seen
+    ours = None if "gpu_memory" in flags else share  # a given share is vLLM's argument already
+    assert channel.engine_args.get("gpu_memory_utilization") == ours
+    assert ("gpu_memory_utilization" in capsys.readouterr().out) == (ours is not None)
+    assert place(given(flags)).share == (share or 0.92)
+    # On a GPU vLLM schedules a step while the one before it runs; a subclass of its plain scheduler could not.
+    assert ("scheduler_cls" in channel.engine_args) == (gpus == 0)
+
+
+def test_devices_are_counted_among_the_visible_ones(monkeypatch):
+    _, environment = made_on(monkeypatch, 4, 2, "--data_parallel 2", visible="2,3,6,7")
+    assert environment == {"CUDA_VISIBLE_DEVICES": "6,7"}
 
 
 @pytest.mark.parametrize(("gpus", "trainers", "flags", "words"), [
@@ -66,34 +79,14 @@ def test_devices_and_channel(monkeypatch, gpus, trainers, visible, flags, kind, 
     (2, 4, "", "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
     (8, 4, f"{RAY} --weight_channel file", "channel file .* Ray"),
     (8, 4, f"{RAY} --weight_channel ipc", "channel ipc .* Ray"),
-    (1, 1, "--weight_address 10.0.0.1", "--weight_address is for --weight_channel nccl, .* `ipc`; leave it out"),
-    (2, 1, "--weight_address 10.0.0.1 --weight_channel file", "--weight_address .* this run has `file`"),
+    (1, 1, "--weight_address 10.0.0.1", "--weight_address .* not for `ipc`; leave it out"),
+    (2, 1, "--weight_address 10.0.0.1 --weight_channel file", "--weight_address .* not for `file`"),
     (1, 1, "--packed true --tokens_per_microbatch 4097", "--packed true .* masks of 4097 x 4097"),
     (1, 1, "--share_prompts true --tokens_per_microbatch 4097", "--share_prompts true .*; lower .* to 4096 at most"),
 ])  # fmt: skip
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, flags, words):
     with pytest.raises(UsageError, match=words):
         made_on(monkeypatch, gpus, trainers, flags)
-
-
-@pytest.mark.parametrize(("gpus", "flags", "share"), [
-    (0, "", None),
-    (1, "", 0.35),  # shared with the trainer: vLLM's own 0.92 would leave it nothing
-    (1, "--weight_channel file", 0.35),
-    (2, "", 0.85),  # its own, but the parts of a transfer by `nccl` come on top of what it takes
-    (2, "--weight_channel file", None), (1, '--engine_args {"gpu_memory_utilization":0.2}', None),
-])  # fmt: skip
-def test_an_engine_on_a_trainers_gpu_leaves_room_for_it(monkeypatch, capsys, gpus, flags, share):
-    channel, _ = made_on(monkeypatch, gpus, 1, flags)
-    assert channel.engine_args.get("gpu_memory_utilization") == share
-    assert ("gpu_memory_utilization" in capsys.readouterr().out) == (share is not None)
-
-
-@pytest.mark.parametrize("gpus", [0, 1])
-def test_the_scheduler_of_whole_completions_is_for_engines_on_a_cpu(monkeypatch, gpus):
-    """On a GPU vLLM schedules a step while the one before it runs; a subclass of its plain scheduler could not."""
-    channel, _ = made_on(monkeypatch, gpus, 1, "")
-    assert ("scheduler_cls" in channel.engine_args) == (gpus == 0)
 
 
 @pytest.mark.parametrize(("flags", "trainers", "here", "used"), [
@@ -156,7 +149,7 @@ FOUR = {"gpus": 8, "trainers": 4}  # and four engines of their own
 @pytest.mark.parametrize(("billions", "host", "flags", "said"), [
     # one GPU, shared: 16 bytes a parameter + 0.35 of it, of what is free
     (0.9, {"gb": 24}, "", ""),  # 14.4 + 8.4 = 22.8 of 23
-    (1.0, {"gb": 24}, "", "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB, where engines take 0.35"),
+    (1.0, {"gb": 24}, "", "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB;"),
     (1.0, {"gb": 24}, '--engine_args {"gpu_memory_utilization":0.25}', ""),
     (0.9, {"gb": 24}, "--kl_coef 0.1", "at least 18 GB"),  # 3.6 for the initial model
     (0.9, {"gb": 24}, "--kl_coef 0.1 --dtype bfloat16", "at least 16.2 GB"),

@@ -69,7 +69,6 @@ def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
     for command in commands:
         parsed = flags.parse_flags(shlex.split(command.replace("\\\n", " "), comments=True), "")
         flag_checks.check_flags(parsed)
-        flags.engine_options(parsed)
 
 
 def test_every_default_shown_is_the_default():

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from measuring import above_zero, positive, table
 
-from runtime.devices import RECEIVING, SHARED, generator_devices
+from runtime.devices import RECEIVING, SHARED, engine_options, generator_devices
 from runtime.flag_checks import check_flags
-from runtime.flags import BUILT_IN, Flags, UsageError, engine_options, has_adapters, parse_flags
+from runtime.flags import BUILT_IN, Flags, UsageError, has_adapters, parse_flags
 from runtime.lora import add_adapters
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
 from runtime.weights import BUFFER
