@@ -104,7 +104,7 @@ class Folder:
 
     def lengths(self) -> dict[str, int]:
         """Bytes in each log, for a checkpoint."""
-        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in LOGS}
+        return {name: file.stat().st_size if (file := self.path / name).exists() else 0 for name in LOGS}
 
     def cut_back(self, lengths: dict[str, int]) -> None:
         """Takes off what the logs gained after a checkpoint, so that no step appears twice. A log that is shorter than
@@ -129,11 +129,6 @@ class Folder:
         with disk(new):
             (new / "run.json").write_text(json.dumps(record))
         _swap(new, self.path / "model", self.path / "model.old")
-
-    def model(self) -> Record | None:
-        """run.json of the final model; None if there is none, or a damaged one."""
-        record = json_object(self.path / "model" / "run.json") or {}
-        return record if [type(record.get(n)) for n in ("step", "version", "compute")] == [int, int, dict] else None
 
     def begin_checkpoint(self) -> Path:
         """An empty folder to write the next checkpoint into; half-written ones of earlier processes are removed."""

@@ -37,25 +37,16 @@ def new_clock(monkeypatch):
 
 def test_compute_by_hand(new_clock):
     """P = 1000: 2 P (10 prefilled + 20 sampled) + 6 P 25 forwarded = 210,000 FLOPs. 100 s less evaluation's 28 s on two
-    devices: 144 / 3600 = 0.04 device-hours."""
-    clock, counters, now = new_clock()
-    assert clock.now() == {"tokens": 0, "trained_tokens": 0, "flops": 0, "device_hours": 0}
-    now[0] += 100
-    counters.prefilled, counters.sampled, counters.eval_seconds = 10, 20, 28.0
-    clock.forwarded, clock.trained_tokens = 25, 15
-    assert clock.now() == pytest.approx({"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04})
-
-
-def test_compute_goes_on_after_a_resume(new_clock):
-    """An hour on two devices, 7 tokens sampled and 3 trained, on top of what there was. Hours count evaluation, too."""
+    devices: 144 / 3600 = 0.04 device-hours. A resume adds to what there was; its hours count evaluation, too."""
     past = {"tokens": 100, "trained_tokens": 50, "flops": 1e6, "device_hours": 1.5, "hours": 0.5}
-    clock, counters, now = new_clock(past)
-    assert clock.now() | {"hours": clock.hours()} == past
-    now[0] += 3600
-    counters.sampled, clock.trained_tokens = 7, 3
-    assert clock.now() == pytest.approx({"tokens": 107, "trained_tokens": 53, "flops": 1_014_000, "device_hours": 3.5})
-    counters.eval_seconds = 900.0
-    assert clock.hours() == pytest.approx(1.5)
+    for had in ({}, past):
+        clock, counters, now = new_clock(had)
+        assert clock.now() | {"hours": clock.hours()} == (had or dict.fromkeys(past, 0))
+        now[0] += 100
+        counters.prefilled, counters.sampled, counters.eval_seconds = 10, 20, 28.0
+        clock.forwarded, clock.trained_tokens = 25, 15
+        made = {"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04, "hours": 100 / 3600}
+        assert clock.now() | {"hours": clock.hours()} == pytest.approx({n: made[n] + had.get(n, 0) for n in made})
 
 
 # -------------------------------------------------------------------------------------------------------------- a step

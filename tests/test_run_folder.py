@@ -11,46 +11,54 @@ import os
 import pickle
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from replay import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
 from test_faults import small_disk
 
 import pipeline_rl
+from filters import PassRateHistory
 from runtime import checkpoints
-from runtime.flags import UsageError
-from runtime.run_folder import LOGS, Folder, disk
+from runtime.run_folder import LOGS, Folder, Progress, disk
 
 ROOT = Path(__file__).parent.parent
 
 # ---------------------------------------------------------------------------------------------------- the folder's files
 
 
-def test_records_are_lines_that_can_be_cut_back(tmp_path):
-    """A resume takes off what was written after the checkpoint, so that no step appears twice."""
+RECORDS = st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2), max_size=4)
+in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@in_one_folder
+@given(before=RECORDS, after=RECORDS, data=st.data())
+def test_logs_cut_at_any_byte_give_whole_records(tmp_path, before, after, data):
+    """What was written after a checkpoint goes at a resume, so that no step appears twice; what a killed writer leaves of
+    its last line is not read."""
     folder = Folder(tmp_path)
+    folder.clear()
     assert folder.read("metrics.jsonl") == [] and set(folder.lengths().values()) == {0}
-    folder.append("metrics.jsonl", {"step": 1})
+    for record in before:
+        folder.append("metrics.jsonl", record)
     lengths = folder.lengths()
-    folder.append("metrics.jsonl", {"step": 2})
-    folder.append("eval.jsonl", {"step": 2})
-    folder.append("eval_counts.jsonl", {"step": 2})
-    assert [r["step"] for r in folder.read("metrics.jsonl")] == [1, 2]
+    for record in after:
+        folder.append("metrics.jsonl", record)
+        folder.append("eval.jsonl", record)
+    assert folder.read("metrics.jsonl") == [*before, *after] and folder.read("eval.jsonl") == after
     folder.cut_back(lengths)
-    assert folder.read("metrics.jsonl") == [{"step": 1}] and folder.read("eval.jsonl") == []
-    assert folder.read("eval_counts.jsonl") == []
-
-
-def test_a_line_cut_short_is_left_out(tmp_path):
-    """A killed writer leaves half a line: the records before it are read."""
-    folder = Folder(tmp_path)
-    folder.append("metrics.jsonl", {"step": 1})
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "rewa')
-    assert folder.read("metrics.jsonl") == [{"step": 1}]
+    assert folder.lengths() == lengths
+    assert folder.read("metrics.jsonl") == before and folder.read("eval.jsonl") == []
+    file = tmp_path / "metrics.jsonl"
+    if before:
+        os.truncate(file, at := data.draw(st.integers(0, lengths["metrics.jsonl"])))
+        found = folder.read("metrics.jsonl")
+        assert found == before[: len(found)] and len(found) == file.read_bytes().count(b"\n") and at >= len(found)
 
 
 def test_a_log_is_cut_by_its_name_only_and_never_made_longer(tmp_path, capsys):
@@ -79,43 +87,52 @@ def test_checkpoints_are_whole_and_few(tmp_path, capsys):
     it; a half-written one of an earlier process is no checkpoint and is removed by the next save."""
     folder = Folder(tmp_path)
     assert folder.newest_checkpoint() is None and folder.checkpoints() == []
-    paths = [save(folder, step) for step in (9, 10, 100)]
-    assert folder.checkpoints() == paths[1:] and not paths[0].exists()
-    found, state = folder.newest_checkpoint()
-    assert found == paths[2] and state["step"] == 100
-    (paths[2] / "weights.bin").write_bytes(b"w" * 99)
-    assert folder.newest_checkpoint()[0] == paths[1]
-    assert f"{paths[2]} is damaged" in capsys.readouterr().out
-    (paths[1] / "state.json").write_text("{")
-    assert folder.newest_checkpoint() is None
+    first, second, third = [save(folder, step) for step in (9, 10, 100)]
+    assert folder.checkpoints() == [second, third] and not first.exists()
+    assert folder.newest_checkpoint()[0] == third and folder.newest_checkpoint()[1]["step"] == 100
+    (third / "weights.bin").write_bytes(b"w" * 99)
+    assert folder.newest_checkpoint()[0] == second and f"{third} is damaged" in capsys.readouterr().out
+    (second / "state.json").write_text("{")
     half = tmp_path / "checkpoints" / "unfinished-1"
     half.mkdir()
     assert folder.newest_checkpoint() is None
-    assert save(folder, 101) in folder.checkpoints() and not half.exists()
-    assert folder.newest_checkpoint()[1]["step"] == 101
-    assert save(folder, 101).exists()  # the same step again replaces it
-
-
-def test_a_second_save_after_the_same_step(tmp_path):
-    """As after a SIGTERM right behind a save: the later state is there, and nothing else."""
-    folder = Folder(tmp_path)
-    for value in (1, 2):
+    assert save(folder, 101) == folder.newest_checkpoint()[0] and not half.exists()
+    for value in (1, 2):  # as after a SIGTERM right behind a save: the later state is there, and nothing else
         folder.finish_checkpoint(folder.begin_checkpoint(), 3, {"step": 3, "value": value}, keep=1)
     assert folder.newest_checkpoint()[1]["value"] == 2
     assert [f.name for f in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_checkpoint_is_not_counted(tmp_path, keep):
-    """Of 60 and 90 the newer one is damaged: what is saved after 60 stays, and the damaged one goes."""
-    folder = Folder(tmp_path)
-    for step in (60, 90):
-        save(folder, step)
-    (tmp_path / "checkpoints/step-000090/weights.bin").write_bytes(b"")
-    for step, left in ((70, [60, 70]), (80, [70, 80])):
+@in_one_folder
+@given(keep=st.integers(1, 3), events=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))
+def test_a_damaged_checkpoint_is_not_counted(monkeypatch, tmp_path, keep, events):
+    """Saves at any steps, some damaged afterwards: after each save the `keep` newest whole ones up to it are left, and
+    nothing else; a run that passed over damaged or later ones has gone back."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+    folder, whole = Folder(tmp_path), []
+    for step, damaged in events:
         made = save(folder, step, keep)
+        whole = sorted({*(old for old in whole if old < step), step})[-keep:]
+        assert [int(path.name[5:]) for path in folder.checkpoints()] == whole
         assert folder.newest_checkpoint()[0] == made
-        assert [int(path.name[5:]) for path in folder.checkpoints()] == left[-keep:]
+        if damaged:
+            (made / "weights.bin").write_bytes(b"")
+            whole.remove(step)
+            found = folder.newest_checkpoint()
+            assert (found and int(found[0].name[5:])) == (whole[-1] if whole else None)
+
+
+@given(st.integers(), st.integers(0, 99), st.integers(-1, 99), st.integers(0, 2000))
+def test_progress_goes_through_a_state(seed, version, evaluated, drawn):
+    """Through JSON, at any place of the random stream: what is drawn next is the same."""
+    progress = Progress(random.Random(seed), step=version + 1, version=version, evaluated=evaluated)
+    for _ in range(drawn):
+        progress.rng.random()
+    again = Progress(random.Random())
+    again.load_state_dict(json.loads(json.dumps(progress.state_dict() | {"compute": {"tokens": 7}})))
+    assert again.state_dict() == progress.state_dict() and again.rng.gauss() == progress.rng.gauss()
+    assert (again.compute, again.taken, again.bad_steps) == ({"tokens": 7}, [], 0)
 
 
 def test_links_go_and_what_they_point_to_stays(tmp_path):
@@ -210,7 +227,7 @@ def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == list(range(1, 10))
     for log in ("eval.jsonl", "eval_counts.jsonl"):
         assert [r["step"] for r in Folder(tmp_path / "run").read(log)] == [0, 3, 6, 7, 9]
-    assert Folder(tmp_path / "run").model()["step"] == 9
+    assert json.loads((tmp_path / "run" / "model" / "run.json").read_text())["step"] == 9
     assert not [f.name for f in (tmp_path / "run").iterdir() if f.name.startswith("model.")]
 
 
@@ -316,22 +333,13 @@ def test_a_run_folder_of_version_0_12_resumes(run, program, tmp_path, model):
 # ------------------------------------------------------------------------------------ checkpoints that do not serve
 
 
-def test_no_whole_checkpoint_is_one_sentence(run):
-    """--resume of a folder without a checkpoint names the flag and the fix."""
-    run("run", killed_after=1)
-    with pytest.raises(UsageError, match=r"--resume .*no complete checkpoint.*--overwrite"):
-        run("run", "--resume")
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("step", None), ("step", 1.0), ("version", "1"), ("evaluated", -2), ("random", [3, [], None]), ("random", 5), ("history", []),
-        ("history counts", [["a", 1]]), ("history counts", [[1, 1, 1]]), ("history retired", None), ("prompts epoch", -1),
-        ("prompts position", True), ("prompts first", [0]), ("prompts sources", 3), ("compute tokens", "1"),
-        ("compute hours", float("nan")), ("logs", {"eval.jsonl": -1}), ("logs eval.jsonl", 1e3), ("logs", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "value"), [
+    ("step", None), ("step", 1.0), ("version", "1"), ("evaluated", -2), ("random", [3, [], None]), ("random", 5),
+    ("history", []), ("history counts", [["a", 1]]), ("history counts", [[1, 1, 1]]), ("history retired", None),
+    ("prompts epoch", -1), ("prompts position", True), ("prompts first", [0]), ("prompts sources", 3),
+    ("compute tokens", "1"), ("compute hours", float("nan")), ("logs", {"eval.jsonl": -1}), ("logs eval.jsonl", 1e3),
+    ("logs", None),
+])  # fmt: skip
 def test_a_damaged_state_is_refused(whole, path, value):
     """Each value that a resumed run reads, of another type, out of its range, or missing."""
     folder = Folder(whole[0])
@@ -339,13 +347,38 @@ def test_a_damaged_state_is_refused(whole, path, value):
     checkpoints.check(folder, checkpoint, state)  # is accepted
     *places, name = path.split()
     place = state[places[0]] if places else state
-    place[name] = value
-    with pytest.raises(checkpoints.CheckpointError, match=rf"^{checkpoint}/state\.json is damaged"):
-        checkpoints.check(folder, checkpoint, state)
-    del place[name]
-    if name not in ("sources", "hours", "tokens"):
-        with pytest.raises(checkpoints.CheckpointError, match=r"state\.json is damaged"):
+    had = place.pop(name)
+    for missing in (True, False) if name not in ("sources", "hours", "tokens") else (False,):
+        place |= {} if missing else {name: value}
+        with pytest.raises(checkpoints.CheckpointError, match=rf"^{checkpoint}/state\.json is damaged"):
             checkpoints.check(folder, checkpoint, state)
+    place[name] = had
+    checkpoints.check(folder, checkpoint, state)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@in_one_folder
+@given(data=st.data())
+def test_any_junk_in_a_state_is_refused_or_loads(whole, data):
+    """In any place of state.json: what passes the check is what a resumed run can load."""
+    folder = Folder(whole[0])
+    checkpoint, state = folder.newest_checkpoint()
+    place, keys = state, ["step", "version", "evaluated", "random", "history", "prompts", "compute", "logs"]
+    name = data.draw(st.sampled_from(keys))
+    if isinstance(state[name], dict) and data.draw(st.booleans()):
+        place, name = state[name], data.draw(st.sampled_from([*state[name], "x"]))
+    place[name] = data.draw(JUNK)
+    with contextlib.suppress(checkpoints.CheckpointError):
+        checkpoints.check(folder, checkpoint, json.loads(json.dumps(state)))
+        Progress(random.Random()).load_state_dict(state)
+        with contextlib.suppress(ValueError):  # of another threshold or other keys
+            PassRateHistory(0.6).load_state_dict(state["history"])
 
 
 @pytest.mark.long
@@ -353,45 +386,79 @@ def test_a_damaged_folder_is_refused_and_stays_as_it_is(run, program, tmp_path):
     """A log that is no JSON before the checkpoint, or a link; after it, anything may stand. No file changes, and none of
     another folder."""
     run("run", killed_after=3)
-    other, logs = tmp_path / "other", {name: tmp_path / "run" / name for name in LOGS}
-    before = {name: file.read_bytes() for name, file in logs.items()}
+    folder, other = Folder(tmp_path / "run"), tmp_path / "other"
+    checkpoint, state = folder.newest_checkpoint()
     for name in LOGS:
-        later = b'{"step": 3}\n' * (len(before[name]) // 12)
-        for content in (b"\xff" + before[name][1:], b"null\n" + before[name], b"\0" * len(before[name]), later):
-            logs[name].write_bytes(content)
-            code, _, err = program("--resume")
-            assert code == 2 and re.fullmatch(
-                rf"train.py: --resume: {logs[name]} is damaged from line \d+ on; .*\.\n", err
-            )
-            assert logs[name].read_bytes() == content
-        other.write_bytes(before[name])
-        logs[name].unlink()
-        logs[name].symlink_to(other)
+        log, before = folder.path / name, (folder.path / name).read_bytes()
+        later = b'{"step": 3}\n' * (len(before) // 12)
+        for content in (b"\xff" + before[1:], b"null\n" + before, b"\0" * len(before), later):
+            log.write_bytes(content)
+            with pytest.raises(checkpoints.CheckpointError, match=rf"^{log} is damaged from line \d+ on; "):
+                checkpoints.check(folder, checkpoint, state)
         code, _, err = program("--resume")
-        assert code == 2 and re.fullmatch(rf"train.py: --resume {tmp_path}/run: {name} there is a link, .*\.\n", err)
-        assert other.read_bytes() == before[name]
-        logs[name].unlink()
-        logs[name].write_bytes(before[name] + b"\0\xff")
+        assert code == 2 and err.startswith(f"train.py: --resume: {log} is damaged from line ") and err.endswith(".\n")
+        assert log.read_bytes() == content
+        other.write_bytes(before)
+        log.unlink()
+        log.symlink_to(other)
+        code, _, err = program("--resume")
+        assert code == 2 and re.fullmatch(rf"train.py: --resume {folder.path}: {name} there is a link, .*\.\n", err)
+        assert other.read_bytes() == before
+        log.unlink()
+        log.write_bytes(before + b"\0\xff")
     assert program("--resume")[0] == 0
 
 
-def test_checkpoint_of_other_shapes(run, tmp_path):
-    """A model of another width does not load: one sentence that names the checkpoint, not a traceback."""
-    run("run", killed_after=3)
-    other = small_model(tmp_path / "other", hidden_size=64)
-    with pytest.raises(UsageError, match="does not fit this model"):
-        run("run", "--resume", "--model", other)
+class Evil:
+    """Unpickled without care, it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def pickled(value, dump) -> bytes:
+    file = io.BytesIO()
+    dump({"state": value}, file)
+    return file.getvalue()
+
+
+def replace(checkpoint, name, content):
+    """Another file in a checkpoint, with the size that state.json then says."""
+    (checkpoint / name).write_bytes(content)
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["files"][name] = len(content)
+    (checkpoint / "state.json").write_text(json.dumps(state))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["optimizer.bin", "model.safetensors"])
-def test_a_checkpoint_of_zeros(run, program, tmp_path, name):
-    """Right size, no content: one sentence with the checkpoint's name, exit code 2."""
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_that_does_not_serve_is_one_sentence(run, program, tmp_path):
+    """Zeros of the right size, a model of another width, and files that would run code when they are unpickled, which does
+    not run (without the weights-only loader it does: the test's own check); at last no checkpoint at all."""
     run("run", killed_after=3)
     checkpoint, _ = Folder(tmp_path / "run").newest_checkpoint()
-    (checkpoint / name).write_bytes(bytes((checkpoint / name).stat().st_size))
+    mark, other = tmp_path / "mark", small_model(tmp_path / "other", hidden_size=64)
+    evil = {"optimizer.bin": pickled(Evil(mark), torch.save), "random_states_0.pkl": pickled(Evil(mark), pickle.dump)}
+    zeros = {name: bytes((checkpoint / name).stat().st_size) for name in ("optimizer.bin", "model.safetensors")}
+    for name, content in [("state.json", b""), *zeros.items(), *evil.items()]:
+        had, state = (checkpoint / name).read_bytes(), (checkpoint / "state.json").read_bytes()
+        if content:
+            replace(checkpoint, name, content)
+        code, _, err = program("--resume", *([] if content else ["--model", other]))
+        said = rf"train.py: --resume: {checkpoint} does not fit this model \(.*\)\.\n"
+        assert code == 2 and re.fullmatch(said, err) and not mark.exists(), name
+        (checkpoint / name).write_bytes(had)
+        (checkpoint / "state.json").write_bytes(state)
+    pickle.loads(evil["random_states_0.pkl"])
+    mark.unlink()  # was there
+    torch.load(io.BytesIO(evil["optimizer.bin"]), weights_only=False)
+    assert mark.exists()
+    (checkpoint / "state.json").unlink()
     code, _, err = program("--resume")
-    assert code == 2 and re.fullmatch(rf"train.py: --resume: {checkpoint} does not fit this model \(.*\)\.\n", err)
+    assert code == 2 and "no complete checkpoint is there; start anew with --output_dir and --overwrite true." in err
 
 
 # ----------------------------------------------------------------------------------------------------- full disks
@@ -493,43 +560,6 @@ def test_read_only_folder(program, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- no foreign code
-
-
-class Evil:
-    """Unpickled without care, it writes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
-
-
-def replace(checkpoint, name, content):
-    """Another file in a checkpoint, with the size that state.json then says."""
-    (checkpoint / name).write_bytes(content)
-    state = json.loads((checkpoint / "state.json").read_text())
-    state["files"][name] = len(content)
-    (checkpoint / "state.json").write_text(json.dumps(state))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "form"), [("optimizer.bin", "torch"), ("random_states_0.pkl", "pickle")])
-@pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_runs_no_code(run, program, tmp_path, name, form):
-    """A file that would run code when unpickled, in a checkpoint from elsewhere: the code does not run. (Without the
-    weights-only loader it does: the test's own check.)"""
-    run("run", killed_after=3)
-    mark, file = tmp_path / "mark", io.BytesIO()
-    save = pickle.dump if form == "pickle" else torch.save
-    save({"state": Evil(mark)}, file)
-    replace(Folder(tmp_path / "run").newest_checkpoint()[0], name, file.getvalue())
-    code, _, err = program("--resume")
-    assert not mark.exists()
-    assert code == 2 and re.fullmatch(r"train.py: --resume: .*step-000002 does not fit this model \(.*\)\.\n", err)
-    file.seek(0)
-    pickle.load(file) if form == "pickle" else torch.load(file, weights_only=False)
-    assert mark.exists()
 
 
 @pytest.fixture(scope="module")
