@@ -30,11 +30,13 @@ def channel(monkeypatch):
 
 
 @pytest.fixture
-def dead():
-    """Number of a process that has ended."""
+def stale(channel):
+    """The name of a folder of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
-    return process.pid
+    yield channel.folder.with_name(f"{weights.PREFIX}{process.pid}-x")
+    for folder in channel.folder.parent.glob(f"{weights.PREFIX}*"):
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------- the weight file
@@ -86,60 +88,43 @@ def test_other_ranks_help_to_gather_and_write_nothing(monkeypatch):
     assert not channel.folder.exists()
 
 
-def test_files_of_dead_processes_are_removed(channel, dead):
-    """A dead process's folder goes; those of living processes, this one among them, and other names stay."""
-    base = channel.folder.parent
-    names = (f"{dead}-x", f"{os.getppid()}-x", "notes-x")
-    folders = {name: base / f"{weights.PREFIX}{name}" for name in names}
-    try:
-        for folder in folders.values():
-            folder.mkdir()
-            (folder / "weights.safetensors").write_bytes(b"old")
-        second = FileWeights()
-        assert [folder.exists() for folder in folders.values()] == [False, True, True]
-        assert channel.folder.exists() and second.folder != channel.folder
-        second.close()
-        second.close()  # twice is fine
-        assert not second.folder.exists() and channel.folder.exists()
-    finally:
-        for folder in folders.values():
-            if folder.exists():
-                (folder / "weights.safetensors").unlink()
-                folder.rmdir()
+def test_files_of_dead_processes_are_removed(channel, stale):
+    """A dead process's folder goes; those of living processes, this one among them, and other names stay, and so does a
+    link to itself, which cannot even be looked at."""
+    living, notes = (stale.with_name(f"{weights.PREFIX}{name}-x") for name in (os.getppid(), "notes"))
+    for folder in (stale, living, notes):
+        folder.mkdir()
+        (folder / "weights.safetensors").write_bytes(b"old")
+    second = FileWeights()
+    assert [folder.exists() for folder in (stale, living, notes)] == [False, True, True]
+    assert channel.folder.exists() and second.folder != channel.folder
+    second.close()
+    second.close()  # twice is fine
+    assert not second.folder.exists() and channel.folder.exists()
+    stale.symlink_to(stale)
+    weights.private_folder()
+    assert stale.is_symlink()
 
 
-def test_a_folder_in_use_in_another_container_stays(channel, dead):
+def test_a_folder_in_use_in_another_container_stays(channel, stale):
     """It shares /dev/shm but no pids: that in the folder's name is of no process here. It stays while it is locked, as
     every folder is whose process lives."""
-    other = channel.folder.with_name(f"{weights.PREFIX}{dead}-x")
-    other.mkdir()
-    holder = os.open(other, os.O_RDONLY)
+    stale.mkdir()
+    holder = os.open(stale, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
-    for exists in (True, False):
-        weights.private_folder().rmdir()
-        assert other.exists() == exists
-        if exists:
-            os.close(holder)
+    weights.private_folder()
+    assert stale.exists()
+    os.close(holder)
+    weights.private_folder()
+    assert not stale.exists()
     with pytest.raises(BlockingIOError):
         fcntl.flock(os.open(channel.folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_anothers_link_is_no_hindrance(channel, dead):
-    """A link to itself cannot even be looked at."""
-    link = channel.folder.with_name(f"{weights.PREFIX}{dead}-x")
-    link.symlink_to(link)
-    try:
-        weights.private_folder().rmdir()
-    finally:
-        link.unlink()
-
-
 @pytest.mark.parametrize("moment", ["looked at", "removed"])
-def test_another_process_may_remove_the_same_folder_first(channel, dead, monkeypatch, moment):
+def test_another_process_may_remove_the_same_folder_first(stale, monkeypatch, moment):
     """Ranks, or two runs, that start at once find the same folder of a dead process: none of them fails."""
-    stale = channel.folder.with_name(f"{weights.PREFIX}{dead}-x")
     stale.mkdir()
-    (stale / "weights.safetensors").write_bytes(b"old")
     exists, rmtree = Path.exists, shutil.rmtree
 
     def other_process(usual, path, **options):
@@ -152,8 +137,7 @@ def test_another_process_may_remove_the_same_folder_first(channel, dead, monkeyp
             patch.setattr(Path, "exists", lambda path: other_process(exists, path))
         else:
             patch.setattr(shutil, "rmtree", lambda path, **options: other_process(rmtree, path, **options))
-        folder = weights.private_folder()
-    folder.rmdir()
+        weights.private_folder()
     assert not stale.exists()
 
 
