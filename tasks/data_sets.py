@@ -155,7 +155,7 @@ class DatasetTask:
 
 def load_dataset_task(
     dataset: str, tokenizer: Any, options: PromptOptions = PromptOptions(), *, reward: str = "math",
-    reward_workers: int = 2, reward_timeout: float = 8.0, reward_errors: str = "raise", unsafe_code: bool = False,
+    reward_workers: int = 2, reward_timeout: float = 8.0, unsafe_code: bool = False,
     end_of_thinking: str | None = None, interruption_phrase: str | None = None, stop_tokens: str | None = None,
     judge: bool = True, eval_dataset: str = "",
 ) -> DatasetTask:  # fmt: skip
@@ -188,7 +188,7 @@ def load_dataset_task(
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
         pool = RewardPool(
-            rewards, workers=reward_workers, timeout=reward_timeout, errors=reward_errors,
+            rewards, workers=reward_workers, timeout=reward_timeout,
             end_of_thinking=endings.end_of_thinking, unsafe_code=unsafe_code,
         )  # fmt: skip
         undo.callback(pool.close)

@@ -13,8 +13,8 @@ replaced; the completion counts as wrong and is counted by what happened:
 THE REWARDS
     math, exact       see verifiers.py
     code              tests of the program in the completion, see code_answers.py; only with `unsafe_code`
-    module:function   your own `function(prompt, completion, answer)`, imported in the worker. It returns True or False,
-                      a number (above 0 is correct), a pair (reward, correct), or None for "cannot be parsed"
+    module:function   your own `function(prompt, completion, answer)`, imported in the worker. It returns the reward, a
+                      number (above 0 is correct), or a pair (reward, correct)
 
 SIMPLIFIED. The limits stop accidents, not an attacker: a worker has the user's rights. (A program that `code` runs has
 none: see sandbox.py.)
@@ -42,7 +42,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,10 +61,10 @@ class RewardError(RuntimeError):
 class Worker:
     """One worker process and the socket to it, which is never waited on without a deadline."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         self.socket, theirs = socket.socketpair()
         self.asked = 0  # the number of the last job, which its reply repeats; that of "ready" is 0
-        command = [sys.executable, judge_process.__file__, json.dumps(settings)]
+        command = [sys.executable, "-P", judge_process.__file__, json.dumps(settings)]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         # In a session of its own: Ctrl-C reaches only the run, and the process group is all that the worker started.
         with theirs:
@@ -72,9 +72,9 @@ class Worker:
                 command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment, start_new_session=True
             )
 
-    def exchange(self, job: Job | None, timeout: float) -> list[Any]:
-        """Sends one line, unless `job` is None, and returns the reply. Raises TimeoutError at the deadline, EOFError if
-        the worker is gone or does not reply to this job."""
+    def exchange(self, job: Job | None, timeout: float) -> tuple[Verdict, str]:
+        """Sends one line, unless `job` is None, and returns the verdict and a traceback. Raises TimeoutError at the
+        deadline, EOFError if the worker is gone or does not reply to this job."""
         deadline, reply = time.monotonic() + timeout, b""
         self.socket.settimeout(timeout)
         try:
@@ -90,12 +90,13 @@ class Worker:
                 if not part or len(reply) > MAX_REPLY_BYTES:
                     raise EOFError("the worker died, or its reply is too long")
                 reply += part
-            number, *verdict = json.loads(reply)
+            number, trace, *verdict = json.loads(reply)
+            found = Verdict(*verdict)
         except (BrokenPipeError, ConnectionResetError, ValueError, TypeError, RecursionError) as error:
             raise EOFError("the worker died, or its reply is none") from error
         if number != self.asked:
             raise EOFError("the worker replied to another job")
-        return verdict
+        return found, trace
 
     def kill(self) -> None:
         """Ends the process and what it started, and waits for it, so that no zombie stays."""
@@ -112,26 +113,23 @@ class Worker:
 class RewardPool:
     """Judges completions in `workers` processes; may be called from several threads at once.
 
-    Args:
-        rewards: names that jobs may use: `math`, `exact`, `code`, `module:function`.
-        workers: number of processes.
-        timeout: seconds for one completion; then its worker is killed and replaced, and the verdict is wrong.
-        memory_mb: limit of a worker's address space in MiB, 0 for none (a function that uses CUDA needs that).
-        errors: what an exception in a user's function does: `raise` stops the run with it; `zero` gives reward 0,
-            counts it, and shows the first traceback on stderr.
-        end_of_thinking: text after which `math`, `exact` and `code` read; empty if the model does not think apart.
-        unsafe_code: must be True for `code`, which runs programs that a model wrote.
-    Raises:
-        ValueError: an unknown option, or a function that cannot be imported (with its traceback), or `code` on a
-            machine that cannot confine programs.
+    `rewards` are the names that jobs may use. One completion may take `timeout` seconds. `end_of_thinking` is the text
+    after which `math`, `exact` and `code` read; empty if the model does not think apart. `unsafe_code` must be True for
+    `code`, which runs programs that a model wrote. `memory_mb` limits a worker's address space, 0 does not (a function
+    that uses CUDA needs that). Raises ValueError on an unknown option, on a function that cannot be imported (with its
+    traceback), and on `code` on a machine that cannot confine programs.
     """
 
     def __init__(
-        self, rewards: Sequence[str] = ("math",), *, workers: int = 2, timeout: float = 8.0, memory_mb: int = 2048,
-        errors: str = "raise", end_of_thinking: str = "", unsafe_code: bool = False,
-    ) -> None:  # fmt: skip
-        if errors not in ("raise", "zero"):
-            raise ValueError(f"`reward_errors` must be raise or zero, got {errors!r}")
+        self,
+        rewards: Sequence[str] = ("math",),
+        workers: int = 2,
+        timeout: float = 8.0,
+        end_of_thinking: str = "",
+        *,
+        unsafe_code: bool = False,
+        memory_mb: int = 2048,
+    ) -> None:
         if workers < 1 or timeout <= 0:
             raise ValueError(f"`reward_workers` and `reward_timeout` must be positive, got {workers} and {timeout}")
         for name in rewards:
@@ -144,13 +142,16 @@ class RewardPool:
                 Sandbox().close()  # a worker's would raise in the worker, with a traceback
             except RuntimeError as error:
                 raise ValueError(f"`reward` code cannot be used on this machine: {error}") from error
-        self.timeout, self.errors = timeout, errors
+        self.timeout = timeout
         self.counts: Counter[str] = Counter()  # verdicts by kind
+        names = list(dict.fromkeys(rewards))
         self._settings: dict[str, Any] = {
-            "rewards": list(dict.fromkeys(rewards)), "timeout": timeout, "memory_mb": memory_mb,
-            "end_of_thinking": end_of_thinking,
-        }  # fmt: skip
-        self._lock, self._closed, self._shown = threading.Lock(), False, False
+            "rewards": names,
+            "timeout": timeout,
+            "memory_mb": memory_mb,
+            "end": end_of_thinking,
+        }
+        self._lock, self._closed = threading.Lock(), False
         self._workers: list[Worker] = []
         # Workers that have nothing to do. None is one that was lost, to be started again when it is needed.
         self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
@@ -163,7 +164,7 @@ class RewardPool:
             undo.pop_all()  # all are ready
 
     def judge(self, jobs: Sequence[Job]) -> list[Verdict]:
-        """One verdict per job, in order. Raises RewardError if a user's function raised and `errors` is `raise`."""
+        """One verdict per job, in order. Raises RewardError if a user's function raised."""
         verdicts = list(self._threads.map(self._ask, jobs))
         with self._lock:
             self.counts.update(verdict.kind for verdict in verdicts)
@@ -203,48 +204,34 @@ class RewardPool:
     def _wait_ready(self, worker: Worker) -> None:
         names = ",".join(self._settings["rewards"])
         try:
-            kind, _, _, trace = worker.exchange(None, START_TIMEOUT)
+            ready, trace = worker.exchange(None, START_TIMEOUT)
         except (EOFError, TimeoutError) as error:
             limit = f"{START_TIMEOUT:.0f} s and {self._settings['memory_mb']} MiB"
             raise ValueError(f"`reward` {names}: a worker does not start in {limit}; it says why above") from error
-        if kind != "ready":
+        if ready.kind == "error":
             raise ValueError(f"`reward` {names} cannot be loaded:\n{trace}")
 
     def _ask(self, job: Job) -> Verdict:
-        worker, lost = self._idle.get(), True
+        worker, lost, trace = self._idle.get(), True, ""
         try:
             if worker is None:
                 worker = self._launch()
                 self._wait_ready(worker)
-            try:
-                kind, reward, correct, trace = worker.exchange(job, self.timeout)
-                lost = kind == "memory" and job.name != "code"  # the worker may be short of memory for good
-            except TimeoutError:
-                kind, reward, correct, trace = "timeout", -1.0, False, ""
-            except EOFError as error:
-                if self._closed:
-                    raise RuntimeError("the reward workers are closed") from error
-                kind, reward, correct, trace = "crash", -1.0, False, ""
+            verdict, trace = worker.exchange(job, self.timeout)
+            lost = verdict.kind == "memory" and job.name != "code"  # the worker may be short of memory for good
+        except TimeoutError:
+            verdict = Verdict(-1.0, False, "timeout")
+        except EOFError as error:
+            if self._closed:
+                raise RuntimeError("the reward workers are closed") from error
+            verdict = Verdict(-1.0, False, "crash")
         finally:
             if lost and worker is not None:
                 with self._lock:
                     self._workers.remove(worker)
                 worker.close()
             self._idle.put(None if lost else worker)
-        if kind == "error":
-            self._show(job.name, trace)
-        return Verdict(reward, correct, kind)
-
-    def _show(self, name: str, trace: str) -> None:
-        """A user's function raised: stop with its traceback, or show the first one and go on. A traceback may quote
-        what a model wrote, so nothing in it may steer a terminal."""
-        trace = "".join(c if c.isprintable() or c == "\n" else "?" for c in trace)
-        if self.errors == "raise":
-            raise RewardError(f"`reward` {name} raised (`reward_errors` zero goes on without it):\n{trace}")
-        with self._lock:
-            first, self._shown = not self._shown, True
-        if first:
-            print(
-                f"The reward {name} raised; such completions get reward 0 and are counted. The first:\n{trace}",
-                file=sys.stderr,
-            )
+        if verdict.kind == "error":  # the traceback may quote what a model wrote, and that may not steer a terminal
+            trace = "".join(c if c.isprintable() or c == "\n" else "?" for c in trace)
+            raise RewardError(f"`reward` {job.name} raised:\n{trace}")
+        return verdict

@@ -150,7 +150,7 @@ def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_p
     task = load(path, reward="judge_rows:judge", prompt_template="<<{prompt}>>")
     for problem in task.train:
         ids = tokenizer.encode(f"no</think>{problem.answer['say']}<|end|>", add_special_tokens=False)
-        assert task.score(problem, [ids, ids[:-2]]) == [(1.0, True), (-1.0, False)]
+        assert task.score(problem, [ids, ids[:-2]]) == [(1.0, True), (0.0, False)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,6 @@ def test_data_sets_without_weights_are_drawn_by_their_sizes(tmp_path, load):
         ({"held_out": 12}, "(?s)12 usable prompts.*`held_out` 12"),
         ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
         ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
-        ({"reward_errors": "ignore"}, "`reward_errors` must be raise or zero"),
     ],
 )
 def test_bad_options_are_refused_by_name_and_leave_no_process(tmp_path, monkeypatch, load, change, words):

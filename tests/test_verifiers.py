@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks import verifiers
-from tasks.judge_process import judge_one
-from tasks.judges import Job, RewardPool, Verdict
+from tasks.judges import Job, RewardPool
 from tasks.verifiers import after_thinking, exact_kind, last_box, math_kind, plain
 
 pytestmark = pytest.mark.long
@@ -316,17 +315,15 @@ def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
         return real(*arguments, **options)
 
     monkeypatch.setattr(math_verify, broken, fails)
-    job = Job("math", "", r"\boxed{x+7}", "x+8")
-    assert judge_one(job, {}, "", 2) == Verdict(-1.0, False, "verifier_error")
+    assert math_kind(r"\boxed{x+7}", "x+8") == "verifier_error"
     if broken == "parse":
-        assert judge_one(job._replace(answer="x+7", completion="y+1"), {}, "", 2).kind == "bad_answer"
-        assert judge_one(job._replace(answer="x+7", completion=None), {}, "", 2).kind == "bad_answer"
+        assert math_kind("y+1", "x+7") == math_kind(None, "x+7") == "bad_answer"
     verifiers.parse_math.cache_clear()
     error[0] = TimeoutException()
-    assert judge_one(job, {}, "", 2).kind == "timeout"
+    assert math_kind(r"\boxed{x+7}", "x+8") == "timeout"
     monkeypatch.undo()
     verifiers.parse_math.cache_clear()
-    assert judge_one(job, {}, "", 2).kind == "wrong"
+    assert math_kind(r"\boxed{x+7}", "x+8") == "wrong"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
