@@ -241,18 +241,15 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
     except UNREADABLE as error:
         raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason_of(error)}).") from error
     options = data_sets.PromptOptions(
-        prompt_column=flags.prompt_column or None, answer_column=flags.answer_column or None,
-        prompt_template=flags.prompt_template, apply_chat_template=flags.apply_chat_template,
-        thinking={"auto": None, "true": True, "false": False}[flags.thinking], held_out=flags.held_out,
-        max_prompt_tokens=flags.max_prompt_tokens,
+        flags.prompt_column, flags.answer_column, flags.prompt_template, flags.apply_chat_template,
+        {"auto": None, "true": True, "false": False}[flags.thinking], flags.end_of_thinking, flags.interruption_phrase,
+        flags.stop_tokens, flags.held_out, flags.max_prompt_tokens,
     )  # fmt: skip
     try:
         return data_sets.load_dataset_task(
             flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
-            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout,
-            end_of_thinking=flags.end_of_thinking or None, interruption_phrase=flags.interruption_phrase or None,
-            stop_tokens=flags.stop_tokens or None, judge=judge, unsafe_code=flags.unsafe_code,
-            eval_dataset=flags.eval_dataset,
+            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, unsafe_code=flags.unsafe_code,
+            eval_dataset=flags.eval_dataset, judge=judge,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error

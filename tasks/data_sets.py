@@ -10,6 +10,11 @@ out for its length or its answer, and what one data set holds out no other train
 sets, duplicate, template, limit, reward or tokenizer can carry a held-out problem into training, nor from one run on
 the same data sets into the next.
 
+EVALUATION SETS are data sets that a run only evaluates, as the paper watches AIME-24 while it trains on Polaris. The
+held-out prompts say how far a recipe gets on what it trains on (in distribution), which the paper fits (arXiv
+2510.13786); an evaluation set says what that is worth elsewhere (downstream). It is kept whole: where training has one
+of its prompts, it is the training that goes without.
+
 SIMPLIFIED. All rows are held in memory. Near-duplicates (other words, the same numbers) are not looked for.
 
     task = load_dataset_task("openai/gsm8k:main", tokenizer)
@@ -22,32 +27,36 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.eval_sets import add_eval_sets, parse_eval_sets
 from tasks.judges import Job, RewardPool
 from tasks.prompts import Problem
-from tasks.rows import DataSet, parse_data_sets, usable_rows
+from tasks.rows import DataSet, parse_data_sets, parse_eval_sets, read_rows
 from tasks.tokens import Endings, encode_prompts, find_endings
 
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """How rows become prompts. A column None looks for the usual names (rows.py).
+    """How rows become prompts. Without a name of a column the usual ones are looked for (rows.py).
 
     `prompt_template` is put around the prompt's text and holds `{prompt}`; `apply_chat_template` uses the tokenizer's
-    chat template if it has one. `thinking` False: the model answers at once; True: it thinks; None: it does if the
-    tokenizer knows an end of thinking. Prompts longer than `max_prompt_tokens` are left out; `held_out` prompts of each
-    data set are kept for evaluation, or fewer where some of these are left out.
+    chat template if it has one. `thinking` False: the model answers at once, and the whole completion is judged; True:
+    it thinks, and what follows is judged; None: it does if the tokenizer knows an end of thinking. `end_of_thinking`,
+    `interruption_phrase` and `stop_tokens` are found from the tokenizer where they are empty. Prompts longer than
+    `max_prompt_tokens` are left out; `held_out` prompts of each data set are kept for evaluation, or fewer where some
+    of these are left out.
     """
 
-    prompt_column: str | None = None
-    answer_column: str | None = None
+    prompt_column: str = ""
+    answer_column: str = ""
     prompt_template: str = "{prompt}"
     apply_chat_template: bool = True
     thinking: bool | None = None
+    end_of_thinking: str = ""
+    interruption_phrase: str = ""
+    stop_tokens: str = ""
     held_out: int = 1000
     max_prompt_tokens: int | None = None
 
@@ -56,54 +65,56 @@ class DatasetTask:
     """Problems of data sets, judged in worker processes. Made by `load_dataset_task`; `close` ends the workers.
 
     Has what every task has (prompts.py), and `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).
+    `rewards` names the reward of each data set, those that are only evaluated (`eval_sources`) too. Problems come by
+    `add` and `add_eval_sets`.
     """
 
     def __init__(
-        self, tokenizer: Any, endings: Endings, pool: RewardPool, rewards: dict[str, str], eval_sources: Sequence[str]
+        self,
+        tokenizer: Any,
+        options: PromptOptions,
+        endings: Endings,
+        pool: RewardPool,
+        rewards: Mapping[str, str],
+        eval_sources: Sequence[str] = (),
     ) -> None:
-        """`rewards` names the reward of each data set, those that are only evaluated (`eval_sources`) too. Problems
-        come by `add` and `add_eval_sets`."""
         self.train: list[Problem] = []
         self.held_out: list[Problem] = []
         self.skipped: Counter[str] = Counter()
         self.sources, self.weights = [name for name in rewards if name not in eval_sources], dict[str, float]()
         self.eval_sources, self.ceiling = list(eval_sources), None
-        self.tokenizer, self.stop_ids = tokenizer, endings.stop_ids
+        self.tokenizer, self.options, self.stop_ids = tokenizer, options, endings.stop_ids
         self.end_of_thinking_ids, self.phrase_ids = endings.end_of_thinking_ids, endings.phrase_ids
         self.thinking_end = endings.thinking_end
         self._pool, self._rewards, self._prompts = pool, rewards, dict[tuple[str, str], str]()
         self._split: set[str] = set()  # keys of all prompts that a data set holds out, usable or not
 
-    def read(
-        self, name: str, data: DataSet, options: PromptOptions, prompts: set[str] | None = None
-    ) -> dict[str, Problem]:
-        """{key: problem} of one data set, under the source `name`. Left out and counted in `skipped` are rows whose
-        answer no verifier can read and prompts that are too long; `prompts` gets their keys too. Raises ValueError."""
-        reward = self._rewards[name]
-        rows = usable_rows(data, options.prompt_column, options.answer_column, reward, self.skipped, prompts)
+    def read(self, name: str, data: DataSet) -> tuple[dict[str, Problem], set[str]]:
+        """({key: problem}, the keys of all prompts) of one data set, under the source `name`. Left out and counted in
+        `skipped` are rows whose answer no verifier can read and prompts that are too long. Raises ValueError."""
+        options, reward = self.options, self._rewards[name]
+        rows, prompts, skipped = read_rows(data, options.prompt_column, options.answer_column, reward)
         readable = self._pool.answers_readable(reward, [row.answer for row in rows.values()])
-        encoded = encode_prompts(
-            self.tokenizer, [row.messages for row in rows.values()], options.prompt_template,
-            options.apply_chat_template, options.thinking,
-        )  # fmt: skip
+        messages, apply = [row.messages for row in rows.values()], options.apply_chat_template
+        encoded = encode_prompts(self.tokenizer, messages, options.prompt_template, apply, options.thinking)
         found: dict[str, Problem] = {}
         for (key, row), good, ids in zip(rows.items(), readable, encoded, strict=True):
             if not good:
-                self.skipped["unreadable_answer"] += 1
+                skipped["unreadable_answer"] += 1
             elif options.max_prompt_tokens is not None and len(ids) > options.max_prompt_tokens:
-                self.skipped["prompt_too_long"] += 1
+                skipped["prompt_too_long"] += 1
             else:
                 found[key] = Problem(key, tuple(ids), row.answer, name)
                 self._prompts[name, key] = row.text
-        return found
+        self.skipped += skipped
+        return found, prompts
 
-    def add(self, data: DataSet, options: PromptOptions) -> None:
+    def add(self, data: DataSet) -> None:
         """Reads and splits one data set. A prompt of several stays with the first that holds it out, or else with the
         first that has it, and is counted for the others. Raises ValueError."""
-        prompts: set[str] = set()
-        found = self.read(data.name, data, options, prompts)
+        found, prompts = self.read(data.name, data)
         before = len(self.train) + len(self.held_out) + len(found)
-        own = set(sorted(prompts)[: options.held_out])
+        own = set(sorted(prompts)[: self.options.held_out])
         self._split |= own
         self.train = [problem for problem in self.train if problem.key not in own]
         trained, held = ({problem.key for problem in some} for some in (self.train, self.held_out))
@@ -111,14 +122,37 @@ class DatasetTask:
         self.train += [found[key] for key in sorted(found.keys() - self._split - trained)]
         self.skipped += Counter(duplicate_prompt=before - len(self.train) - len(self.held_out))
 
-    def check_split(self, source: str, held_out: int) -> None:
+    def check_split(self, source: str) -> None:
         """Raises ValueError if a data set has nothing left to train on or to evaluate, now that all are there."""
         train, held = (sum(problem.source == source for problem in some) for some in (self.train, self.held_out))
-        if not train or (held_out and not held):
+        if not train or (self.options.held_out and not held):
             raise ValueError(
                 f"`dataset` {source} has {train + held} usable prompts (skipped: {dict(self.skipped)}), and `held_out` "
-                f"{held_out} leaves {train} to train on and {held} to evaluate; change it or add rows"
+                f"{self.options.held_out} leaves {train} to train on and {held} to evaluate; change it or add rows"
             )
+
+    def add_eval_sets(self, named: Mapping[str, DataSet]) -> None:
+        """Reads each set into `held_out`, whole, and takes its prompts out of `train`, which
+        `skipped["in_eval_dataset"]` counts. The split of the training data does not change. Raises ValueError if
+        nothing is left to evaluate or to train on."""
+        evaluated = set[str]()
+        for name, data in named.items():
+            try:
+                found, _ = self.read(name, data)
+            except ValueError as error:
+                raise ValueError(str(error).replace("`dataset`", "`eval_dataset`")) from error
+            if not found:
+                raise ValueError(f"`eval_dataset` {name} has no usable prompt (skipped: {dict(self.skipped)})")
+            self.held_out += [found[key] for key in sorted(found)]
+            evaluated |= found.keys()
+        kept = [problem for problem in self.train if problem.key not in evaluated]
+        for source in self.sources:
+            if not any(problem.source == source for problem in kept):
+                raise ValueError(
+                    f"`eval_dataset` has every prompt that `dataset` {source} would train on; take another"
+                )
+        self.skipped += Counter(in_eval_dataset=len(self.train) - len(kept))
+        self.train = kept
 
     @property
     def counts(self) -> Counter[str]:
@@ -153,51 +187,57 @@ class DatasetTask:
         self._pool.close()
 
 
-def load_dataset_task(
-    dataset: str, tokenizer: Any, options: PromptOptions = PromptOptions(), *, reward: str = "math",
-    reward_workers: int = 2, reward_timeout: float = 8.0, unsafe_code: bool = False,
-    end_of_thinking: str | None = None, interruption_phrase: str | None = None, stop_tokens: str | None = None,
-    judge: bool = True, eval_dataset: str = "",
-) -> DatasetTask:  # fmt: skip
-    """A task of one data set or several, named as `rows.parse_data_sets` reads them, and of sets that are only
-    evaluated, as `eval_sets.parse_eval_sets` does.
+def rewards_of(reward: str, named: Sequence[DataSet], evaluated: Mapping[str, DataSet]) -> dict[str, str]:
+    """{source: its reward} of all data sets, those that are only evaluated last. `reward` is one name for all that name
+    none, or one for each, separated by commas. Raises ValueError."""
+    sets = [(data.name, data) for data in named] + list(evaluated.items())
+    if twice := evaluated.keys() & {data.name for data in named}:
+        raise ValueError(f"`eval_dataset` {min(twice)}: a name is that of a data set to train on; give another")
+    rewards = [name.strip() for name in reward.split(",")]
+    if len(rewards) > 1 and any(data.reward for _, data in sets):
+        raise ValueError(f"`dataset` or `eval_dataset` names rewards, too; leave out `reward` {reward}")
+    if len(rewards) not in (1, len(sets)):
+        raise ValueError(f"`reward` must be one name or one for each of the {len(sets)} data sets, got {reward!r}")
+    rewards = rewards * len(sets) if len(rewards) == 1 else rewards
+    return {source: data.reward or name for (source, data), name in zip(sets, rewards, strict=True)}
 
-    `reward` is one name for all that name none there, or one for each, those of the evaluation sets last, separated by
-    commas (see judges.py, also for `unsafe_code`). `end_of_thinking`, `interruption_phrase` and `stop_tokens` are found
-    from the tokenizer where they are None. With `options.thinking` False the whole completion is judged, otherwise what
-    follows the end of thinking. `judge` False ends the worker processes once the rows are checked, for a process that
-    never scores. Raises ValueError naming the option to change, in backticks.
+
+def load_dataset_task(
+    dataset: str,
+    tokenizer: Any,
+    options: PromptOptions = PromptOptions(),
+    *,
+    reward: str = "math",
+    reward_workers: int = 2,
+    reward_timeout: float = 8.0,
+    unsafe_code: bool = False,
+    eval_dataset: str = "",
+    judge: bool = True,
+) -> DatasetTask:
+    """A task of one data set or several, named as `rows.parse_data_sets` reads them, and of sets that are only
+    evaluated, as `rows.parse_eval_sets` does.
+
+    `reward` is one name or several, see `rewards_of` and judges.py (also for `unsafe_code`). `judge` False ends the
+    worker processes once the rows are checked, for a process that never scores. Raises ValueError naming the option to
+    change, in backticks.
     """
     named, evaluated = parse_data_sets(dataset), parse_eval_sets(eval_dataset)
-    every, sources = [*named, *evaluated.values()], [*(data.name for data in named), *evaluated]
-    if len(set(sources)) < len(sources):
-        raise ValueError(f"`eval_dataset` {eval_dataset}: a name is that of a data set to train on; give another")
-    rewards = [name.strip() for name in reward.split(",")]
-    rewards = rewards * len(every) if len(rewards) == 1 else rewards
-    if len(rewards) != len(every):
-        raise ValueError(f"`reward` must be one name or one for each of the {len(every)} data sets, got {reward!r}")
-    for option, text, some in (("dataset", dataset, named), ("eval_dataset", eval_dataset, evaluated.values())):
-        if "," in reward and any(data.reward for data in some):
-            raise ValueError(f"`{option}` {text} names rewards, too; leave out `reward` {reward}")
-    rewards = [data.reward or name for data, name in zip(every, rewards, strict=True)]
+    rewards = rewards_of(reward, named, evaluated)
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
-    endings = find_endings(
-        tokenizer, thinking=options.thinking, end_of_thinking=end_of_thinking,
-        interruption_phrase=interruption_phrase, stop_tokens=stop_tokens,
-    )  # fmt: skip
+    phrase, stops = options.interruption_phrase, options.stop_tokens
+    endings = find_endings(tokenizer, options.thinking, options.end_of_thinking, phrase, stops)
+    pool = RewardPool(
+        list(rewards.values()), reward_workers, reward_timeout, endings.end_of_thinking, unsafe_code=unsafe_code
+    )
     with contextlib.ExitStack() as undo:
-        pool = RewardPool(
-            rewards, workers=reward_workers, timeout=reward_timeout,
-            end_of_thinking=endings.end_of_thinking, unsafe_code=unsafe_code,
-        )  # fmt: skip
         undo.callback(pool.close)
-        task = DatasetTask(tokenizer, endings, pool, dict(zip(sources, rewards, strict=True)), list(evaluated))
+        task = DatasetTask(tokenizer, options, endings, pool, rewards, list(evaluated))
         for data in named:
-            task.add(data, options)
+            task.add(data)
         for data in named:
-            task.check_split(data.name, options.held_out)
-        add_eval_sets(task, evaluated, options)
+            task.check_split(data.name)
+        task.add_eval_sets(evaluated)
         if len(named) > 1:  # a single data set has all the places, whatever its weight
             task.weights = {data.name: data.weight for data in named if data.weight is not None}
         if judge:

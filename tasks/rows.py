@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -69,20 +70,90 @@ def parse_data_sets(text: str) -> list[DataSet]:
     return found
 
 
-def read_rows(data: DataSet, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a data set. Lines of a .jsonl file that are no JSON object are counted in `skipped`.
+def parse_eval_sets(text: str) -> dict[str, DataSet]:
+    """{name: data set} of `NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...`, in the order given; the names are ours.
 
-    Raises ValueError if there is no such file, kind of file or data set. A .jsonl file is not read by `datasets`, which
-    refuses all of a file that has one bad line and makes a column of one type.
+        "aime24=aime24.jsonl,math=HuggingFaceH4/MATH-500::test"
+
+    Raises ValueError on a part without a name of letters, digits, dots and dashes, and on a name given twice.
     """
+    found: dict[str, DataSet] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, data = map(str.strip, part.partition("="))
+        if not re.fullmatch(r"[\w.-]+", name) or not data or "=" in data:
+            raise ValueError(f"`eval_dataset` must be NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... got {part!r}")
+        if name in found:
+            raise ValueError(f"`eval_dataset` has the name {name} twice; give each set its own")
+        [found[name]] = parse_data_sets(data)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+class Row(NamedTuple):
+    """What is kept of a data set's row. `text` is the prompt as it is in the row."""
+
+    text: str
+    messages: list[dict[str, str]]
+    answer: Any
+
+
+class Rows(NamedTuple):
+    """The usable rows of a data set by their keys, the keys of all its prompts, and what is left out, by kind."""
+
+    usable: dict[str, Row]
+    prompts: set[str]
+    skipped: Counter[str]
+
+
+def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str) -> Rows:
+    """Reads a data set. Of equal prompts the first stays. Raises ValueError.
+
+    Without a name of a column it looks through PROMPT_COLUMNS or ANSWER_COLUMNS (for the reward `code` TEST_COLUMNS). A
+    user's reward function gets the answer as it is in the row. The key is the hash of the prompt's text with its white
+    space made equal. A conversation that ends with the assistant's turn is no prompt: it holds an answer.
+    """
+    rows, skipped = read_objects(data)
+    answers = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
+    prompt_column = find_column(rows, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
+    answer_column = find_column(rows, answer_column, answers, data.name, "answer_column")
+    usable, prompts = dict[str, Row](), set[str]()
+    for row in rows:
+        messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)
+        if messages is None:
+            skipped["prompt_is_no_text"] += 1
+            continue
+        text = "\n\n".join(message["content"] for message in messages)
+        if not text.strip() or messages[-1]["role"] == "assistant":
+            skipped["ends_with_assistant" if text.strip() else "empty_prompt"] += 1
+            continue
+        key = stable_key(" ".join(text.split()))
+        prompts.add(key)
+        answer = given
+        if reward in VERIFIERS:
+            answer = tests_of(row, given) if reward == "code" else final_answer(given)
+        if answer is None:
+            skipped["no_answer" if given is None else "answer_is_no_text"] += 1
+        elif answer == "":
+            skipped["empty_answer"] += 1
+        elif key in usable:
+            skipped["duplicate_prompt"] += 1
+        else:
+            usable[key] = Row(text, messages, answer)
+    return Rows(usable, prompts, skipped)
+
+
+def read_objects(data: DataSet) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """A data set's rows as they are, and by kind how many lines of a .jsonl file are none. Raises ValueError if there
+    is no such file, kind of file or data set."""
     path = Path(data.name)
     if path.suffix in FILE_KINDS and not path.is_file():
         raise ValueError(f"`dataset` {data.name}: there is no such file")
     if path.is_file() and path.suffix not in FILE_KINDS:
         raise ValueError(f"`dataset` {data.name}: a file's name must end with {' or '.join(FILE_KINDS)}")
     if path.suffix == ".jsonl":
-        yield from read_json_lines(path, skipped)
-        return
+        return read_json_lines(path)
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -90,9 +161,8 @@ def read_rows(data: DataSet, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
         if path.is_file():
             import pyarrow.parquet
 
-            yield from pyarrow.parquet.read_table(path).to_pylist()
-        else:
-            yield from load_dataset(data.name, data.config, split=data.split or "train")
+            return pyarrow.parquet.read_table(path).to_pylist(), Counter()
+        return list(load_dataset(data.name, data.config, split=data.split or "train")), Counter()
     except (DatasetsError, OSError, ValueError) as error:
         raise ValueError(
             f"`dataset` {data.name} cannot be loaded ({type(error).__name__}: {error}); give a .jsonl or "
@@ -100,19 +170,21 @@ def read_rows(data: DataSet, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def read_json_lines(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file; other lines that are not empty are counted in `skipped`."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in filter(str.strip, file):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                skipped["not_json"] += 1
-                continue
-            if isinstance(row, dict):
-                yield row
-            else:
-                skipped["not_an_object"] += 1
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """The objects of a JSON Lines file, and other lines that are not empty by kind. `datasets` would refuse all of a
+    file that has one bad line, and make a column of one type."""
+    rows, skipped = [], Counter[str]()
+    for line in filter(str.strip, path.read_text("utf-8", "replace").split("\n")):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            skipped["not_json"] += 1
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            skipped["not_an_object"] += 1
+    return rows, skipped
 
 
 def field_of(row: dict[str, Any], column: str) -> Any:
@@ -123,36 +195,20 @@ def field_of(row: dict[str, Any], column: str) -> Any:
     return value
 
 
-def first_ten(names: Iterable[object]) -> str:
-    """The first ten of these names in their order, for a message: a terminal obeys none of their characters."""
-    known = sorted(set(map(str, names)))
-    more = f" and {len(known) - 10:,} more" if len(known) > 10 else ""
-    return ", ".join(repr(name[:50])[1:-1] for name in known[:10]) + more
-
-
-def find_columns(
-    rows: list[dict[str, Any]], wanted: Mapping[str, tuple[str | None, Sequence[str]]], name: str
-) -> list[str]:
-    """The column to read for each option: the one it names, or else the first of those known that any row has.
-
-    `wanted` is {option: (column or None, known columns)}. Raises ValueError naming every option without a column.
-    """
-    found: dict[str, str] = {}
-    missing: dict[str, str] = {}
-    for option, (given, known) in wanted.items():
-        choices = [given] if given else known
-        column = next((choice for choice in choices if any(field_of(row, choice) is not None for row in rows)), None)
-        if column is None:
-            missing[option] = ", ".join(choices)
-        else:
-            found[option] = column
-    if missing:
-        there = first_ten(key for row in rows[:100] for key in row) or "none at all"
-        raise ValueError(
-            f"`dataset` {name}: no row has {', and none has '.join(missing.values())}; its columns are {there}; name "
-            f"the right one{'s' * (len(missing) > 1)} with {' and '.join(f'`{option}`' for option in missing)}"
-        )
-    return list(found.values())
+def find_column(rows: Sequence[dict[str, Any]], given: str, known: Sequence[str], name: str, option: str) -> str:
+    """The column `given`, or else the first of those known that any row has. Raises ValueError if there is none, with
+    the `option` to change and ten columns that are there: a terminal obeys none of their characters."""
+    choices = [given] if given else known
+    for choice in choices:
+        if any(field_of(row, choice) is not None for row in rows):
+            return choice
+    columns = sorted({str(key) for row in rows[:100] for key in row})
+    there = ", ".join(repr(column[:50])[1:-1] for column in columns[:10]) or "none at all"
+    more = f" and {len(columns) - 10:,} more" if len(columns) > 10 else ""
+    raise ValueError(
+        f"`dataset` {name}: no row has {', '.join(choices)}; its columns are {there}{more}; name the right one with "
+        f"`{option}`"
+    )
 
 
 def clean_text(text: str) -> str:
@@ -173,7 +229,7 @@ def prompt_messages(value: Any) -> list[dict[str, str]] | None:
 def final_answer(value: Any) -> str | None:
     """An answer column's value as text. None if no text or number. Of a worked solution the answer counts: what follows
     `####`, as in GSM8K, and of that the last `\\boxed{}`, as in MATH."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -182,54 +238,3 @@ def final_answer(value: Any) -> str | None:
     text = text.rpartition("####")[2]
     box = last_box(text)
     return (text if box is None else box).strip()
-
-
-class UsableRow(NamedTuple):
-    """What is kept of a data set's row. `text` is the prompt as it is in the row."""
-
-    text: str
-    messages: list[dict[str, str]]
-    answer: Any
-
-
-def usable_rows(
-    data: DataSet, prompt_column: str | None, answer_column: str | None, reward: str, skipped: Counter[str],
-    prompts: set[str] | None = None,
-) -> dict[str, UsableRow]:  # fmt: skip
-    """{key: row} of a data set. Of equal prompts the first stays. What is left out is counted in `skipped`, by kind.
-
-    A column None looks through PROMPT_COLUMNS or ANSWER_COLUMNS (for the reward `code` TEST_COLUMNS). A user's reward
-    function gets the answer as it is in the row. The key is the hash of the prompt's text with its white space made
-    equal; `prompts` gets those of all rows with a prompt, whatever their answers. A conversation that ends with the
-    assistant's turn is no prompt: it holds an answer.
-    """
-    rows = list(read_rows(data, skipped))
-    known = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
-    options = {"prompt_column": (prompt_column, PROMPT_COLUMNS), "answer_column": (answer_column, known)}
-    prompt_column, answer_column = find_columns(rows, options, data.name)
-    kept: dict[str, UsableRow] = {}
-    for row in rows:
-        messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)
-        if reward == "code":
-            answer = tests_of(row, given)
-        else:
-            answer = final_answer(given) if reward in VERIFIERS else given
-        text = "\n\n".join(message["content"] for message in messages or [])
-        key = stable_key(" ".join(text.split()))
-        if messages is None:
-            skipped["prompt_is_no_text"] += 1
-            continue
-        if not text.strip() or messages[-1]["role"] == "assistant":
-            skipped["ends_with_assistant" if text.strip() else "empty_prompt"] += 1
-            continue
-        if prompts is not None:
-            prompts.add(key)
-        if answer is None:
-            skipped["no_answer" if given is None else "answer_is_no_text"] += 1
-        elif answer == "":
-            skipped["empty_answer"] += 1
-        elif key in kept:
-            skipped["duplicate_prompt"] += 1
-        else:
-            kept[key] = UsableRow(text, messages, answer)
-    return kept

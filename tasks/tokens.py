@@ -34,9 +34,12 @@ class Endings:
 
 
 def find_endings(
-    tokenizer: Any, *, thinking: bool | None = None, end_of_thinking: str | None = None,
-    interruption_phrase: str | None = None, stop_tokens: str | None = None,
-) -> Endings:  # fmt: skip
+    tokenizer: Any,
+    thinking: bool | None = None,
+    end_of_thinking: str = "",
+    interruption_phrase: str = "",
+    stop_tokens: str = "",
+) -> Endings:
     """The endings that a tokenizer has, where they are not given. Raises ValueError naming the option to change.
 
     `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
@@ -45,10 +48,10 @@ def find_endings(
     known = "</think>" in tokenizer.get_vocab() or "</think>" in str(tokenizer.chat_template or "")
     thinks = known if thinking is None else thinking
     end = end_of_thinking or ("</think>" if thinks else "")
-    phrase = PHRASE.removesuffix("</think>") + end if interruption_phrase is None else interruption_phrase
+    phrase = interruption_phrase or PHRASE.removesuffix("</think>") + end
     if not phrase.endswith(end):
         raise ValueError(f"`interruption_phrase` must end with the end of thinking {end!r}, got {phrase!r}")
-    stops = default_stop_ids(tokenizer) if stop_tokens is None else named_stop_ids(tokenizer, stop_tokens)
+    stops = named_stop_ids(tokenizer, stop_tokens) if stop_tokens else default_stop_ids(tokenizer)
     if not stops:
         raise ValueError("the tokenizer has no end-of-sequence token; name one with `stop_tokens`")
 
@@ -102,9 +105,12 @@ def end_in_text(tokenizer: Any, mark: str) -> Callable[[Sequence[int]], int | No
 
 
 def encode_prompts(
-    tokenizer: Any, prompts: Sequence[list[dict[str, str]]], template: str = "{prompt}",
-    apply_chat_template: bool = True, thinking: bool | None = None,
-) -> list[list[int]]:  # fmt: skip
+    tokenizer: Any,
+    prompts: Sequence[list[dict[str, str]]],
+    template: str = "{prompt}",
+    apply_chat_template: bool = True,
+    thinking: bool | None = None,
+) -> list[list[int]]:
     """Token ids of each prompt, given as chat messages: `template` around its last message, then the chat template if
     the tokenizer has one. Chat templates of models that can do both (Qwen3) read `enable_thinking`; None leaves it to
     them. Raises ValueError if the chat template raises, or writes nothing."""

@@ -465,7 +465,7 @@ def test_all_data_sets_by_one_reward(tmp_path, tokenizer):
 @pytest.mark.parametrize(("dataset", "options", "words"), [
     ("a.jsonl:code", {}, "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer, question; name the right one"),
     ("a.jsonl:code", {"unsafe_code": False}, "`reward` code runs what a model writes"),
-    ("a.jsonl:math,b.jsonl:code", {"reward": "math,code"}, "`dataset` a.jsonl:math,b.jsonl:code names rewards, too; leave out `reward` math,code"),
+    ("a.jsonl:math,b.jsonl:code", {"reward": "math,code"}, "names rewards, too; leave out `reward` math,code"),
     ("b.jsonl:exact", {}, "no row has answer, ground_truth"),
 ])  # fmt: skip
 def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, dataset, options, words):

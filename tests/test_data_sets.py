@@ -1,16 +1,20 @@
-"""Tasks made of data sets: the split, what is judged, several data sets in one task."""
+"""Tasks made of data sets: the split, what is judged, several data sets in one task, sets that are only evaluated."""
 
 import hashlib
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from bpe import bpe_tokenizer
+from replay import record_rollouts
 from test_rows import write_rows
 
+import train
+from runtime.run_folder import Folder
 from tasks import data_sets, judges
 from tasks.data_sets import PromptOptions, load_dataset_task
-from tasks.prompts import epoch_order
+from tasks.prompts import epoch_order, stable_key
 
 pytestmark = pytest.mark.long
 
@@ -20,19 +24,19 @@ def tokenizer():
     return bpe_tokenizer()
 
 
-def sums(n, start=0):
-    return [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(start, start + n)]
-
-
 @pytest.fixture
-def load(tokenizer):
-    """`load_dataset_task` with one worker, `exact` and 10 held-out prompts; its tasks are closed at the end."""
+def load(tmp_path, monkeypatch, tokenizer):
+    """`load_dataset_task` of rows, or of files in the working folder by their names, with one worker, `exact` and 10
+    held-out prompts; its tasks are closed at the end."""
+    monkeypatch.chdir(tmp_path)
     loaded = []
 
-    def load(path, tokenizer=tokenizer, held_out=10, reward="exact", **options):
+    def load(data, **options):
+        if isinstance(data, list):
+            data = write_rows(Path(f"rows-{len(loaded)}.jsonl"), data)
         asked = {k: options.pop(k) for k in list(options) if k in PromptOptions.__dataclass_fields__}
-        options = {"reward": reward, "reward_workers": 1, **options}
-        loaded.append(load_dataset_task(path, tokenizer, PromptOptions(held_out=held_out, **asked), **options))
+        options = {"reward": "exact", "reward_workers": 1} | options
+        loaded.append(load_dataset_task(data, tokenizer, PromptOptions(**{"held_out": 10} | asked), **options))
         return loaded[-1]
 
     yield load
@@ -40,12 +44,25 @@ def load(tokenizer):
         task.close()
 
 
+def sums(n, start=0):
+    return [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(start, start + n)]
+
+
+def smallest(rows, n):
+    """The keys of the n prompts with the smallest SHA-256."""
+    return set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in rows)[:n])
+
+
+def keys(problems):
+    return {problem.key for problem in problems}
+
+
 # ---------------------------------------------------------------------------------------------------------------------
-# Worked examples
+# What is judged
 
 
-def test_scores_are_of_what_follows_the_thinking(tmp_path, tokenizer, load):
-    task = load(write_rows(tmp_path / "a.jsonl", sums(12)), reward="math")
+def test_scores_are_of_what_follows_the_thinking(tokenizer, load):
+    task = load(sums(12), reward="math")
     problem = task.train[0]
 
     def ids(text):
@@ -56,130 +73,111 @@ def test_scores_are_of_what_follows_the_thinking(tmp_path, tokenizer, load):
     wrong = [unfinished, other, ids(f"</think>{problem.answer}1"), []]
     assert task.score(problem, right + wrong) == [(1.0, True)] * 2 + [(-1.0, False)] * 4
     assert task.reward(problem, tuple(right[0])) == (1.0, True)
-    assert task.reward(problem, wrong[1]) == (-1.0, False)
-    assert task.counts == Counter(correct=3, unfinished=2, wrong=3)
+    assert task.counts == Counter(correct=3, unfinished=2, wrong=2)
 
 
-def test_ids_without_a_token_are_seen_in_the_text_and_spoil_an_answer(tmp_path, tokenizer, load):
-    """`</think>1?2` must not be judged as 12, as `decode` would have it."""
-    task = load(write_rows(tmp_path / "a.jsonl", sums(20)))
+def test_exact_sees_neither_one_stop_token_nor_the_gap_of_an_id_without_a_token(tokenizer, load):
+    """A stop token at the end is not judged, a second one and another token are. `</think>1?2` must not be judged as
+    12, as `decode` would have it."""
+    task = load(sums(20))
     problem = next(problem for problem in task.train if problem.answer == "12")
     first, second = (tokenizer.encode(text, add_special_tokens=False) for text in ("</think>1", "2"))
+    body, stop, pad = first + second, tokenizer.eos_token_id, tokenizer.pad_token_id
     spoiled = [*first, len(tokenizer), len(tokenizer) + 9999, *second]
     assert task.text(spoiled) == "</think>1\ufffd2" and tokenizer.decode(spoiled) == "</think>12"
-    assert task.score(problem, [spoiled, first + second]) == [(-1.0, False), (1.0, True)]
+    verdicts = task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad], spoiled])
+    assert [correct for _, correct in verdicts] == [True, True, False, False, False]
 
 
-def test_the_split_is_by_hash_whatever_the_order_and_the_template(tmp_path, load):
-    """The ten smallest SHA-256 of the prompts are held out; order, duplicates and template change nothing."""
-    rows = sums(60)
-    expected = set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in rows)[:10])
-    random.Random(0).shuffle(rows)
-    again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
-    for name, some, options, asked in (
-        ("one", sums(60), {}, "[user]%s[assistant]"),
-        ("two", rows + again + again, {"prompt_template": "Solve: {prompt} Thanks {x}."}, "[user]Solve: %s Thanks {x}.[assistant]"),
-        ("three", rows, {"apply_chat_template": False}, "%s"),
-    ):  # fmt: skip
-        task = load(write_rows(tmp_path / f"{name}.jsonl", some), **options)
-        assert {p.key for p in task.held_out} == expected
-        assert len(task.train) == 50
-        assert not {p.key for p in task.train} & expected
-        assert task.skipped == ({"duplicate_prompt": 50} if name == "two" else {})
-        assert task.text(task.train[0].prompt_ids) == asked % f"What is {int(task.train[0].answer) - 2} + 2?"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is kept, what is judged
-
-
-def test_no_option_carries_a_prompt_from_training_into_the_held_out(tmp_path, load):
-    """The keys are taken over all prompts, whatever is left out later: by a limit, an answer column, a reward. What one
-    data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
-    rows = [row | {"question": row["question"] + " please" * (i % 30), "answer": row["answer"] if i % 7 else "\\frac{",
-                   "other": None if i % 3 else "1"} for i, row in enumerate(sums(90))]  # fmt: skip
-    more = rows[60:] + sums(60, 200)
-    a, b = write_rows(tmp_path / "a.jsonl", rows), write_rows(tmp_path / "b.jsonl", more)
-    of_a, of_b = (
-        set(sorted(hashlib.sha256(row["question"].encode()).hexdigest()[:16] for row in some)[:20])
-        for some in (rows, more)
-    )
-    for names, held_out, options in (
-        (a, of_a, {}), (a, of_a, {"max_prompt_tokens": 60}), (a, of_a, {"answer_column": "other"}),
-        (a, of_a, {"reward": "math"}), (f"{a},{b}", of_a | of_b, {}), (f"{b},{a}", of_a | of_b, {"reward": "exact,math"}),
-    ):  # fmt: skip
-        task = load(names, held_out=20, **options)
-        assert {p.key for p in task.held_out} <= held_out and not {p.key for p in task.train} & held_out
-        keys = [p.key for p in task.train + task.held_out]
-        assert len(keys) == len(set(keys)) and {p.source for p in task.train} == set(names.split(","))
-    few = [*sums(3), *({"question": f"long {i} " * 200, "answer": "1"} for i in range(40))]
-    with pytest.raises(ValueError, match="3 usable prompts .*`held_out` 1 leaves 3 to train on and 0 to evaluate"):
-        load(write_rows(tmp_path / "few.jsonl", few), held_out=1, max_prompt_tokens=100)
-
-
-def test_long_prompts_and_unreadable_answers_are_counted(tmp_path, tokenizer, load):
-    """A prompt as long as the limit stays. `math` cannot read `\\frac{`."""
-    bad = [{"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"}]
-    path = write_rows(tmp_path / "a.jsonl", [*sums(12, 10), *bad, *sums(1, 10)])
-    message = [{"role": "user", "content": "What is 10 + 2?"}]
-    length = len(tokenizer.apply_chat_template(message, return_dict=False, add_generation_prompt=True))
-    task = load(path, reward="math", max_prompt_tokens=length)
-    assert task.skipped == {"duplicate_prompt": 1, "unreadable_answer": 1, "prompt_too_long": 1}
-    assert len(task.train + task.held_out) == 12 and all(len(p.prompt_ids) == length for p in task.train)
-    with pytest.raises(ValueError, match="(?s)0 usable prompts.*prompt_too_long"):
-        load(path, max_prompt_tokens=length - 1)
-
-
-def test_exact_does_not_see_the_stop_token_but_sees_another(tmp_path, tokenizer, load):
-    task = load(write_rows(tmp_path / "a.jsonl", sums(12)))
-    problem = task.train[0]
-    body = tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
-    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    verdicts = task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad]])
-    assert verdicts == [(1.0, True)] * 2 + [(-1.0, False)] * 2
-
-
-def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tmp_path, tokenizer, monkeypatch, load):
-    (tmp_path / "judge_rows.py").write_text(
+def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tokenizer, load):
+    Path("judge_rows.py").write_text(
         "def judge(prompt, completion, answer):\n"
         "    return prompt == 'Say ' + answer['say'] and completion == 'no</think>' + answer['say']\n"
     )
-    monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"Say {i}", "answer": {"say": str(i)}} for i in range(12)]
-    path = write_rows(tmp_path / "a.jsonl", rows)
-    task = load(path, reward="judge_rows:judge", prompt_template="<<{prompt}>>")
+    task = load(rows, reward="judge_rows:judge", prompt_template="<<{prompt}>>")
     for problem in task.train:
         ids = tokenizer.encode(f"no</think>{problem.answer['say']}<|end|>", add_special_tokens=False)
         assert task.score(problem, [ids, ids[:-2]]) == [(1.0, True), (0.0, False)]
 
 
+def test_long_prompts_and_unreadable_answers_are_counted(tokenizer, load):
+    """A prompt as long as the limit stays. `math` cannot read `\\frac{`."""
+    bad = [{"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"}]
+    message = [{"role": "user", "content": "What is 10 + 2?"}]
+    length = len(tokenizer.apply_chat_template(message, return_dict=False, add_generation_prompt=True))
+    task = load([*sums(12, 10), *bad, *sums(1, 10)], reward="math", max_prompt_tokens=length)
+    assert task.skipped == {"duplicate_prompt": 1, "unreadable_answer": 1, "prompt_too_long": 1}
+    assert len(task.train + task.held_out) == 12 and all(len(p.prompt_ids) == length for p in task.train)
+
+
+def test_a_process_that_does_not_judge_keeps_no_worker(load):
+    """Bad rows are counted all the same. (Every rank once kept its workers: see test_parts.py.)"""
+    task = load([*sums(12), {"question": "unreadable", "answer": "\\frac{"}], reward="math", judge=False)
+    assert task.skipped == {"unreadable_answer": 1}
+    with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
+        task.reward(task.train[0], [1])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
-# Several data sets
+# The split
 
 
-def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tmp_path, tokenizer, load):
+def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
+    """The ten smallest SHA-256 of the prompts are held out; order, duplicates and template change nothing."""
+    rows, expected = sums(60), smallest(sums(60), 10)
+    random.Random(0).shuffle(rows)
+    again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
+    for some, options, asked in (
+        (sums(60), {}, "[user]%s[assistant]"),
+        (rows + again * 2, {"prompt_template": "Solve: {prompt} Bye {x}."}, "[user]Solve: %s Bye {x}.[assistant]"),
+        (rows, {"apply_chat_template": False}, "%s"),
+    ):
+        task = load(some, **options)
+        assert keys(task.held_out) == expected and len(task.train) == 50 and not keys(task.train) & expected
+        assert task.skipped == ({"duplicate_prompt": 50} if len(some) > 60 else {})
+        assert task.text(task.train[0].prompt_ids) == asked % f"What is {int(task.train[0].answer) - 2} + 2?"
+
+
+def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
+    """The keys are taken over all prompts, whatever is left out later: by a limit, an answer column, a reward. What one
+    data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
+    rows = [row | {"question": row["question"] + " please" * (i % 30), "answer": row["answer"] if i % 7 else "\\frac{",
+                   "other": None if i % 3 else "1"} for i, row in enumerate(sums(90))]  # fmt: skip
+    more = rows[60:] + sums(60, 200)
+    write_rows(Path("a.jsonl"), rows), write_rows(Path("b.jsonl"), more)
+    of_a, of_both = smallest(rows, 20), smallest(rows, 20) | smallest(more, 20)
+    for names, held_out, options in (
+        ("a.jsonl", of_a, {}), ("a.jsonl", of_a, {"max_prompt_tokens": 60}), ("a.jsonl", of_a, {"answer_column": "other"}),
+        ("a.jsonl", of_a, {"reward": "math"}), ("a.jsonl,b.jsonl", of_both, {}),
+        ("b.jsonl,a.jsonl", of_both, {"reward": "exact,math"}),
+    ):  # fmt: skip
+        task = load(names, held_out=20, **options)
+        assert keys(task.held_out) <= held_out and not keys(task.train) & held_out
+        every = [p.key for p in task.train + task.held_out]
+        assert len(every) == len(set(every)) and {p.source for p in task.train} == set(names.split(","))
+
+
+def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tokenizer, load):
     """The second has ten prompts of the first, which stay with it. One of them, 36 + 2, is among the ten smallest
     SHA-256 of either, so the second holds out nine."""
-    one = write_rows(tmp_path / "one.jsonl", sums(40))
-    two = write_rows(tmp_path / "two.jsonl", sums(40, start=30))
+    one, two = (write_rows(Path(name), rows) for name, rows in (("1.jsonl", sums(40)), ("2.jsonl", sums(40, start=30))))
     task = load(f"{one}=3,{two}=1", reward="exact,math")
-    assert task.sources == [one, two]
-    assert task.weights == {one: 3.0, two: 1.0}
+    assert task.sources == [one, two] and task.weights == {one: 3.0, two: 1.0}
     assert task.skipped == {"duplicate_prompt": 10}
     assert Counter(p.source for p in task.train) == {one: 30, two: 21}
     assert Counter(p.source for p in task.held_out) == {one: 10, two: 9}
-    keys = [p.key for p in task.train + task.held_out]
-    assert len(keys) == len(set(keys)) == 70
+    assert len(keys(task.train + task.held_out)) == 70
     for source, expected in ((one, (-1.0, False)), (two, (1.0, True))):
         problem = next(p for p in task.train if p.source == source)
         ids = tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
         assert task.reward(problem, ids) == expected
 
 
-def test_data_sets_without_weights_are_drawn_by_their_sizes(tmp_path, load):
+def test_data_sets_without_weights_are_drawn_by_their_sizes(load):
     """`epoch_order` without weights is a shuffle of everything: 20 and 5 prompts to train on, all in one epoch. A single
     data set has all the places whatever its weight. (Equal weights were once the default.)"""
-    one, two = write_rows(tmp_path / "one.jsonl", sums(30)), write_rows(tmp_path / "two.jsonl", sums(15, 50))
+    one, two = write_rows(Path("1.jsonl"), sums(30)), write_rows(Path("2.jsonl"), sums(15, 50))
     task = load(f"{one},{two}")
     assert task.weights == {} and task.sources == [one, two]
     order = epoch_order(task.train, task.weights, 0, 0)
@@ -188,33 +186,90 @@ def test_data_sets_without_weights_are_drawn_by_their_sizes(tmp_path, load):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Errors and worker processes
+# Sets that are only evaluated
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"dataset": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
-        ({"held_out": 12}, "(?s)12 usable prompts.*`held_out` 12"),
-        ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
-        ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
-    ],
-)
-def test_bad_options_are_refused_by_name_and_leave_no_process(tmp_path, monkeypatch, load, change, words):
-    monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "good.jsonl", sums(12))
-    pools = []
-    real = judges.RewardPool
+def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):
+    """Of 40 sums ten are held out. The set has 14: all of ten trained or held-out ones, and four others. It is whole;
+    the split of the rest stays as it was, but training goes without the prompts that the set has."""
+    data, own = write_rows(Path("sums.jsonl"), sums(40)), write_rows(Path("own.jsonl"), [*sums(10), *sums(4, start=90)])
+    alone, task = load(data), load(data, eval_dataset=f"own={own}")
+    in_set = {p.key for p in task.held_out if p.source == "own"}
+    assert task.eval_sources == ["own"] and task.sources == alone.sources and len(in_set) == 14
+    held_out = [p for p in task.held_out if p.source != "own"]
+    assert held_out == alone.held_out and keys(held_out) & in_set  # evaluated in both
+    assert keys(task.train) == keys(alone.train) - in_set != keys(alone.train)
+    assert task.skipped == {"in_eval_dataset": len(keys(alone.train) & in_set)} and alone.skipped == {}
+
+
+def test_an_evaluation_set_has_a_reward_of_its_own(load):
+    """`exact` for the sums, `math` for the set, also on a prompt that both have."""
+    own = write_rows(Path("own.jsonl"), sums(40))
+    task = load(sums(60), reward="exact,math", eval_dataset=f"own={own}")
+    problems = {(p.key, p.source): p for p in task.held_out}
+    key = next(p.key for p in task.held_out if p.source != "own" and (p.key, "own") in problems)
+    for source, correct in (("own", True), (task.sources[0], False)):
+        problem = problems[key, source]
+        ids = task.tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
+        assert task.reward(problem, ids)[1] == correct
+
+
+def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
+    """A run without the set, then resumed with it: the evaluations from then on have it beside the held-out prompts, which
+    alone are the pass rate; its correct samples are logged; its curve is fitted at the end. A set that has a prompt of
+    the checkpoint is refused."""
+    record_rollouts(monkeypatch)
+    monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
+    rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
+    data, run = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "run"
+    own = write_rows(tmp_path / "own.jsonl", [{"prompt": f"{a} {a} {a} again", "answer": "7"} for a in range(3)])
+    flags = f"--model {model} --dataset {data} --output_dir {run} --held_out 4 --reward exact --reward_workers 1"
+    flags += " --batch_prompts 3 --rollouts 4 --max_steps 2 --eval_every 1 --save_every 1 --lr 0.01"
+    assert train.main([*flags.split(), "--interruption_phrase", "time up </think>"]) == 0
+    out = capsys.readouterr().out
+    assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in out
+    assert train.main(["--resume", str(run), "--max_steps", "4", "--eval_dataset", f"own={own}"]) == 0
+    out = capsys.readouterr().out
+    assert f"4 of {data}, 3 of own" in out and f"{run}, own: " in out and ") of own\n" in out
+    evaluations, counts = Folder(run).read("eval.jsonl"), Folder(run).read("eval_counts.jsonl")
+    assert [sorted(r.get("data_sets", {})) for r in evaluations] == [[], [], [], ["own"], ["own"]]
+    for record, count in zip(evaluations[3:], counts[3:], strict=True):
+        assert (record["n_prompts"], record["data_sets"]["own"]["n_prompts"]) == (4, 3)
+        assert record["pass_rate"] == sum(count["correct"]) / 4
+        rate = sum(count["data_sets"]["own"]) / 3
+        assert record["data_sets"]["own"]["pass_rate"] == record["pass_rate_of"]["own"] == rate
+    trained = Counter(key for r in Folder(run).read("groups.jsonl") for key, *_ in r["groups"])
+    taken = next(row for row in rows if stable_key(row["prompt"]) in trained)
+    again = write_rows(tmp_path / "again.jsonl", [taken])
+    assert train.main(["--resume", str(run), "--max_steps", "5", "--eval_dataset", f"again={again}"]) == 2
+    assert "no --eval_dataset that has prompts of it" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"data": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
+    ({"held_out": 12}, "12 usable prompts .*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
+    ({"data": "long.jsonl", "held_out": 1, "max_prompt_tokens": 100},
+     "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate"),
+    ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
+    ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
+    ({"data": "few.jsonl:math", "reward": "exact,math", "eval_dataset": "a=all.jsonl"}, "leave out `reward` exact,math"),
+    ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
+    ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
+    ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),
+    ({"eval_dataset": "all.jsonl=few.jsonl"}, "a name is that of a data set to train on"),
+    ({"eval_dataset": "own=few.jsonl", "reward": "exact,math,math"}, "`reward` must be one .* for each of the 2"),
+])  # fmt: skip
+def test_bad_options_are_refused_by_name_and_leave_no_process(monkeypatch, load, change, words):
+    long = [*sums(3), *({"question": f"long {i} " * 200, "answer": "1"} for i in range(40))]
+    empty = [{"question": " ", "answer": "1"}]
+    for name, rows in (("all", sums(12)), ("few", sums(5)), ("empty", empty), ("long", long)):
+        write_rows(Path(f"{name}.jsonl"), rows)
+    pools, real = [], judges.RewardPool
     monkeypatch.setattr(data_sets, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
     with pytest.raises(ValueError, match=words):
-        load(change.pop("dataset", "good.jsonl"), **change)
+        load(change.pop("data", "all.jsonl"), **change)
     assert all(worker.process.poll() is not None for pool in pools for worker in pool._workers)
-
-
-def test_a_process_that_does_not_judge_keeps_no_worker(tmp_path, load):
-    """Bad rows are counted all the same. (Every rank once kept its workers: see test_parts.py.)"""
-    path = write_rows(tmp_path / "a.jsonl", [*sums(12), {"question": "unreadable", "answer": "\\frac{"}])
-    task = load(path, reward="math", judge=False)
-    assert task.skipped == {"unreadable_answer": 1}
-    with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
-        task.reward(task.train[0], [1])

@@ -89,7 +89,7 @@ def test_stop_tokens_are_given_by_name():
 @pytest.mark.parametrize(("options", "words"), [
     ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
     ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
-    ({"stop_tokens": ""}, "`stop_tokens`: the tokenizer has no token ''"),
+    ({"stop_tokens": "<|end|>,"}, "`stop_tokens`: the tokenizer has no token ''"),
 ])  # fmt: skip
 def test_bad_options_are_refused_by_name(options, words):
     with pytest.raises(ValueError, match=words.replace("|", r"\|")):
