@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks import code_answers, verifiers
-from tasks.sandbox import Sandbox, SandboxDied
+from tasks import verifiers
+from tasks.code.answers import code_kind
+from tasks.code.sandbox import Sandbox, SandboxDied
 
 VERIFIERS = ("math", "exact", "code")
 MAX_FILE_BYTES = 64 * 2**20
@@ -93,7 +94,7 @@ def prepare(rewards: Sequence[str], timeout: float, memory_mb: int) -> dict[str,
         verifiers.warm_up()
         judges["math"] = lambda text, answer: verifiers.math_kind(text, str(answer), max(1, int(timeout / 3)))
     if "code" in rewards:  # within the run's deadline, so that a program which hangs costs no worker
-        judges["code"] = functools.partial(code_answers.code_kind, sandbox=Sandbox(), seconds=0.8 * timeout)
+        judges["code"] = functools.partial(code_kind, sandbox=Sandbox(), seconds=0.8 * timeout)
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20,) * 2)
     return judges

@@ -12,12 +12,12 @@ replaced; the completion counts as wrong and is counted by what happened:
 
 THE REWARDS
     math, exact       see verifiers.py
-    code              tests of the program in the completion, see code_answers.py; only with `unsafe_code`
+    code              tests of the program in the completion, see code/answers.py; only with `unsafe_code`
     module:function   your own `function(prompt, completion, answer)`, imported in the worker. It returns the reward, a
                       number (above 0 is correct), or a pair (reward, correct)
 
 SIMPLIFIED. The limits stop accidents, not an attacker: a worker has the user's rights. (A program that `code` runs has
-none: see sandbox.py.)
+none: see code/sandbox.py.)
 
 WHY NOT A LIBRARY. `concurrent.futures` cannot end a task that hangs. `pebble.ProcessPool` can, but leaves the worker's
 children running, gives up the whole pool when a worker dies between two tasks (as under the kernel's memory killer),
@@ -47,8 +47,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tasks import judge_process
+from tasks.code.sandbox import Sandbox
 from tasks.judge_process import VERIFIERS, Job, Verdict
-from tasks.sandbox import Sandbox
 
 MAX_REPLY_BYTES = 1_000_000
 START_TIMEOUT = 120.0

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.code_answers import TEST_COLUMNS, tests_of
+from tasks.code.answers import TEST_COLUMNS, tests_of
 from tasks.judge_process import VERIFIERS
 from tasks.prompts import stable_key
 from tasks.verifiers import last_box

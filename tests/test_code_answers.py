@@ -4,10 +4,14 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from bpe import bpe_tokenizer
@@ -18,10 +22,11 @@ from test_sandbox import children
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError
 from runtime.parts import load_task
-from tasks.code_answers import code_kind, last_program, read_asserts
+from tasks.code import answers
+from tasks.code.answers import code_kind, last_program, read_asserts
+from tasks.code.sandbox import Sandbox
 from tasks.data_sets import PromptOptions, load_dataset_task
 from tasks.judges import Job, RewardPool
-from tasks.sandbox import Sandbox
 
 pytestmark = pytest.mark.long  # processes of its own, and deadlines
 DOUBLE = ["assert double(2) == 4", "assert double(-3) == -6"]
@@ -126,10 +131,8 @@ def test_kinds_of_pairs(box, kind, program):
 
 def test_every_test_counts(box):
     """Right in all but one of them is wrong; the first is right for both programs."""
-    for tests in (
-        ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"],
-        {"inputs": ["1", "2"], "outputs": ["1", "4"]},
-    ):
+    asserts = ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"]
+    for tests in (asserts, {"inputs": ["1", "2"], "outputs": ["1", "4"]}):
         for program, kind in (("f = lambda x: x * x", "correct"), ("f = lambda x: x * x * x", "wrong")):
             assert kind_of(box, program + "\nif __name__ == '__main__': print(f(int(input())))", tests) == kind
 
@@ -147,15 +150,14 @@ def test_values_are_compared_as_in_python(box, value, test):
 
 def test_the_programs_imports_serve_the_tests_and_helpers_follow_the_program(box):
     """MBPP's tests use `math` where the program imports it, and set up objects of the program's own classes."""
-    assert (
-        kind_of(box, "import math\ndef f(): return 3.14159", ["assert math.isclose(f(), math.pi, rel_tol=0.01)"])
-        == "correct"
+    program, tests = "import math\ndef f(): return 3.14159", ["assert math.isclose(f(), math.pi, rel_tol=0.01)"]
+    assert kind_of(box, program, tests) == "correct"
+    program, tests = (
+        "class Node:\n def __init__(self, x): self.x = x\ndef value(n): return n.x",
+        ["assert value(root) == 5"],
     )
-    program = "class Node:\n def __init__(self, x): self.x = x\ndef value(node): return node.x"
-    assert kind_of(box, program, ["assert value(root) == 5"], test_setup_code="root = Node(5)") == "correct"
-    assert (
-        kind_of(box, program, ["assert value(root) == 5"], test_setup_code="while True: pass", seconds=0.5) == "timeout"
-    )
+    assert kind_of(box, program, tests, test_setup_code="root = Node(5)") == "correct"
+    assert kind_of(box, program, tests, test_setup_code="while True: pass", seconds=0.5) == "timeout"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -194,11 +196,8 @@ def test_a_verdict_cannot_be_faked(box, name):
     assert kind_of(box, FAKES[name], HIDDEN) in ("wrong", "memory", "crash")
     pairs = {"inputs": ["2", "3"], "outputs": ["sesame-8317", "sesame-8318"]}
     assert kind_of(box, "print(f'sesame-{8315 + int(input())}')", pairs) == "correct"
-    assert kind_of(box, f"{FAKES[name]}\nif __name__ == '__main__': print(f(int(input())))", pairs) in (
-        "wrong",
-        "memory",
-        "crash",
-    )
+    faked = kind_of(box, f"{FAKES[name]}\nif __name__ == '__main__': print(f(int(input())))", pairs)
+    assert faked in ("wrong", "memory", "crash")
 
 
 @pytest.mark.parametrize(("test", "program"), [
@@ -293,13 +292,22 @@ def test_a_row_that_is_kept_can_be_passed(box, tests, program, judged):
 @pytest.mark.parametrize("reply", ["x", "[[1]]", "[1]", "[]", "5", "[true, true]", "[" * 9999, "\xff"])
 def test_any_reply_is_a_verdict(box, monkeypatch, reply):
     """Whatever the process that compares wrote: what is no list of as many trues as there are tests is wrong."""
-    run = box.run
-    monkeypatch.setattr(
-        box,
-        "run",
-        lambda steps, **given: ("done", reply.encode("latin-1")) if given.get("values") else run(steps, **given),
-    )
+    run, replied = box.run, ("done", reply.encode("latin-1"))
+    monkeypatch.setattr(box, "run", lambda steps, **given: replied if given.get("values") else run(steps, **given))
     assert kind_of(box, "double = abs", DOUBLE[:1]) == "wrong"
+
+
+def test_the_folder_works_alone(tmp_path):
+    """Copied into an empty folder, under another name."""
+    shutil.copytree(Path(answers.__file__).parent, tmp_path / "judge", ignore=shutil.ignore_patterns("__pycache__"))
+    code = f"""
+from judge.answers import code_kind
+from judge.sandbox import Sandbox
+with Sandbox() as box:
+    print(*(code_kind(f"```python\\ndouble = {{body}}\\n```", {{"tests": {DOUBLE}}}, box, 10.0) for body in ("abs", "lambda x: x + x")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("wrong correct\n", "")
 
 
 def test_long_texts_are_known_before_training(box):
@@ -342,13 +350,8 @@ def random_job(i):
         tests = [f"assert f({', '.join(map(repr, given))}) == {right(*given)!r}" for given in asked]
     else:
         tests = {"inputs": [json.dumps(given) for given in asked], "outputs": [str(right(*given)) for given in asked]}
-    text = (
-        program
-        if ending is None
-        else fenced(
-            program + ending + "\nif __name__ == '__main__':\n    import json\n    print(f(*json.loads(input())))"
-        )
-    )
+    main = "\nif __name__ == '__main__':\n    import json\n    print(f(*json.loads(input())))"
+    text = program if ending is None else fenced(program + ending + main)
     return Job("code", "", text, {"tests": tests}), ENDINGS[ending]
 
 
@@ -389,13 +392,10 @@ def test_the_judges_count_code_by_kind_and_leave_no_process():
     assert len(last) == 2 and not any(group_of(pid) for pid in last)
 
 
-@pytest.mark.parametrize("confined", [True, False])
-def test_code_is_judged_only_if_asked_for_and_where_it_can_be_confined(monkeypatch, confined):
-    if confined:
-        with pytest.raises(ValueError, match=r"`reward` code runs what a model writes; .* set `unsafe_code`"):
-            RewardPool(["math", "code"])
-        return
-    monkeypatch.setattr("tasks.sandbox.platform.machine", lambda: "aarch64")
+def test_code_is_judged_only_if_asked_for_and_where_it_can_be_confined(monkeypatch):
+    with pytest.raises(ValueError, match=r"`reward` code runs what a model writes; .* set `unsafe_code`"):
+        RewardPool(["math", "code"])
+    monkeypatch.setattr("tasks.code.sandbox.platform.machine", lambda: "aarch64")
     with pytest.raises(ValueError, match="`reward` code cannot be used on this machine: .* x86_64 only"):
         RewardPool(["code"], unsafe_code=True)
 
@@ -427,10 +427,8 @@ def test_math_and_code_in_one_task(tmp_path, tokenizer):
     """Each data set is judged by its own reward, and the weights are as given. A row without tests, and one whose tests
     cannot be read, are left out and counted."""
     bad = [{"question": "no tests"}, {"question": "no asserts", "test_list": ["add(3)"]}]
-    math_rows, code_rows = (
-        write_rows(tmp_path / "a.jsonl", sums(9)),
-        write_rows(tmp_path / "b.jsonl", programs(9) + bad),
-    )
+    tables = {"a.jsonl": sums(9), "b.jsonl": programs(9) + bad}
+    math_rows, code_rows = (write_rows(tmp_path / name, rows) for name, rows in tables.items())
     tokenizer.save_pretrained(tmp_path / "model")
     both = f"{math_rows}:math=2,{code_rows}:code=1"
     task = load_task(Flags(dataset=both, model=str(tmp_path / "model"), unsafe_code=True, held_out=2, reward_workers=1))
@@ -446,11 +444,9 @@ def test_math_and_code_in_one_task(tmp_path, tokenizer):
                 ```python
                 def {name or "f"}(x): return x + {number}
                 ```""")
-            ids = tokenizer.encode(program, add_special_tokens=False)
-            other = tokenizer.encode(
-                program.replace(f"+ {number}", "- 1").replace(f"is {number}", "is 77"), add_special_tokens=False
-            )
-            assert task.score(problem, [ids, other]) == [(1.0, True), (-1.0, False)]
+            texts = program, program.replace(f"+ {number}", "- 1").replace(f"is {number}", "is 77")
+            completions = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+            assert task.score(problem, completions) == [(1.0, True), (-1.0, False)]
     finally:
         task.close()
 
@@ -486,9 +482,7 @@ def test_unsafe_code_is_asked_for_by_its_flag(flags, tmp_path, monkeypatch):
     """Before anything is loaded; and the flag is refused where nothing would run."""
     monkeypatch.chdir(tmp_path)  # away from a runs/demo that was made before
     flags = {"model": "some/model", **flags}
-    with pytest.raises(
-        UsageError, match="--dataset judged by code runs what the model writes; .* add --unsafe_code true"
-    ):
+    with pytest.raises(UsageError, match="--dataset judged by code runs what the .* add --unsafe_code true"):
         check_flags(Flags(**flags))
     check_flags(Flags(**flags, unsafe_code=True))
     flags = {name: value.replace("code", "exact") for name, value in flags.items()}

@@ -22,7 +22,7 @@ ROOMS = (
 )  # each may import those after it, and all may import concept files
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for pattern in ("*.py", "runtime/*.py", "tasks/*.py", "tools/*.py", "evidence/*.py")
+    for pattern in ("*.py", "runtime/*.py", "tasks/*.py", "tasks/*/*.py", "tools/*.py", "evidence/*.py")
     for path in ROOT.glob(pattern)
 }
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -47,8 +47,9 @@ def imports(source: str, ours: set[str], package: str = "") -> set[str]:
 @cache
 def graph() -> dict[str, set[str]]:
     """Each of our modules with those that it imports."""
+    folder = {name: ".".join(path.relative_to(ROOT).parent.parts) for name, path in MODULES.items()}
     return {
-        name: imports(path.read_text(), set(MODULES), path.parent.name) - {name, name.split(".")[0]}
+        name: imports(path.read_text(), set(MODULES), folder[name]) - {name, name.split(".")[0]}
         for name, path in MODULES.items()
     }
 

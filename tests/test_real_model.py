@@ -12,8 +12,8 @@ import pytest
 import real_model
 
 from runtime import flag_checks, flags
-from tasks import code_answers
-from tasks.sandbox import Sandbox
+from tasks.code import answers as code_answers
+from tasks.code.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 from test_judges import group_of
 
-from tasks import sandbox
-from tasks.sandbox import MAX_ITEMS, MAX_OUTPUT_BYTES, SYSCALLS, Sandbox, SandboxDied, decode, encode
+from tasks.code import sandbox
+from tasks.code.sandbox import MAX_ITEMS, MAX_OUTPUT_BYTES, SYSCALLS, Sandbox, SandboxDied, decode, encode
 
 pytestmark = pytest.mark.long  # processes of its own, and deadlines
 ROOT = Path(__file__).parent.parent
@@ -171,7 +171,7 @@ def test_an_ordinary_user_is_as_safe_as_root(tmp_path):
     """The same as the user `nobody`, if this is root: no right of root's is needed, and none is what protects."""
     if os.getuid() != 0:
         pytest.skip("this is an ordinary user")
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tasks.sandbox import *\n"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tasks.code.sandbox import *\n"
     code += f"with Sandbox() as box: print(os.getuid(), box.run([['exec', {SWEEP!r}]], seconds=60))"
     for python in (sys.executable, "/usr/bin/python3"):
         user = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/", "env": {}}
@@ -286,11 +286,11 @@ def test_other_values_become_what_they_are_derived_from_or_nothing():
 @pytest.mark.parametrize(("line", "words"), [
     ("PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38", "PR_SET_NO_NEW_PRIVS = 1, 4, 9999, 38"),  # the kernel has no filters
     ('"read": 0', '"read": 0, "open": 257'),  # a filter that permits too much
-    ("RLIMIT_FSIZE, MAX_OUTPUT_BYTES", "RLIMIT_FSIZE, 1 / 0"),  # a limit that cannot be set
+    ("RLIMIT_FSIZE: MAX_OUTPUT_BYTES", "RLIMIT_FSIZE: 1 / 0"),  # a limit that cannot be set
 ])  # fmt: skip
 def test_what_is_not_confined_is_never_run(tmp_path, line, words):
     """The same file with one line changed. Before any program runs, `Sandbox` finds it out."""
-    changed = (ROOT / "tasks" / "sandbox.py").read_text()
+    changed = (ROOT / "tasks" / "code" / "sandbox.py").read_text()
     assert line in changed
     (tmp_path / "changed.py").write_text(changed.replace(line, words))
     spec = importlib.util.spec_from_file_location("changed", tmp_path / "changed.py")

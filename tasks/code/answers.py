@@ -40,7 +40,7 @@ import textwrap
 import time
 from typing import Any, NamedTuple
 
-from tasks.sandbox import MADE, MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, MODULES, Sandbox
+from .sandbox import MADE, MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, MODULES, Sandbox
 
 TEST_COLUMNS = ("test_list", "input_output")
 SETUP_COLUMNS = ("test_imports", "test_setup_code")

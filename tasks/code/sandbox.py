@@ -30,9 +30,8 @@ good as the kernel's handling of the 24 calls; a processor's side channels are n
 
 >>> with Sandbox() as sandbox:
 ...     sandbox.run([["exec", "def double(x): return 2 * x"], ["eval", "double(21)"]], seconds=2)
-('done', b'[42]')
->>> with Sandbox() as sandbox:
 ...     sandbox.run([["exec", "print(sum(map(int, input().split())))"]], stdin="40 2", seconds=2)
+('done', b'[42]')
 ('done', b'42\\n')
 """
 
@@ -75,10 +74,9 @@ fractions functools gc hashlib heapq inspect io itertools json keyword locale lo
 pickle platform pprint queue random re resource secrets signal statistics string struct sys textwrap threading time
 timeit traceback types typing unicodedata uuid warnings weakref zlib _strptime
 """.split()
-MADE = (  # by its type from the arguments that pickle would give it; a datetime is a date, too
-    datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone, fractions.Fraction,
-    decimal.Decimal, range, array,
-)  # fmt: skip
+# By its type from the arguments that pickle would give it; a datetime is a date, too.
+DATES = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
+MADE = (*DATES, fractions.Fraction, decimal.Decimal, range, array)
 SYSCALLS = {  # x86_64; on files that are open, on the process's own memory, signal handlers, clocks, and its end
     "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8,
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25,
@@ -105,23 +103,17 @@ class Sandbox:
     def __init__(self) -> None:
         if (sys.platform, platform.machine()) != ("linux", "x86_64"):
             raise RuntimeError(f"programs can be confined on Linux on x86_64 only, not {platform.platform()}")
-        self._request, self._output = os.memfd_create("request"), os.memfd_create("output")
-        files = (self._request, self._output)
-        server = subprocess.Popen(
-            # Without packages, and nothing of this environment. Equal sets are printed equally in every process.
-            [sys.executable, "-s", "-S", "-P", __file__, *map(str, files)], env={"PYTHONHASHSEED": "0"},
-            pass_fds=files, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
-        assert server.stdin and server.stdout
-        self._server, self._seconds, self._codes = server, server.stdin, server.stdout
-        tried = [["exec", f"def attempt():\n try: {call}\n except PermissionError: return 1"] for call in FORBIDDEN]
-        steps = [step for attempt in tried for step in (attempt, ["eval", "attempt()"])]
-        found: tuple[str, bytes] | SandboxDied
+        self._files = self._request, self._output = os.memfd_create("request"), os.memfd_create("output")
+        # Without packages, and nothing of this environment. Equal sets are printed equally in every process.
+        command, env = [sys.executable, "-s", "-S", "-P", __file__], {"PYTHONHASHSEED": "0"}
+        command, pipe = [*command, *map(str, self._files)], subprocess.PIPE
+        self._server = subprocess.Popen(command, env=env, pass_fds=self._files, stdin=pipe, stdout=pipe, bufsize=0)
+        attempts = "".join(f"try: {call}\nexcept PermissionError: refused += 1\n" for call in FORBIDDEN)
         try:
-            found = self.run([["exec", "import os"], *steps], seconds=20)
+            found = self.run([["exec", f"import os\nrefused = 0\n{attempts}"], ["eval", "refused"]], seconds=20)
         except SandboxDied as error:
-            found = error
-        if found != ("done", json.dumps([1] * len(FORBIDDEN)).encode()):
+            found = "crash", str(error).encode()
+        if found != ("done", b"[%d]" % len(FORBIDDEN)):
             self.close()
             raise RuntimeError(f"the kernel does not confine programs by seccomp filters here: {found}")
 
@@ -139,9 +131,10 @@ class Sandbox:
         os.pwrite(self._request, json.dumps({"steps": steps, "stdin": stdin, "values": values}).encode(), 0)
         os.ftruncate(self._output, 0)
         os.lseek(self._output, 0, os.SEEK_SET)
+        assert self._server.stdin and self._server.stdout
         with contextlib.suppress(BrokenPipeError):
-            self._seconds.write(b"%f\n" % max(seconds, 0.001))
-        reply = self._codes.readline()
+            self._server.stdin.write(b"%f\n" % max(seconds, 0.001))
+        reply = self._server.stdout.readline()
         if not reply:
             raise SandboxDied("the process that starts programs died")
         kinds = {b"timeout": "timeout", b"0": "done", b"%d" % RAISED: "wrong", b"%d" % MEMORY: "memory"}
@@ -151,7 +144,7 @@ class Sandbox:
         """Ends the server and waits for it."""
         self._server.kill()
         self._server.communicate()
-        for file in (self._request, self._output):
+        for file in self._files:
             os.close(file)
 
     def __enter__(self) -> Sandbox:
@@ -159,9 +152,6 @@ class Sandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# ------------------------------------------------------------------------------------------------- plain data, as JSON
 
 
 def encode(value: Any) -> Any:
@@ -194,12 +184,11 @@ def encode(value: Any) -> Any:
 
 def decode(text: str) -> Any:
     """What `encode` made JSON of. Raises ValueError, TypeError or KeyError if it did not."""
-    makers: dict[str, Any] = {
-        "int": lambda digits: int(digits, 16), "dict": dict, "complex": lambda parts: complex(*parts), "bytes": bytes,
-        "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque, "object": lambda _: object(),
-        "iterator": lambda items: (item for item in items), "items": lambda items: dict(enumerate(items)).values(),
-        **{kind.__name__: lambda args, kind=kind: kind(*args) for kind in MADE},
-    }  # fmt: skip
+    makers: dict[str, Any] = {kind.__name__: lambda args, kind=kind: kind(*args) for kind in MADE}
+    makers |= {kind.__name__: kind for kind in (dict, bytes, tuple, set, frozenset, deque)}
+    makers |= {"int": lambda digits: int(digits, 16), "complex": lambda parts: complex(*parts)}
+    makers |= {"iterator": lambda items: (item for item in items), "object": lambda _: object()}
+    makers["items"] = lambda items: dict(enumerate(items)).values()
     return json.loads(text, object_hook=lambda tagged: next(makers[kind](x) for kind, x in tagged.items()))
 
 
@@ -245,18 +234,16 @@ def new_filter() -> bytes:
         instruction(jump_if_equal, number, if_true=len(SYSCALLS) - i)  # to the last instruction
         for i, number in enumerate(SYSCALLS.values())
     ]
-    return b"".join([
-        instruction(load, 4), instruction(jump_if_equal, AUDIT_ARCH_X86_64, if_true=1), instruction(end, kill),
-        instruction(load, 0), *jumps, instruction(end, refuse), instruction(end, allow),
-    ])  # fmt: skip
+    right = [instruction(load, 4), instruction(jump_if_equal, AUDIT_ARCH_X86_64, if_true=1), instruction(end, kill)]
+    return b"".join([*right, instruction(load, 0), *jumps, instruction(end, refuse), instruction(end, allow)])
 
 
 def shut_in(seconds: float, filtered: bytes, server: int) -> None:
     """Sets this process's limits and filter, for good. If that is not possible, the process ends."""
-    for kind, most in (
-        (resource.RLIMIT_AS, MEMORY_MB * 2**20), (resource.RLIMIT_FSIZE, MAX_OUTPUT_BYTES),
-        (resource.RLIMIT_CPU, math.ceil(seconds) + 1), (resource.RLIMIT_STACK, STACK_BYTES),
-    ):  # fmt: skip
+
+    limits = {resource.RLIMIT_AS: MEMORY_MB * 2**20, resource.RLIMIT_FSIZE: MAX_OUTPUT_BYTES}
+    limits |= {resource.RLIMIT_CPU: math.ceil(seconds) + 1, resource.RLIMIT_STACK: STACK_BYTES}
+    for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
