@@ -70,19 +70,22 @@ real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums
 	.venv/bin/python tools/before_and_after.py runs/real-$(PROBLEMS)
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
-	.venv/bin/python tools/gpu_check.py
+	nvidia-smi -L
+	.venv/bin/pip install -q $(shell grep -E '^pytest=' requirements-dev.txt)
+	.venv/bin/python -m pytest tests/gpu -m gpu -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
+	--junitxml runs/gpu-check.xml
 
 refit: setup  ## every table of RESULTS.md and docs/results/ from the curves of all runs, and from nothing else
 	.venv/bin/python evidence/ablate.py all --curves docs/results/curves.csv.gz --results docs/results --page RESULTS.md
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
-	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium"
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not gpu"
 
 test-medium: $(TESTS)/installed-dev  ## engines that die, several ranks, simulations, the tools that make the evidence
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "medium and not slow"
 
 test-unit: $(TESTS)/installed-dev  ## concept files, runtime with a fake engine, tasks: seconds, and no vLLM
-	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not long" --ignore tests/engine
+	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not long and not gpu" --ignore tests/engine
 
 test-slow: $(TESTS)/installed-dev  ## what takes minutes
 	$(TESTS)/bin/python -m pytest -m slow

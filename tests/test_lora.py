@@ -371,14 +371,14 @@ def test_a_frozen_weight_has_four_bytes():
 
 @pytest.mark.long
 def test_counted_memory_of_a_trainer():
-    """tools/memory.py: 4 bytes of each parameter and 16 of the adapters'. Of seven layers in three blocks A has 8 x in,
+    """tools/plan.py: 4 bytes of each parameter and 16 of the adapters'. Of seven layers in three blocks A has 8 x in,
     B out x 8 numbers: q and o 64 + 64, k and v 64 + 32, three times 64 + 96."""
-    import memory
-    from test_memory import FLAGS, PARAMETERS, TINY
+    import plan
+    from test_plan import FLAGS, PARAMETERS, TINY
     from transformers import Qwen3Config
 
     adapters = 3 * 8 * (2 * 128 + 2 * 96 + 3 * 160)
-    found = memory.trainer_bytes(Qwen3Config(**TINY), Flags(**FLAGS | EIGHT), 1, True)
+    found = plan.trainer_bytes(Qwen3Config(**TINY), Flags(**FLAGS | EIGHT), 1, True)
     assert found["FP32 weights, gradients, moments"] == pytest.approx(4 * PARAMETERS + 16 * adapters, rel=1e-3)
 
 

@@ -29,7 +29,7 @@ def test_tests_have_an_environment_of_their_own_beside_a_gpus(tmp_path):
     assert "pip uninstall -q -y torchvision" in said
     assert "requirements.txt" not in said and ".venv/" not in said
     assert said.index("-r requirements-cpu.txt") < said.index(".venv-cpu/bin/pip install -q -r requirements-dev.txt")
-    assert said.rstrip().endswith('.venv-cpu/bin/python -m pytest -n 2 -m "not slow and not medium"')
+    assert said.rstrip().endswith('.venv-cpu/bin/python -m pytest -n 2 -m "not slow and not medium and not gpu"')
 
 
 def test_the_demo_takes_the_gpus_build_where_there_is_one(tmp_path):

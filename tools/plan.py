@@ -1,146 +1,467 @@
-"""What a split of GPUs would do, before any of them is rented: seconds a step, who waits for whom, and the lag.
+"""Does it fit, how fast will it be, and which split of the GPUs is best: before any of them is at hand.
 
-    python tools/plan.py --model_parameters 8.2e9 --trainers 16 --engines 64 --lengths 8000,0.6 --longest 14336 \\
-        --batch_prompts 48 --rollouts 16 --k 8
-    python tools/plan.py --like runs/demo                # what a finished run measured, beside the plan of it
+    python tools/plan.py --card_gb 24 --model Qwen/Qwen3-0.6B --dtype bfloat16 --tokens_per_microbatch 8192 ...
+    python tools/plan.py --card_gb 80 --gpus 8 --trainers 4 --lengths 4000,0.6 --data_parallel 4 ...
 
-The real `pipeline_rl.Pacer` paces engines and trainers that are simulated (simulated_cluster.py). Without measurements
-a roofline gives their speed: P parameters cost 2 P FLOPs a token in an engine and 6 P in training, of which an MFU is
-reached; each step of an engine also reads all weights, and for each of its requests the keys and values.
+Give it a machine and the arguments of train.py.
+
+DOES IT FIT? The trainer's side is counted, not guessed: the real policy runs forward and backward under FSDP2 on
+tensors that have a shape and no data, and torch counts the bytes that live at the peak. (On one process in float32 the
+trainer does without FSDP2 and needs less.) The engine's side is arithmetic:
+
+    budget of an engine = its share of the card = weights + keys and values + work + CUDA
+
+A GB is 1e9 bytes here, and cards are sold in GiB: the 7 % between them are left to the allocator's gaps.
+
+HOW FAST, WHICH SPLIT? With --lengths the real `pipeline_rl.Pacer` paces engines and trainers that are simulated, event
+by event. A roofline gives their speed: P parameters cost 2 P FLOPs a token in an engine and 6 P in training, of which
+an MFU is reached; each step of an engine also reads all weights, and for each of its requests the keys and values.
 
     seconds of an engine's step = 2 P / (bandwidth · use)
         + requests · (kv_bytes_per_token · mean context / bandwidth + 2 P / peak) / use
     tokens/s of a trainer = MFU · peak / (6 P) · completion / (prompt + completion)
 
-The shares and the lag come out of ratios of these speeds, so a plan is as good as they are: --engine_step and
---trainer_tokens take measured ones, and --like takes all of them from a run, with its completion lengths. docs/gpu.md
-compares plans with measured runs.
+The shares and the lag come out of ratios of these speeds, so a plan is as good as they are; --engine_step,
+--trainer_tokens and --push_seconds take measured ones.
+
+SIMPLIFIED. All engines run equally many requests, and prompts cost them nothing (the G rollouts of a group share one
+prefill). A completion that is cut is one request with its answer. Judging takes no time, no step is thrown away, and
+nothing is evaluated.
+
+SOURCES. torch/distributed/_tools/fsdp2_mem_tracker.py; the shares of runtime/devices.py; CUDA's contexts and the work
+of an engine are estimates.
 """
 
 import argparse
-import itertools
+import heapq
+import math
+import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import harmonic_mean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
 from measuring import above_zero, positive, table
-from simulated_cluster import Plan, Setting, lognormal, simulate
 
 from pipeline_rl import Pacer
-from runtime.run_folder import Folder
+from runtime.devices import RECEIVING, SHARED, engine_options, generator_devices
+from runtime.flag_checks import check_flags
+from runtime.flags import BUILT_IN, Flags, UsageError, has_adapters, parse_flags
+from runtime.lora import add_adapters
+from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.weights import BUFFER
 
-CPU_STEP = 85.0, 1.0  # what a step costs without requests : what each adds; the built-in model in vLLM on a CPU
+SHAPES: dict[str, dict[str, Any]] = {  # what the config.json of each has on huggingface.co (April 2025)
+    "Qwen/Qwen3-0.6B": {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen3-8B": {
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
+PHRASE = 32  # tokens of the interruption's phrase, at most
+CUDA = 0.5e9  # bytes of a process's CUDA context, estimated
 
 
-def estimated(args: argparse.Namespace) -> Setting:
-    """The job and the machines of the command line, with the speeds that were measured, or those of the roofline."""
-    groups = (args.steps + 2 * args.k + 4) * args.batch_prompts
-    lengths = lognormal(*args.lengths, args.longest, args.rollouts, groups)
-    weights, bandwidth, peak = 2 * args.model_parameters, args.bandwidth_tb * 1e12, args.peak_tflops * 1e12
-    cache = args.kv_bytes_per_token * mean_context(lengths, args.prompt)
-    step = weights / bandwidth / args.use, (cache / bandwidth + weights / peak) / args.use
-    completion = sum(map(sum, lengths)) / sum(map(len, lengths))  # tokens, mean
-    rate = args.mfu * peak / (6 * args.model_parameters) * completion / (args.prompt + completion)
+# ---------------------------------------------------------------------------------------------------------- does it fit
+
+
+def config_of(model: str) -> Any:
+    """The configuration of a model: a folder or hub id, or one of SHAPES, which needs no network. Raises OSError or
+    ValueError if there is none."""
+    from transformers import AutoConfig, Qwen3Config
+
+    return Qwen3Config(**QWEN3, **SHAPES[model]) if model in SHAPES else AutoConfig.from_pretrained(model)
+
+
+def on_meta(config: Any) -> Any:
+    """The model without any memory for its weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def sizes(model: Any) -> list[int]:
+    """Numbers in each parameter."""
+    return [parameter.numel() for parameter in model.parameters()]
+
+
+@contextmanager
+def without_data(ranks: int) -> Iterator[Any]:
+    """Tensors have no data, and `ranks` processes are pretended, of which this is the first; gives their mesh."""
+    import torch.distributed as dist
+    import transformers
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    packed = transformers.masking_utils.find_packed_sequence_indices
+    transformers.masking_utils.find_packed_sequence_indices = lambda *_: None  # it would read data
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (ranks,))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield mesh
+    finally:
+        dist.destroy_process_group()
+        transformers.masking_utils.find_packed_sequence_indices = packed
+
+
+def sharded(policy: Policy, dtype: torch.dtype, mesh: Any) -> Policy:
+    """The policy as accelerate hands it to the trainer: layer by layer under FSDP2, in `dtype` over FP32 weights."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mixed = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in list(policy.modules()):
+        if type(module).__name__ in (policy._no_split_modules or ()):
+            fully_shard(module, mesh=mesh, mp_policy=mixed)
+    return fully_shard(policy, mesh=mesh, mp_policy=mixed)
+
+
+def in_transit(largest: int, shared: bool) -> int:
+    """Bytes of an update's parts on either side: one by `ipc`; three by `nccl`, of which one has the largest tensor."""
+    return max(largest, BUFFER) + (0 if shared else 2 * BUFFER)
+
+
+def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
+    """What lives on a trainer's GPU at the peak of a microbatch that is not the step's first, by kind."""
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from transformers import AutoModelForCausalLM
+
+    n, dtype = max(flags.tokens_per_microbatch, longest_row(flags)), getattr(torch, flags.dtype)
+    model = on_meta(config)
+    if has_adapters(flags):  # what they keep for the backward pass is about what the layers alone keep
+        with torch.device("meta"):
+            add_adapters(flags, model, flags.model)
+    states = sum(parameter.numel() * (16 if parameter.requires_grad else 4) for parameter in model.parameters())
+    microbatch = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
+    with without_data(ranks) as mesh:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        parameters = sizes(model)
+        if flags.gradient_checkpointing:
+            recompute_layers(model)
+        policy = sharded(Policy(model, fp32_head=flags.fp32_head), dtype, mesh)
+        with FSDPMemTracker(policy) as tracker:
+            for parameter in policy.parameters():  # as after the step's first microbatch
+                parameter.grad = torch.zeros_like(parameter)
+            gradients = by_kind(tracker)["Activation"]  # torch does not know better what these are
+            logprobs, _ = policy(microbatch)
+            kept = by_kind(tracker)["Activation"] - gradients
+            logprobs.sum().backward()
+        peak = by_kind(tracker, "peak")
+    del peak["Sharded Param"]  # among the states
+    gathered = sum(peak.pop(kind, 0) for kind in ("Unsharded Param", "All Gather", "Unsharded Grad", "Reduce Scatter"))
+    largest = max(parameters) * dtype.itemsize
+    return {
+        "FP32 weights, gradients, moments": states / ranks,
+        "layers and head, gathered": gathered,
+        "kept for the backward pass": kept,
+        "head, recomputation of a layer": sum(peak.values()) - gradients - kept,
+        "reference model of --kl_coef": sum(parameters) * dtype.itemsize * (flags.kl_coef > 0),
+        "an update: a whole tensor and what travels": largest + in_transit(largest, shared),
+        "CUDA": CUDA,
+    }
+
+
+def by_kind(tracker: Any, moment: str = "current") -> dict[str, int]:
+    """Bytes of each kind of tensor, now or at the peak, the sum left out."""
+    (kinds,) = tracker.get_tracker_snapshot(moment).values()
+    return {kind.value: size for kind, size in kinds.items() if kind != "Total"}
+
+
+def longest_row(flags: Flags) -> int:
+    """Tokens of the longest prompt and completion."""
+    prompt = 64 if flags.dataset in BUILT_IN else flags.max_prompt_tokens
+    return prompt + flags.max_budget + PHRASE * (flags.length_control == "interruption") + flags.answer_budget
+
+
+def engine_bytes(config: Any, flags: Flags, card: float, shared: bool) -> dict[str, float]:
+    """What an engine does with its share of a GPU, by kind. An update's tensors are outside of that share."""
+    share = engine_options(flags).get("gpu_memory_utilization", SHARED if shared else RECEIVING)
+    held, parameters = getattr(torch, flags.dtype).itemsize, sizes(on_meta(config))
+    # Work, estimated: logits, log-probs and probabilities in FP32; a prefill of 8,192 tokens through one layer.
+    logits = 3 * 4 * flags.max_num_seqs * config.vocab_size
+    prefill = 8192 * held * (4 * config.hidden_size + 2 * config.intermediate_size)
+    weights, work = held * sum(parameters) / flags.tensor_parallel, (logits + prefill) / flags.tensor_parallel
+    return {
+        "weights": weights,
+        "logits, prefill": work,
+        "CUDA": CUDA,
+        "keys and values": share * card - weights - work - CUDA,
+        "beyond its share: what of an update travels": in_transit(max(parameters) * held, shared),
+    }
+
+
+def cache_bytes(config: Any, flags: Flags) -> float:
+    """Keys and values of one token on one GPU."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    held = getattr(torch, flags.dtype).itemsize
+    return 2 * config.num_hidden_layers * heads * size * held / min(flags.tensor_parallel, heads)
+
+
+def memory(args: argparse.Namespace, flags: Flags, config: Any, shared: bool) -> tuple[str, bool]:
+    """(What is printed, whether it fits)."""
+    card = args.card_gb * 1e9
+    trainer = trainer_bytes(config, flags, args.trainers, shared)
+    engine = engine_bytes(config, flags, card, shared)
+    room = engine["keys and values"] / cache_bytes(config, flags) / longest_row(flags)
+    used = {"a trainer's GPU": sum(trainer.values()), "an engine's GPU": sum(engine.values())}
+    if shared:
+        used = {"a GPU of both": sum(used.values())}
+    rows = [[f"trainer: {kind}", size / 1e9] for kind, size in trainer.items() if size]
+    rows += [[f"engine: {kind}", size / 1e9] for kind, size in engine.items()]
+    rows += [[f"**{where}**", size / 1e9] for where, size in used.items()]
+    fits = room >= 1 and max(used.values()) <= card
+    return (
+        f"{table([f'of {args.card_gb:g} GB', 'GB'], rows)}\n\n"
+        f"keys and values: room for {max(0.0, room):.1f} completions of {longest_row(flags):,} tokens at once\n"
+        f"it {'fits' if fits else 'does NOT fit'}, by this arithmetic; a run decides"
+    ), fits
+
+
+# ------------------------------------------------------------------------------------------------- a simulated cluster
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A job and the machines that it runs on; seconds throughout."""
+
+    batch_prompts: int  # B
+    k: int
+    lengths: Sequence[Sequence[int]]  # tokens of the G completions of each group as it is admitted; then from the start
+    trainers: int
+    engines: int
+    max_num_seqs: int  # requests inside each engine at most
+    engine_step: tuple[float, float]  # base, and for each request in it: each step gives every request one token
+    trainer_rate: float  # sampled tokens/s of one trainer
+    push_seconds: float  # of an update, in which every engine stands still and the trainer waits
+    schedule: str = "pipeline"
+    min_ready: int = 0
+    max_ready: int | None = None
+    steps: int = 45  # that are counted, after those of `warm_up`
+
+    @property
+    def warm_up(self) -> int:
+        """Steps until the engines are full; the rounds of ppo_off_policy are all alike."""
+        return self.k + 2 if self.schedule == "pipeline" else self.k
+
+
+@dataclass
+class Plan:
+    """What the counted steps came to; shares are of their time."""
+
+    step_seconds: float
+    trainer_busy: float
+    generator_busy: float  # a request is inside, and no update stops it
+    requests: float  # inside each engine, mean
+    lag_mean: float
+    lag_max: int
+
+
+@dataclass
+class Group:
+    """What the pacer sees of a group, and what its lags are counted from."""
+
+    number: int
+    first: int  # the version that was live when it began
+    left: int  # requests that still run
+    tokens: int
+    versions: float  # of all its tokens, summed
+
+
+class Simulation:
+    """Time passes from event to event. Each step of an engine gives every request one token; as all engines step alike,
+    one clock counts the steps of all."""
+
+    def __init__(self, setting: Setting):
+        self.s = s = setting
+        self.pacer = Pacer(
+            s.batch_prompts, s.k, schedule=s.schedule, min_ready=s.min_ready, max_ready=s.max_ready or None
+        )
+        self.now = self.clock = 0.0
+        self.versions = 0.0  # of the tokens of a request that runs from the start, summed
+        self.ends: list[tuple[float, int]] = []  # a heap, one for each request inside: its end on `clock`, its group
+        self.groups: dict[int, Group] = {}
+        self.trained = self.live = 0  # the newest version, and the engines'
+        self.pushing = False
+        self.trainer, self.until = self._trainer(), math.inf  # when the trainer goes on; inf: it waits for groups
+        self.total: Counter[str] = Counter()  # seconds of each state, tokens and their lags
+        self.lag_max = 0
+
+    def run(self) -> Plan:
+        """Simulates until `steps` steps are counted. Raises RuntimeError if nobody can go on."""
+        began, before = 0.0, Counter[str]()
+        while self.trained < self.s.warm_up + self.s.steps:
+            self._admit()
+            self._pass_time()
+            while self.ends and self.ends[0][0] <= self.clock + 1e-6:
+                self._end_request()
+            trained = self.trained
+            if self.now >= self.until or self.until == math.inf:
+                self.until = next(self.trainer)
+            if trained < self.s.warm_up == self.trained:
+                began, before, self.lag_max = self.now, self.total.copy(), 0
+        passed = self.now - began
+        found = {name: self.total[name] - before[name] for name in self.total}
+        return Plan(
+            step_seconds=passed / self.s.steps,
+            trainer_busy=found["trainer"] / passed,
+            generator_busy=found["generator"] / passed,
+            requests=found["requests"] / passed / self.s.engines,
+            lag_mean=max(0.0, found["lags"] / found["tokens"]),  # rounding
+            lag_max=self.lag_max,
+        )
+
+    def _admit(self) -> None:
+        lengths, slots = self.s.lengths, self.s.max_num_seqs * self.s.engines
+        while len(self.ends) + len(lengths[0]) <= slots and self.pacer.may_admit():
+            number = self.pacer.admit()
+            of_group = lengths[number % len(lengths)]
+            before = -self.versions * len(of_group)
+            self.groups[number] = Group(number, self.live, len(of_group), sum(of_group), before)
+            for length in of_group:
+                heapq.heappush(self.ends, (self.clock + length, number))
+
+    def _pass_time(self) -> None:
+        """Until the trainer goes on or a request is complete, whichever comes first."""
+        base, per_request = self.s.engine_step
+        step = base + per_request * max(1.0, len(self.ends) / self.s.engines)  # seconds
+        samples = bool(self.ends) and not self.pushing
+        until = min(self.until, self.now + max(0.0, self.ends[0][0] - self.clock) * step if samples else math.inf)
+        if until == math.inf:
+            raise RuntimeError("nobody can go on: the groups that the trainer waits for do not fit the engines")
+        passed, self.now = until - self.now, until
+        if samples:
+            self.clock += passed / step
+            self.versions += passed / step * self.live
+        self.total["generator"] += passed * samples
+        self.total["requests"] += passed * len(self.ends)
+        self.total["trainer"] += passed * (self.until < math.inf and not self.pushing)
+
+    def _end_request(self) -> None:
+        group = self.groups[heapq.heappop(self.ends)[1]]
+        group.left, group.versions = group.left - 1, group.versions + self.versions
+        if not group.left:
+            self.pacer.finish(self.groups.pop(group.number))
+
+    def _trainer(self) -> Iterator[float]:
+        """Yields when it goes on; inf: when something happens."""
+        while True:
+            taken = self.pacer.take(self.pacer.take_size)
+            if taken is None:
+                yield math.inf
+                continue
+            for first in range(0, len(taken), self.s.batch_prompts):
+                batch = taken[first : first + self.s.batch_prompts]
+                tokens = sum(group.tokens for group in batch)
+                yield self.now + tokens / (self.s.trainer_rate * self.s.trainers)
+                self.total["tokens"] += tokens
+                self.total["lags"] += tokens * self.trained - sum(group.versions for group in batch)
+                self.lag_max = max(self.lag_max, *(self.trained - group.first for group in batch))
+                self.trained += 1
+            self.pushing = True
+            yield self.now + self.s.push_seconds
+            self.pushing, self.live = False, self.trained
+            self.pacer.release(len(taken))
+
+
+def simulate(setting: Setting) -> Plan:
+    """One simulated job."""
+    return Simulation(setting).run()
+
+
+# ---------------------------------------------------------------------------------------------- how fast, which split
+
+
+def lognormal(mean: float, sigma: float, longest: int, rollouts: int, groups: int, seed: int = 0) -> list[list[int]]:
+    """Tokens of the completions of groups: lognormal with this mean and standard deviation of their logarithm, cut."""
+    rng = random.Random(seed)
+
+    def draw() -> int:
+        return max(1, min(longest, round(mean * math.exp(rng.gauss(-(sigma**2) / 2, sigma)))))
+
+    return [[draw() for _ in range(rollouts)] for _ in range(groups)]
+
+
+def estimated(args: argparse.Namespace, flags: Flags, parameters: float, cache: float) -> Setting:
+    """The job and the machines of the command line, with the speeds that were measured, or those of the roofline.
+    `cache`: bytes of a token's keys and values on one GPU. Raises ValueError for a job that the pacer refuses."""
+    longest = flags.max_budget + flags.answer_budget
+    groups = (args.steps + 2 * flags.k + 4) * flags.batch_prompts
+    lengths = lognormal(*args.lengths, longest, flags.rollouts, groups)
+    tokens = [length for group in lengths for length in group]
+    completion = sum(tokens) / len(tokens)  # mean
+    context = args.prompt + sum(x * x for x in tokens) / sum(tokens) / 2  # behind a running request, mean
+    weights, peak, bandwidth = 2 * parameters, args.peak_tflops * 1e12, args.bandwidth_tb * 1e12
+    of_a_gpu = weights / flags.tensor_parallel
+    step = of_a_gpu / bandwidth / args.use, (cache * context / bandwidth + of_a_gpu / peak) / args.use
+    rate = args.mfu * peak / (6 * parameters) * completion / (args.prompt + completion)
     return Setting(
-        args.batch_prompts, args.k, lengths, args.trainers or 16, args.engines, args.max_num_seqs,
-        engine_step=args.engine_step or step, schedule=args.schedule, steps=args.steps,
-        trainer_rates=[(args.trainer_tokens or rate) / args.trained_share],
+        flags.batch_prompts,
+        flags.k,
+        lengths,
+        args.trainers,
+        flags.data_parallel,
+        flags.max_num_seqs,
+        engine_step=args.engine_step or step,
+        trainer_rate=args.trainer_tokens or rate,
         push_seconds=args.push_seconds or weights / (args.link_gb * 1e9),
-    )  # fmt: skip
-
-
-def mean_context(lengths: Sequence[Sequence[int]], prompt: int) -> float:
-    """Tokens that a running request has behind it, over all its tokens."""
-    flat = [length for group in lengths for length in group]
-    return prompt + sum(x * x for x in flat) / sum(flat) / 2
-
-
-def like(folder: Folder, engine_step: tuple[float, float], trainers: int) -> tuple[Setting, Plan]:
-    """(the job of a run with the speeds that were measured in it; what came of it), evaluations and warm-up left out.
-
-    The trainers' speed is that while they did not wait, step by step. The engines' follows from Little's law: a token
-    takes (requests inside) / (tokens/s) seconds; of `engine_step` only the ratio counts. Raises ValueError.
-    """
-    records, groups = folder.read("metrics.jsonl"), folder.read("groups.jsonl")
-    rows = [record for record in records if "step" in record]
-    if not rows or "requests" not in rows[-1]:
-        raise ValueError(f"{folder.path} is not the folder of a run, or of one whose logs lack `requests`")
-    config = next(record["config"] for record in reversed(records) if "config" in record)
-    setting = Setting(
-        config["batch_prompts"], config["k"], [lengths for group in groups for lengths in group["lengths"]], trainers,
-        engines=config["data_parallel"], max_num_seqs=config["max_num_seqs"], engine_step=engine_step, trainer_rates=[],
-        push_seconds=0, trainer_waits=False, schedule=config["schedule"],
-        queue={"min_ready": config["min_ready"], "max_ready": config["max_ready"] or None},
-    )  # fmt: skip
-    take = 1 if setting.schedule == "pipeline" else setting.k  # steps between two updates
-    evaluated = {record["step"] // take for record in folder.read("eval.jsonl")}  # during the take that follows
-    trained: Counter[int] = Counter()  # tokens of each step
-    for group in groups:
-        trained[group["step"] + 1] += sum(map(sum, group["lengths"]))
-    rows = [
-        row | {"sampled": row["tokens"] - before["tokens"], "trained": trained[row["step"]]}
-        for before, row in itertools.pairwise(rows)
-        if row["step"] > setting.warm_up and (row["step"] - 1) // take not in evaluated
-    ]
-    if not rows:
-        raise ValueError(f"{folder.path} has no step without an evaluation after the first {setting.warm_up}")
-
-    def total(name: str, weight: str = "") -> float:
-        return sum(row[name] * (row[weight] if weight else 1) for row in rows)
-
-    seconds = total("seconds")
-    measured = Plan(
-        step_seconds=seconds / len(rows),
-        trainer_busy=1 - total("trainer_idle") / seconds,
-        generator_busy=1 - (total("generator_idle") + total("sync_seconds")) / seconds,
-        requests=total("requests", "seconds") / seconds / setting.engines,
-        lag_mean=total("lag_mean", "trained") / total("trained"),
-        lag_max=max(row["lag_max"] for row in rows),
-        tokens=total("sampled") / seconds,
+        schedule=flags.schedule,
+        min_ready=flags.min_ready,
+        max_ready=flags.max_ready,
+        steps=args.steps,
     )
-    setting = replace(
-        setting, steps=len(rows), push_seconds=total("sync_seconds") / len(rows) * take,
-        trainer_rates=[row["trained"] / (row["seconds"] - row["trainer_idle"]) / trainers for row in rows],
-    )  # fmt: skip
-    for _ in range(4):  # until a token takes as long as it took
-        found, (base, per_request) = simulate(setting), setting.engine_step
-        slower = measured.requests / measured.tokens * found.tokens / found.requests
-        setting = replace(setting, engine_step=(base * slower, per_request * slower))
-    return setting, measured
 
 
-def best_split(setting: Setting) -> Setting:
-    """The split of the same number of GPUs that has the shortest step, of nine: 10 %, 20 % ... 90 % of them train."""
-    total = setting.trainers + setting.engines
-    splits = [
-        replace(setting, trainers=trainers, engines=total - trainers)
-        for trainers in sorted({round(total * tenths / 10) for tenths in range(1, 10)} - {0, total})
-    ]
-    possible = [x for x in [setting, *splits] if x.max_num_seqs * x.engines >= len(x.lengths[0])]
-    return min(possible, key=lambda split: simulate(split).step_seconds)
+def best_split(setting: Setting, gpus_of_an_engine: int = 1) -> Setting:
+    """The split of the same GPUs that has the shortest step, of nine: 10 %, 20 % ... 90 % of them train."""
+    total = setting.trainers + setting.engines * gpus_of_an_engine
+    splits = [setting]
+    for trainers in sorted({round(total * tenths / 10) for tenths in range(1, 10)} - {0}):
+        engines = (total - trainers) // gpus_of_an_engine
+        if setting.max_num_seqs * engines >= len(setting.lengths[0]):
+            splits.append(replace(setting, trainers=trainers, engines=engines))
+    return min(splits, key=lambda split: simulate(split).step_seconds)
 
 
-def cases(asked: Setting) -> dict[str, Setting]:
+def cases(asked: Setting, gpus_of_an_engine: int = 1) -> dict[str, Setting]:
     """What was asked for and what is compared with it, by name."""
-    found = {f"{asked.schedule} {asked.k}": asked, "the best split": best_split(asked)}
-    plain = replace(asked, schedule="pipeline", queue={})
+    found = {f"{asked.schedule} {asked.k}": asked, "the best split": best_split(asked, gpus_of_an_engine)}
+    plain = replace(asked, schedule="pipeline", min_ready=0, max_ready=None)
     if asked.k:
         whole_rounds = -(-asked.steps // asked.k) * asked.k
         found[f"ppo_off_policy {asked.k}"] = replace(plain, schedule="ppo_off_policy", steps=whole_rounds)
     return found | {"on-policy (pipeline 0)": replace(plain, k=0)}
 
 
-def row(label: str, setting: Setting, plan: Plan) -> list[str]:
-    """A line of the table."""
-    return [
-        label, f"{setting.trainers} + {setting.engines}", f"{plan.step_seconds:.3g}", f"{plan.trainer_busy:.2f}",
-        f"{plan.generator_busy:.2f}", f"{plan.requests:.0f}", f"{plan.lag_mean:.2f} / {plan.lag_max}",
-        f"{plan.step_seconds * (setting.trainers + setting.engines) / 3.6:,.0f}",
-    ]  # fmt: skip
+def speed(asked: Setting, gpus_of_an_engine: int) -> str:
+    """What is printed."""
+    head = ["schedule", "trainers + engines", "s a step", "trainers busy", "engines busy", "requests an engine"]
+    rows = []
+    for label, setting in cases(asked, gpus_of_an_engine).items():
+        plan, gpus = simulate(setting), setting.trainers + setting.engines * gpus_of_an_engine
+        row = [label, f"{setting.trainers} + {setting.engines}", f"{plan.step_seconds:.3g}", f"{plan.trainer_busy:.2f}"]
+        row += [f"{plan.generator_busy:.2f}", f"{plan.requests:.0f}", f"{plan.lag_mean:.2f} / {plan.lag_max}"]
+        rows.append([*row, f"{plan.step_seconds * gpus / 3.6:,.0f}"])
+    base, per_request = asked.engine_step
+    return (
+        f"an engine's step: {1e3 * base:.3g} ms and {1e3 * per_request:.3g} ms a request; trainers: "
+        f"{asked.trainer_rate * asked.trainers:,.0f} tokens/s; an update: {asked.push_seconds:.2g} s\n\n"
+        + table([*head, "lag mean / max", "GPU-hours / 1,000 steps"], rows)
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- command line
 
 
 def two_numbers(text: str) -> tuple[float, float]:
@@ -152,71 +473,53 @@ def two_numbers(text: str) -> tuple[float, float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The command line; all that it does not know is for train.py."""
     made = argparse.ArgumentParser(
         prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    job = made.add_argument_group("job", "default: the paper's 8B model; --lengths is a guess").add_argument
-    job("--trainers", type=positive, help="GPUs that train (16; with --like 1)")
-    job("--engines", type=positive, default=64, help="GPUs that sample, one engine each (64)")
-    job("--schedule", choices=["pipeline", "ppo_off_policy"], default="pipeline")
-    job("--k", type=int, default=8, help="steps off-policy (8)")
-    job("--batch_prompts", type=positive, default=48, help="B (48)")
-    job("--rollouts", type=positive, default=16, help="G (16)")
-    job("--max_num_seqs", type=positive, default=512, help="requests inside each engine at most (512)")
-    job("--lengths", type=two_numbers, default=(8000.0, 0.6), metavar="MEAN,SIGMA",
-        help="tokens of a completion, standard deviation of their logarithm; 0: all alike (8000,0.6)")  # fmt: skip
-    job("--longest", type=positive, default=14336, help="tokens at which a completion is cut (14336)")
-    job("--prompt", type=positive, default=200, help="tokens of a prompt (200)")
-    job("--trained_share", type=above_zero, default=1.0, help="of the tokens, after the zero-variance filter (1)")
-    job("--steps", type=positive, default=45, help="that are counted (45)")
-    machine = made.add_argument_group("machines", "default: Qwen3-8B on H100 SXM (NVIDIA's data sheet)").add_argument
-    machine("--model_parameters", type=above_zero, default=8.2e9)
-    machine("--kv_bytes_per_token", type=above_zero, default=147456, help="2 · layers · KV heads · head size · 2 bytes")
-    machine("--peak_tflops", type=above_zero, default=989, help="bfloat16, dense, of one GPU (989)")
-    machine("--bandwidth_tb", type=above_zero, default=3.35, help="TB/s of one GPU's memory (3.35)")
-    machine("--use", type=above_zero, default=0.5, help="share of both that an engine reaches, a guess (0.5)")
-    machine("--mfu", type=above_zero, default=0.3, help="share of the peak that training reaches, a guess (0.3)")
-    machine("--link_gb", type=above_zero, default=25, help="GB/s at which weights reach the engines, a guess (25)")
+    machine = made.add_argument_group("machines").add_argument
+    machine("--card_gb", type=above_zero, required=True, help="memory of each GPU")
+    machine("--gpus", type=positive, default=1, help="in all, of trainers and engines (1)")
+    machine("--trainers", type=positive, default=1, help="trainer processes, a GPU each (1)")
+    fast = made.add_argument_group("how fast, which split", "default: H100 SXM (NVIDIA's data sheet)").add_argument
+    fast("--lengths", type=two_numbers, metavar="MEAN,SIGMA", help="tokens of a completion, sd of their logarithm")
+    fast("--prompt", type=positive, default=200, help="tokens of a prompt (200)")
+    fast("--steps", type=positive, default=45, help="that are counted (45)")
+    fast("--peak_tflops", type=above_zero, default=989, help="bfloat16, dense, of one GPU (989)")
+    fast("--bandwidth_tb", type=above_zero, default=3.35, help="TB/s of one GPU's memory (3.35)")
+    fast("--use", type=above_zero, default=0.5, help="share of both that an engine reaches, a guess (0.5)")
+    fast("--mfu", type=above_zero, default=0.3, help="share of the peak that training reaches, a guess (0.3)")
+    fast("--link_gb", type=above_zero, default=25, help="GB/s at which weights reach the engines, a guess (25)")
     measured = made.add_argument_group("measured instead").add_argument
-    measured("--like", type=Path, metavar="RUN", help="a run's folder: plan it by its own flags, lengths and speeds")
-    measured("--engine_step", type=two_numbers, metavar="BASE,PER_REQUEST",
-             help="seconds of an engine's step; of those of --like the ratio only")  # fmt: skip
+    measured("--engine_step", type=two_numbers, metavar="BASE,PER_REQUEST", help="seconds of an engine's step")
     measured("--trainer_tokens", type=above_zero, help="of completions, tokens/s of one trainer")
     measured("--push_seconds", type=above_zero, help="of an update")
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Plan]:
-    """Prints the table and returns the plans of its lines."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 it fits, 1 it does not, 2 usage."""
     made = parser()
-    args = made.parse_args(argv)
-    if not args.like and args.rollouts > args.max_num_seqs * args.engines:
-        made.error(f"--rollouts {args.rollouts} do not fit the engines' slots; raise --max_num_seqs or --engines")
+    args, others = made.parse_known_args(argv)
     try:
-        Pacer(args.batch_prompts, args.k, schedule=args.schedule)
-        if args.like:
-            asked, measured = like(Folder(args.like), args.engine_step or CPU_STEP, args.trainers or 1)
-        else:
-            asked, measured = estimated(args), None
-    except ValueError as error:
-        made.error(f"{'--like' if args.like else '--k'}: {error}")
-    settings = cases(asked)
-    plans = {label: simulate(setting) for label, setting in settings.items()}
-    base, per_request = asked.engine_step
-    print(
-        f"an engine's step: {1e3 * base:.3g} ms and {1e3 * per_request:.3g} ms a request; trainers: "
-        f"{harmonic_mean(asked.trainer_rates) * asked.trainers:,.0f} tokens/s; an update: {asked.push_seconds:.2g} s"
-    )
-    if not args.like:
-        cache = args.kv_bytes_per_token * mean_context(asked.lengths, args.prompt) / 1e9
-        print(f"keys and values of a request, on average: {cache:.2g} GB")
-    head = ["schedule", "trainers + engines", "s a step", "trainers busy", "engines busy", "requests an engine",
-            "lag mean / max", "GPU-hours / 1,000 steps"]  # fmt: skip
-    rows = [row("measured", asked, measured)] if measured else []
-    print("\n" + table(head, rows + [row(label, settings[label], plan) for label, plan in plans.items()]))
-    return plans
+        flags = parse_flags(others, "")
+        flags.output_dir, flags.resume, flags.overwrite = "runs/none", "", False  # nothing is written
+        check_flags(flags)
+        if not flags.model:
+            raise UsageError(f"--model must be a folder, a hub id, or one of {', '.join(SHAPES)}.")
+        config, devices = config_of(flags.model), generator_devices(flags, args.gpus, args.trainers)
+        shared = any(device < args.trainers for device in devices)
+        if args.lengths and shared:
+            raise UsageError("--lengths is for engines on GPUs of their own; raise --gpus.")
+        if args.lengths:
+            asked = estimated(args, flags, sum(sizes(on_meta(config))), cache_bytes(config, flags))
+            print(speed(asked, flags.tensor_parallel) + "\n")
+        text, fits = memory(args, flags, config, shared)
+    except (UsageError, OSError, ValueError) as error:
+        made.error(str(error).splitlines()[0])
+    print(text)
+    return 0 if fits else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
