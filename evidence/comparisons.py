@@ -132,7 +132,7 @@ COMPARISONS = {
             "ppo-off-policy-8": EQUAL, "sample-average": EQUAL, "dapo-loss": EQUAL, "uniform-sampling": LOWER,
         },
     ),
-    # A head in bfloat16 rounds twice as much off as with the 47 words (benchmark_head.py). Half of VLLM's tokens, 5
+    # A head in bfloat16 rounds twice as much off as with the 47 words (benchmark.py head). Half of VLLM's tokens, 5
     # C_mid: with the large head a token costs five times as much, and a warm start takes twelve minutes.
     "fp32-head": Comparison(
         "the FP32 head, where it can matter: bfloat16 and a large vocabulary (section 3.2)",

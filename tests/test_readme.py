@@ -54,7 +54,7 @@ def test_every_flag_named_exists():
     for program in (*ROOT.glob("*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("evidence/*.py")):
         known |= set(re.findall(r"--([\w-]+)", program.read_text()))
     known |= {"config_file", "num_processes", "main_process_port"}  # accelerate's launcher
-    known |= {"nnodes", "rdzv_backend", "master_addr", "master_port", "nproc_per_node"}  # torch's
+    known |= {"standalone", "nnodes", "rdzv_backend", "master_addr", "master_port", "nproc_per_node"}  # torch's
     known |= {"head", "node-ip-address", "num-gpus", "address"}  # ray
     named = set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", TEXT))
     assert named - known <= {"help"}

@@ -106,20 +106,20 @@ class Report:
         import torch
 
         self.load.append(os.getloadavg()[0])
-        machine = {"cpu": processor(), "cores": os.cpu_count(), "torch": torch.__version__,
-                   "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-                   "date": time.strftime("%Y-%m-%d %H:%M")}  # fmt: skip
+        machine = {"cpu": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
+        machine |= {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+        machine |= {"date": time.strftime("%Y-%m-%d %H:%M")}
         figures = [figure.record() for figure in self.figures]
         settings = {name: x for name, x in vars(self.args).items() if isinstance(x, int | float | str | list)}
-        record = {"benchmark": settings.pop("benchmark"), "machine": machine, "load": self.load, "settings": settings,
-                  "figures": figures, "measured": self.measured}  # fmt: skip
+        record = {"benchmark": settings.pop("benchmark"), "machine": machine, "load": self.load, "settings": settings}
+        record |= {"figures": figures, "measured": self.measured}
         print(table(["measured", "median", "low", "high", "unit"], self.rows) + "\n")
         marks = {True: "yes", False: "NO", None: ""}
         lines = [[f["name"], f["median"], f["low"], f["high"], f["target"], marks[f["met"]]] for f in figures]
         print(table(["figure", "median", "low", "high", "target", "met"], lines))
         before, after = self.load
-        print(f"\n{machine['cpu']}, {machine['cores']} cores, {machine['date']}, load average {before:.2f} before and "
-              f"{after:.2f} after\n{json.dumps(record)}", flush=True)  # fmt: skip
+        where = f"{machine['cpu']}, {machine['cores']} cores, {machine['date']}"
+        print(f"\n{where}, load average {before:.2f} before and {after:.2f} after\n{json.dumps(record)}", flush=True)
 
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -143,7 +143,7 @@ def above_zero(text: str) -> float:
     return value
 
 
-def benchmark_parser(program: str, about: str) -> argparse.ArgumentParser:
+def benchmark_parser(program: str, about: str | None) -> argparse.ArgumentParser:
     """A parser with the options that all benchmarks have; `about` is the program's docstring."""
     name = Path(program).stem
     parser = argparse.ArgumentParser(

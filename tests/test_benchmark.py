@@ -1,0 +1,104 @@
+"""tools/benchmark.py and what it measures with: turns, ratios, targets, the report; no engine is started."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import benchmark
+import measuring
+import pytest
+import subjects
+from fake_engine import wait_until
+
+pytestmark = pytest.mark.medium
+
+
+def test_cases_take_turns():
+    """A B A B, never A A B B: what else the machine does falls on both."""
+    calls = []
+    cases = {"A": lambda: calls.append("A") or len(calls), "B": lambda: calls.append("B") or len(calls)}
+    assert measuring.take_turns(cases, 3) == {"A": [1, 3, 5], "B": [2, 4, 6]}
+    assert "".join(calls) == "ABABAB"
+
+
+def test_a_figure_is_the_median_of_the_turns_ratios():
+    """Turns 2/1, 9/3, 4/4 have the ratios 2, 3, 1, whose median is 2; the ratio of the medians would be 4 / 3."""
+    found = measuring.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert found == [2.0, 3.0, 1.0]
+    assert measuring.spread(found) == (2.0, 1.0, 3.0)
+    with pytest.raises(ValueError):
+        measuring.ratios([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "met", "target"),
+    [({"least": 2.0}, True, ">= 2.0"), ({"least": 2.1}, False, ">= 2.1"), ({"most": 2.0}, True, "<= 2.0"),
+     ({"most": 1.9}, False, "<= 1.9"), ({}, None, "")],
+)  # fmt: skip
+def test_a_figure_knows_its_target(bounds, met, target):
+    record = measuring.Figure("x", [1.0, 2.0, 3.0], **bounds).record()
+    assert (record["met"], record["target"]) == (met, target)
+    assert (record["median"], record["low"], record["high"]) == (2.0, 1.0, 3.0)
+
+
+def test_table_and_json_line(capsys, monkeypatch):
+    def head(args, report):
+        report.add({"ours": [1.0, 3.0]}, "s")
+        report.figures = [measuring.Figure("ours / bare", [1.0, 2.0], most=1.2)]
+
+    monkeypatch.setitem(benchmark.QUESTIONS, "head", head)
+    benchmark.main(["head", "--repeats", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| ours | 2 | 1 | 3 | s |"
+    assert "| ours / bare | 1.5 | 1 | 2 | <= 1.2 | NO |" in lines
+    record = json.loads(lines[-1])
+    assert record["benchmark"] == "head" and record["settings"]["repeats"] == 2
+    assert record["measured"] == {"ours": [1.0, 3.0]} and len(record["load"]) == 2
+    assert record["figures"][0]["met"] is False and record["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("head --repeats 0", "--repeats: must be a whole number of at least 1, not '0'"),
+    ("head --vocabularies many", "--vocabularies: must be a whole number of at least 1, not 'many'"),
+    ("speed", "invalid choice: 'speed' (choose from"),
+    ("sync --sizes 3M", "invalid choice: '3M'"),
+])  # fmt: skip
+def test_bad_arguments_are_refused(words, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main(words.split())
+    assert ended.value.code == 2 and sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "0", "much"])
+def test_a_number_above_zero(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a number above 0"):
+        measuring.above_zero(text)
+
+
+def test_a_bfloat16_head_rounds_more_the_more_logits_there_are(monkeypatch):
+    """Spread by 4, the largest of 40 logits are near 9, where the steps are 1/16 and the mean error of rounding is a
+    quarter of that, 1/64. It counts twice, in the token's logit and in the normalizer, which cancels if that token has
+    most of the probability. The largest of 4,096 are near 14, and their token has less of it."""
+    monkeypatch.setattr(benchmark, "ROUNDED", 2**20)
+    few, many = benchmark.rounding(40), benchmark.rounding(4096)
+    assert max(few["FP32"], many["FP32"]) < 5e-6
+    assert 1 / 640 < few["bfloat16"] < 1 / 64 and 1.5 * few["bfloat16"] < many["bfloat16"] < 2 / 64
+
+
+def test_the_queue_that_gives_a_lag():
+    """B = 32, k = 8: 1.5 without a queue needs 16 groups more for 2, 80 for 4; 12 would need 336, above k B = 256."""
+    assert [benchmark.queue_for(lag, 1.5) for lag in (1, 2, 4, 12)] == [1, 16, 80, 256]
+
+
+def test_memory_of_a_program_and_its_children(tmp_path):
+    """A child that holds 200 MB, beside a parent that waits for it: between 200 MB and 260 MB in all."""
+    child = "x = bytearray(b'1') * 200_000_000; print(1, flush=True); import time; time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    program = subjects.Program([sys.executable, "-c", parent], tmp_path / "run", 1)
+    try:
+        wait_until(lambda: Path(program.log.name).read_text())
+        program.watch_memory()
+        assert 200e6 < program.peak_memory < 260e6
+    finally:
+        program.close()
