@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.flags import Flags, UsageError
+from runtime.flags import ModelFlags, UsageError
 from runtime.model import experts, whole
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # its import takes seconds
 ALPHA = 32  # of new adapters, as in Schulman et al., "LoRA Without Regret": with alpha / r one --lr serves every rank
 
 
-def add_adapters(flags: Flags, model: PreTrainedModel, base: str) -> None:
+def add_adapters(flags: ModelFlags, model: PreTrainedModel, base: str, seed: int) -> None:
     """Freezes the model and puts adapters into its linear layers: new ones, or those of --lora_adapter. `base`: folder
     or hub id of the model, which a saved adapter names. Raises UsageError for adapters that do not fit."""
     import peft
@@ -53,7 +53,7 @@ def add_adapters(flags: Flags, model: PreTrainedModel, base: str) -> None:
             raise ValueError(f"its adapter_config.json names another base, {named}")
         config.inference_mode = False
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(flags.seed)  # A is the same on every rank
+            torch.manual_seed(seed)  # A is the same on every rank
             peft.inject_adapter_in_model(config, model)
         if given:
             found = peft.set_peft_model_state_dict(model, peft.load_peft_weights(given, device="cpu"))

@@ -13,27 +13,27 @@ It joins the policy (model.py), the losses (losses.py) and accelerate. What it m
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import losses
 from runtime.engines import reason_of
-from runtime.flags import Flags, UsageError, has_adapters
+from runtime.flags import Flags, LossFlags, OptimizerFlags, UsageError, has_adapters
 from runtime.lora import add_adapters
 from runtime.model import (
     UNREADABLE,
     CheckpointTensors,
+    Layout,
     Microbatch,
     Policy,
     Row,
     active_parameters,
-    attention_kinds,
-    has_plain_head,
-    keeps_rows_apart,
+    make_microbatch,
     microbatches,
     recompute_layers,
 )
@@ -73,10 +73,8 @@ class Trainer:
             for parameter in reference.parameters():  # not model.to(): rotary frequencies stay FP32, as under FSDP
                 parameter.data = parameter.data.to(self.dtype)
             self.reference = self._policy(reference).to(accelerator.device)
-        optimizer = torch.optim.AdamW(
-            [parameter for parameter in model.parameters() if parameter.requires_grad], lr=flags.lr,
-            **ADAMW, fused=True,
-        )  # fmt: skip
+        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(learns, lr=flags.lr, **ADAMW, fused=True)
         if self.dtype == torch.bfloat16:
             hold_in_bfloat16(accelerator)
         self.policy, self.optimizer = accelerator.prepare(self._policy(model), optimizer)
@@ -85,18 +83,14 @@ class Trainer:
         self.parameters_in_flops = active_parameters(self.model)
 
     def _policy(self, model: PreTrainedModel) -> Policy:
-        return Policy(
-            model, fp32_head=self.flags.fp32_head, temperature=self.flags.temperature,
-            entropy_grad=self.flags.entropy_coef != 0,
-        )  # fmt: skip
+        flags, entropy_grad = self.flags, self.flags.entropy_coef != 0
+        return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
 
     def _microbatches(self, rows: list[Row]) -> list[Microbatch]:
-        mine = microbatches(
-            rows, self.flags.tokens_per_microbatch, rank=self.accelerator.process_index,
-            ranks=self.accelerator.num_processes,
-            layout="shared" if self.flags.share_prompts else "packed" if self.flags.packed else "padded",
-        )  # fmt: skip
-        return [microbatch.to(self.accelerator.device) for microbatch in mine]
+        here, most = self.accelerator, self.flags.tokens_per_microbatch
+        rank, ranks = here.process_index, here.num_processes
+        mine = microbatches(rows, most, rank=rank, ranks=ranks, layout=layout_of(self.flags))
+        return [microbatch.to(here.device) for microbatch in mine]
 
     @torch.no_grad()
     def score(self, rows: list[Row]) -> Tensor:
@@ -132,14 +126,13 @@ class Trainer:
         def part(tensor: Tensor) -> Tensor:  # without waiting for the device
             return tensor[microbatch.rows].to(self.accelerator.device, non_blocking=True)
 
-        mask, options = part(batch.mask), clip_options(flags)  # (n, T)
+        policy_loss: Any = losses.LOSSES[flags.loss]  # each has options of its own
+        mask, options = part(batch.mask), dict[str, Any](clip_options(flags))  # (n, T)
         if flags.loss == "tis" and batch.old_logprobs is not None:
             options["old_logprobs"] = part(batch.old_logprobs)
-        loss_function: Any = losses.LOSSES[flags.loss]
         logprobs, entropy = self.policy(microbatch)  # (n, T)
-        token_loss, metrics = loss_function(
-            logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask, **options
-        )
+        rows = logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask
+        token_loss, metrics = policy_loss(*rows, **options)  # (n, T)
         if self.reference is not None:
             kl = losses.kl_penalty(logprobs, self.reference(microbatch)[0], mask)  # k3
             token_loss = token_loss + flags.kl_coef * kl
@@ -163,7 +156,8 @@ class Trainer:
         """The optimizer step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""
         norm = self.accelerator.clip_grad_norm_(self.policy.parameters(), LARGEST_NORM)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # FSDP2 returns a shard of it
-        lr, finite = learning_rate(self.flags, version), math.isfinite(norm)
+        completions = self.flags.batch_prompts * self.flags.rollouts
+        lr, finite = learning_rate(self.flags, completions, version), math.isfinite(norm)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -174,10 +168,8 @@ class Trainer:
 
 def hold_in_bfloat16(accelerator: Accelerator) -> None:
     """Parameters in bfloat16 for the forward and backward pass, over FP32 weights, gradients and moments: the mixed
-    precision of FSDP2, on one process as on many, whatever launched them.
-
-    accelerate offers FSDP2 to several GPUs only, but nothing in it needs them: its state is told here.
-    """
+    precision of FSDP2, on one process as on many. accelerate offers FSDP2 to several GPUs only, but nothing in it needs
+    them: its state is told here."""
     from accelerate import FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils import DistributedType
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -223,35 +215,82 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
             f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "
             "(as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
         )
-    for option, layout in (("packed", "packed"), ("share_prompts", "shared")):
-        if getattr(flags, option) and not keeps_rows_apart(model, layout):
-            raise UsageError(
-                f"--{option} true: in one microbatch the rows of {folder} ({type(model).__name__}) change each other's "
-                "log-probs, since its layers do not read position ids; leave it out."
-            )
+    layout = layout_of(flags)
+    if layout != "padded" and not keeps_rows_apart(model, layout):
+        raise UsageError(
+            f"--{'packed' if layout == 'packed' else 'share_prompts'} true: in one microbatch the rows of {folder} "
+            f"({type(model).__name__}) change each other's log-probs, since its layers do not read position ids; leave "
+            "it out."
+        )
     if hasattr(model, "peft_config"):  # transformers has loaded both
         raise UsageError(f"--model {folder} is an adapter; give its base as --model and this as --lora_adapter.")
     if has_adapters(flags):
-        add_adapters(flags, model, folder)
+        add_adapters(flags, model, folder, flags.seed)
     if flags.gradient_checkpointing and not recompute_layers(model):
         raise UsageError(f"--gradient_checkpointing true: {type(model).__name__} has no layers for it; leave it out.")
     return model
 
 
-def learning_rate(flags: Flags, version: int) -> float:
-    """That of the step that makes `version` + 1: linear warm-up, then constant, as in the paper."""
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Flash attention does not run on a CPU."""
+    attention = model.config._attn_implementation
+    model.config._attn_implementation = "eager"
+    yield
+    model.config._attn_implementation = attention
+
+
+@torch.no_grad()
+def keeps_rows_apart(model: PreTrainedModel, layout: Layout) -> bool:
+    """Whether three short rows have the log-probs in one microbatch of that layout that each has alone, up to rounding.
+    Layers that do not read position ids see what lies before (Mamba, convolutions) or count on (OPT)."""
+    pairs = ([1, 2, 3], [4, 5, 6, 7]), ([1, 2, 3], [8, 9, 7, 6]), ([9], [3, 1, 2, 5])
+    rows = [Row(prompt, completion, [1] * 4) for prompt, completion in pairs]
+    with eager_attention(model):
+        alone, together = (
+            torch.cat([Policy(model)(make_microbatch(rows, cut, 4, layout))[0] for cut in cuts])
+            for cuts in ([[0], [1], [2]], [[0, 1, 2]])
+        )
+    return torch.allclose(together, alone, rtol=0, atol=5e-5 * float(alone.std()))
+
+
+@torch.no_grad()
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them. Granite,
+    Cohere and Gemma 2 scale or cap theirs. Takes two forward passes of four tokens on the CPU, before any sharding."""
+    body, head, ids = model.base_model, model.get_output_embeddings(), torch.arange(4)[None]
+    if body is model or head is None:
+        return False
+    with eager_attention(model):
+        hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
+        logits = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
+    plain = nn.functional.linear(hidden, head.weight, head.bias)
+    return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
+
+
+def attention_kinds(config: Any) -> list[str]:
+    """The attention of each layer, in transformers' words."""
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return list(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+
+
+def learning_rate(flags: OptimizerFlags, completions: int, version: int) -> float:
+    """Learning rate of the step from `version` to `version` + 1: linear warm-up, then constant, as in the paper."""
+    # lr min(1, (v + 1) / warm-up), with `sqrt` that times sqrt(B G / 1024)
     lr = flags.lr * min(1.0, (version + 1) / max(1, flags.warmup_steps))
-    if flags.lr_scale == "sqrt":
-        lr *= math.sqrt(flags.batch_prompts * flags.rollouts / 1024)
-    return lr
+    return lr * math.sqrt(completions / 1024) if flags.lr_scale == "sqrt" else lr
 
 
-def clip_options(flags: Flags) -> dict[str, Any]:
+def clip_options(flags: LossFlags) -> dict[str, float]:
     """The keyword options of the chosen loss; what was not given stays at the loss's own default."""
-    given = {"eps_low": flags.eps_low, "eps_high": flags.eps_high}
-    given = {name: value for name, value in given.items() if value >= 0}
     if flags.loss == "cispo":
         return {"eps_max": flags.eps_max}
-    if flags.loss == "grpo":
-        return {"eps": given["eps_low"]} if "eps_low" in given else {}
-    return given
+    given = {"eps_low": flags.eps_low, "eps_high": flags.eps_high}
+    if flags.loss == "grpo":  # one for both sides
+        given = {"eps": flags.eps_low}
+    return {name: value for name, value in given.items() if value >= 0}
+
+
+def layout_of(flags: OptimizerFlags) -> Layout:
+    """How the rows of a microbatch are laid out."""
+    return "shared" if flags.share_prompts else "packed" if flags.packed else "padded"

@@ -38,7 +38,7 @@ def loaded(folder) -> AutoModelForCausalLM:
 def shaken(folder: str, **flags) -> AutoModelForCausalLM:
     """The model with adapters whose B is no longer 0."""
     net = loaded(folder)
-    add_adapters(Flags(**EIGHT | flags), net, folder)
+    add_adapters(Flags(**EIGHT | flags), net, folder, 0)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in net.named_parameters():
         if ".lora_B." in name:
@@ -155,7 +155,7 @@ def test_the_first_a_is_the_seeds(tmp_path):
         torch.manual_seed(9)
         torch.rand(draws)
         net, state = loaded(folder), torch.get_rng_state()
-        add_adapters(Flags(seed=seed, **EIGHT), net, folder)
+        add_adapters(Flags(**EIGHT), net, folder, seed)
         assert torch.equal(torch.get_rng_state(), state)
         found.append(adapter_tensors(net))
     a = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
@@ -261,7 +261,7 @@ def refused(net, base: str, **flags) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(UsageError) as error:
-            add_adapters(Flags(**flags), net, base)
+            add_adapters(Flags(**flags), net, base, 0)
     assert str(error.value).count("\n") == 0 and str(error.value).endswith(".")
     return str(error.value)
 
@@ -282,14 +282,14 @@ def test_an_adapter_of_another_base_is_refused(more, reason, tmp_path):
     same = saved_model("Qwen3", tmp_path / "same")
     named = f"its adapter_config.json names another base, {folder}"
     assert f"({named})" in refused(loaded(same), same, lora_adapter=saved(net, tmp_path / "named"))
-    add_adapters(Flags(lora_adapter=adapter), loaded(same), same)
+    add_adapters(Flags(lora_adapter=adapter), loaded(same), same, 0)
 
 
 def test_a_base_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
     folder = saved_model("Qwen3", tmp_path / "base")
     adapter = saved(shaken(folder), tmp_path / "adapter")
     monkeypatch.chdir(tmp_path)
-    add_adapters(Flags(lora_adapter=adapter), loaded("base"), "base")
+    add_adapters(Flags(lora_adapter=adapter), loaded("base"), "base", 0)
 
 
 @pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])

@@ -12,6 +12,8 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
@@ -20,40 +22,41 @@ from runtime.model import (
     Layout,
     Policy,
     Row,
-    attention_kinds,
     cut_rows,
-    cut_shared,
     forwarded,
     full_tensors,
     make_microbatch,
     microbatches,
     share_rows,
 )
+from runtime.trainer import attention_kinds
 
 VOCABULARY = 23
 
 
 # ------------------------------------------------------------------------------------------------- microbatches by hand
 
+BATCH = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
+
 
 def test_padded_microbatch_by_hand():
-    """Rows 2 and 0 of a batch: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. The longest has 5 positions. Token 7, at
-    position 2, is read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
-    batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
-    part = make_microbatch(batch, [2, 0], width=4)
-    assert part.rows == [2, 0] and part.width == 4
+    """Rows 2 and 0: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. The longest has 5 positions. Token 7, at position 2, is
+    read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
+    part = make_microbatch(BATCH, [2, 0], width=4)
+    assert part.rows == [2, 0] and part.width == 4 and part.sees is None
     assert part.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 3, 0, 0]]
     assert part.position_ids.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert part.read.tolist() == [1, 3, 5, 6]
     assert part.write.tolist() == [0, 2, 4, 5]  # (row 0, t 0), (0, 2), (1, 0), (1, 1) of 2 x 4
     assert part.targets.tolist() == [7, 9, 2, 3]
+    moved = part.to(torch.device("meta"))
+    assert {x.device.type for x in vars(moved).values() if isinstance(x, torch.Tensor)} == {"meta"}
 
 
 def test_packed_microbatch_by_hand():
     """The same rows end to end: the second begins at position 5, where the position ids start again at 0."""
-    batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
-    part = make_microbatch(batch, [2, 0], width=4, layout="packed")
-    assert part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2, 3]]
+    part = make_microbatch(BATCH, [2, 0], width=4, layout="packed")
+    assert part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2, 3]] and part.sees is None
     assert part.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
     assert part.read.tolist() == [1, 3, 5, 6] and part.write.tolist() == [0, 2, 4, 5]
     assert part.targets.tolist() == [7, 9, 2, 3]
@@ -62,55 +65,38 @@ def test_packed_microbatch_by_hand():
 def test_shared_microbatch_by_hand():
     """Prompt [5 6] has two completions, [7 8] and [9], and [1] has [2]. The prompt stands once, at 0 and 1, and its end
     predicts 7 and 9; both completions begin at position id 2. Position 4 (the 9) sees 0, 1 and itself; 5 and 6 do not
-    see the first family."""
+    see the first family. A forced token is not read: of [7 8 9] with the 8 forced, 9 is read where the 8 stands."""
     batch = [Row([1], [2], [1]), Row([5, 6], [7, 8], [1, 1]), Row([5, 6], [9], [1])]
     part = make_microbatch(batch, [1, 2, 0], width=2, layout="shared")
     assert part.rows == [1, 2, 0] and part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2]]
     assert part.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1]]
     assert part.read.tolist() == [1, 2, 1, 5] and part.targets.tolist() == [7, 8, 9, 2]
     assert part.write.tolist() == [0, 1, 2, 4]  # (row 0, t 0), (0, 1), (1, 0), (2, 0) of 3 x 2
-    assert part.sees.int().tolist() == [
-        [1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0, 0],
-        [1, 1, 0, 0, 1, 0, 0],
-        [0, 0, 0, 0, 0, 1, 0],
-        [0, 0, 0, 0, 0, 1, 1],
-    ]
-
-
-def test_forced_tokens_of_a_shared_microbatch_are_not_read():
-    """[5 6] with [7 8 9], the 8 forced: 7 is read at 1, 9 at 3, where the 8 stands."""
-    part = make_microbatch([Row([5, 6], [7, 8, 9], [1, 0, 1])], [0], width=3, layout="shared")
+    seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [5], [5, 6]]  # by each position
+    assert [[i for i, sees in enumerate(row) if sees] for row in part.sees.tolist()] == seen
+    part = make_microbatch(BATCH, [2], width=3, layout="shared")
     assert (part.read.tolist(), part.write.tolist(), part.targets.tolist()) == ([1, 3], [0, 2], [7, 9])
 
 
-def test_shared_cuts_by_hand():
-    """Prompt 4 has completions of 2 and 2, prompt 9 of 2 and 1; both have 3 tokens. With 8 positions 3 + 2 + 2 = 7 fit
-    and then 3 + 2 + 1 = 6; with 5 each row pays for its prompt."""
+def test_cutting_by_hand():
+    """Rows of 5, 4, 3, 3, 2. Of 10 positions two padded rows of up to 5 fill all, three of up to 3 take 9; of 9 packed
+    ones 5 + 4 fill all. A row of 12 is a list of its own. Shared: prompt 4 has completions of 2 and 2, prompt 9 of 2 and
+    1, both are 3 long: of 8 positions 3 + 2 + 2 fit, then 3 + 2 + 1; of 5 each row pays for its prompt."""
+    rows = [Row([0], [0] * (n - 1), [1] * (n - 1)) for n in (3, 5, 2, 4, 3)]
+    everything = range(5)
+    assert cut_rows(rows, everything, 10, "padded") == cut_rows(rows, everything, 10, "packed") == [[1, 3], [0, 4, 2]]
+    assert cut_rows(rows, everything, 9, "padded") == [[1], [3, 0], [4, 2]]
+    assert cut_rows(rows, everything, 9, "packed") == [[1, 3], [0, 4, 2]]
+    assert cut_rows([Row([0], [0] * 11, [1] * 11), *rows], [0, 3, 5], 10, "packed") == [[0], [5, 3]]
     batch = [Row([9] * 3, [0] * n, [1] * n) for n in (2, 1)] + [Row([4] * 3, [0] * 2, [1] * 2)] * 2
-    assert cut_shared(batch, [0, 1, 2, 3], 8) == [[2, 3], [0, 1]]
-    assert cut_shared(batch, [0, 1, 2, 3], 13) == [[2, 3, 0, 1]]
-    assert cut_shared(batch, [3, 1, 0, 2], 5) == [[3], [2], [0], [1]]
-    assert cut_shared(batch, [0, 2], 1) == [[2], [0]] and cut_shared(batch, [], 8) == []
+    assert cut_rows(batch, [0, 1, 2, 3], 8, "shared") == [[2, 3], [0, 1]]
+    assert cut_rows(batch, [3, 1, 0, 2], 5, "shared") == [[3], [2], [0], [1]]
 
 
-def test_positions_of_a_forward_pass():
-    """Two rows of 3 + 2 and 3 + 1 with one prompt, and one of 1 + 1: 11, and 3 fewer if the prompt is shared."""
-    rows = [Row([4] * 3, [0] * 2, [1] * 2), Row([4] * 3, [0], [1]), Row([7], [0], [1])]
-    assert (forwarded(rows), forwarded(rows, share_prompts=True), forwarded([])) == (11, 8, 0)
-
-
-@pytest.mark.parametrize("tokens", [1, 2048, 8192])
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_shared_prompt_counts_as_often_as_it_is_computed(tokens, ranks):
-    """Once in each microbatch of each rank, by the microbatches themselves."""
-    rows = [Row([n] * 1000, [2] * (300 + 10 * i), [1] * (300 + 10 * i)) for n in (1, 2) for i in range(8)]
-    parts = [
-        part for rank in range(ranks) for part in microbatches(rows, tokens, rank=rank, ranks=ranks, layout="shared")
-    ]
-    assert forwarded(rows, True, tokens, ranks) == sum(part.input_ids.numel() for part in parts if part.rows)
+def test_sharing_by_hand():
+    """Longest first, dealt forth and back: 9 8 | 7 6 | 5 to ranks 0 1 | 1 0 | 0."""
+    assert share_rows([5, 9, 7, 6, 8], 2) == [[1, 3, 0], [4, 2]]
+    assert share_rows([4], 3) == [[0], [], []] and share_rows([], 2) == [[], []]
 
 
 def test_kinds_of_attention():
@@ -120,39 +106,30 @@ def test_kinds_of_attention():
     assert attention_kinds(SimpleNamespace(layer_types=["linear_attention"])) == ["linear_attention"]
 
 
-def test_empty_microbatch_by_hand():
-    for layout in get_args(Layout):
-        part = make_microbatch([Row([1], [2], [1])], [], width=3, layout=layout)
-        assert part.input_ids.tolist() == [[0]] and part.position_ids.tolist() == [[0]]
-        assert [len(x) for x in (part.rows, part.read, part.write, part.targets)] == [0, 0, 0, 0]
+# -------------------------------------------------------------------------------------------- microbatches of any batch
+
+MASKS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+ROWS = st.lists(st.builds(lambda n, mask: Row([n] * n, [2] * len(mask), mask), st.integers(1, 3), MASKS), max_size=9)
 
 
-def test_sharing_by_hand():
-    """Longest first, dealt forth and back: 9 8 | 7 6 | 5 to ranks 0 1 | 1 0 | 0."""
-    assert share_rows([5, 9, 7, 6, 8], 2) == [[1, 3, 0], [4, 2]]
-    assert share_rows([5, 9, 7], 1) == [[1, 2, 0]]
-    assert share_rows([4], 3) == [[0], [], []]
-    assert share_rows([], 2) == [[], []]
-
-
-def test_cutting_by_hand():
-    """Lengths 5, 4, 3, 3, 2 and at most 10 positions. Padded, two rows of up to 5 fill 10, three of up to 3 fit into 9.
-    Packed, 5 + 4 = 9 leaves no room for 3; then 3 + 3 + 2 = 8. A row of 12 is a piece of its own either way."""
-    lengths = [3, 5, 2, 4, 3]
-    assert cut_rows(lengths, [0, 1, 2, 3, 4], 10, packed=False) == [[1, 3], [0, 4, 2]]
-    assert cut_rows(lengths, [0, 1, 2, 3, 4], 10, packed=True) == [[1, 3], [0, 4, 2]]
-    assert cut_rows(lengths, [0, 1, 2, 3, 4], 9, packed=False) == [[1], [3, 0], [4, 2]]
-    assert cut_rows(lengths, [0, 1, 2, 3, 4], 9, packed=True) == [[1, 3], [0, 4, 2]]  # 5 + 4 is 9 exactly
-    assert cut_rows(lengths, [2, 4], 3, packed=True) == [[4], [2]]
-    assert cut_rows([12, 1, 1], [0, 1, 2], 10, packed=False) == [[0], [1, 2]]
-    assert cut_rows([12, 1, 1], [0, 1, 2], 10, packed=True) == [[0], [1, 2]]
-    assert cut_rows(lengths, [], 10, packed=False) == []
-
-
-def test_microbatch_moves_with_all_its_tensors():
-    part = make_microbatch([Row([1], [2, 3], [1, 1])], [0], 2).to(torch.device("meta"))
-    assert {x.device.type for x in vars(part).values() if isinstance(x, torch.Tensor)} == {"meta"}
-    assert part.width == 2
+@given(ROWS, st.integers(1, 40), st.integers(1, 12), st.sampled_from(get_args(Layout)))
+def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks, layout):
+    """Every row once, all tokens that train at their places, one width T, and no more positions than asked for but in a
+    microbatch of one row. A rank without rows has an empty microbatch of one position. `forwarded` counts them all."""
+    mine = [microbatches(rows, tokens, rank=rank, ranks=ranks, layout=layout) for rank in range(ranks)]
+    assert len({len(parts) for parts in mine}) == 1
+    parts = [part for parts in mine for part in parts]
+    assert sorted(row for part in parts for row in part.rows) == list(range(len(rows)))
+    assert {part.width for part in parts} == {max((len(row.completion_ids) for row in rows), default=1)}
+    for part in parts:
+        assert part.input_ids.numel() <= tokens or len(part.rows) <= 1
+        places = [n * part.width + t for n, i in enumerate(part.rows) for t, m in enumerate(rows[i].mask) if m]
+        assert part.write.tolist() == places and len(part.read) == len(part.targets) == len(places)
+        if not part.rows:
+            assert part.input_ids.tolist() == part.position_ids.tolist() == [[0]]
+    if layout != "padded":
+        positions = sum(part.input_ids.numel() for part in parts if part.rows)
+        assert forwarded(rows, layout == "shared", tokens, ranks) == positions
 
 
 # ------------------------------------------------------------------------------------------------ models and the oracle
@@ -208,26 +185,6 @@ def brute_force(model, row: Row, temperature: float = 1.0) -> tuple[list[torch.T
 
 def gradient(model) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-
-# -------------------------------------------------------------------------------------------- microbatches of any batch
-
-
-@pytest.mark.parametrize("layout", get_args(Layout))
-@pytest.mark.parametrize("ranks", [1, 2, 5, 12])
-def test_all_ranks_get_equally_many_microbatches(ranks, layout):
-    """Nine rows over up to twelve ranks: every row once, one width T, and empty microbatches where a rank has none."""
-    rows = uneven_batch()
-    mine = [microbatches(rows, 25, rank=rank, ranks=ranks, layout=layout) for rank in range(ranks)]
-    assert len({len(parts) for parts in mine}) == 1
-    everything = [part for parts in mine for part in parts]
-    assert sorted(row for part in everything for row in part.rows) == list(range(len(rows)))
-    assert {part.width for part in everything} == {max(len(row.completion_ids) for row in rows)}
-    assert ranks < 12 or any(len(part.rows) == 0 for part in everything)
-    assert [len(part.rows) for part in microbatches([], 100, layout=layout)] == [0]
-    for part in everything:
-        trained = sum(sum(rows[i].mask) for i in part.rows)
-        assert len(part.read) == len(part.write) == len(part.targets) == trained
 
 
 # ---------------------------------------------------------------------------------------------- gradients and log-probs

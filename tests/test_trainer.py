@@ -117,9 +117,9 @@ def test_the_policy_is_gone_when_the_process_group_ends(monkeypatch, new_acceler
 def test_learning_rates_by_hand():
     """4 warm-up steps of 1e-3: 1/4, 2/4, 3/4, 1, then constant. sqrt: 16 x 16 = 256 completions, a quarter of 1024, give half."""
     flags = Flags(lr=1e-3, warmup_steps=4, max_steps=12)
-    rates = [learning_rate(flags, v) for v in (0, 1, 2, 3, 4, 11, 50)]
+    rates = [learning_rate(flags, 256, v) for v in (0, 1, 2, 3, 4, 11, 50)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3, 1e-3])
-    assert learning_rate(Flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt", rollouts=16), 0) == pytest.approx(0.5e-3)
+    assert learning_rate(Flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt"), 256, 0) == pytest.approx(0.5e-3)
 
 
 @pytest.mark.parametrize(("loss", "changes", "options"), [

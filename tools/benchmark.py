@@ -141,7 +141,7 @@ class BareLoop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-12, fused=True)
         lengths, (kind, size) = [len(row) for row in batch.rows], cut.split()
         if kind == "tokens":
-            pieces = cut_rows(lengths, range(len(lengths)), int(size), packed=False)
+            pieces = cut_rows(batch.rows, range(len(lengths)), int(size), "padded")
         else:
             order = sorted(range(len(lengths)), key=lambda i: -lengths[i] if kind == "sorted" else i)
             pieces = [order[i : i + int(size)] for i in range(0, len(order), int(size))]

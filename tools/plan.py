@@ -141,7 +141,7 @@ def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[s
     model = on_meta(config)
     if has_adapters(flags):  # what they keep for the backward pass is about what the layers alone keep
         with torch.device("meta"):
-            add_adapters(flags, model, flags.model)
+            add_adapters(flags, model, flags.model, flags.seed)
     states = sum(parameter.numel() * (16 if parameter.requires_grad else 4) for parameter in model.parameters())
     microbatch = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
     with without_data(ranks) as mesh:
