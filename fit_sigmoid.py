@@ -85,6 +85,7 @@ PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: fe
 UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
 # C, R, w (N,) of Q = sum_i w_i (R_i - R(C_i))^2, and a box (4, 2) of R0, A, log B, log C_mid; equal ends hold R0 or A
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Interval = tuple[float, float]
 
 
 # ------------------------------------------------------------------------------------ 1. The law, and 2. least squares
@@ -164,33 +165,48 @@ def scan(data: Data, form: str, limit: float = -math.inf) -> Curves:
 
 
 # ------------------------------------------------------------------------------------ 5. The interval, 6. the verdict
-@dataclass
+@dataclass(repr=False)
 class SigmoidFit:
     """A fitted curve, in the data's unit of compute. A's interval is over all forms, the other numbers are Eq. 1's."""
 
-    C: np.ndarray = field(repr=False)  # (N,) the points used, sorted
-    R: np.ndarray = field(repr=False)  # (N,)
-    n: np.ndarray | None = field(repr=False)  # (N,) samples behind each
-    options: dict[str, Any] = field(repr=False)  # R0, A, skip_below, A_max, level, as given to `fit`
-    A_interval: tuple[float, float] = (0.0, 1.0)
-    B_interval: tuple[float, float] = (0.0, math.inf)
-    C_mid_interval: tuple[float, float] = (0.0, math.inf)
-    R0: float = math.nan
-    A: float = math.nan
-    B: float = math.nan
-    C_mid: float = math.nan
-    rmse: float = math.nan  # root mean squared residual, unweighted
-    form: str = EQ1  # that fits best
-    likelihood: dict[str, float] = field(default_factory=dict)  # of each form's best curve, over that of `form`
+    C: np.ndarray  # (N,) the points used, sorted
+    R: np.ndarray  # (N,)
+    n: np.ndarray | None  # (N,) samples behind each
+    options: dict[str, Any]  # R0, A, skip_below, as given to `fit`
+    intervals: dict[str, Interval]  # of A, B and C_mid
     reason: str = ""  # why the data cannot tell the ceiling; empty if they can
-    dof: float = 0.0
     dispersion: float = math.nan  # a point has variance dispersion * p (1 - p) / n, or dispersion where n is unknown
-    limit: float = math.nan  # largest Q of the curves that are not excluded
-    best: dict[str, Curves] = field(default_factory=dict, repr=False)  # form -> one curve
-    allowed: dict[str, Curves] = field(default_factory=dict, repr=False)  # form -> all that are not excluded
+    best: dict[str, Curves] = field(default_factory=dict)  # form -> one curve; empty if nothing can be fitted
+    allowed: dict[str, Curves] = field(default_factory=dict)  # form -> all curves that are not excluded
 
-    identifiable, n_points = property(lambda self: not self.reason), property(lambda self: self.C.size)
-    t = property(lambda self: float(stdtrit(self.dof, (1 + self.options["level"]) / 2)))  # Student's quantile
+    R0 = property(lambda self: float(self.best[EQ1].R0[0]) if self.best else math.nan)
+    A = property(lambda self: min(float(self.best[EQ1].A[0]), 1.0) if self.best else math.nan)
+    B = property(lambda self: float(np.exp(self.best[EQ1].log_B[0])) if self.best else math.nan)
+    C_mid = property(lambda self: float(np.exp(self.best[EQ1].log_C_mid[0])) if self.best else math.nan)
+    A_interval, B_interval = property(lambda self: self.intervals["A"]), property(lambda self: self.intervals["B"])
+    C_mid_interval, n_points = property(lambda self: self.intervals["C_mid"]), property(lambda self: self.C.size)
+    identifiable = property(lambda self: not self.reason)
+    rmse = property(lambda self: math.sqrt(np.mean((self.R - self.predict(self.C)) ** 2)))  # unweighted
+    form = property(lambda self: min(self.best, key=lambda form: self.best[form].Q[0], default=EQ1))  # that fits best
+    prior = property(lambda self: 0.0 if self.n is None else PRIOR_DOF)
+    t = property(lambda self: float(stdtrit(self.dof, 0.975)))  # Student's quantile
+    limit = property(lambda self: min(float(curve.Q[0]) for curve in self.best.values()) + self.margin)  # of Q
+    margin = property(lambda self: DOUBT * self.dispersion * self.t**2)
+
+    @property
+    def dof(self) -> float:
+        """Degrees of freedom. A measured R0 costs one like a fitted one, because its point is one of the N."""
+        return self.C.size - 2 - (self.options["R0"] is None) - (self.options["A"] is None) + self.prior
+
+    @property
+    def likelihood(self) -> dict[str, float]:
+        """That of each form's best curve, over that of `form`."""
+        Q = {form: float(self.best[form].Q[0]) for form in FORMS if self.best}
+        return {form: math.exp((min(Q.values()) - Q[form]) / 2 / self.dispersion) for form in Q}
+
+    def __repr__(self) -> str:
+        numbers = f"A={self.A:.4g} {self.A_interval}, B={self.B:.4g} {self.B_interval}, C_mid={self.C_mid:.4g}"
+        return f"SigmoidFit(R0={self.R0:.4g}, {numbers} {self.C_mid_interval}, {self.reason or 'identifiable'})"
 
     def predict(self, C: ArrayLike, form: str = EQ1) -> np.ndarray:
         """The fitted curve at compute `C`, any shape: Eq. 1. The printed forecast is `predict(C, self.form)`."""
@@ -198,26 +214,27 @@ class SigmoidFit:
             return np.full(np.shape(C), math.nan)
         log_B, log_C_mid, R0, A = (float(v[0]) for v in self.best[form][:4])
         s = shares(form, np.ravel(np.asarray(C, dtype=float)), log_B, log_C_mid).reshape(np.shape(C))
-        return np.minimum((1 - s) * R0 + s * A, self.options["A_max"])
+        return np.minimum((1 - s) * R0 + s * A, 1.0)
 
     def interval(self, C: ArrayLike, *, noise: bool = False) -> np.ndarray:
         """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there
         with as many samples as the fitted points have. The half-widths of curve and noise add in quadrature."""
-        C, top = np.atleast_1d(np.asarray(C, dtype=float)), self.options["A_max"]
+        C = np.atleast_1d(np.asarray(C, dtype=float))
         if not self.allowed:
-            return np.array([np.zeros(C.shape), np.full(C.shape, top)])
+            return np.array([np.zeros(C.shape), np.ones(C.shape)])
+        limit = self.limit
         found = [
-            [curves.ends(shares(form, C[i : i + 1], *curves[:2])[:, 0], self.limit) for i in range(C.size)]
+            [curves.ends(shares(form, C[i : i + 1], *curves[:2])[:, 0], limit) for i in range(C.size)]
             for form, curves in self.allowed.items()
         ]  # (F, K, 2)
         reached, beyond = self.predict(self.C[-1]), C > self.C[-1]
         remains = np.where(beyond, REMAINS * (self.predict(C) - reached), -math.inf)
         low, high = np.min(found, 0)[:, 0], np.maximum(np.max(found, 0)[:, 1], reached + remains)
-        low, high = np.clip([np.where(beyond, np.minimum(low, reached), low), high], 0, top)
+        low, high = np.clip([np.where(beyond, np.minimum(low, reached), low), high], 0, 1)
         if noise:
             p = np.clip(self.predict(C, self.form), low, high)
             sd = np.sqrt(self.dispersion * variance(p, None if self.n is None else np.median(self.n))) * self.t
-            low, high = np.maximum(p - np.hypot(p - low, sd), 0), np.minimum(p + np.hypot(high - p, sd), top)
+            low, high = np.maximum(p - np.hypot(p - low, sd), 0), np.minimum(p + np.hypot(high - p, sd), 1)
         return np.array([low, high])
 
     def ask_again(self) -> float:
@@ -229,7 +246,7 @@ class SigmoidFit:
             later = np.linspace(1, 1.1**k, 2 + min(int(2 * (self.C > last / 2).sum() * (1.1**k - 1)), 200))[1:] * last
             R, size = self.predict(later, self.form), later.size
             R = R + np.resize([0.5, -0.5], size) * np.sqrt(self.dispersion * variance(R, None if n is None else n[-1]))
-            C, R = np.append(self.C, later), np.append(self.R, np.clip(R, 0, self.options["A_max"]))
+            C, R = np.append(self.C, later), np.append(self.R, np.clip(R, 0, 1))
             more = None if n is None else np.append(n, np.full(size, n[-1]))
             return fit(C, R, n_samples=more, **self.options).identifiable
 
@@ -238,77 +255,85 @@ class SigmoidFit:
 
 
 def fit(
-    C: ArrayLike, R: ArrayLike, *, R0: float | None = None, A: float | None = None, skip_below: float = 0.0,
-    n_samples: ArrayLike | None = None, A_max: float = 1.0, level: float = 0.95,
-) -> SigmoidFit:  # fmt: skip
+    C: ArrayLike,
+    R: ArrayLike,
+    *,
+    R0: float | None = None,
+    A: float | None = None,
+    skip_below: float = 0.0,
+    n_samples: ArrayLike | None = None,
+) -> SigmoidFit:
     """Fit pass rates `R` (N,) at compute `C` (N,). The inputs are not modified; their order does not matter.
 
     R0, A       hold these fixed. R0 None: the point at C = 0 measures it, else it is fitted
     skip_below  leave out points with 0 < C < skip_below
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
-    A_max       bound on A and on predictions;  level of the intervals
     Points with a NaN are left out. Data that cannot carry a fit give a `reason`. ValueError: shapes that differ, values
-    out of range (compute >= 0, pass rates in [0, A_max], 0 <= R0 <= A <= A_max <= 1.25, 0 < level < 1).
+    out of range (compute >= 0, pass rates in [0, 1], 0 <= R0 <= A <= 1).
     """
-    if not (0 < level < 1 and 0 < A_max <= A_SLACK):
-        raise ValueError(f"level must lie in (0, 1), A_max in (0, {A_SLACK}], not {level:g}, {A_max:g}: no percents")
-    if not 0 <= (R0 or 0.0) <= (A_max if A is None else A) <= A_max:
-        raise ValueError(f"need 0 <= R0 <= A <= A_max, not R0 = {R0}, A = {A}, A_max = {A_max}")
-    C, R, n = usable(C, R, n_samples, A_max, skip_below)
-    f = SigmoidFit(C, R, n, dict(R0=R0, A=A, skip_below=skip_below, A_max=A_max, level=level))
-    prior, f.A_interval = 0.0 if n is None else PRIOR_DOF, (0.0, A_max)
-    # A measured R0 costs a degree of freedom like a fitted one, because its point is one of the N.
-    f.dof = C.size - 2 - (R0 is None) - (A is None) + prior
-    if f.dof - prior < (n is None) or np.unique(C[C > 0]).size < 3:
+    if not 0 <= (R0 or 0.0) <= (1.0 if A is None else A) <= 1:
+        raise ValueError(f"need 0 <= R0 <= A <= 1, not R0 = {R0}, A = {A}")
+    C, R, n = usable(C, R, n_samples, skip_below)
+    unknown = {"A": (0.0, 1.0), "B": (0.0, math.inf), "C_mid": (0.0, math.inf)}
+    f = SigmoidFit(C, R, n, {"R0": R0, "A": A, "skip_below": skip_below}, unknown)
+    if f.dof - f.prior < (n is None) or np.unique(C[C > 0]).size < 3:
         f.reason = f"{C.size} usable points are too few for four unknowns and the noise: evaluate more often"
         return f
-    R0_box, A_box = (0.0, A_max) if R0 is None else (R0, R0), (0.0, A_SLACK * A_max) if A is None else (A, A)
+    R0_box, A_box = (0.0, 1.0) if R0 is None else (R0, R0), (0.0, A_SLACK) if A is None else (A, A)
     box = np.array([R0_box, A_box, *np.log([B_RANGE, (C[C > 0].min() / 10, C[-1] * 30)])])
     for again in range(1 if n is None else 3):  # binomial weights need the curve, and the curve needs the weights
-        w = 1 / variance(f.predict(C) if again else R, n)
-        data = C, R, w, box
+        data = C, R, 1 / variance(f.predict(C) if again else R, n), box
         f.best[EQ1] = scan(data, EQ1)
     f.best |= {form: scan(data, form) for form in FORMS if form != EQ1}
-    Q = {form: float(curve.Q[0]) for form, curve in f.best.items()}
-    f.form = min(Q, key=lambda form: Q[form])
+    f.reason = see_noise(f, data)
+    if not f.reason:
+        f.reason = see_ceiling(f, data)
+    return f
+
+
+def see_noise(f: SigmoidFit, data: Data) -> str:
+    """Sets the dispersion. Returns why no ceiling can be asked for: the run falls, or is flat, and no curve is kept."""
+    C, R, w, _ = data
+    Q, R0 = float(f.best[f.form].Q[0]), f.options["R0"]
     z = np.sqrt(w) * (R - f.predict(C, f.form))  # (N,) standardized residuals
     # Below 1 a dispersion is not believed where samples are known: a run on a fixed held-out set follows itself more
     # exactly than it follows the law. r, if it is significant, is the correlation of neighbors.
     r, exact = min(z[1:] @ z[:-1] / max(z @ z, w.sum() * MIN_SD**2), 0.95), w.mean() * MIN_SD**2
     alike = (1 + r) / (1 - r) if r > 1.645 / math.sqrt(z.size) else 1.0
-    f.dispersion = float(max((z @ z + prior) / f.dof * alike, exact if n is None else max(1.0, exact)))
-    f.likelihood = {form: math.exp((Q[f.form] - Q[form]) / 2 / f.dispersion) for form in FORMS}
+    f.dispersion = float(max((z @ z + f.prior) / f.dof * alike, exact if f.n is None else max(1.0, exact)))
     late = z[-max(3, C.size // 5) :]
     noise = math.sqrt(max(float(np.mean(np.diff(z) ** 2)) / 2, exact))  # of differences: they miss a slow misfit
-    gained = w @ (R - (w @ R / w.sum() if R0 is None else R0)) ** 2 - Q[f.form]  # F test against a flat line, simulated
-    if A is None and fdtrc(2, f.dof, max(gained, 0) / f.dispersion / 2) > FLAT:
-        f.best, f.reason = {}, f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit"
-    if late.mean() * math.sqrt(late.size) < -FALL * noise:
-        f.reason = f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
-    if f.best:
-        f.R0, A_free, f.B, f.C_mid = (float(v[0]) for v in (f.best[EQ1].R0, f.best[EQ1].A, *np.exp(f.best[EQ1][:2])))
-        f.A, f.rmse = min(A_free, A_max), math.sqrt(np.mean((R - f.predict(C)) ** 2))
-    if f.reason:
-        return f
-    more = DOUBT * f.dispersion * f.t**2
-    f.limit = Q[f.form] + more
-    f.allowed = {form: scan(data, form, f.limit) for form in FORMS if Q[form] <= f.limit}
-    own = scan(data, EQ1, Q[EQ1] + more)  # also where another form excludes it
-    f.B_interval, f.C_mid_interval = (
-        (0.0 if v.min() < low + 0.05 else math.exp(v.min()), math.inf if v.max() > high - 0.05 else math.exp(v.max()))
-        for v, (low, high) in zip(own[:2], box[2:], strict=True)
-    )
-    reached, ends = float(f.predict(C[-1])), np.array([curves.ends(1.0, f.limit) for curves in f.allowed.values()])
-    low, high = float(min(reached, ends.min())), float(max(reached + REMAINS * (A_free - reached), ends.max()))
-    f.A_interval = (max(low, 0.0), min(high, A_max)) if A is None else (A, A)
-    if A is None and (high - low > min(MAX_WIDTH, (f.A - f.R0) / 2) or (R0 is None and f.C_mid < C[0])):
-        f.reason = f"ceilings from {low:.2f} to {min(high, A_max):.2f} fit: the data reach {reached:.2f} by C = "
-        f.reason += f"{short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid"
-        f.reason += f", from {C[0] / f.C_mid:.1f} on" * bool(C[0] > f.C_mid)
-    return f
+    falls = late.mean() * math.sqrt(late.size) < -FALL * noise
+    gained = w @ (R - (w @ R / w.sum() if R0 is None else R0)) ** 2 - Q  # F test against a flat line, simulated
+    flat = f.options["A"] is None and fdtrc(2, f.dof, max(gained, 0) / f.dispersion / 2) > FLAT
+    if flat:
+        f.best = {}
+    if falls:
+        return f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
+    return f"the pass rate does not rise beyond its noise by C = {short(C[-1])}: no curve to fit" if flat else ""
 
 
-def usable(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_below: float) -> tuple:
+def see_ceiling(f: SigmoidFit, data: Data) -> str:
+    """Sets the allowed curves and the intervals. Returns why A's is too wide to tell the ceiling, if it is."""
+    C, limit, held = f.C, f.limit, f.options["A"]
+    f.allowed = {form: scan(data, form, limit) for form, curve in f.best.items() if curve.Q[0] <= limit}
+    around = scan(data, EQ1, float(f.best[EQ1].Q[0]) + f.margin)  # also where another form excludes it
+    for name, logs, (least, most) in zip(("B", "C_mid"), around[:2], data[3][2:], strict=True):
+        low = 0.0 if logs.min() < least + 0.05 else math.exp(logs.min())  # at the end of what was searched: none
+        f.intervals[name] = low, math.inf if logs.max() > most - 0.05 else math.exp(logs.max())
+    reached, expected = float(f.predict(C[-1])), float(f.best[EQ1].A[0])
+    tops = np.array([curves.ends(1.0, limit) for curves in f.allowed.values()])
+    low, high = float(min(reached, tops.min())), float(max(reached + REMAINS * (expected - reached), tops.max()))
+    f.intervals["A"] = (max(low, 0.0), min(high, 1.0)) if held is None else (held, held)
+    too_wide = high - low > min(MAX_WIDTH, (f.A - f.R0) / 2) or (f.options["R0"] is None and f.C_mid < C[0])
+    if held is not None or not too_wide:
+        return ""
+    reason = f"ceilings from {low:.2f} to {min(high, 1.0):.2f} fit: the data reach {reached:.2f} by C = "
+    late = f", from {C[0] / f.C_mid:.1f} on" * bool(C[0] > f.C_mid)
+    return f"{reason}{short(C[-1])}, {C[-1] / f.C_mid:.1f} C_mid{late}"
+
+
+def usable(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, skip_below: float) -> tuple:
     """Sorted copies of C, R and n (N,) of the points to use; ValueError as `fit` says."""
     C, R = np.array(C, dtype=float), np.array(R, dtype=float)
     if C.ndim != 1 or C.shape != R.shape:
@@ -317,8 +342,8 @@ def usable(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, top: float, skip_bel
     order = np.lexsort((n, R, C))
     use = order[(np.isfinite(C) & np.isfinite(R) & (n == n) & ~((C > 0) & (C < skip_below)))[order]]
     C, R, n = C[use], R[use], n[use]
-    if (C < 0).any() or (R < 0).any() or (R > top).any() or (n <= 0).any():
-        raise ValueError(f"need compute >= 0, n_samples > 0, pass rates in [0, {top:g}]: divide percents by 100")
+    if (C < 0).any() or (R < 0).any() or (R > 1).any() or (n <= 0).any():
+        raise ValueError("need compute >= 0, n_samples > 0, pass rates in [0, 1]: divide percents by 100")
     if C.size > 2 and C[0] > C[-1] / 2 and not skip_below:
         raise ValueError(f"compute starts at {C[0]:g} and ends at {C[-1]:g}: subtract what it was before training")
     return C, R, None if np.isinf(n).all() else n
