@@ -1,27 +1,37 @@
-"""What follows from the figures that the three papers print, without any training: docs/published.md and its pictures.
+"""What follows, without any training, from what three papers print: the tables and pictures of docs/figure1.md (the two
+runs of Figure 1 of arXiv 2510.13786, fitted at every cut) and docs/published.md (constants, quoted with their places).
 
     python evidence/published.py [--output docs]
-
-Every constant below is quoted with its paper and its place.
 """
 
 import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
+import pandas as pd
+from scipy.optimize import brentq, curve_fit
+from scipy.special import stdtrit
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from figure1 import R0, read, table
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from figures import saturating_power
+from report import fill, table
 
-from fit_sigmoid import fit, sigmoid
+from fit_sigmoid import SigmoidFit, fit, plain_fit, short, sigmoid, span
 from isocompute import n_star
 
-# Khatri et al. 2025, arXiv 2510.13786, Table 1: (A, B, C_mid in GPU-hours). R0 is not printed: see docs/figure1.md.
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+# Khatri et al. 2025, arXiv 2510.13786, Figure 1: what its page says of its two runs, and (R0, A, B, C_mid) as drawn.
+NAMES = {"dense": "8B dense run", "moe": "17B x 16 MoE run"}
+R0 = {"dense": 0.40, "moe": 0.51}  # read off the figure, as the page says
+CUTS = {"dense": (10, 15, 20, 25, 30, 35, 40, 50, 60, 100), "moe": (7, 9, 12, 16, 20, 25, 30, 35, 100)}  # in thousands
+HALF = {"dense": 50, "moe": 16}  # up to where the paper fits
+DRAWN = {"dense": (0.4017, 0.6446, 1.682, 10920), "moe": (0.5116, 0.7099, 1.659, 6920)}
+# The same, Table 1: (A, B, C_mid in GPU-hours). R0 is not printed.
 KHATRI = {
     "8B, batch 768, 14k tokens": (0.610, 1.92, 2542.0),
     "32k tokens": (0.645, 1.89, 11272.0),
@@ -29,11 +39,17 @@ KHATRI = {
     "batch 2048": (0.645, 1.70, 10909.0),
     "17B x 16 MoE": (0.710, 1.65, 4242.0),
 }
+BASE = next(iter(KHATRI))
 # The same: (low, high) in GPU-hours of the run of 100,000 -> A and B of the sigmoid, A of a power law, or NaN.
-WINDOWS = {(1500, 50_000): (0.645, 1.70, 1.0), (5000, 50_000): (0.645, 1.67, 0.74),
-           (0, 50_000): (0.645, 1.70, math.nan), (0, 100_000): (0.655, 1.56, math.nan)}  # fmt: skip
-LATE = (30_000, 60_000)  # ours: where both laws should agree
-LOO_A, SEED_NOISE, MARGIN = (0.590, 0.610), 0.015, 0.02  # the same: A of the leave-one-out runs; of three equal runs
+WINDOWS = {
+    (1500, 50_000): (0.645, 1.70, 1.0),
+    (5000, 50_000): (0.645, 1.67, 0.74),
+    (0, 50_000): (0.645, 1.70, math.nan),
+    (0, 100_000): (0.655, 1.56, math.nan),
+    (30_000, 60_000): (math.nan,) * 3,  # ours: where both laws should agree
+}
+LONG = np.linspace(0, 100_000, 76)[1:]  # of evaluations of that run; its curve is that of batch 2048, with its A and B
+LOO_A, SEED_NOISE = (0.590, 0.610), 0.015  # the same: A of the leave-one-out runs; of three equal runs
 DRAWS = 30  # of a noisy run
 NOISE = 0.005  # of a mean@16 on 1,000 prompts: binomial .004, and a little for prompts that correlate
 # Tan et al. 2025, arXiv 2509.25300: (K_max, N0 in billions) within a model and from 0.5-32B to 72B.
@@ -50,16 +66,77 @@ SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)
 CHENG = {"easy": (6.09, 4.75, 5.84, 2.73), "hard": (4.47, 7.23, 5.84, 2.79)}
 LOG10_C = (4.5, 5.0, 5.5, 5.84, 6.0, 6.5, 7.0)
 
+HEADS = {
+    "cuts": "data until|points|reach, C_mid|Eq. 1's A|B|A's interval|best form|identifiable|later inside|ask again at",
+    "others": "data until|usual fit: A|later inside|without the first 1.5k: A|A's interval|identifiable|later inside",
+    "windows": "window, GPU-hours|points|printed|paper's grid, R0 = .40|the same, R0 = .39|our fit|power law, printed"
+    "|on the points|on the exact curve",
+    "halves": "fitted, predicted|sd of A|median error at the end|width of its 95 % interval|ceiling identifiable"
+    "|truth inside",
+    "ahead": "ahead|from, GPU-hours",
+    "noise": "±.015 read as|sd of A|two runs must differ by|two means of three by|range of nine equal runs"
+    "|it is at most .020 in",
+}
+
+
+# ------------------------------------------------------------------------------------------------ the runs of Figure 1
+
+
+@cache
+def read(run: str) -> np.ndarray:
+    """(2, N) GPU-hours and pass rates of the dense or the MoE run."""
+    points = pd.read_csv(DOCS / "results" / "figure1.csv").query("run == @run")
+    return np.array([1000 * points["k_gpu_hours"], points["pass_rate"]])
+
+
+@cache
+def fits(run: str) -> list[SigmoidFit]:
+    """To the first 7, 8, ... and at last to all points."""
+    C, R = read(run)
+    return [fit(C[:i], R[:i]) for i in range(7, C.size + 1)]
+
+
+def inside(f: SigmoidFit, C: np.ndarray, R: np.ndarray) -> int:
+    """How many of the later evaluations R (K,) lie in their intervals."""
+    low, high = f.interval(C, noise=True) if C.size else (0, 0)
+    return int(((low <= R) & (R <= high)).sum())
+
+
+def usual(C: np.ndarray, R: np.ndarray, later: np.ndarray) -> tuple[float, float, np.ndarray]:
+    """(A, half-width of its 95 % interval, (2, K) intervals of evaluations at `later`) as most would compute them:
+    Eq. 1, the covariance of `curve_fit`, and the error of a forecast by derivatives."""
+    p, V = curve_fit(sigmoid, C, R, p0=plain_fit(C, R), maxfev=20_000)
+    t, h = float(stdtrit(C.size - 4, 0.975)), 1e-5 * p
+    slopes = np.array([sigmoid(later, *(p + d)) - sigmoid(later, *(p - d)) for d in np.diag(h)]) / (2 * h[:, None])
+    noise = np.sum((R - sigmoid(C, *p)) ** 2) / (C.size - 4)
+    reach = t * np.sqrt((slopes * (V @ slopes)).sum(0) + noise)
+    return float(p[1]), t * math.sqrt(V[1, 1]), sigmoid(later, *p) + np.array([[-1], [1]]) * reach
+
+
+def cut_tables(run: str) -> dict[str, str]:
+    """The two tables of a run, by name: our fit at every cut; the usual fit, and ours without the first points."""
+    (C, R), cuts, others, yes = read(run), [], [], ("no", "yes")
+    for cut in CUTS[run]:
+        now = 1000 * cut >= C
+        f, late, later = fits(run)[now.sum() - 7], fit(C[now], R[now], skip_below=1500), (C[~now], R[~now])
+        A, half, (low, high) = usual(C[now], R[now], later[0])
+        counts = inside(f, *later), ((low <= later[1]) & (later[1] <= high)).sum(), inside(late, *later)
+        held = [f"{count} of {low.size}" if low.size else "–" for count in counts]
+        name, again = f"{cut}k" if low.size else "all", short(f.ask_again()) if f.reason else "–"
+        curve = f"{C[now][-1] / f.C_mid:.1f}", f"{f.A:.3f}", f"{f.B:.2f}", span(f.A_interval, 3), f.form
+        cuts.append([name, f.n_points, *curve, yes[f.identifiable], held[0], again])
+        claim, late_A = f"{A:.3f} ± {half:.3f}" if half < 0.5 else "unknown", f"{late.A:.3f}" if late.best else "no fit"
+        others.append([name, claim, held[1], late_A, span(late.A_interval, 3), yes[late.identifiable], held[2]])
+    return {f"{run} {name}": table(HEADS[name].split("|"), rows) for name, rows in (("cuts", cuts), ("others", others))}
+
+
+# --------------------------------------------------------------------------------------------- what constants imply
+
 
 def curve(name: str, C: np.ndarray | float) -> np.ndarray:
     """A published curve at C."""
     A, B, C_mid = KHATRI[name]
     return sigmoid(C, R0["moe" if "MoE" in name else "dense"], A, B, C_mid)
-
-
-def long_run() -> np.ndarray:
-    """(75,) GPU-hours of evaluations of the run of 100,000; its curve is that of batch 2048, whose A and B it has."""
-    return np.linspace(0, 100_000, 76)[1:]
 
 
 def paper_grid(C: np.ndarray, R: np.ndarray, R0: float) -> tuple[float, float, float]:
@@ -73,48 +150,36 @@ def paper_grid(C: np.ndarray, R: np.ndarray, R0: float) -> tuple[float, float, f
     return float(A[i]), float(B[j]), float(C_mid[k])
 
 
-def power_law(C: np.ndarray, R: np.ndarray) -> tuple[float, float, float]:
-    """(A, D, B) of the least sum of squares for R = A - D / C^B with A <= 1. It is linear in A and D for a given B."""
-    B = np.geomspace(0.01, 10, 4000)
-    x = (C / C[-1]) ** -B[:, None]  # (4000, N)
-    low = x - x.mean(1, keepdims=True)
-    D = -(low @ R) / (low * low).sum(1)
-    A = R.mean() + D * x.mean(1)
-    D = np.where(A > 1, ((1 - R) * x).sum(1) / (x * x).sum(1), D)  # on the bound D alone is free
-    A = np.minimum(A, 1)
-    i = ((A - D * x.T - R[:, None]) ** 2).sum(0).argmin()
-    return float(A[i]), float(D[i] * C[-1] ** B[i]), float(B[i])
-
-
 def window_row(low: float, high: float) -> list[str]:
     """A and B of the long run over a window: as printed, by the paper's grid and by ours; then A of power laws."""
-    (C, R), exact = read("dense"), long_run()
+    (C, R), exact, printed = read("dense"), LONG, WINDOWS[low, high]
     use, exact = (low <= C) & (high >= C), exact[(low <= exact) & (high >= exact)]
     C, R = C[use], R[use]
-    f, printed = fit(C, R, skip_below=low), WINDOWS.get((low, high), (math.nan, math.nan, math.nan))
+    f = fit(C, R, skip_below=low)
     sigmoids = [printed[:2], *(paper_grid(C, R, R0["dense"] - less)[:2] for less in (0, 0.01)), (f.A, f.B)]
-    powers = [printed[2], power_law(C, R)[0], power_law(exact, curve("batch 2048", exact))[0]]
-    cells = [f"{A:.3f}, {B:.2f}" for A, B in sigmoids] + [f"{A:.2f}" for A in powers]
+    laws = saturating_power(C, R), saturating_power(exact, curve("batch 2048", exact))
+    cells = [f"{A:.3f}, {B:.2f}" for A, B in sigmoids] + [f"{A:.2f}" for A in (printed[2], *(law["A"] for law in laws))]
     return [f"{low / 1e3:g}k to {high / 1e3:g}k", str(C.size), *("–" if "nan" in cell else cell for cell in cells)]
 
 
-def extrapolate(name: str, end: float, points: int, draws: int, seed: int = 0) -> dict[str, float]:
-    """The first half of a curve, with noise, fitted; its end predicted."""
-    rng, C = np.random.default_rng(seed), np.linspace(0, end, points)
+def extrapolated(name: str, end: float, points: int) -> list[str]:
+    """DRAWS times the first half of a curve, with noise, fitted, and its end predicted: sd of A, median error, width,
+    share identifiable, share that holds the truth."""
+    rng, C = np.random.default_rng(0), np.linspace(0, end, points)
     R, half, rows = curve(name, C), C <= end / 2, []
-    for _ in range(draws):
+    for _ in range(DRAWS):
         f = fit(C[half], (R + rng.normal(0, NOISE, points))[half])
         low, high = f.interval(end)[:, 0]
         rows.append((f.A, f.identifiable, float(f.predict(end, f.form)) - R[-1], low <= R[-1] <= high, high - low))
     A, known, errors, covered, width = np.array(rows, float).T
-    return {"sd of A": A.std(ddof=1), "identifiable": known.mean(), "median error": np.median(np.abs(errors)),
-            "covered": covered.mean(), "width": np.median(width)}  # fmt: skip
+    numbers = (A.std(ddof=1), np.median(np.abs(errors)), np.median(width))
+    return [*(f"{x:.4f}" for x in numbers), f"{known.mean():.0%}", f"{covered.mean():.0%}"]
 
 
 def overtakes(slow: str, fast: str) -> float:
     """GPU-hours at which the run with the higher ceiling overtakes the other: the last sign change from 100 to 10^6."""
 
-    def ahead(C: Any) -> Any:
+    def ahead(C: np.ndarray) -> np.ndarray:
         return curve(slow, C) - curve(fast, C)
 
     grid = np.geomspace(100, 1e6, 400)
@@ -122,144 +187,105 @@ def overtakes(slow: str, fast: str) -> float:
     return float(brentq(ahead, grid[last], grid[last + 1]))
 
 
-def range_of_equal_runs(sd: float, runs: int, seed: int = 0) -> tuple[float, float]:
+def range_of_equal_runs(sd: float, runs: int) -> tuple[float, float]:
     """(mean range of A over `runs` equal runs, share of such sets whose range is at most that of the leave-one-out)."""
-    A = np.random.default_rng(seed).normal(0, sd, (100_000, runs))
+    A = np.random.default_rng(0).normal(0, sd, (100_000, runs))
     ranges = np.ptp(np.round(A / 0.005) * 0.005, axis=1)  # A is fitted on a grid of .005
     return float(ranges.mean()), float(np.mean(ranges <= LOO_A[1] - LOO_A[0] + 1e-9))
 
 
-def K(K_max: float, N0: float, N: Any) -> Any:
-    """Tan et al.: slope of a model with N billion parameters (a number or an array)."""
+def noise_row(reading: str, sd: float) -> list[str]:
+    """How far apart two runs, and two means of three, must be for 95 % confidence, and how far nine equal runs lie."""
+    mean, below = range_of_equal_runs(sd, 9)
+    apart = [1.96 * 2**0.5 * sd, 2.776 * (2 / 3) ** 0.5 * sd]  # t with 4 degrees of freedom
+    return [reading, f"{sd:.4f}", *(f"{v:.3f}" for v in (*apart, mean)), f"{below:.0%}"]
+
+
+def K(K_max: float, N0: float, N: np.ndarray | float) -> np.ndarray | float:
+    """Tan et al.: slope of a model with N billion parameters."""
     return K_max / (1 + N0 / N)
 
 
-# ------------------------------------------------------------------------------------------------------------- the page
-
-
-def page() -> str:
-    """The text of docs/published.md."""
-    base = "8B, batch 768, 14k tokens"
-    pairs = (("32k tokens", base), ("batch 2048", base), (base, "batch 512"))
-    ahead = [[f"{slow} over {fast}", f"{overtakes(slow, fast) / 1e3:.1f}k"] for slow, fast in pairs]
-    halves = []
-    for name, arguments in (("0 to 50k, then 100k", ("batch 2048", 1e5, 76)), ("0 to 8k, then 16k", (base, 16e3, 41))):
-        r = extrapolate(*arguments, DRAWS)
-        halves.append([name, *(f"{r[key]:.4f}" for key in ("sd of A", "median error", "width")),
-                       *(f"{r[key]:.0%}" for key in ("identifiable", "covered"))])  # fmt: skip
-    noise = []
-    for reading, sd in (("the standard deviation", SEED_NOISE), ("half the range of three", SEED_NOISE / 0.846),
-                        ("95 % of runs", SEED_NOISE / 1.96)):  # fmt: skip
-        mean, below = range_of_equal_runs(sd, 9)
-        apart = [1.96 * 2**0.5 * sd, 2.776 * (2 / 3) ** 0.5 * sd]  # t with 4 degrees of freedom
-        noise.append([reading, f"{sd:.4f}", *(f"{v:.3f}" for v in (*apart, mean)), f"{below:.0%}"])
-    slopes = [[f"{name}, {kind}", *(f"{K(*c, N):.3f}" for N in SIZES)]
-              for name, both in TAN.items() for kind, c in zip(("intra", "inter"), both, strict=True)]  # fmt: skip
+def constant_tables() -> dict[str, str]:
+    """The tables of docs/published.md, by name."""
+    pairs = (("32k tokens", BASE), ("batch 2048", BASE), (BASE, "batch 512"))
+    readings = {"the standard deviation": 1, "half the range of three": 0.846, "95 % of runs": 1.96}
+    halves = ("0 to 50k, then 100k", "batch 2048", 1e5, 76), ("0 to 8k, then 16k", BASE, 16e3, 41)
+    slopes = [
+        [f"{name}, {kind}", *(f"{K(*constants, N):.3f}" for N in SIZES)]
+        for name, both in TAN.items()
+        for kind, constants in zip(("intra", "inter"), both, strict=True)
+    ]
     halving = [f"10^{np.log10(2) / K(*TAN['Qwen2.5 base, compute'][0], N):.1f}" for N in SIZES]
     best = [[name, *(f"{float(n_star(10**c, *law)):.0f}" for c in LOG10_C)] for name, law in CHENG.items()]
-    return PAGE.format(
-        draws=DRAWS,
-        windows=table(["window, GPU-hours", "points", "printed", "paper's grid, R0 = .40", "the same, R0 = .39",
-                       "our fit", "power law, printed", "on the points", "on the exact curve"],
-                      [window_row(*window) for window in (*WINDOWS, LATE)]),
-        ahead=table(["ahead", "from, GPU-hours"], ahead),
-        halves=table(["fitted, predicted", "sd of A", "median error at the end", "width of its 95 % interval",
-                      "ceiling identifiable", "truth inside"], halves),
-        noise=table(["±.015 read as", "sd of A", "two runs must differ by", "two means of three by",
-                     "range of nine equal runs", "it is at most .020 in"], noise),
-        slopes=table(["K(N)", *(f"{N:g}B" for N in SIZES)], slopes),
-        halving=table(["", *(f"{N:g}B" for N in SIZES)], [["compute to halve the failures, times", *halving]]),
-        best=table(["completions C", *(f"10^{c:g}" for c in LOG10_C)], best),
-    )  # fmt: skip
+    billions = [f"{N:g}B" for N in SIZES]
+    rows = {
+        "windows": [window_row(*window) for window in WINDOWS],
+        "halves": [[name, *extrapolated(*run)] for name, *run in halves],
+        "ahead": [[f"{slow} over {fast}", f"{overtakes(slow, fast) / 1e3:.1f}k"] for slow, fast in pairs],
+        "noise": [noise_row(name, SEED_NOISE / by) for name, by in readings.items()],
+    }
+    return {name: table(HEADS[name].split("|"), some) for name, some in rows.items()} | {
+        "slopes": table(["K(N)", *billions], slopes),
+        "halving": table(["", *billions], [["compute to halve the failures, times", *halving]]),
+        "best": table(["completions C", *(f"10^{c:g}" for c in LOG10_C)], best),
+    }
 
 
-PAGE = """# What follows from the printed figures
-
-Three papers print the constants of their laws. This page, written by `python evidence/published.py`, computes what
-follows from them without any training; the constants and their places in the papers are at the top of that file. R0,
-the pass rate before training, is not printed in arXiv 2510.13786. Its Figure 1 shows .40 for the dense runs and .51 for
-the MoE run ([figure1.md](figure1.md)).
-
-![Windows of a long run, and runs that overtake each other](published_runs.png)
-
-## A sigmoid's ceiling hardly depends on the window, a power law's does
-
-arXiv 2510.13786: the run of 100,000 GPU-hours. Its points are those of [figure1.md](figure1.md). The exact curve is
-that of batch 2048 in Table 1, without noise, so that only the form of the law decides: A .645, B 1.70, C_mid 10,909,
-where the curve that Figure 1 draws has .645, 1.68 and 10,920. First A and B of the sigmoid, then A of the power law
-A − D / C^B with A ≤ 1.
-
-{windows}
-The power law does what is printed: from 1.5k on it runs to the bound, and from 5k on it has .72 on the points and .74
-on the curve for the printed .74. It is the sigmoid's limit for large C, so it agrees only late, when the ceiling is in
-sight anyway. The paper's procedure meets the printed A and B to .010 and .13. How exactly R0 is known decides as much:
-.01 less in R0 moves A by up to .010. From 5k on our fit, which does not hold R0, finds no ceiling that is identifiable.
-
-## From half a run to its end
-
-{draws} draws each, with noise of sd .005 on every evaluation (mean@16 on 1,000 prompts has a binomial sd of
-.004); fitted by `fit_sigmoid.py`.
-
-{halves}
-## Which run is ahead, and from when on
-
-From A, B and C_mid of Table 1, and R0 = .40; the run with the higher ceiling is the slower one at first.
-
-{ahead}
-So longer completions or a larger batch, whose ceilings are .035 higher, lead from 28k and 30k GPU-hours on. At 16k,
-where the leave-one-out runs end, both are still .04 behind.
-
-## What three runs can tell about a ceiling
-
-The leave-one-out runs have A from .590 to .610; three runs of one recipe have A within ±.015, and the paper calls
-differences below .02 noise. It does not say what ±.015 is, so three readings are shown: how far apart two runs, or two
-means of three runs (Student's t, 4 degrees of freedom), must be for 95 % confidence; how far the A of nine equal runs
-(the recipe and its eight variants, rounded to .005) lie apart on average; and how often no farther than .020.
-
-{noise}
-So nine equal runs would spread as far as .590 to .610, or farther: the table of ceilings ranks nothing. Single runs
-tell apart ceilings that differ by more than .02 to .05, three seeds each by more than .02 to .04. The paper compares B
-at the shared A instead.
-
-![Slopes by model size, and the best number of rollouts](published_laws.png)
-
-## A larger model learns faster, and that saturates
-
-arXiv 2509.25300: log L = −K(N) log X + E(N), K(N) = K_max / (1 + N0 / N), for L = 1 − pass rate.
-
-{slopes}
-How slow that is: to halve L, compute must grow 2^(1/K) times (Qwen2.5 base, intra).
-
-{halving}
-Where 72B overtakes 32B does not follow: the offsets E(N) are not printed.
-
-## How many rollouts
-
-arXiv 2603.12151: n*(C) for C = B_p n M completions.
-
-{best}
-Both laws are half way (in log2) at C0 = 10^5.84; hard prompts saturate at fewer rollouts.
-"""
+# -------------------------------------------------------------------------------------------------------- pictures
 
 
-def pictures(folder: Path) -> None:
-    """The two PNGs."""
+def draw_cuts(path: Path) -> None:
+    """Left A against the cut, right the forecast from where the paper makes its own."""
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    for run, (left, right) in zip(CUTS, figure.subplots(2, 2), strict=True):
+        C, R = read(run)
+        cuts, claims = [f.C[-1] for f in fits(run)], np.array([usual(f.C, f.R, C[:0])[:2] for f in fits(run)])
+        claims[claims[:, 1] > 0.5] = math.nan
+        left.fill_between(cuts, *np.transpose([f.A_interval for f in fits(run)]), color="0.85", label="A's interval")
+        left.errorbar(cuts, *claims.T, fmt="none", ecolor="0.35", lw=0.8, capsize=2, label="A, the usual fit of Eq. 1")
+        for known, color in ((False, "white"), (True, "black")):
+            points = np.array([(f.C[-1], f.A) for f in fits(run) if f.identifiable == known])
+            left.plot(*points.T, "ko", mfc=color, ms=5, label="Eq. 1's A" + ", identifiable" * known)
+        A = fits(run)[-1].A
+        left.axhline(A, color="C3", ls="--", label=f"Eq. 1's A of the whole run, {A:.3f}")
+        left.set(title=f"{NAMES[run]}: its ceiling, by how much is fitted", ylabel="A", ylim=(R.max() - 0.16, 1.02))
+        now, grid = 1000 * HALF[run] >= C, np.geomspace(C[0] / 1.3, 1.3 * C[-1], 200)
+        f, beyond = fits(run)[now.sum() - 7], grid[grid > 1000 * HALF[run]]
+        right.fill_between(beyond, *f.interval(beyond, noise=True), color="0.85", label="interval of evaluations")
+        right.plot(grid, f.predict(grid, f.form), "k-", lw=1.2, label=f"our forecast from {HALF[run]}k, {f.form}")
+        right.plot(grid, sigmoid(grid, *DRAWN[run]), "C3--", lw=1.2, label="the paper's curve")
+        right.plot(C[now], R[now], "ko", ms=4, label="fitted")
+        right.plot(C[~now], R[~now], "ko", mfc="white", ms=4, label="later")
+        right.set(title=f"{NAMES[run]}: the forecast from {HALF[run]}k", ylabel="pass rate")
+        for axes, place in ((left, "upper right"), (right, "lower right")):
+            axes.set_xscale("log")
+            axes.set_xticks([1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5], ["1k", "2k", "5k", "10k", "20k", "50k", "100k"])
+            axes.set(xlim=(0.9 * axes.get_lines()[0].get_xdata()[0], 1.3 * C[-1]), xlabel="GPU-hours")
+            axes.minorticks_off()
+            axes.legend(fontsize=8, loc=place)
+    figure.savefig(path, dpi=100)
+
+
+def draw_constants(folder: Path) -> None:
+    """Windows of the long run beside all runs; slopes by model size beside the best number of rollouts."""
     from matplotlib.figure import Figure
 
     figures = {name: Figure(figsize=(10, 3.8), layout="constrained") for name in ("runs", "laws")}
     (long, all_runs), (slopes, rollouts) = (figure.subplots(1, 2) for figure in figures.values())
-    C, grid = long_run(), np.geomspace(500, 2e5, 200)
-    R = curve("batch 2048", C)
-    long.plot(C, R, "k.", ms=4, label="the run of 100k, R0 = .40")
-    for low, high in ((1500, 50_000), (5000, 50_000), LATE):
-        use = (low <= C) & (high >= C)
-        A, D, B = power_law(C[use], R[use])
-        long.plot(grid, A - D / grid**B, label=f"power law, {low / 1e3:g}k to {high / 1e3:g}k: A {A:.2f}")
+    R, grid = curve("batch 2048", LONG), np.geomspace(500, 2e5, 200)
+    long.plot(LONG, R, "k.", ms=4, label="the run of 100k, R0 = .40")
+    for low, high in ((1500, 50_000), (5000, 50_000), (30_000, 60_000)):
+        use = (low <= LONG) & (high >= LONG)
+        law = saturating_power(LONG[use], R[use])
+        label = f"power law, {low / 1e3:g}k to {high / 1e3:g}k: A {law['A']:.2f}"
+        long.plot(grid, law["A"] - law["D"] / grid ** law["B"], label=label)
     long.set(ylim=(0.35, 0.85), xlabel="GPU-hours", ylabel="pass rate")
     for name in KHATRI:
         all_runs.plot(grid, curve(name, grid), label=name)
     all_runs.set(xlabel="GPU-hours", ylabel="pass rate, from R0 = .40, MoE .51")
-
     N, C = np.geomspace(0.3, 300, 100), np.logspace(4, 7.5, 200)
     for i, (name, both) in enumerate(TAN.items()):
         for constants, style in zip(both, ("-", "--"), strict=True):
@@ -276,15 +302,20 @@ def pictures(folder: Path) -> None:
         figure.savefig(folder / f"published_{name}.png", dpi=80)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", default="docs", metavar="FOLDER", help="where the page and its pictures go")
-    folder = Path(parser.parse_args(argv).output)
-    (folder / "published.md").write_text(page())
-    pictures(folder)
-    return 0
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument(
+        "--output", default=DOCS, type=Path, metavar="FOLDER", help="where pages and pictures go (docs)"
+    )
+    folder = parser.parse_args(argv).output
+    cuts = {name: text for run in CUTS for name, text in cut_tables(run).items()}
+    for name, tables in (("figure1.md", cuts), ("published.md", constant_tables())):
+        (folder / name).write_text((DOCS / name).read_text())
+        fill(folder / name, tables)
+    draw_cuts(folder / "figure1.png")
+    draw_constants(folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
