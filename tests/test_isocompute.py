@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from fit_benchmark import recover_rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from law_benchmark import recover_rollouts
 from scipy.optimize import curve_fit
 
 import isocompute

@@ -3,7 +3,7 @@
 import fit_benchmark
 import numpy as np
 import pytest
-from fit_benchmark import REGIMES, TRUTHS, draw, multi_start, no_ceiling, outside, paper_range, regime
+from fit_benchmark import TRUTHS, draw, multi_start, no_ceiling, outside, paper_range
 
 from fit_sigmoid import fit
 
@@ -19,17 +19,6 @@ def test_least_squares_is_the_global_minimum():
         assert f.best["log-logistic"].Q[0] <= Q * 1.001
         if f.identifiable:
             assert f.A == pytest.approx(A, abs=1e-3)
-
-
-def test_half_of_a_simulated_run_is_learned_at_C_mid():
-    """Of two steps only the first is learned by then; a cliff is straight up to there. All end at their ceiling."""
-    for name, shape in REGIMES.items():
-        curve, A = shape(np.random.default_rng(1), 0.25)
-        start, half, end = curve(np.array([0.0, 0.25, 100.0]))
-        assert start == pytest.approx(0.07, abs=0.03) and end == pytest.approx(A, abs=0.01)
-        assert half == pytest.approx((start + A) / 2, abs={"logistic in C": 0.04, "two steps": 0.2}.get(name, 1e-6))
-        if name == "a cliff":
-            assert curve(np.array([0.125])) == pytest.approx([(start + half) / 2])
 
 
 @pytest.mark.parametrize("name", TRUTHS)
@@ -61,12 +50,8 @@ def test_simulations_keep_their_promises():
     found = paper_range(100, seed=1)
     assert found["RMSE of A"] <= 1.1 * found["reference RMSE of A"]
     assert found["median error of A"] <= 1.1 * found["reference median error of A"]
-    for name in ("A covered", "B covered", "C_mid covered", "curve at 2 C covered", "evaluation at 2 C covered"):
-        assert found[name] >= 0.93
+    assert min(found[name] for name in fit_benchmark.COVERED) >= 0.93
     assert all(count <= 1 for count in no_ceiling(100, seed=1).values())
-    for reach in (1.6, 3.0):
-        found = regime(REGIMES["the law"], reach, 40, seed=1)
-        assert found["end inside"] >= 0.93 and found["identifiable and wrong"] <= 0.05
     rows = np.concatenate([outside(name, reach, 20, seed=1) for name in TRUTHS for reach in (2, 3, 4)])
     curve, evaluation, _, _, _, wrongly = rows.mean(0)
     assert min(curve, evaluation) >= 0.93 and wrongly <= 0.05
