@@ -1,5 +1,5 @@
 """TRL's GRPOTrainer on the same model, problems, batches and learning rate as `train.py`: the other side of
-`benchmark_peer.py` and `benchmark_race.py`.
+`peer.py`.
 
     /tmp/trl-venv/bin/python evidence/trl_side.py --model FOLDER --output_dir FOLDER
     /tmp/trl-venv/bin/python evidence/trl_side.py --model FOLDER --output_dir FOLDER --dataset sums.jsonl --lr 1e-5
@@ -46,29 +46,20 @@ def theirs(*arguments: str) -> list[str]:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line; defaults are the recipe's."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True, help="folder of the model and its tokenizer")
-    parser.add_argument("--dataset", default="", help="of a pretrained model; left out, the chain task of the built-in")
-    parser.add_argument("--held_out", type=int, default=256, help="problems of the --dataset kept for evaluation")
-    parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max_steps", type=int, default=130)
-    parser.add_argument("--batch_prompts", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the forward pass")
-    parser.add_argument("--max_completion", type=int, default=37, help="tokens of a completion at most")
-    parser.add_argument("--penalty_window", type=int, default=0, help="L_cache of the overlong penalty; 0 means none")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--eval_every", type=int, default=5, help="steps between evaluations; 0 means none")
+    add = parser.add_argument
+    add("--model", required=True, help="folder of the model and its tokenizer")
+    add("--dataset", default="", help="of a pretrained model; left out, the chain task of the built-in one")
+    add("--held_out", type=int, default=256, help="problems of the --dataset kept for evaluation")
+    add("--output_dir", required=True)
+    add("--seed", type=int, default=0)
+    add("--max_steps", type=int, default=130)
+    add("--batch_prompts", type=int, default=32)
+    add("--lr", type=float, default=5e-4)
+    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the forward pass")
+    add("--max_completion", type=int, default=37, help="tokens of a completion at most")
+    add("--penalty_window", type=int, default=0, help="L_cache of the overlong penalty; 0 means none")
+    add("--eval_every", type=int, default=5, help="steps between evaluations; 0 means none")
     return parser.parse_args(argv)
-
-
-def load_task(args: argparse.Namespace, tokenizer: Any) -> Any:
-    """The problems and the judge that train.py has for the same `--dataset`."""
-    from tasks import arithmetic, data_sets
-
-    if not args.dataset:
-        return arithmetic.ChainTask(seed=args.seed)
-    return data_sets.load_dataset_task(args.dataset, tokenizer, data_sets.PromptOptions(held_out=args.held_out))
 
 
 class Journal:
@@ -137,15 +128,20 @@ def config(args: argparse.Namespace) -> Any:
 def main(argv: Sequence[str] | None = None) -> None:
     """Trains and writes one record a step."""
     args = parse(argv)
-    os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
-    torch.set_num_threads(args.threads)
+    from tasks import arithmetic, data_sets
+
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    task = load_task(args, tokenizer)
+    if args.dataset:  # the problems and the judge that train.py has for the same words
+        options = data_sets.PromptOptions(held_out=args.held_out)
+        task = data_sets.load_dataset_task(args.dataset, tokenizer, options)
+    else:
+        task = arithmetic.ChainTask(seed=args.seed)
     journal = Journal(args, task)
     rows = [{"prompt": task.text(problem.prompt_ids), "key": problem.key} for problem in task.train]
 
@@ -162,11 +158,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             if args.eval_every and state.global_step % args.eval_every == 0:
                 journal.evaluate(model, state.global_step)
 
-    GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32), reward_funcs=journal.reward,
-        args=config(args), train_dataset=Dataset.from_list(rows), callbacks=[Steps()],
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
+        reward_funcs=journal.reward,
+        args=config(args),
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[Steps()],
         processing_class=tokenizer,
-    ).train()  # fmt: skip
+    )
+    trainer.train()
     task.close()
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import benchmark_race
+import peer
 import pytest
 import subjects
 import trl_side
@@ -18,7 +18,7 @@ def test_a_program_that_fails_is_no_slow_program(tmp_path):
     program = subjects.Program([sys.executable, "-c", "raise SystemExit('no engine')"], tmp_path / "run", 1)
     try:
         with pytest.raises(RuntimeError, match="run ended with 1:\nno engine"):
-            benchmark_race.evaluations(program, 0.5)
+            peer.evaluations(program, 0.5)
     finally:
         program.close()
 
@@ -28,19 +28,19 @@ def test_seconds_of_a_run_come_from_the_devices_that_it_counts(monkeypatch):
     program = SimpleNamespace(threads=2, ended=lambda: True, watch_memory=lambda: None)
     program.records = lambda name: [{"pass_rate": 0.1, "device_hours": 30 / 3600}]
     for cores, seconds in ((4, 10), (2, 15)):
-        monkeypatch.setattr(benchmark_race.os, "cpu_count", lambda cores=cores: cores)
-        assert [r["seconds"] for r in benchmark_race.evaluations(program, 0.9)] == [pytest.approx(seconds)]
+        monkeypatch.setattr(peer.os, "cpu_count", lambda cores=cores: cores)
+        assert [r["seconds"] for r in peer.evaluations(program, 0.9)] == [pytest.approx(seconds)]
 
 
 def test_a_contestant_is_stopped_when_its_time_is_over(monkeypatch):
     """Its evaluations come after 10, 20, 30 s: with 15 s to go it is stopped at the second one, though it has not
     ended."""
-    monkeypatch.setattr(benchmark_race.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(peer.time, "sleep", lambda seconds: None)
     written = [{"pass_rate": 0.1, "seconds": float(10 * n)} for n in (1, 2, 3)]
     calls = iter([1, 2, 3])
     program = SimpleNamespace(ended=lambda: False, watch_memory=lambda: None, threads=2)
     program.records = lambda name: written[: next(calls)]
-    assert [r["seconds"] for r in benchmark_race.evaluations(program, 0.9, until=15.0)] == [10.0, 20.0]
+    assert [r["seconds"] for r in peer.evaluations(program, 0.9, until=15.0)] == [10.0, 20.0]
 
 
 @pytest.mark.parametrize(("window", "rewards"), [(0, [1, 1, -1, -1]), (24, [1, 0.5, -1, -1])])
@@ -60,7 +60,7 @@ def test_pass_rates_at_equal_times():
     20 s, at .1, .2 and .4."""
     fast = [{"seconds": t, "pass_rate": t / 80} for t in (0.0, 40.0, 80.0)]
     slow = [{"seconds": t, "pass_rate": t / 200} for t in (0.0, 160.0)]
-    found = benchmark_race.at_equal_times({"ours": fast, "trl": slow})
+    found = peer.at_equal_times({"ours": fast, "trl": slow})
     assert {name: values[0] for name, values in found.items()} == pytest.approx({
         "ours after 1/4": 0.25, "trl after 1/4": 0.1, "ours after 1/2": 0.5, "trl after 1/2": 0.2,
         "ours after 1": 1.0, "trl after 1": 0.4,
@@ -75,6 +75,6 @@ def test_the_race_trains_a_pretrained_model_as_make_real_does():
     made = dict(zip(words[::2], words[1::2], strict=True))
     for name in ("--dtype", "--save_every", "--output_dir", "--overwrite"):
         del made[name]
-    flags = [*subjects.SETTING, *benchmark_race.REAL, *benchmark_race.REAL_OURS]
+    flags = [*subjects.SETTING, *peer.REAL, *peer.REAL_OURS]
     raced = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert {"--max_steps": str(benchmark_race.REAL_STEPS), **raced}.items() >= made.items()
+    assert {"--max_steps": str(peer.REAL_STEPS), **raced}.items() >= made.items()
