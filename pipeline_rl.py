@@ -58,9 +58,8 @@ The trainer counts v and names it in `push`; it is live when the engine has load
 
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-SIMPLIFIED. One reward function. The engine is any object with the methods that `Stream` lists; vllm_engine.py has one.
-`EngineDied`, `together` and the counts of `restarts` and `redone_groups` are for an engine that restarts, and can be
-skipped.
+SIMPLIFIED. One reward function. The engine is any object with the methods that `Generator` lists; vllm_engine.py has
+one. An engine that dies ends the run: train.py saves, and goes on in a new process.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3.
@@ -115,7 +114,7 @@ class Group:
 
 @dataclass
 class Counters:
-    """What engine and stream did since the start; the trainer logs differences."""
+    """What the generator did since its start; the trainer logs differences."""
 
     sampled: int = 0  # completion tokens of rollouts, not of evaluation
     prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
@@ -123,8 +122,6 @@ class Counters:
     idle_seconds: float = 0.0  # no request inside the engine, and not paused
     request_seconds: float = 0.0  # requests inside the engine, summed over time
     sync_seconds: float = 0.0  # paused for new weights
-    redone_groups: int = 0
-    restarts: int = 0
 
 
 class StopRequested(Exception):
@@ -141,12 +138,6 @@ class EngineFailed(RuntimeError):
 
 class GeneratorFailed(RuntimeError):
     """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
-
-
-class EngineDied(GeneratorFailed):
-    """The engine's process ended."""
-
-    vllm: Any = None  # which one, for an engine that starts another
 
 
 class Pacer:
@@ -272,22 +263,20 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
 
 
 @dataclass(eq=False)
-class Stream:
-    """Prompts in, finished groups out: keeps an engine full, in an event loop, by the rules of a pacer. An engine has
+class Generator:
+    """Prompts in, finished groups out: keeps an engine full by the rules of a pacer, in an event loop in a thread of
+    its own. The methods without an underscore are for the trainer's thread, which waits in them. An engine has
 
         replicas, slots                    data-parallel copies of it, usually 1; requests inside each of them at most
-        version, accepting                 the version that is live; False while it restarts and nothing may enter
-        counters                           a `Counters`, which is set here
+        version                            the version that is live
         trainer_waits                      True: it reads the trainer's own tensors, which must not change meanwhile
         prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads
         await start(), await update()      starts with these weights; or pauses, loads them, and goes on
         await sample(prompt_ids, max_tokens, salt, replica, temperature)   one request: an object with completion_ids,
                                            logprobs, versions, finish_reason and prefilled, as in `Rollout`
-        await together(begin) -> list      results of the coroutines that `begin()` makes, in order; an engine that can
-                                           restart begins them all anew if it died meanwhile
         shutdown()                         ends it; may be called twice
 
-    and, if it restarts, raises EngineFailed when it does not start and EngineDied when it died once too often.
+    Whatever raises in the thread (engine, reward, prompts) ends the trainer's next wait as GeneratorFailed.
     """
 
     engine: Any
@@ -304,77 +293,59 @@ class Stream:
     def __post_init__(self) -> None:
         if self.engine.slots < self.rollouts:
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
-        self.counters = self.engine.counters = Counters()
+        self.counters = Counters()
         self.under_way: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
         self.inside = [0] * self.engine.replicas  # requests in each; a rollout keeps its slot from first leg to second
         self.exhausted = False  # `problems` came to its end
-        self._paused, self._counted_at = False, time.monotonic()  # when `_count_requests` was called last
-        self._waiting_evaluations: deque[asyncio.Future] = deque()  # requests that wait for a slot
         self._rng = random.Random(self.seed)
+        self._paused, self._counted_at = False, time.monotonic()  # when `_count_requests` was called last
+        self._slots_for_evaluation: deque[asyncio.Future[int]] = deque()  # requests that wait for a replica
+        self._evaluating = False
+        self._changed = asyncio.Event()  # a slot, the pacer or an evaluation: who waits for one of them looks again
         self._tasks: set[asyncio.Task] = set()
         self._error: BaseException | None = None  # the first one; the trainer's next wait raises it
-        self._closing = False
-        self._wake, self._no_evaluation = asyncio.Event(), asyncio.Event()
-        self._no_evaluation.set()
+        self._pushing: Future | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(
+            lambda loop, context: self._fail(context.get("exception") or RuntimeError(context["message"]))
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
 
-    def _dispatch(self) -> None:
+    # The generator's thread: admission, and the life of a group.
+
+    async def _admit(self) -> None:
         """Fills the engine, its emptiest replica first: evaluation, then new groups. Nothing ever queues inside vLLM:
         the version at admission is the version of the prefill. A group stays in one replica, which finds its prompt and
-        first legs in its cache. Called whenever a slot or the pacer may have opened."""
-        if self._closing or not self.engine.accepting:
-            return
-        while self._waiting_evaluations and min(self.inside) < self.engine.slots:
+        first legs in its cache."""
+        while True:
             emptiest = self.inside.index(min(self.inside))
-            self._count_requests(1, emptiest)
-            self._waiting_evaluations.popleft().set_result(emptiest)
-        room = self.engine.slots - self.rollouts
-        while not (self._waiting_evaluations or self.exhausted) and min(self.inside) <= room and self.pacer.may_admit():
-            problem = next(self.problems, None)
-            if problem is None:
-                self.exhausted = True
-                self.pacer.min_ready = 0  # so that the last groups are trained as well
-                self._wake.set()
-                return
-            number = self.pacer.admit()
-            self.under_way[number] = problem
-            emptiest = self.inside.index(min(self.inside))
-            self._count_requests(self.rollouts, emptiest)
-            task = asyncio.create_task(self._run_group(number, problem, emptiest))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            free = self.engine.slots - self.inside[emptiest]
+            if self._slots_for_evaluation and free:
+                self._count_requests(1, emptiest)
+                self._slots_for_evaluation.popleft().set_result(emptiest)
+            elif self._slots_for_evaluation or self.exhausted or free < self.rollouts or not self.pacer.may_admit():
+                self._changed.clear()
+                await self._changed.wait()
+            elif (problem := next(self.problems, None)) is None:
+                self.exhausted, self.pacer.min_ready = True, 0  # so that the last groups are trained as well
+                self._changed.set()
+            else:
+                number = self.pacer.admit()
+                self.under_way[number] = problem
+                self._count_requests(self.rollouts, emptiest)
+                self._spawn(self._group(number, problem, emptiest))
 
-    def _count_requests(self, change: int = 0, replica: int = 0) -> None:
-        """Counts the time since the last call, and `change` more requests inside `replica`."""
-        now = time.monotonic()
-        passed, self._counted_at = now - self._counted_at, now
-        self.counters.request_seconds += passed * sum(self.inside)
-        if self._paused:
-            self.counters.sync_seconds += passed
-        elif not any(self.inside):
-            self.counters.idle_seconds += passed
-        self.inside[replica] += change
-
-    async def _run_group(self, number: int, problem: Any, replica: int) -> None:
-        """Samples and scores the G rollouts of one group. If the engine dies, all G are redone under the same number:
-        redoing only the unfinished ones would favor short completions."""
-        start_versions: list[int] = []  # the version at the beginning of each attempt
-
-        def begin() -> list[Coroutine]:
-            start_versions.append(self.engine.version)
-            if len(start_versions) > 1:
-                self.counters.redone_groups += 1
-                self._count_requests(self.rollouts, replica)
-                self._dispatch()  # the engine accepts requests again
-            draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
-            return [self._rollout(problem, draw(self._rng), start_versions[-1], replica) for _ in range(self.rollouts)]
-
-        rollouts = await self.engine.together(begin)
+    async def _group(self, number: int, problem: Any, replica: int) -> None:
+        """Samples and scores the G rollouts of one group."""
+        version = self.engine.version
+        draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
+        budgets = [draw(self._rng) for _ in range(self.rollouts)]
+        rollouts = await asyncio.gather(*[self._rollout(problem, budget, version, replica) for budget in budgets])
         await self._score(problem, rollouts)
         self.counters.sampled += sum(sum(rollout.mask) for rollout in rollouts)
         self.counters.prefilled += sum(rollout.prefilled for rollout in rollouts)
-        self.pacer.finish(Group(number, problem, start_versions[-1], rollouts))
-        self._wake.set()
-        self._dispatch()
+        self.pacer.finish(Group(number, problem, version, rollouts))
+        self._changed.set()
 
     async def _rollout(
         self, problem: Any, budget: int, version: int, replica: int, temperature: float | None = None
@@ -392,7 +363,7 @@ class Stream:
             second = rollout_of(await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt, replica, temperature))
         finally:
             self._count_requests(-1, replica)
-            self._dispatch()
+            self._changed.set()
         return joined(first, list(leg.forced_ids), second, control.mask)
 
     async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
@@ -400,70 +371,21 @@ class Stream:
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
 
-    async def _until_ready(self, count: int, report_after: float) -> None:
-        while not self.pacer.may_take(count):
-            if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
-                raise self._error
-            if self.exhausted and len(self.under_way) < count:
-                raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
-            self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), report_after)
-            except TimeoutError:
-                running = self.pacer.waiting_for()
-                oldest = f"{len(running)} run, the oldest is {running[:1]}"
-                print(f"the trainer waits for {count + self.pacer.min_ready} groups; {oldest}", flush=True)
+    def _count_requests(self, change: int = 0, replica: int = 0) -> None:
+        """Counts the time since the last call, and `change` more requests inside `replica`."""
+        now = time.monotonic()
+        passed, self._counted_at = now - self._counted_at, now
+        self.counters.request_seconds += passed * sum(self.inside)
+        if self._paused:
+            self.counters.sync_seconds += passed
+        elif not any(self.inside):
+            self.counters.idle_seconds += passed
+        self.inside[replica] += change
 
-    def _take(self, count: int) -> list[Group]:
-        groups = self.pacer.take(count) or []
-        for group in groups:
-            del self.under_way[group.number]
-        asyncio.get_running_loop().call_soon(self._dispatch)  # if it raises, these groups arrive all the same
-        return groups
-
-    def _release(self, count: int) -> None:
-        self.pacer.release(count)
-        self._dispatch()
-
-    async def _push(self, release: int) -> None:
-        """New weights while requests run: they freeze, keep their cache, and go on with the new weights."""
-        await self._no_evaluation.wait()
-        self._count_requests()
-        self._paused = True
-        try:
-            await self.engine.update()
-        except Exception as error:
-            self._fail(error)  # the engine stays paused: no wait of the trainer's would ever end
-            raise
-        self._count_requests()
-        self._paused = False
-        self._release(release)
-
-    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
-        started, sampled_before, counters = time.monotonic(), self.counters.sampled, self.counters
-        self._no_evaluation.clear()
-        try:
-            flat = await self.engine.together(
-                lambda: [self._evaluation(p, temperature) for p in problems for _ in range(n_samples)]
-            )
-        finally:
-            self._no_evaluation.set()
-        groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
-        await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
-        sampled = sum(sum(rollout.mask) for rollout in flat)
-        share = sampled / max(1, sampled + counters.sampled - sampled_before)
-        counters.eval_seconds += share * (time.monotonic() - started)
-        return groups
-
-    async def _evaluation(self, problem: Any, temperature: float | None) -> Rollout:
-        """A rollout that gets a slot before any new group does, with the longest budget."""
-        slot = asyncio.get_running_loop().create_future()
-        self._waiting_evaluations.append(slot)
-        self._dispatch()
-        replica = await slot
-        # T4: papers do not say which budget an evaluation has.
-        longest = self.length_control.max_budget if self.length_control else self.max_completion
-        return await self._rollout(problem, longest, self.engine.version, replica, temperature)
+    def _spawn(self, coroutine: Coroutine) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)  # or it could be collected before its end
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task) -> None:
         self._tasks.discard(task)
@@ -472,34 +394,9 @@ class Stream:
 
     def _fail(self, error: BaseException | None) -> None:
         self._error = self._error or error
-        self._wake.set()
+        self._changed.set()
 
-    async def _stop(self) -> None:
-        self._closing = True  # nothing enters any more
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()  # vLLM answers no request after its end
-        if tasks:
-            await asyncio.wait(tasks, timeout=5)
-        self.engine.shutdown()
-
-
-class Generator(Stream):
-    """A `Stream` that runs in a thread of its own, with plain methods for the trainer's thread, which wait."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._pushing: Future | None = None
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(
-            lambda loop, context: self._fail(context.get("exception") or RuntimeError(context["message"]))
-        )
-        self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
-
-    @property
-    def version(self) -> int:
-        """The policy version that is live in the engine."""
-        return self.engine.version
+    # The trainer's thread.
 
     def start(self, weights: Any, version: int = 0) -> None:
         """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
@@ -510,14 +407,36 @@ class Generator(Stream):
         except GeneratorFailed as error:
             raise EngineFailed(str(error)) from error
         self._counted_at = time.monotonic()
-        self._loop.call_soon_threadsafe(self._dispatch)
+        self.in_loop(lambda generator: generator._spawn(generator._admit()))
+
+    @property
+    def version(self) -> int:
+        """The policy version that is live in the engine."""
+        return self.engine.version
 
     def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
         """Waits for the `count` oldest groups. Raises GeneratorFailed or Exhausted; every `report_after` seconds of
         waiting it prints who waits for whom."""
-        self._wait(self._run(self._until_ready(count, report_after)), may_stop=True)
+
+        def may_take() -> bool:
+            if self.pacer.may_take(count):
+                return True
+            if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
+                raise self._error
+            if self.exhausted and len(self.under_way) < count:
+                raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
+            return False
+
+        def now(_: Any) -> list[Group]:
+            groups = self.pacer.take(count) or []
+            for group in groups:
+                del self.under_way[group.number]
+            self._changed.set()
+            return groups
+
+        self._wait(self._run(self._until(may_take)), may_stop=True, report_after=report_after)
         # Only the wait can be cut short. A group that leaves `under_way` and arrives nowhere would be in no checkpoint.
-        return self.in_loop(lambda _: self._take(count))
+        return self.in_loop(now)
 
     def release(self, count: int) -> None:
         """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
@@ -580,21 +499,83 @@ class Generator(Stream):
                 self._thread.join(timeout=10)
         self.engine.shutdown()
 
+    # What the trainer's methods start in the generator's thread, and how they wait for it.
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _release(self, count: int) -> None:
+        self.pacer.release(count)
+        self._changed.set()
+
+    async def _push(self, release: int) -> None:
+        """New weights while requests run: they freeze, keep their cache, and go on with the new weights."""
+        await self._until(lambda: not self._evaluating)
+        self._count_requests()
+        self._paused = True
+        try:
+            await self.engine.update()
+        except Exception as error:
+            self._fail(error)  # the engine stays paused: no wait of the trainer's would ever end
+            raise
+        self._count_requests()
+        self._paused = False
+        self._release(release)
+
+    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
+        started, sampled_before, counters = time.monotonic(), self.counters.sampled, self.counters
+        self._evaluating = True
+        try:
+            asked = [self._evaluation(p, temperature) for p in problems for _ in range(n_samples)]
+            flat = await asyncio.gather(*asked)
+        finally:
+            self._evaluating = False
+            self._changed.set()
+        groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
+        await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
+        sampled = sum(sum(rollout.mask) for rollout in flat)
+        share = sampled / max(1, sampled + counters.sampled - sampled_before)
+        counters.eval_seconds += share * (time.monotonic() - started)
+        return groups
+
+    async def _evaluation(self, problem: Any, temperature: float | None) -> Rollout:
+        """A rollout that gets a slot before any new group does, with the longest budget."""
+        slot: asyncio.Future[int] = self._loop.create_future()
+        self._slots_for_evaluation.append(slot)
+        self._changed.set()
+        replica = await slot
+        # T4: papers do not say which budget an evaluation has.
+        longest = self.length_control.max_budget if self.length_control else self.max_completion
+        return await self._rollout(problem, longest, self.engine.version, replica, temperature)
+
+    async def _stop(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()  # vLLM answers no request after its end
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+        self.engine.shutdown()
+
     def _run(self, coroutine: Coroutine) -> Future:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def _wait(self, future: Future, may_stop: bool = False) -> Any:
-        """The future's result. Once a second it looks whether the caller wants to stop or the stream has failed."""
-        error = None
+    def _wait(self, future: Future, may_stop: bool = False, report_after: float = math.inf) -> Any:
+        """The future's result. Once a second it looks whether the caller wants to stop or the generator has failed."""
+        error, report_at = None, time.monotonic() + report_after
         while error is None and not (may_stop and self.stop_requested()):
-            done = bool(wait([future], timeout=1.0).done)
+            done = bool(wait([future], timeout=min(1.0, report_after)).done)
             error = future.exception() if done else self._error
             if done and error is None:
                 return future.result()
+            if not done and time.monotonic() > report_at:
+                running, report_at = self.in_loop(lambda g: g.pacer.waiting_for()), time.monotonic() + report_after
+                print(f"the trainer waits; {len(running)} groups run, the oldest is {running[:1]}", flush=True)
         future.cancel()
         if error is None or (may_stop and self.stop_requested()):  # a Ctrl-C may have ended the engine, too
             raise StopRequested from error
-        if isinstance(error, Exhausted | EngineFailed | EngineDied):
+        if isinstance(error, Exhausted | EngineFailed):
             raise error
         raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
 

@@ -46,6 +46,7 @@ from runtime.flags import Flags, UsageError, parse_flags
 from runtime.lora import adapter_tensors, save_adapter
 from runtime.model import Row, full_tensors
 from runtime.parts import Parts, new_parts, start, with_flag_names
+from runtime.ranks import restart, restarts
 from runtime.recorder import closing_fits, closing_table, pass_rates
 from runtime.run_folder import DISK, Progress, disk
 from runtime.trainer import Trainer, TrainingBatch
@@ -315,10 +316,11 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     say(closing_table(folder, recorder.clock, recorder.device, flags.k))
 
 
-def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str) -> None:
-    """A checkpoint, and one line that says why the run ends and how to go on."""
+def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str, then: str = "") -> None:
+    """A checkpoint, and one line that says why the run ends and what comes `then`, or how to go on."""
     checkpoint = save(flags, parts, progress)
-    parts.ranks.say(f"{reason}; checkpoint {checkpoint}; go on with --resume {parts.folder.path}")
+    then = then or f"go on with --resume {parts.folder.path}"
+    parts.ranks.say(f"{reason}; checkpoint {checkpoint}; {then}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -334,8 +336,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_with(argv: Sequence[str]) -> int:
-    """One run with these flags, to its end or to the fault that ends it; returns the exit code."""
-    parts = None
+    """One run with these flags, to its end or to the fault that ends it; returns the exit code. A fault of the
+    generator ends the process, not the run: another process goes on from the checkpoint, `max_restarts` times."""
+    parts, restart_environment = None, dict(os.environ)
     try:
         flags = parse_flags(argv, __doc__)
         for note in [*check_flags(flags), lr_note(flags)]:
@@ -355,19 +358,27 @@ def run_with(argv: Sequence[str]) -> int:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        cause = error.__cause__  # a user's function is shown with its traceback
-        told = str(cause) if isinstance(cause, RewardError) else str(error).splitlines()[0]
-        stop_early(flags, parts, progress, f"train.py: {with_flag_names(told)}")
-        return 1
+        cause = error.__cause__
+        users = isinstance(cause, RewardError)  # a function that would raise again; it is shown with its traceback
+        told = with_flag_names(str(cause) if users else str(error).splitlines()[0])
+        number = restarts() + 1
+        again = parts.ranks.from_main(lambda: not users and number <= flags.max_restarts)
+        then = f"restart {number} of at most {flags.max_restarts} goes on from it" if again else ""
+        stop_early(flags, parts, progress, f"train.py: {told}", then)
+        if not again:
+            return 1
+        restart_environment |= parts.ranks.told_at_restart()
     except RunFailed as error:
         found = parts.folder.newest_checkpoint()
         newest = f"the newest checkpoint, perhaps made after the fault, is {found[0]}: --resume {parts.folder.path}"
         print(f"train.py: {error}; {newest if found else 'there is no checkpoint'}", file=sys.stderr)
         return 1
+    else:
+        return 0
     finally:
         if parts is not None:
             parts.close()
-    return 0
+    restart(parts.folder.path, restart_environment)
 
 
 def stop(progress: Progress, number: int) -> None:

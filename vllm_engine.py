@@ -21,8 +21,8 @@ and a tied head that keeps a stale copy (`WeightReceiver`) · the model folder's
 (`generation_config`) · log-probs before the temperature (`logprobs_mode`) · a prompt's cache left by other weights
 (`salt`).
 
-SIMPLIFIED. One engine on this host, which is not restarted when it dies. Other ways for the weights, Ray and restarts
-are in runtime/. Nothing here says when a request may enter: that is pipeline_rl.py.
+SIMPLIFIED. One engine on this host. Other ways for the weights, and Ray, are in runtime/. Nothing here says when a
+request may enter: that is pipeline_rl.py.
 
 >>> check_arrival([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
@@ -35,7 +35,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class VLLMEngine:
     engine_args: dict[str, Any] = field(default_factory=dict)  # more of vLLM's AsyncEngineArgs
 
     def __post_init__(self) -> None:
-        self.accepting, self.channel = True, self.channel or WeightFile()
+        self.channel = self.channel or WeightFile()
         self.trainer_waits = self.channel.trainer_waits
         gpu = torch.cuda.is_available()
         self.args: dict[str, Any] = {
@@ -108,8 +108,7 @@ class VLLMEngine:
         except Exception:
             vllm.shutdown(timeout=1)
             raise
-        # Only now: a request that goes on after a restart must not meet the model folder's weights. And no name is left
-        # here: errors that vLLM's import caught and kept hold this frame, so that vLLM would never be freed.
+        # No name is left here: errors that vLLM's import caught and kept hold this frame, so it would never be freed.
         self.vllm, vllm = vllm, None
         # A fresh engine's first step takes seconds.
         await asyncio.gather(*[self.sample([0, 0], 2, "warm-up", replica) for replica in range(self.replicas)])
@@ -122,10 +121,6 @@ class VLLMEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**self.args))
-
-    async def together(self, begin: Callable[[], list[Coroutine]]) -> list[Any]:
-        """The results of the coroutines that `begin()` makes, in order."""
-        return await asyncio.gather(*begin())
 
     async def sample(
         self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
@@ -191,14 +186,12 @@ class WeightFile:
     """The plain weight channel: a safetensors file in shared memory, which an engine on this host reads.
 
     A channel has `engine_args` and `environment`, which vLLM and its process need for it; `trainer_waits`: the
-    trainer's weights must not change before they are live; `survives_restart`: a new engine can be given the weights
-    prepared last; and these methods. Weights are a dict, name in the Hugging Face checkpoint -> tensor, as
-    `dict(model.named_parameters())`: a tied head is not among them. The engine's process imports this file by its name,
-    so its folder must be on `sys.path`.
+    trainer's weights must not change before they are live; and these methods. Weights are a dict, name in the Hugging
+    Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The engine's process
+    imports this file by its name, so its folder must be on `sys.path`.
     """
 
     trainer_waits = False  # the engine reads a copy
-    survives_restart = True
 
     def __init__(self, folder: Path | None = None) -> None:
         shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None

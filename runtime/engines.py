@@ -1,8 +1,9 @@
-"""The engine of a run: vllm_engine's, replaced when it dies, and what else only a long run needs of vLLM.
+"""The engine of a run: vllm_engine's, with what only a long run, a launcher or several hosts need of vLLM.
 
-RestartingEngine    a new vLLM, with the weights prepared last, when one has died; groups are then redone
-faster messages     engines on a CPU send a completion once (engine_process.WholeCompletions)
-Ray                 workers on other hosts, which have none of our files
+one process of many   its own devices, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
+a death               is seen while a call waits for an answer that never comes; the run then ends (train.py goes on)
+faster messages       engines on a CPU send a completion once (engine_process.WholeCompletions)
+Ray                   workers on other hosts, which have none of our files
 """
 
 import asyncio
@@ -10,15 +11,14 @@ import importlib.util
 import os
 import re
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from typing import Any
 
 import vllm_engine
-from pipeline_rl import Counters, EngineDied, EngineFailed
-from vllm_engine import Sample
+from pipeline_rl import EngineFailed
 
 # What torch.distributed.run tells its processes. The engine's are not among them: they would look for its store.
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
@@ -26,11 +26,9 @@ LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines 
 
 
 @dataclass(eq=False)
-class RestartingEngine(vllm_engine.VLLMEngine):
-    """A VLLMEngine that starts again with the weights prepared last when its process dies."""
+class RunEngine(vllm_engine.VLLMEngine):
+    """A VLLMEngine in a run: it shares its host with a trainer, and perhaps with a launcher and other hosts."""
 
-    max_restarts: int = 1  # deaths survived within `restart_window` policy versions
-    restart_window: int = 100  # versions after which a death no longer counts
     devices: dict[str, str] = field(default_factory=dict)  # as {"CUDA_VISIBLE_DEVICES": "2,3"}; empty: all
 
     def __post_init__(self) -> None:
@@ -42,10 +40,6 @@ class RestartingEngine(vllm_engine.VLLMEngine):
         else:
             self.environment |= LOOPBACK
         self._versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
-        self._deaths: list[int] = []  # versions at which an engine died and was replaced
-        self._restarting = asyncio.Lock()
-        self._closed = False
-        self.counters = Counters()  # until a generator sets its own
 
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
@@ -76,90 +70,21 @@ class RestartingEngine(vllm_engine.VLLMEngine):
         return sent["logprobs"], [self._versions[n] for n in sent["pauses"]]
 
     async def _load(self, vllm: Any) -> None:
+        self._versions.append(self.prepared)
         await watched(vllm, super()._load(vllm))
-        if vllm is not self.vllm:
-            self._versions = [self.version]  # a new engine has not paused yet
-
-    async def sample(
-        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
-    ) -> Sample:
-        """One request. Raises EngineDied."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        vllm = self.vllm
-        try:
-            return await super().sample(prompt_ids, max_tokens, salt, replica, temperature)
-        except EngineDeadError as error:
-            raise death_of(vllm) from error
-
-    async def together(self, begin: Callable[[], list[Coroutine]]) -> list[Any]:
-        """The results of the coroutines that `begin()` makes, in order; all are begun anew if the engine dies."""
-        while True:
-            tasks = [asyncio.ensure_future(coroutine) for coroutine in begin()]
-            try:
-                return await asyncio.gather(*tasks)
-            except EngineDied as death:
-                await asyncio.wait(tasks)  # so that what is begun anew overlaps nothing
-                await self._replace(death.vllm)
 
     async def update(self) -> None:
-        """The weights prepared last become live; if the engine dies meanwhile, in the new one."""
-        async with self._restarting:  # a restart under way ends with a new engine
-            vllm = self.vllm
-        self._versions.append(self.prepared)
-        try:
-            await watched(vllm, super().update())
-        except EngineDied:
-            await self._replace(vllm)  # by an engine with these weights
+        """The weights prepared last become live. Raises vLLM's EngineDeadError."""
+        await watched(self.vllm, super().update())
 
     async def weight_digests(self) -> list[dict[str, str]]:
         """For each of vLLM's workers: its parameters' names and a hash of their bytes, of one version."""
-        return (await self.together(lambda: [watched(self.vllm, self.vllm.compute_weight_checksums())]))[0]
-
-    async def _replace(self, dead: Any) -> None:
-        """Replaces the engine `dead` by a new one; of many callers the first one does it."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        async with self._restarting:
-            if self.vllm is not dead:
-                return
-            if self._closed:
-                raise EngineDied("the engine was closed")
-            recent = sum(self.version - version < self.restart_window for version in self._deaths)
-            if recent >= self.max_restarts or not self.channel.survives_restart:
-                why = f"the vLLM engine died {recent + 1} times within {self.restart_window} versions"
-                if not self.channel.survives_restart:
-                    why = "the vLLM engine died, and this weight channel cannot fill a new one"
-                raise EngineDied(f"{why}; its own message is above")
-            self._deaths.append(self.version)
-            self.counters.restarts += 1
-            self.accepting = False  # nothing may enter a new engine that has not got its weights yet
-            # vLLM tells the running requests in a task of its own, which `shutdown` cancels. If a push saw the death
-            # first, nobody has told them yet, and they would wait forever.
-            dead.output_processor.propagate_error(EngineDeadError())
-            dead.shutdown(timeout=1)
-            try:
-                await self.start()
-            except EngineFailed as error:
-                raise EngineDied(f"the vLLM engine died and did not start again: {error}") from error
-            finally:
-                self.accepting = True
-
-    def shutdown(self) -> None:
-        """Ends vLLM's process for good."""
-        self._closed = True
-        super().shutdown()
-
-
-def death_of(vllm: Any) -> EngineDied:
-    """What is raised if the engine `vllm` has died."""
-    death = EngineDied("the vLLM engine died; its own message is above")
-    death.vllm = vllm
-    return death
+        return await watched(self.vllm, self.vllm.compute_weight_checksums())
 
 
 async def watched(vllm: Any, calls: Coroutine) -> Any:
-    """The result of calls to `vllm`, which are never answered if its process dies meanwhile. Raises EngineDied."""
+    """The result of calls to `vllm`, which are never answered if its process dies meanwhile. Raises vLLM's
+    EngineDeadError."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     task = asyncio.ensure_future(calls)
@@ -168,8 +93,6 @@ async def watched(vllm: Any, calls: Coroutine) -> Any:
             if vllm.errored:
                 raise EngineDeadError
         return task.result()
-    except EngineDeadError as error:
-        raise death_of(vllm) from error
     finally:
         task.cancel()  # also if this wait is itself canceled: no one else would, and vLLM never answers
 

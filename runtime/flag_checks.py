@@ -31,8 +31,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
                  lambda flags: flags.loss in ("gspo", "dapo", "tis")),
     "penalty_window penalty_on": ("--length_control penalty", lambda flags: flags.length_control == "penalty"),
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
-    "restart_window": ("--max_restarts above 0", lambda flags: flags.max_restarts > 0),
-    "tensor_parallel data_parallel engine_args weight_channel max_restarts":
+    "tensor_parallel data_parallel engine_args weight_channel":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),

@@ -51,6 +51,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "peak_tflops": (0.0, "`flops` and `seconds` in the logs"),
     "push_to_hub": ("", "hf upload OUTPUT_DIR/model"),
     "rambling": (0.35, "the usual warm start, in tasks/"),
+    "restart_window": (100, "--max_restarts, which counts for the whole run"),
     "reward_errors": ("raise", "a reward function that catches its own errors and returns 0"),
     "threads": (1, "OMP_NUM_THREADS in the environment"),
     "tis_cap": (2.0, "the cap of 2, in losses.py"),
@@ -152,8 +153,7 @@ class ScheduleFlags:
     )
     weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
     engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"block_size": 64}.')
-    max_restarts: int = flag(1, "Deaths of the engine that a run survives within --restart_window.", at_least=0)
-    restart_window: int = flag(100, "Policy versions after which a death of the engine no longer counts.", at_least=1)
+    max_restarts: int = flag(3, "Times that a run whose engine fails goes on by itself from a checkpoint.", at_least=0)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.devices import check_memory, count_parameters, devices_in_use, engine_options, merged, new_channel, place
-from runtime.engines import RestartingEngine, reason_of
+from runtime.engines import RunEngine, reason_of
 from runtime.evaluation import Evaluator
 from runtime.flags import BUILT_IN, DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.model import UNREADABLE
@@ -188,10 +188,10 @@ def new_generator(
     if flags.engine == "torch":
         engine: Any = TorchEngine(model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed)
     else:
-        engine = RestartingEngine(
+        engine = RunEngine(
             model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
             merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
-            max_restarts=flags.max_restarts, restart_window=flags.restart_window, devices=devices,
+            devices=devices,
         )  # fmt: skip
     return Generator(
         engine, prompts, task.score, new_pacer(flags), flags.rollouts,

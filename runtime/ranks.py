@@ -3,10 +3,12 @@
 What talks between ranks is a collective: every rank must call it, in the same order, or all of them wait forever.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tqdm import tqdm
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
 
 Made = TypeVar("Made")
+RESTARTS = "SCALERL_RESTARTS"  # in the environment: how often this run has replaced its process
 
 
 class Ranks:
@@ -48,11 +51,34 @@ class Ranks:
             raise error
         return value
 
+    def told_at_restart(self) -> dict[str, str]:
+        """Environment variables for the processes that take the place of these; a collective."""
+        from accelerate.utils.other import get_free_port
+
+        told = {RESTARTS: str(restarts() + 1)}
+        if self.count > 1:  # they cannot meet in the launcher's store, which holds what these ranks wrote there
+            port = self.from_main(get_free_port)
+            told |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
+        return told
+
     def say(self, line: str) -> None:
         """Prints on rank 0, above the progress bar."""
         if self.main:
             tqdm.write(line)
             sys.stdout.flush()
+
+
+def restarts() -> int:
+    """How often this run has replaced its process."""
+    return int(os.environ.get(RESTARTS, "0"))
+
+
+def restart(folder: Path, environment: dict[str, str]) -> NoReturn:
+    """Replaces this process by one of the same command that goes on from the newest checkpoint in `folder`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, *sys.orig_argv[1:], "--overwrite", "false", "--resume", str(folder)]
+    os.execve(sys.executable, command, environment)
 
 
 class SharedGenerator:

@@ -154,7 +154,6 @@ class Recorder:
             lag_mean=sum(token_lags) / len(token_lags), lag_max=max(token_lags), seconds=passed,
             generator_idle=since["idle_seconds"], sync_seconds=since["sync_seconds"],
             requests=since["request_seconds"] / passed, outstanding=generator.pacer.outstanding,
-            restarts=counters["restarts"], redone_groups=counters["redone_groups"],
             epoch=self.prompts.epoch,
         )  # fmt: skip
         if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them

@@ -12,7 +12,7 @@ is computed once for all requests that enter with it (vLLM keeps it for later on
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def attention(
 class TorchEngine:
     """An engine in this process. `sample` raises what a step raised."""
 
-    accepting, trainer_waits, replicas = True, False, 1
+    trainer_waits, replicas = False, 1
 
     def __init__(self, model: str, stop_ids: Sequence[int], longest: int, temperature: float, slots: int, seed: int):
         from transformers import AttentionInterface, AutoModelForCausalLM
@@ -85,10 +85,6 @@ class TorchEngine:
         """The weights prepared last become live."""
         self.model.load_state_dict(self.new_weights, strict=False)  # a tied head is not among them
         self.version = self.prepared
-
-    async def together(self, begin: Callable[[], list[Coroutine]]) -> list[Any]:
-        """The results of the coroutines that `begin()` makes, in order."""
-        return await asyncio.gather(*begin())
 
     async def sample(
         self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None

@@ -8,7 +8,7 @@ Two ways, one interface. `prepare(weights)` is called on every rank of the train
 while the engine is paused.
 
     FileWeights       a safetensors file in shared memory, which engines on this host read. Any device. The trainer
-                      goes on as soon as it is written; a restarted engine reads it again.
+                      goes on as soon as it is written.
     TransferWeights   vLLM's own channels between GPUs: `ipc` (trainer and engine on the same GPU: handles of its
                       memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
                       trainer waits until it is done.
@@ -123,7 +123,6 @@ class TransferWeights:
     """
 
     trainer_waits = True  # the engine reads the trainer's own tensors
-    survives_restart = False
     meet: Callable[[], None] = staticmethod(lambda: None)  # what all ranks call before they gather for the first time
 
     def __init__(self, backend: str, rank: int = 0, workers: int = 1, address: str = "127.0.0.1"):

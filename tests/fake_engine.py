@@ -1,5 +1,5 @@
-"""Engines without a model: `FakeEngine` has the interface that pipeline_rl.Stream asks for; `fake_vllm` puts a vLLM that
-samples nothing in the place of the real one, for what VLLMEngine and RestartingEngine make of it."""
+"""Engines without a model: `FakeEngine` has the interface that pipeline_rl.Generator asks for; `fake_vllm` puts a vLLM that
+samples nothing in the place of the real one, for what VLLMEngine and RunEngine make of it."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
-from pipeline_rl import Counters, Generator, Pacer, Rollout
+from pipeline_rl import Generator, Pacer, Rollout
 
 
 @dataclass
@@ -42,11 +42,11 @@ class FakeEngine:
     """Every request samples `length(prompt_ids, max_tokens)` tokens, one after each pause of `seconds`, of the version
     that is live then. While `held`, no token is sampled; `failure` is what the next `update` raises."""
 
-    accepting, trainer_waits, replicas = True, False, 1
+    trainer_waits, replicas = False, 1
 
     def __init__(self, slots: int = 16, length: Callable[[list[int], int], int] = lambda ids, most: most, seconds=0.0):
         self.slots, self.length, self.seconds = slots, length, seconds
-        self.counters, self.version, self.prepared = Counters(), 0, 0
+        self.version = self.prepared = 0
         self.held, self.failure = False, None
         self.requests: list[tuple[list[int], int, str]] = []
         self.placed: list[int] = []  # the replica of each
@@ -81,9 +81,6 @@ class FakeEngine:
         reason = "stop" if n < max_tokens else "length"
         return Rollout([9] * n, [-1.0] * n, versions, [1] * n, reason, prefilled=len(prompt_ids))
 
-    async def together(self, begin: Callable[[], list[Any]]) -> list[Any]:
-        return await asyncio.gather(*begin())
-
     async def update(self) -> None:
         if self.failure is not None:
             raise self.failure
@@ -117,8 +114,8 @@ class EngineDeadError(Exception):
 
 
 class FakeVLLM:
-    """The calls of AsyncLLM that the engine makes. Dead, it fails requests and answers nothing else; once it was shut
-    down, it fails only those that are told."""
+    """The calls of AsyncLLM that the engine makes. Dead (`errored`), it fails requests with what it `tells`, if
+    anything, and answers nothing else."""
 
     made: ClassVar[list["FakeVLLM"]] = []
     seconds = 0.0  # that a token takes
@@ -126,9 +123,8 @@ class FakeVLLM:
     def __init__(self, args: Any):
         self.args, self.errored, self.calls, self.version = args, False, [], "default"
         self.placed: list[int] = []  # the replica of each request
-        self.engine_core = self.output_processor = self
-        self.tells: Any = EngineDeadError()  # what a request gets that looks after the death
-        self.told: Any = None
+        self.engine_core = self
+        self.tells: Any = EngineDeadError()
         FakeVLLM.made.append(self)
 
     async def generate(self, prompt: Any, params: Any, request_id: str, data_parallel_rank: int) -> Any:
@@ -172,12 +168,8 @@ class FakeVLLM:
         await self._answer(f"version {version}")
         self.version = version
 
-    def propagate_error(self, error: Exception) -> None:
-        self.told = error
-
     def shutdown(self, timeout: float) -> None:
         self.calls.append("shutdown")
-        self.tells = self.told
 
 
 def install_fake_vllm(monkeypatch: Any) -> list[FakeVLLM]:

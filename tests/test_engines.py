@@ -1,4 +1,4 @@
-"""runtime/engines.py and vllm_engine.VLLMEngine on a vLLM that samples nothing: arguments, deaths and restarts.
+"""runtime/engines.py and vllm_engine.VLLMEngine on a vLLM that samples nothing: arguments and deaths.
 
 Real engines that are killed are in tests/engine/test_deaths.py.
 """
@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 from fake_engine import FakeVLLM, generating, install_fake_vllm, problems, wait_until
 
-from pipeline_rl import EngineDied, EngineFailed, Pacer
-from runtime.engines import RestartingEngine, environment, reason_of
+from pipeline_rl import EngineFailed, GeneratorFailed
+from runtime.engines import RunEngine, environment, reason_of
 from vllm_engine import VLLMEngine, vllm_environment
 
 
@@ -29,7 +29,7 @@ def made(monkeypatch):
 class Channel:
     """A weight channel that loads nothing."""
 
-    trainer_waits, survives_restart = False, True
+    trainer_waits = False
 
     def __init__(self):
         self.engine_args, self.environment, self.closed = {}, {}, 0
@@ -44,8 +44,8 @@ class Channel:
         self.closed += 1
 
 
-def new_engine(**options) -> RestartingEngine:
-    return RestartingEngine("model", [1], 64, **{"channel": Channel(), "max_num_seqs": 4} | options)
+def new_engine(**options) -> RunEngine:
+    return RunEngine("model", [1], 64, **{"channel": Channel(), "max_num_seqs": 4} | options)
 
 
 def test_an_update_by_hand(made):
@@ -124,164 +124,39 @@ def test_ray_workers_get_nothing_of_this_host():
 # ------------------------------------------------------------------------------------------------- deaths
 
 
-def test_groups_admitted_while_the_engine_restarts_are_no_second_death(made, monkeypatch):
-    """Forty groups, two at a time; the first engine dies. Its slots are free at once, so others begin on it and fail, one
-    after the other, also while the new engine starts. One death, one restart, forty groups, in their order, each with
-    both of its rollouts by one engine."""
-
-    async def slowly(self, name, args=()):
-        await asyncio.sleep(0.1)
-
-    monkeypatch.setattr(FakeVLLM, "collective_rpc", slowly)
-    monkeypatch.setattr(FakeVLLM, "seconds", 0.002)
-    engine = new_engine()
-    with generating(problems(40), engine, Pacer(40, 0)) as generator:
-        wait_until(lambda: generator.pacer.admitted > 2)
-        made[0].errored = True
-        groups = generator.take(40)
-    assert [group.number for group in groups] == list(range(40)) and all(len(group.rollouts) == 2 for group in groups)
-    assert generator.counters.restarts == 1 and len(made) == 2
-    assert 1 <= generator.counters.redone_groups <= 40
-
-
-def test_all_rollouts_of_a_group_are_redone(made, monkeypatch):
-    """Of two rollouts one is finished when the engine dies: both are sampled again, under the old number, at the version
-    that is live then, and count as sampled once."""
+@pytest.mark.parametrize("place", ["a request", "the pause", "the load", "the digests"])
+def test_a_death_ends_every_wait_of_the_trainer(made, monkeypatch, place):
+    """A dead vLLM fails its requests and never answers another call. Wherever the trainer waits it hears of it, within
+    seconds, and no call is left that waits for ever: told of when it is collected, it would pass for another error."""
     monkeypatch.setattr(FakeVLLM, "seconds", 0.05)
-    engine = new_engine()
-    lengths = iter([1, 9, 3, 4])  # tokens of the first attempt, then of the second
-    control = SimpleNamespace(draw_budget=lambda rng: next(lengths), second_leg=lambda *_: None)
-    with generating(problems(1), engine, length_control=control) as generator:
-        wait_until(lambda: generator.in_loop(lambda g: g.inside) == [1])
-        engine.prepare({}, 5)
-        made[0].errored = True
-        [group] = generator.take(1)
-    assert group.number == 0 and group.version == 5
-    assert [rollout.versions for rollout in group.rollouts] == [[5] * 3, [5] * 4]
-    assert generator.counters.sampled == 7 and generator.counters.redone_groups == 1
+    with generating(problems(2), new_engine()) as generator:
+        wait_until(lambda: generator.pacer.admitted == 1)
+        [vllm] = made
+        vllm.tells = None if place != "a request" else vllm.tells
+        if place == "the load":
 
+            async def die(name, args=()):
+                vllm.errored = True
+                await asyncio.Event().wait()
 
-def test_an_engine_that_dies_in_a_push_starts_with_the_new_weights(made):
-    """vLLM never answers the pause: the push is live in the new engine, and an evaluation that died with it is redone."""
-    engine = new_engine()
-    with generating(engine=engine) as generator:
-        made[0].seconds = 0.05
-        made[0].errored = True
-        generator.push({}, 1, 0)
-        generator.settle()
-        assert generator.version == 1 and made[1].calls[:2] == ["load", "version 1"] and "pause" not in made[1].calls
-        [rollouts] = generator.result_of(generator.evaluate(problems(1), 3))
-        assert [rollout.versions for rollout in rollouts] == [[1] * 8] * 3
-        assert generator.counters.restarts == 1
-
-
-def test_requests_learn_of_a_death_that_a_push_saw_first(made, monkeypatch):
-    """vLLM tells them in a task that ends with its shutdown, and by then the push has replaced the engine: they would
-    wait forever, and so would the trainer. They are redone by the new engine."""
-    monkeypatch.setattr(FakeVLLM, "seconds", 0.3)  # the push looks every .1 s
-    engine = new_engine()
-    with generating(problems(2), engine, Pacer(2, 0)) as generator:
-        wait_until(lambda: generator.in_loop(lambda g: g.inside) == [4])
-        monkeypatch.setattr(FakeVLLM, "seconds", 0.001)
-        made[0].errored = True
-        generator.push({}, 1, 0)
-        generator.settle()
-        wait_until(lambda: generator.pacer.ready == 2)
-        groups = generator.take(2)
-    assert [group.version for group in groups] == [1, 1] and generator.counters.redone_groups == 2
-    assert generator.counters.restarts == 1
-
-
-def test_an_engine_that_dies_while_it_loads_leaves_no_task(made):
-    """The pause is answered, the load is not. A task that waited forever would be told of when it is collected, and that
-    would pass for an error of the run."""
-    engine = new_engine()
-    with generating(engine=engine) as generator:
-
-        async def die(name, args=()):
-            made[0].errored = True
-            await asyncio.Event().wait()
-
-        made[0].collective_rpc = die
-        generator.push({}, 1, 0)
-        generator.settle()
-        assert generator.version == 1 and generator.counters.restarts == 1
-        waiting = generator.in_loop(lambda _: [task.get_coro().__qualname__ for task in asyncio.all_tasks()])
-        assert not [name for name in waiting if "load" in name or "update" in name]
-
-
-@pytest.mark.parametrize(
-    ("versions", "survives"), [((0, 5), True), ((0, 4), False), ((0, 5, 10), True), ((0, 5, 9), False)]
-)
-def test_deaths_of_the_engine_count_within_a_window(made, versions, survives):
-    """One death survived within 5 versions: the next one 5 versions later is, 4 versions later it is not."""
-    engine = new_engine(max_restarts=1, restart_window=5)
-
-    async def die(version):
-        engine.version = engine.prepared = version
-        made[-1].errored = True
-        await engine.together(lambda: [engine.sample([2], 2, "")])
-
-    async def run():
-        await engine.start()
-        for version in versions:
-            await die(version)
-
-    if survives:
-        asyncio.run(run())
-    else:
-        with pytest.raises(EngineDied, match="died 2 times within 5 versions"):
-            asyncio.run(run())
-    assert engine.counters.restarts == len(versions) - (not survives) == len(made) - 1
-
-
-def test_deaths_that_end_the_run(made, monkeypatch):
-    """One too many while the trainer waits: an error wherever it waits. A channel that cannot fill a new engine, and an
-    engine that does not start again, say so; after the end nothing is started."""
-    monkeypatch.setattr(FakeVLLM, "seconds", 0.05)
-    engine = new_engine(max_restarts=0)
-    with generating(problems(2), engine) as generator:
-        made[-1].errored = True
-        generator.push({}, 1, 0)
+            vllm.collective_rpc = die
+        else:
+            vllm.errored = True
+        waits = [lambda: generator.take(1), lambda: generator.evaluate(problems(1), 1)]
+        if place in ("the pause", "the load"):
+            generator.push({}, 1, 0)
+            waits.append(generator.settle)
+        if place == "the digests":
+            waits = [lambda: generator.ask(lambda engine: engine.weight_digests())]
         started = time.monotonic()
-        for wait in (generator.settle, lambda: generator.take(1), lambda: generator.evaluate(problems(1), 1)):
-            with pytest.raises(EngineDied, match="died 1 times"):
+        for wait in waits:
+            with pytest.raises(GeneratorFailed, match="EngineDeadError"):
                 wait()
+                generator.take(1)  # the evaluation only begins
         assert time.monotonic() - started < 10
-
-    def no_memory():
-        raise ValueError("no memory")
-
-    async def die(engine, start_again=None):
-        await engine.start()
-        engine.new_vllm = start_again
-        engine.vllm.errored = True
-        await engine.together(lambda: [engine.sample([2], 2, "")])
-
-    engine = new_engine()
-    engine.channel.survives_restart = False
-    with pytest.raises(EngineDied, match="this weight channel cannot fill a new one"):
-        asyncio.run(die(engine))
-    with pytest.raises(EngineDied, match=r"did not start again: .*\(ValueError: no memory\)"):
-        asyncio.run(die(new_engine(), no_memory))
-
-
-def test_an_engine_that_was_shut_down_is_not_replaced(made):
-    engine = new_engine()
-
-    async def run():
-        await engine.start()
-        vllm = engine.vllm
-        vllm.seconds = 0.01
-        task = asyncio.ensure_future(engine.together(lambda: [engine.sample([2], 9, "")]))
-        await asyncio.sleep(0.02)
-        vllm.errored = True
-        engine._closed = True
-        await task
-
-    with pytest.raises(EngineDied, match="closed"):
-        asyncio.run(run())
-    assert len(made) == 1
+        waiting = generator.in_loop(lambda _: [task.get_coro().__qualname__ for task in asyncio.all_tasks()])
+        assert not [name for name in waiting if "load" in name or "update" in name or "checksums" in name]
+    assert len(made) == 1 and vllm.calls[-1] == "shutdown"
 
 
 # ------------------------------------------------------------------------------------------------- the start
@@ -342,8 +217,8 @@ def test_the_engine_inherits_a_blocked_ctrl_c_and_its_devices(made, monkeypatch)
 
 
 def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(made, monkeypatch):
-    """What torch.distributed.run sets (torch 2.13, local_elastic_agent.py) is not there when the engine starts, nor when
-    another one does after a death; afterwards it is."""
+    """What torch.distributed.run sets (torch 2.13, local_elastic_agent.py) is not there when the engine starts;
+    afterwards it is."""
     ranks = {f"{kind}RANK": "3" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
     sizes = {f"{kind}WORLD_SIZE": "4" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
     launcher = ranks | sizes | {"ROLE_NAME": "default", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -358,25 +233,19 @@ def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(made
         return FakeVLLM(args)
 
     monkeypatch.setattr(sys.modules["vllm.v1.engine.async_llm"], "AsyncLLM", SimpleNamespace(from_engine_args=new))
-    with generating(engine=new_engine()) as generator:
-        made[0].errored = True
-        generator.push({}, 1, 0)
-        generator.settle()
-    assert len(seen) == 2
-    for environ in seen:
-        assert not set(launcher) & set(environ) and other.items() <= environ.items()
+    with generating(engine=new_engine()):
+        pass
+    [environ] = seen
+    assert not set(launcher) & set(environ) and other.items() <= environ.items()
     assert launcher.items() <= os.environ.items()
 
 
-def test_the_engine_is_asked_after_the_last_push_and_after_a_death(made):
-    """`ask` waits until the weights are live. An engine that is dead never answers: the new one is asked."""
+def test_the_engine_is_asked_after_the_last_push(made):
+    """`ask` waits until the weights are live."""
     with generating(engine=new_engine()) as generator:
         assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "0"}]
         generator.push({}, 3, 0)
         assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
-        made[0].errored = True
-        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
-        assert generator.counters.restarts == 1 and made[1].calls[-1] == "digests"
 
 
 def test_float32_on_a_gpu_asks_for_whole_products():

@@ -230,7 +230,6 @@ REFUSED = """
 --engine_args {"block_size":1} --engine torch | --engine vllm
 --generator_devices 1 --engine_args {"distributed_executor_backend":"ray"} | Ray | --generator_devices 1
 --size xl --model a/b | no --model
---restart_window 5 --max_restarts 0 | --max_restarts above 0
 --vocabulary 100 --model a/b | no --model
 --difficulty easy --dataset chain | --dataset graded
 --prompt_order easy_first --dataset chain | --dataset graded

@@ -130,22 +130,33 @@ TRANSFER = ["--data_parallel", "2", "--engine_args", '{"worker_extension_cls": "
     ids=["ddp", "fsdp2", "fsdp2, two engines by nccl", "fsdp2, two engines by ipc"],
 )
 def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags):
-    """Rank 0 has the engines and the files; SIGTERM to the group ends both ranks with one checkpoint, and two processes
-    go on from it: every step once, and the generator has the trainer's weights at every probe."""
+    """Rank 0 has the engines and the files. Its engine dies (weights by file): both ranks save and replace themselves.
+    SIGTERM to the group ends both ranks with one checkpoint, and two processes go on from it: every step once, and the generator has the trainer's weights at every probe."""
     cache = ROOT / "runs" / "cache"
     flags = [*flags, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
     flags += ["--output_dir", tmp_path / "run", "--probe_every", "1"]
-    if "--weight_channel" in flags:
+    transfer = "--weight_channel" in flags
+    if transfer:
         flags += ["--model", untied(cache, tmp_path / "model")]
     metrics = tmp_path / "run" / "metrics.jsonl"
     log = (tmp_path / "log").open("w")
     job = subprocess.Popen(command(kind, 2, "job", *flags, "--max_steps", 500), env=ENVIRONMENT, stdout=log, stderr=log)
-    try:
+
+    def wait_until(condition):
         until = time.monotonic() + 180
-        while not (metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3):
+        while not condition():
             assert job.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.5)
+
+    try:
+        wait_until(lambda: metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3)
         assert len(open_ports(job)) == 1  # the launcher's store
+        if not transfer:  # the engine dies: both ranks replace themselves and meet in a store of rank 0's
+            [engine] = [child for child in psutil.Process(job.pid).children(recursive=True) if "Engine" in child.name()]
+            before = metrics.read_text().count('"grad_norm"')
+            engine.kill()
+            wait_until(lambda: metrics.read_text().count('"grad_norm"') >= before + 3)
+            assert "restart 1 of at most 3 goes on from it" in (tmp_path / "log").read_text()
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=60) != 0
     finally:

@@ -10,7 +10,7 @@ from scripted import ScriptedGenerator, batch_of, problem, rollout
 
 import pipeline_rl
 import train
-from pipeline_rl import EngineDied, Group
+from pipeline_rl import Group
 from runtime import parts as setup
 from runtime.flags import Flags
 from runtime.run_folder import Folder
@@ -368,50 +368,53 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
 
 @pytest.mark.long
 def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
-    """The push of version 3 fails for good; the trainer hears of it when it pushes version 4, in the middle of step 4. Exit
-    code 1, the checkpoint of step 4 named; that step is logged, so the resumed run's logs are those of one that never
-    stopped."""
+    """The push of version 3 fails; the trainer hears of it when it pushes version 4, in the middle of step 4. The
+    checkpoint of step 4 is named; that step is logged, so the resumed run's logs are those of one that never stopped."""
 
     def push(self, tensors, version, release):
         if version == 4:
-            raise pipeline_rl.EngineDied("the vLLM engine died 2 times")
+            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDeadError: it died")
         Replay.push(self, tensors, version, release)
 
-    code, out, _ = program(script={"push": push})
-    assert code == 1 and "train.py: the vLLM engine died 2 times; checkpoint" in out
+    code, out, _ = program("--max_restarts", "0", script={"push": push})
+    assert code == 1 and "train.py: the generator failed: EngineDeadError: it died; checkpoint" in out
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
     assert program("--resume")[0] == 0
     assert_same_logs(tmp_path / "run", whole[0])
 
 
-@pytest.mark.parametrize(
-    ("place", "method", "call", "error", "told"),
-    [
-        (TorchEngine, "_step", 60, RuntimeError("no\nmore"), "the generator failed: RuntimeError: no; checkpoint"),
-        (TorchEngine, "update", 4, KeyError("x.7"), "the generator failed: KeyError: 'x.7'; checkpoint"),
-        (TorchEngine, "_leave", 30, EngineDied("it died"), "it died; checkpoint"),
-        (
-            arithmetic.ChainTask,
-            "score",
-            12,
-            RewardError("`reward` f raised:\ntrace"),
-            "--reward f raised:\ntrace; checkpoint",
-        ),
-        (PromptStream, "__next__", 30, OSError(), "the generator failed: OSError: ; checkpoint"),
-        (
-            TorchEngine,
-            "update",
-            1,
-            TypeError("odd"),
-            "--model built in: the generator failed: TypeError: odd. Take a model",
-        ),
-    ],
-)
-def test_whatever_the_generators_thread_raises_ends_with_a_checkpoint(
+class Replaced(Exception):
+    """Stands for the end of this process in `os.execve`."""
+
+
+RAISED = [  # where in the generator's thread, at which call, what, and what is said of it
+    (TorchEngine, "_step", 60, RuntimeError("no\nmore"), "the generator failed: RuntimeError: no; checkpoint"),
+    (TorchEngine, "update", 4, KeyError("x.7"), "the generator failed: KeyError: 'x.7'; checkpoint"),
+    (
+        arithmetic.ChainTask,
+        "score",
+        12,
+        RewardError("`reward` f raised:\ntrace"),
+        "--reward f raised:\ntrace; checkpoint",
+    ),
+    (PromptStream, "__next__", 30, OSError(), "the generator failed: OSError: ; checkpoint"),
+    (
+        TorchEngine,
+        "update",
+        1,
+        TypeError("odd"),
+        "--model built in: the generator failed: TypeError: odd. Take a model",
+    ),
+]
+
+
+@pytest.mark.parametrize(("place", "method", "call", "error", "told"), RAISED)
+def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
     monkeypatch, tmp_path, model, capsys, place, method, call, error, told
 ):
     """The real generator over the torch engine; the n-th call of the method raises, and all after it. The checkpoint is
-    that of the last step, and the run goes on from it. If the engine does not start (call 1), there is nothing to save."""
+    that of the last step, and another process goes on from it; but an error of the user's own reward, which would come
+    again, ends the run. If the engine does not start (call 1), there is nothing to save."""
     kept, calls = getattr(place, method), []
 
     def broken(self, *args):
@@ -420,21 +423,36 @@ def test_whatever_the_generators_thread_raises_ends_with_a_checkpoint(
             raise error
         return kept(self, *args)
 
+    def replace(folder, environment):
+        raise Replaced(folder, environment["SCALERL_RESTARTS"])
+
     words = "--engine torch --dataset chain --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1"
     words += " --zero_variance_filter false --prompts 200 --eval_problems 4 --max_num_seqs 16 --min_budget 3"
     words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(setup, "warm_started", lambda flags, ranks: model)
     monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
+    monkeypatch.setattr(train, "restart", replace)
     with monkeypatch.context() as patch:
         patch.setattr(place, method, broken)
-        code = train.main(words.split())
-    out, err = capsys.readouterr()
-    assert code == (2 if call == 1 else 1) and f"train.py: {told}" in out + err
-    if call > 1:
-        made = [record["step"] for record in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in record]
-        assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == len(made)
-        assert train.main(["--resume", f"{tmp_path}/run", "--max_steps", str(len(made) + 1)]) == 0
+        for before in range(2):
+            monkeypatch.setenv("SCALERL_RESTARTS", str(3 * before))  # of 3 at most
+            try:
+                code = train.main(words.split() if before == 0 else ["--resume", f"{tmp_path}/run"])
+            except Replaced as replaced:
+                code = replaced.args
+            out, err = capsys.readouterr()
+            assert f"train.py: {told}" in out + err
+            if call == 1:
+                assert code == 2
+                return
+            goes_on = before == 0 and not isinstance(error, RewardError)
+            assert code == ((tmp_path / "run", "1") if goes_on else 1)
+            assert ("restart 1 of at most 3 goes on from it" if goes_on else "go on with --resume") in out
+            made = [record["step"] for record in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in record]
+            assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == len(made)
+            calls[:] = calls[: call // 2]
+    assert train.main(["--resume", f"{tmp_path}/run", "--max_steps", str(len(made) + 1)]) == 0
 
 
 @pytest.mark.parametrize("fault", ["gradient", "weights"])

@@ -10,14 +10,14 @@ from typing import Any
 from fake_engine import Problem, no_reward
 from tiny_model import STOP, TinyModel
 
-from pipeline_rl import Counters, Generator, Pacer
-from runtime.engines import RestartingEngine
+from pipeline_rl import Generator, Pacer
+from runtime.engines import RunEngine
 from runtime.weights import FileWeights
 
 
-def new_engine(tiny: TinyModel, *, channel: Any = None, **options: Any) -> RestartingEngine:
+def new_engine(tiny: TinyModel, *, channel: Any = None, **options: Any) -> RunEngine:
     """An engine of 16 slots that is not started yet."""
-    return RestartingEngine(tiny.folder, **{
+    return RunEngine(tiny.folder, **{
         "stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or FileWeights(),
     } | options)  # fmt: skip
 
@@ -31,14 +31,14 @@ def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: Any) 
 class Shared:
     """The interface of an engine, over one that runs in another generator's event loop and goes on after `shutdown`."""
 
-    accepting, trainer_waits, replicas = True, False, 1
+    trainer_waits, replicas = False, 1
     runs = itertools.count()
 
     def __init__(self, host: Generator, slots: int, **changes: Any):
-        self.host, self.engine, self.slots, self.counters = host, host.engine, slots, Counters()
+        self.host, self.engine, self.slots = host, host.engine, slots
         self.before = {name: getattr(self.engine, name) for name in changes}
         vars(self.engine).update(changes)
-        self.prepare, self.together = self.engine.prepare, self.engine.together
+        self.prepare = self.engine.prepare
         self.salt = next(self.runs)  # no test finds another one's keys and values
         self.asked: set[Future] = set()
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from fake_engine import problems, wait_until
 from real_engine import new_engine, new_generator
-from test_weights_in_flight import CLOSE, LongTraining, check_weights_move, evaluated
+from test_weights_in_flight import LongTraining, check_weights_move, evaluated
 from tiny_model import TinyModel
 
 from pipeline_rl import Pacer
@@ -28,12 +28,10 @@ def engine_processes() -> set[int]:
 
 
 @pytest.mark.medium
-def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One engine of its own, start to end. Ten updates under an untied head. Then it is killed while six groups and an
-    evaluation run and two groups wait for slots: a new engine starts with the weights of version 10, and the evaluation
-    and all rollouts of the groups are redone, under their old numbers, wholly by that version. The second death comes
-    while a push waits for its answer and is one too many: an error wherever the trainer waits. Nothing is left behind.
-    """
+def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One engine of its own, start to end. Ten updates under an untied head. Then it is killed while six groups, an
+    evaluation and a push that it cannot answer wait for it: an error wherever the trainer waits. Nothing is left
+    behind."""
     before = engine_processes()
     tiny = TinyModel(tmp_path_factory.mktemp("untied"), tied=False)
     control = LongTraining(700)
@@ -50,32 +48,14 @@ def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory
 
         (engine,) = engine_processes() - before
         semaphores = [line for line in Path(f"/proc/{engine}/maps").read_text().splitlines() if "/dev/shm/sem." in line]
-        os.kill(engine, signal.SIGSTOP)
+        os.kill(engine, signal.SIGSTOP)  # it cannot answer the push
         future = generator.evaluate(prompts[:3], 2)
         time.sleep(0.3)
-        control.budget = 10
         os.kill(engine, signal.SIGKILL)
-        rollouts = [r for group in generator.result_of(future) for r in group]
-        groups = generator.take(8)
-        assert generator.counters.restarts == 1 and generator.counters.redone_groups >= 1
-        assert [group.number for group in groups] == [*range(6, 14)]
-        assert [group.problem for group in groups] == prompts[6:14]
-        asked = [p for p in prompts[:3] for _ in range(2)] + [g.problem for g in groups for _ in range(3)]
-        rollouts += [r for group in groups for r in group.rollouts]
-        assert [len(r.completion_ids) for r in rollouts[-6:]] == [10] * 6
-        assert {v for r in rollouts for v in r.versions} == {10} == {group.version for group in groups}
-        assert tiny.gap(tiny.weights(110), asked, rollouts).mean() < CLOSE
-
-        control.budget = 800
-        generator.release(8)
-        wait_until(lambda: pacer.admitted == 20)
-        (second,) = engine_processes() - before
-        os.kill(second, signal.SIGSTOP)  # it cannot answer the push
-        generator.push(tiny.weights(11), 11, 0)
-        os.kill(second, signal.SIGKILL)
         started = time.monotonic()
-        for wait in (generator.settle, lambda: generator.take(3), lambda: evaluated(generator, prompts[:1], 1)):
-            with pytest.raises(RuntimeError, match="died 2 times"):
+        waits = [lambda: generator.result_of(future), lambda: generator.take(3)]
+        for wait in (*waits, lambda: evaluated(generator, prompts[:1], 1)):
+            with pytest.raises(RuntimeError, match="EngineDeadError"):
                 wait()
         assert time.monotonic() - started < 10
     finally:
@@ -83,7 +63,7 @@ def test_untied_head_then_engine_deaths(tmp_path_factory: pytest.TempPathFactory
     generator.close()  # twice does no harm
     assert engine_processes() == before and not generator._thread.is_alive()
     assert semaphores == []  # or a SIGKILL of all processes leaves them in shared memory
-    assert not folder.exists() and not Path(f"/proc/{engine}").exists() and not Path(f"/proc/{second}").exists()
+    assert not folder.exists() and not Path(f"/proc/{engine}").exists()
 
 
 def living_processes(group: int) -> list[int]:
@@ -118,7 +98,7 @@ DRIVER = """
             future = generator.evaluate(problems(4), 4)  # left open, as are the running groups
         finally:
             generator.close()
-        print("restarts", generator.counters.restarts)
+        print("version", generator.version)
 """
 
 
@@ -141,7 +121,7 @@ def test_ctrl_c_spares_the_engine_and_a_run_prints_nothing(tmp_path: Path) -> No
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, err
-    assert out == "restarts 0\n"
+    assert out == "version 3\n"
     noise = [line for line in err.splitlines() if line and "Triton" not in line and "model shards" not in line]
     assert noise == []
     assert not list(Path("/dev/shm").glob(f"{PREFIX}{process.pid}-*"))

@@ -4,7 +4,7 @@ import pytest
 from real_engine import SharedEngine, new_engine, new_generator
 from tiny_model import TinyModel
 
-from runtime.engines import RestartingEngine
+from runtime.engines import RunEngine
 from runtime.weights import FileWeights
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # vLLM's CPU build keeps them repacked, beside the model
@@ -41,7 +41,7 @@ def test_a_small_update_in_bfloat16_changes_the_bytes_and_a_lost_one_does_not(tm
     moved = {name: x + 1e-6 * x.sign() for name, x in weights.items()}
 
     def ask():
-        return generator.ask(RestartingEngine.weight_digests)
+        return generator.ask(RunEngine.weight_digests)
 
     try:
         generator.start({name: x.bfloat16() for name, x in weights.items()})
