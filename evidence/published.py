@@ -67,8 +67,8 @@ CHENG = {"easy": (6.09, 4.75, 5.84, 2.73), "hard": (4.47, 7.23, 5.84, 2.79)}
 LOG10_C = (4.5, 5.0, 5.5, 5.84, 6.0, 6.5, 7.0)
 
 HEADS = {
-    "cuts": "data until|points|reach, C_mid|Eq. 1's A|B|A's interval|best form|identifiable|later inside|ask again at",
-    "others": "data until|usual fit: A|later inside|without the first 1.5k: A|A's interval|identifiable|later inside",
+    "cuts": "data until|reach, C_mid|Eq. 1's A|B|A's interval|identifiable|later inside|usual fit: A|later inside"
+    "|ask again at",
     "windows": "window, GPU-hours|points|printed|paper's grid, R0 = .40|the same, R0 = .39|our fit|power law, printed"
     "|on the points|on the exact curve",
     "halves": "fitted, predicted|sd of A|median error at the end|width of its 95 % interval|ceiling identifiable"
@@ -113,21 +113,20 @@ def usual(C: np.ndarray, R: np.ndarray, later: np.ndarray) -> tuple[float, float
     return float(p[1]), t * math.sqrt(V[1, 1]), sigmoid(later, *p) + np.array([[-1], [1]]) * reach
 
 
-def cut_tables(run: str) -> dict[str, str]:
-    """The two tables of a run, by name: our fit at every cut; the usual fit, and ours without the first points."""
-    (C, R), cuts, others, yes = read(run), [], [], ("no", "yes")
+def cut_table(run: str) -> str:
+    """The table of a run: our fit at every cut, and what the usual fit says."""
+    (C, R), rows = read(run), []
     for cut in CUTS[run]:
         now = 1000 * cut >= C
-        f, late, later = fits(run)[now.sum() - 7], fit(C[now], R[now], skip_below=1500), (C[~now], R[~now])
+        f, later = fits(run)[now.sum() - 7], (C[~now], R[~now])
         A, half, (low, high) = usual(C[now], R[now], later[0])
-        counts = inside(f, *later), ((low <= later[1]) & (later[1] <= high)).sum(), inside(late, *later)
+        counts = inside(f, *later), ((low <= later[1]) & (later[1] <= high)).sum()
         held = [f"{count} of {low.size}" if low.size else "–" for count in counts]
         name, again = f"{cut}k" if low.size else "all", short(f.ask_again()) if f.reason else "–"
-        curve = f"{C[now][-1] / f.C_mid:.1f}", f"{f.A:.3f}", f"{f.B:.2f}", span(f.A_interval, 3), f.form
-        cuts.append([name, f.n_points, *curve, yes[f.identifiable], held[0], again])
-        claim, late_A = f"{A:.3f} ± {half:.3f}" if half < 0.5 else "unknown", f"{late.A:.3f}" if late.best else "no fit"
-        others.append([name, claim, held[1], late_A, span(late.A_interval, 3), yes[late.identifiable], held[2]])
-    return {f"{run} {name}": table(HEADS[name].split("|"), rows) for name, rows in (("cuts", cuts), ("others", others))}
+        curve = f"{C[now][-1] / f.C_mid:.1f}", f"{f.A:.3f}", f"{f.B:.2f}", span(f.A_interval, 3)
+        claim = f"{A:.3f} ± {half:.3f}" if half < 0.5 else "unknown"
+        rows.append([name, *curve, "yes" if f.identifiable else "no", held[0], claim, held[1], again])
+    return table(HEADS["cuts"].split("|"), rows)
 
 
 # --------------------------------------------------------------------------------------------- what constants imply
@@ -214,6 +213,7 @@ def constant_tables() -> dict[str, str]:
     slopes = [
         [f"{name}, {kind}", *(f"{K(*constants, N):.3f}" for N in SIZES)]
         for name, both in TAN.items()
+        if "compute" in name
         for kind, constants in zip(("intra", "inter"), both, strict=True)
     ]
     halving = [f"10^{np.log10(2) / K(*TAN['Qwen2.5 base, compute'][0], N):.1f}" for N in SIZES]
@@ -309,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output", default=DOCS, type=Path, metavar="FOLDER", help="where pages and pictures go (docs)"
     )
     folder = parser.parse_args(argv).output
-    cuts = {name: text for run in CUTS for name, text in cut_tables(run).items()}
+    cuts = {f"{run} cuts": cut_table(run) for run in CUTS}
     for name, tables in (("figure1.md", cuts), ("published.md", constant_tables())):
         (folder / name).write_text((DOCS / name).read_text())
         fill(folder / name, tables)
