@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters import DynamicSampling, NoVariedGroups, PassRateHistory, has_variance
-from losses import LOSSES, aggregation_weights, normalize_advantages
 
 # -------------------------------------------------------------------------------------------- zero-variance filter
 
@@ -56,29 +55,6 @@ def test_has_variance_refuses_shapes_that_do_not_agree(rewards, ids):
     with pytest.raises(ValueError) as error:
         has_variance(rewards, ids)
     assert str(tuple(rewards.shape)) in str(error.value) and str(tuple(ids.shape)) in str(error.value)
-
-
-@pytest.mark.parametrize("how", ["sample", "prompt", "token", "constant"])
-def test_filtered_rows_leave_loss_and_denominators(how):
-    """A step on a batch with two dead groups, their mask set to 0, is the step on the batch that never had them. Left
-    in, half of the groups are dead, so that the step is half as large."""
-    logprobs = -torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rewards = torch.tensor([1.0, -1, 1, 1, -1, -1, -1, 1], dtype=torch.float64)
-    ids, mask = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), torch.ones(8, 3, dtype=torch.float64)
-    keep, everything = has_variance(rewards, ids), torch.ones(8, dtype=torch.bool)
-    assert keep.tolist() == [True, True, False, False, False, False, True, True]
-
-    def step(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        leaf = logprobs.clone().requires_grad_()
-        advantages = torch.zeros(8, dtype=torch.float64)
-        advantages[keep] = normalize_advantages(rewards[keep], ids[keep])
-        token_loss, _ = LOSSES["cispo"](leaf[rows], logprobs[rows] - 0.1, advantages[rows], mask[rows])
-        token_weights = aggregation_weights(mask[rows], ids[rows], how, constant=4)
-        return torch.autograd.grad((token_weights * token_loss).sum(), leaf)[0]
-
-    removed = step(keep, mask)
-    torch.testing.assert_close(step(everything, mask * keep[:, None]), removed)
-    torch.testing.assert_close(step(everything, mask), removed / 2)
 
 
 # ------------------------------------------------------------------------------------- no-positive-resampling

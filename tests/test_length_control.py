@@ -2,10 +2,13 @@
 
 import collections
 import random
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from length_control import PHRASE, Interruption, SecondLeg, overlong_penalty, truncation_rate, truncation_warning
 
@@ -20,18 +23,22 @@ def cut(**change) -> Interruption:
 # ----------------------------------------------------------------------------------------------- worked examples
 
 
-@pytest.mark.parametrize("completion, reason, forced, left", [
-    ([3, 3, 3], "length", [7, 9], 4),  # a: thinking was cut; the answer budget of 4 is untouched
-    ([], "length", [7, 9], 4),
-    ([3, 9, 4, 4, 4], "length", [], 1),  # b: thinking ended at 9, three of four answer tokens are sampled
-    ([3, 3, 9], "length", [], 4),  # the mark is the last token of the budget
-    ([3, 9, 4, 9], "length", [], 2),  # a second mark inside the answer is an answer token like any other
-    ([3, 9, 4, 4, 4, 4], "length", [], None),  # c: no answer token is left, so the completion is truncated
-    ([3, 9, 4, 4, 4, 4, 4], "length", [], None),
-    ([3, 9, 4], "stop", [], None),  # d: it finished
-    ([3] * 12, "stop", [], None),  # at the very length of the budget, too: the finish reason tells
-    ([3] * 10, "abort", [], None), ([3] * 10, None, [], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "completion, reason, forced, left",
+    [
+        ([3, 3, 3], "length", [7, 9], 4),  # a: thinking was cut; the answer budget of 4 is untouched
+        ([], "length", [7, 9], 4),
+        ([3, 9, 4, 4, 4], "length", [], 1),  # b: thinking ended at 9, three of four answer tokens are sampled
+        ([3, 3, 9], "length", [], 4),  # the mark is the last token of the budget
+        ([3, 9, 4, 9], "length", [], 2),  # a second mark inside the answer is an answer token like any other
+        ([3, 9, 4, 4, 4, 4], "length", [], None),  # c: no answer token is left, so the completion is truncated
+        ([3, 9, 4, 4, 4, 4, 4], "length", [], None),
+        ([3, 9, 4], "stop", [], None),  # d: it finished
+        ([3] * 12, "stop", [], None),  # at the very length of the budget, too: the finish reason tells
+        ([3] * 10, "abort", [], None),
+        ([3] * 10, None, [], None),
+    ],
+)
 def test_second_leg_by_hand(completion, reason, forced, left):
     leg = left and SecondLeg(prompt_ids=[1, 2, *completion, *forced], forced_ids=forced, max_tokens=left)
     assert cut().second_leg([1, 2], completion, reason) == leg
@@ -49,7 +56,6 @@ def test_penalty_by_hand():
     lengths = torch.tensor([0, 11, 12, 13, 14, 15, 100])
     assert overlong_penalty(lengths, 14, 2).tolist() == [0, 0, 0, -0.5, -1, -1, -1]
     assert overlong_penalty(torch.arange(6), 4, 4).tolist() == [0, -0.25, -0.5, -0.75, -1, -1]
-    assert overlong_penalty(torch.tensor([0, 1]), 1, 1).tolist() == [0, -1]
 
 
 def test_truncation_rate_by_hand():
@@ -74,14 +80,25 @@ def test_budgets_are_uniform_with_both_ends():
     assert cut(min_budget=12).draw_budget(random.Random(0)) == 12
 
 
-@pytest.mark.parametrize("position", range(11))
-def test_the_mark_is_found_wherever_it_stands(position):
-    ids = [3] * 10
-    ids.insert(position, 9)
-    assert not cut().needs_phrase(ids, "length")
-    ids.insert(position, 8)
-    assert not cut(**SPLIT).needs_phrase(ids, "length")
-    assert cut(**SPLIT, answer_budget=20).second_leg([1], ids, "length").max_tokens == 20 - (10 - position)
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(0, 12), st.integers(1, 6), st.sampled_from([1, 2]))
+def test_any_budget(budget, thinks, answers, answer_budget, mark):
+    """Left alone, the policy thinks so many tokens, ends that with a mark of one token or two, and answers with so many.
+    Cut at any budget, it gets the phrase where no whole mark is left of the cut, else what its answer still may have; and
+    the completion never exceeds `max_completion` by more than what leg 1 answered."""
+    control = cut(max_budget=budget, min_budget=budget, answer_budget=answer_budget, **(SPLIT if mark == 2 else {}))
+    alone = [3] * thinks + [8, 9][-mark:] + [5] * answers
+    first, reason = alone[:budget], "length" if budget < len(alone) else "stop"
+    leg = control.second_leg([1, 2], first, reason)
+    answered = len([i for i in first if i == 5])
+    if reason == "stop" or (9 in first and answered >= answer_budget):
+        assert leg is None
+        return
+    assert leg.forced_ids == ([] if 9 in first else list(control.phrase_ids)) == leg.prompt_ids[2 + len(first) :]
+    assert leg.prompt_ids[: 2 + len(first)] == [1, 2, *first] and leg.max_tokens + answered == answer_budget
+    assert len(first) + len(leg.forced_ids) + leg.max_tokens <= control.max_completion
+    assert control.needs_phrase(first, reason) == bool(leg.forced_ids)
+    mask = control.mask(len(first), len(leg.forced_ids), leg.max_tokens)
+    assert mask.count(0) == len(leg.forced_ids) and all(mask[: len(first)]) and all(mask[-leg.max_tokens :])
 
 
 @pytest.mark.parametrize("ids", [[8], [9], [9, 8], [8, 3, 9], [8, 8], [3, 8]])
@@ -89,14 +106,6 @@ def test_part_of_a_mark_is_not_the_mark(ids):
     """The mark is (8, 9): its tokens alone, in the wrong order, apart, or cut by the budget do not end thinking."""
     assert cut(**SPLIT).needs_phrase(ids, "length")
     assert not cut(**SPLIT).needs_phrase([*ids, 8, 9], "length")
-
-
-@pytest.mark.parametrize("reason", ["max_tokens", "error", "LENGTH", 1])
-def test_an_unknown_finish_reason_is_an_error(reason):
-    """Taken for "stop", it would end every completion that was cut in the middle of its thinking."""
-    for ask in (cut().needs_phrase, lambda ids, reason: cut().second_leg([1], ids, reason)):
-        with pytest.raises(ValueError, match="finish_reason must be stop, length, abort or None, got"):
-            ask([3] * 12, reason)
 
 
 def bracketed(ids):
@@ -113,6 +122,11 @@ def test_thinking_end_decides_where_the_mark_has_several_forms():
     assert interruption.second_leg([1], [3, 3], "length").prompt_ids == [1, 3, 3, 7, 92]
     with pytest.raises(ValueError, match=r"phrase_ids must end thinking, and thinking_end finds no end in \[7, 8\]"):
         cut(phrase_ids=[7, 8], end_of_thinking_ids=[90], thinking_end=bracketed)
+
+
+def test_the_longest_completion_and_the_papers_phrase():
+    assert Interruption(1, 1, 1, [9], [9]).max_completion == 3 and cut(**SPLIT).max_completion == 12 + 3 + 4
+    assert PHRASE.startswith("Okay, time is up.") and PHRASE.endswith("</think>")
 
 
 def test_second_leg_modifies_nothing_and_shares_nothing():
@@ -135,48 +149,44 @@ def test_tuples_and_arrays_serve_as_ids(kind):
     assert {type(i) for i in leg.prompt_ids + leg.forced_ids} == {int}
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"min_budget": 13}, r"smallest thinking budget \(13\) must not exceed the largest \(12\)"),
-    ({"min_budget": 0}, "budgets must be at least 1 token, got 0 and 4"),
-    ({"answer_budget": 0}, "budgets must be at least 1 token, got 10 and 0"),
-    ({"end_of_thinking_ids": []}, "end_of_thinking_ids is empty"),
-    ({"phrase_ids": [9, 7]}, "phrase_ids must end with end_of_thinking_ids"),
-    ({"phrase_ids": []}, "phrase_ids must end with end_of_thinking_ids"),
-    ({"phrase_ids": [9], "end_of_thinking_ids": [8, 9]}, "phrase_ids must end with end_of_thinking_ids"),
-    ({"phrase_ids": [7]}, "tokenize phrase and mark together, as a space before .* or a newline after it changes"),
-    ({"phrase_ids": PHRASE, "end_of_thinking_ids": "</think>"}, "phrase_ids must be token ids, got the text 'Okay"),
-    ({"end_of_thinking_ids": ["</think>"]}, "end_of_thinking_ids must be token ids, got the text"),
-    ({"end_of_thinking_ids": "9"}, "end_of_thinking_ids must be token ids, got the text"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"min_budget": 13}, r"smallest thinking budget \(13\) must not exceed the largest \(12\)"),
+        ({"min_budget": 0}, "budgets must be at least 1 token, got 0 and 4"),
+        ({"answer_budget": 0}, "budgets must be at least 1 token, got 10 and 0"),
+        ({"end_of_thinking_ids": []}, "end_of_thinking_ids is empty"),
+        ({"phrase_ids": [9, 7]}, "phrase_ids must end with end_of_thinking_ids"),
+        ({"phrase_ids": []}, "phrase_ids must end with end_of_thinking_ids"),
+        ({"phrase_ids": [9], "end_of_thinking_ids": [8, 9]}, "phrase_ids must end with end_of_thinking_ids"),
+        ({"phrase_ids": [7]}, "tokenize phrase and mark together, as a space before .* or a newline after it changes"),
+        ({"phrase_ids": PHRASE, "end_of_thinking_ids": "</think>"}, "phrase_ids must be token ids, got the text 'Okay"),
+        ({"end_of_thinking_ids": ["</think>"]}, "end_of_thinking_ids must be token ids, got the text"),
+        ({"end_of_thinking_ids": "9"}, "end_of_thinking_ids must be token ids, got the text"),
+    ],
+)
 def test_impossible_settings(change, message):
     with pytest.raises(ValueError, match=message) as error:
         cut(**change)
     assert "\n" not in str(error.value)
 
 
-def test_smallest_settings_work():
-    smallest = Interruption(1, 1, 1, [9], [9])
-    assert smallest.max_completion == 3 and cut(**SPLIT).max_completion == 12 + 3 + 4
-    assert smallest.second_leg([], [3], "length").prompt_ids == [3, 9]
-    assert PHRASE.startswith("Okay, time is up.") and PHRASE.endswith("</think>")
-
-
 # --------------------------------------------------------------------------------- overlong penalty and truncation
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bfloat16, torch.float32, torch.float64])
-def test_penalty_dtype(dtype):
-    lengths = torch.tensor([13, 20], dtype=dtype)
-    expected = torch.float64 if dtype == torch.float64 else torch.float32
-    assert overlong_penalty(lengths, 14, 2).dtype == expected
-    assert lengths.tolist() == [13, 20] and lengths._version == 0
-    assert overlong_penalty(lengths[:0], 14, 2).shape == (0,)
+KINDS = [torch.int64, torch.int32, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.mark.parametrize("cache_length", [0, -1, 15])
-def test_penalty_rejects_an_impossible_ramp(cache_length):
-    with pytest.raises(ValueError, match=r"cache_length must be from 1 to max_length \(14\)"):
-        overlong_penalty(torch.tensor([1]), 14, cache_length)
+@given(st.lists(st.integers(0, 256), max_size=9), st.integers(1, 256), st.data(), st.sampled_from(KINDS))
+def test_penalty_of_any_ramp(lengths, max_length, data, kind):
+    """Oracle: fractions. FP32 at least, and the lengths are not written to."""
+    cache = data.draw(st.integers(1, max_length))
+    given_ = torch.tensor(lengths, dtype=kind)
+    found = overlong_penalty(given_, max_length, cache)
+    wanted = [float(max(-1, min(0, Fraction(max_length - n, cache) - 1))) for n in lengths]
+    assert found.tolist() == pytest.approx(wanted, abs=1e-6) and found.shape == given_.shape
+    assert found.dtype == (torch.float64 if kind == torch.float64 else torch.float32)
+    assert given_.tolist() == lengths and given_._version == 0
 
 
 @pytest.mark.parametrize(
@@ -191,7 +201,21 @@ def test_truncation_warning_levels(n, level):
         assert warning.startswith(level) and f"{n}.0%" in warning and "\n" not in warning
 
 
-@pytest.mark.parametrize("rate", [-0.01, 1.01, 7, float("nan")])
-def test_truncation_warning_wants_a_share(rate):
-    with pytest.raises(ValueError, match="share from 0 to 1"):
-        truncation_warning(rate)
+@pytest.mark.parametrize(
+    ("call", "values", "message"),
+    [
+        # taken for "stop", an unknown reason would end every completion that was cut in the middle of its thinking
+        (
+            lambda x: cut().second_leg([1], [3], x),
+            ["max_tokens", "LENGTH", 1],
+            "finish_reason must be stop, length, abo",
+        ),
+        (lambda x: cut().needs_phrase([3], x), ["error"], "finish_reason must be stop, length, abort or None, got"),
+        (lambda x: overlong_penalty(torch.tensor([1]), 14, x), [0, -1, 15], r"from 1 to max_length \(14\)"),
+        (truncation_warning, [-0.01, 1.01, 7, float("nan")], "share from 0 to 1"),
+    ],
+)
+def test_values_that_are_refused(call, values, message):
+    for value in values:
+        with pytest.raises(ValueError, match=message):
+            call(value)

@@ -266,11 +266,14 @@ def refused(net, base: str, **flags) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("more", "reason"), [
-    ({"hidden_size": 48}, "size mismatch for model.layers.1.mlp.down_proj.lora_B"),
-    ({"num_hidden_layers": 1}, "only one of the two has model.layers.1."),
-    ({"num_hidden_layers": 3}, "only one of the two has model.layers.2."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"hidden_size": 48}, "size mismatch for model.layers.1.mlp.down_proj.lora_B"),
+        ({"num_hidden_layers": 1}, "only one of the two has model.layers.1."),
+        ({"num_hidden_layers": 3}, "only one of the two has model.layers.2."),
+    ],
+)
 def test_an_adapter_of_another_base_is_refused(more, reason, tmp_path):
     """By its shapes or layers if its base is not known, else by its name, even where every shape fits."""
     folder = saved_model("Qwen3", tmp_path / "base")
@@ -292,21 +295,16 @@ def test_a_base_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
     add_adapters(Flags(lora_adapter=adapter), loaded("base"), "base", 0)
 
 
-@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
-def test_an_adapter_of_the_head_or_the_embedding_is_refused(layer, tmp_path):
-    folder = saved_model("Qwen3", tmp_path / "base")
-    adapted = peft.get_peft_model(loaded(folder), peft.LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=[layer]))
-    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    text = refused(loaded(folder), folder, lora_adapter=str(tmp_path / "adapter"))
-    assert text.endswith("only plain LoRA of linear layers but the head can be trained.")
-
-
-@pytest.mark.parametrize("more", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "lora_only"}])
-def test_adapters_that_are_more_than_two_factors_are_refused(more, tmp_path):
-    """Their merged weight is another, or they train more than adapters."""
+@pytest.mark.parametrize(
+    "more",
+    [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "lora_only"}]
+    + [{"target_modules": [layer]} for layer in ("lm_head", "embed_tokens")],
+)
+def test_adapters_that_are_more_than_two_factors_of_a_linear_layer_are_refused(more, tmp_path):
+    """Their merged weight is another, they train more than adapters, or they adapt the head or the embedding."""
     folder = saved_model("Qwen2", tmp_path / "base")  # its q_proj has a bias
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], **more)
-    peft.get_peft_model(loaded(folder), config).save_pretrained(tmp_path / "adapter")
+    config = peft.LoraConfig(**{"r": 2, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"]} | more)
+    peft.get_peft_model(loaded(folder), config).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     adapter = str(tmp_path / "adapter")
     assert refused(loaded(folder), folder, lora_adapter=adapter).startswith(f"--lora_adapter {adapter}")
 
@@ -326,12 +324,18 @@ def test_an_adapter_given_as_the_model_is_refused(tmp_path):
         trainer_of(folder)
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"lora_rank": 4, "lora_adapter": "adapter"}, "--lora_rank 4 does nothing without new adapters"),
-    ({"lora_adapter": "model"}, "--lora_adapter model is no folder of an adapter; it has no adapter_config.json."),
-    ({"lora_adapter": "run/model/adapter", "output_dir": "run", "overwrite": True}, "--overwrite would delete --lora_adapter"),
-    ({"lora_rank": -1}, "--lora_rank must be at least 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lora_rank": 4, "lora_adapter": "adapter"}, "--lora_rank 4 does nothing without new adapters"),
+        ({"lora_adapter": "model"}, "--lora_adapter model is no folder of an adapter; it has no adapter_config.json."),
+        (
+            {"lora_adapter": "run/model/adapter", "output_dir": "run", "overwrite": True},
+            "--overwrite would delete --lo",
+        ),
+        ({"lora_rank": -1}, "--lora_rank must be at least 0"),
+    ],
+)
 def test_flags_that_cannot_work(given, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("adapter", "run/model/adapter"):
@@ -341,9 +345,6 @@ def test_flags_that_cannot_work(given, words, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=f"^{words}"):
         check_flags(Flags(**{"output_dir": "new"} | given))
     assert check_flags(Flags(output_dir="new", lora_adapter="adapter")) == []
-
-
-def test_a_missing_package_is_one_sentence(monkeypatch):
     monkeypatch.setattr(flag_checks, "find_spec", lambda name: None)
     assert check_flags(Flags(output_dir="/nowhere/run")) == []
     with pytest.raises(UsageError, match="^--lora_rank and --lora_adapter need a package: pip install peft"):

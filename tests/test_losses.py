@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from losses import (
@@ -52,6 +54,16 @@ def batch(rows: int = 6, length: int = 5, seed: int = 0, spread: float = 1.0) ->
     return logprobs, behaviour, old, advantages, mask
 
 
+@st.composite
+def batches(draw):
+    """(a loss's name, `batch` of 1 to 7 rows whose mask may leave rows out, group ids, an average's name)."""
+    rows, length = draw(st.integers(1, 7)), draw(st.integers(1, 5))
+    *inputs, mask = batch(rows, length, draw(st.integers(0, 99)), draw(st.sampled_from([0.1, 1.0, 30.0])))
+    mask *= torch.tensor(draw(st.lists(st.integers(0, 1), min_size=rows, max_size=rows)))[:, None]
+    ids = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)))
+    return draw(st.sampled_from(NAMES)), (*inputs, mask), ids, draw(st.sampled_from(AVERAGES))
+
+
 def run(name: str, logprobs: Tensor, behaviour: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **clips):
     """(token_loss, metrics, gradient of the summed loss with respect to the log-probs)."""
     leaf = logprobs.clone().requires_grad_()
@@ -86,12 +98,9 @@ def test_cispo_by_hand():
     close(token_loss, f64([3.218876, 3.465736], [-1.609438, 0]))
     close(grad, f64([-2, -5], [1, 0]))
     # before truncation: 2 + 10 + .5 = 12.5;  4 + 100 + .25 = 104.25;  ess = 12.5^2 / (3 * 104.25) = .4996003
-    assert floats(metrics) == pytest.approx(
-        {
-            "tokens": 3, "ratio_sum": 12.5, "ratio_sq_sum": 104.25, "ratio_max": 10, "tokens_positive": 2,
-            "tokens_negative": 1, "capped_positive": 1, "capped_negative": 0,
-        }
-    )  # fmt: skip
+    wanted = {"tokens": 3, "ratio_sum": 12.5, "ratio_sq_sum": 104.25, "ratio_max": 10, "tokens_positive": 2}
+    wanted |= {"tokens_negative": 1, "capped_positive": 1, "capped_negative": 0}
+    assert floats(metrics) == pytest.approx(wanted)
     assert summarize_metrics(metrics) == pytest.approx(
         {"ratio_mean": 12.5 / 3, "ratio_max": 10, "ess": 0.4996003, "capped_positive": 0.5, "capped_negative": 0}
     )
@@ -106,20 +115,20 @@ def test_eps_max_is_an_absolute_cap_without_a_lower_clamp():
 
 
 @pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
-@pytest.mark.parametrize("rho, sign, loss_over_a, slope", [
-    (2.0, 1, -1.5, 0.0),  # above, A > 0: held at 1 + eps_high
-    (0.1, 1, -0.1, -0.1),  # below, A > 0: free to grow back
-    (2.0, -1, -2.0, -2.0),  # above, A < 0: free to shrink back
-    (0.1, -1, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
-    (1.45, 1, -1.45, -1.45),  # inside above; eps_low and eps_high swapped would clip here
-    (0.55, -1, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
-])  # fmt: skip
-def test_clip_quadrants(name, rho, sign, loss_over_a, slope):
+def test_clip_quadrants(name):
     """eps_low = .4, eps_high = .5, A = +-1/2, gradient = slope * A. grpo has one eps for both sides: see below."""
-    token_loss, metrics, grad = run_ratios(name, [rho], 0.5 * sign, eps_low=0.4, eps_high=0.5)
-    assert float(token_loss) == pytest.approx(loss_over_a * 0.5 * sign)
-    assert float(grad) == pytest.approx(slope * 0.5 * sign)
-    assert capped(metrics) == ((0, 0) if slope else (1, 0) if sign > 0 else (0, 1))
+    for rho, sign, loss_over_a, slope in [
+        (2.0, 1, -1.5, 0.0),  # above, A > 0: held at 1 + eps_high
+        (0.1, 1, -0.1, -0.1),  # below, A > 0: free to grow back
+        (2.0, -1, -2.0, -2.0),  # above, A < 0: free to shrink back
+        (0.1, -1, -0.6, 0.0),  # below, A < 0: held at 1 - eps_low
+        (1.45, 1, -1.45, -1.45),  # inside above; eps_low and eps_high swapped would clip here
+        (0.55, -1, -0.6, 0.0),  # past 1 - eps_low = .6; swapped, with 1 - .5 = .5, would not clip here
+    ]:
+        token_loss, metrics, grad = run_ratios(name, [rho], 0.5 * sign, eps_low=0.4, eps_high=0.5)
+        assert float(token_loss) == pytest.approx(loss_over_a * 0.5 * sign)
+        assert float(grad) == pytest.approx(slope * 0.5 * sign)
+        assert capped(metrics) == ((0, 0) if slope else (1, 0) if sign > 0 else (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -223,9 +232,8 @@ def test_expected_gradient_is_the_policy_gradient(name):
     mu, advantages = torch.randn(5, generator=g, dtype=F64).log_softmax(0), torch.randn(5, generator=g, dtype=F64)
     old = (logits.detach() + 0.2 * torch.randn(5, generator=g, dtype=F64)).log_softmax(0)
     (expected,) = torch.autograd.grad(-(logits.softmax(0) * advantages).sum(), logits)
-    wide = {
-        "cispo": {"eps_max": 1e6}, "grpo": {"eps": 1e6}, "tis": {"eps_low": 1e6, "eps_high": 1e6, "cap": 1e6},
-    }.get(name, {"eps_low": 1e6, "eps_high": 1e6})  # fmt: skip
+    options = {"cispo": ["eps_max"], "grpo": ["eps"], "tis": ["eps_low", "eps_high", "cap"]}
+    wide = dict.fromkeys(options.get(name, ["eps_low", "eps_high"]), 1e6)
     logp = logits.log_softmax(0)[:, None]  # five rows of one token: row y is the action y
     token_loss, _ = LOSSES[name](logp, mu[:, None], advantages, torch.ones(5, 1), **extra(name, old[:, None]), **wide)
     (got,) = torch.autograd.grad((mu.exp()[:, None] * token_loss).sum(), logits)
@@ -287,35 +295,43 @@ def test_tis_with_one_update_a_batch_is_cispo():
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 0.0])
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_outside_the_mask_counts(name, junk):
-    """Junk in every input outside the mask, and in the advantage of an untrained row: same loss, gradient, metrics."""
-    logprobs, behaviour, old, advantages, mask = batch()
-    mask[2] = 0
-    clean = run(name, logprobs, behaviour, old, advantages, mask)
-    fill = mask == 0
-    dirty = [x.masked_fill(fill, junk) for x in (logprobs, behaviour, old)]
+@given(batches(), st.data())
+def test_nothing_outside_the_mask_counts(drawn, data):
+    """Anything in any input outside the mask, NaN and infinities included: same loss, gradient, metrics, to the bit, and 0
+    there. One advantage for each row does the same as an equal one for each token. The gradient flows through the
+    log-probs alone, and no input is written to."""
+    name, (*inputs, advantages, mask), ids, _ = drawn
+    clean, junk = run(name, *inputs, advantages, mask), st.one_of(st.floats(), st.sampled_from([math.nan, math.inf]))
+    dirty = [x.masked_fill(mask == 0, data.draw(junk)) for x in inputs]
+    per_token = advantages[:, None].expand(mask.shape).masked_fill(mask == 0, data.draw(junk))
+    advantages = advantages.masked_fill(~mask.any(1), data.draw(junk))
+    given_ = [*dirty, advantages, per_token, mask]
+    before = [x.clone() for x in given_]
+    leaves = [x.requires_grad_() for x in given_[:-1]]
     with torch.autograd.detect_anomaly():  # no NaN on the way either: it would stop whoever debugs with this switch
-        got = run(name, *dirty, advantages.masked_fill(torch.arange(6) == 2, junk), mask)
-    assert torch.equal(got[0], clean[0]) and torch.equal(got[2], clean[2])
-    assert floats(got[1]) == floats(clean[1])
-    assert not got[0][fill].any() and not got[2][fill].any()
+        for a in (advantages, per_token):
+            token_loss, metrics = LOSSES[name](dirty[0], dirty[1], a, mask, **extra(name, dirty[2]))
+            grad, *others = torch.autograd.grad(token_loss.sum(), leaves, allow_unused=True)
+            assert torch.equal(token_loss, clean[0]) and torch.equal(grad, clean[2]) and others == [None] * 4
+            assert floats(metrics) == floats(clean[1]) and not any(x.requires_grad for x in metrics.values())
+            assert not token_loss[mask == 0].any() and not grad[mask == 0].any()
+    aggregation_weights(mask, ids), kl_penalty(dirty[0], dirty[1], mask), normalize_advantages(advantages.detach(), ids)
+    for now, then in zip(given_, before, strict=True):
+        torch.testing.assert_close(now.detach(), then, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("name", NAMES)
-def test_a_nan_inside_the_mask_is_not_hidden(name, which):
+def test_a_nan_inside_the_mask_is_not_hidden(name):
     """A NaN in one log-prob or advantage comes out in its own row, never in other rows or padding, and in ratio_max."""
-    inputs = list(batch())
-    mask = inputs[-1]
-    inputs[which][(1, 0) if which < 3 else 1] = math.nan
-    token_loss, metrics, _ = run(name, *inputs)
-    if which != 2 or name == "tis":  # the old log-probs, which the other losses do not take
-        assert token_loss[1, 0].isnan()
-    assert token_loss[torch.arange(6) != 1].isfinite().all() and not token_loss[mask == 0].any()
-    if which < 2:
-        assert math.isnan(summarize_metrics(merge_metrics([metrics, metrics]))["ratio_max"])
+    for which in range(4):
+        inputs = list(batch())
+        inputs[which][(1, 0) if which < 3 else 1] = math.nan
+        token_loss, metrics, _ = run(name, *inputs)
+        if which != 2 or name == "tis":  # the old log-probs, which the other losses do not take
+            assert token_loss[1, 0].isnan()
+        assert token_loss[torch.arange(6) != 1].isfinite().all() and not token_loss[inputs[-1] == 0].any()
+        if which < 2:
+            assert math.isnan(summarize_metrics(merge_metrics([metrics, metrics]))["ratio_max"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -336,18 +352,10 @@ def test_log_ratio_is_bounded_before_exp(name, gap):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dtype_follows_the_log_probs(name):
-    logprobs, *others, mask = batch()
-    wanted = run(name, logprobs, *others, mask)[0]
-    assert wanted.dtype == F64
-    assert run(name, logprobs.float(), *others, mask)[0].dtype == torch.float32  # advantages in FP64 do not promote
-    assert torch.equal(run(name, logprobs, *others, mask.bool())[0], wanted)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_log_probs_are_raised_before_the_ratio(name):
     """Loss, gradient and clip decisions are those of the same values in FP32: in bfloat16 ratios near 1 are .996, 1 or
-    1.008, and a third of the rows fall on the other side of GSPO's clips at .997 and 1.004.
+    1.008, and a third of the rows fall on the other side of GSPO's clips at .997 and 1.004. FP64 stays FP64, and what is
+    FP64 beside FP32 log-probs promotes nothing.
     """
     g = torch.Generator().manual_seed(0)
     coarse = (-2 * torch.rand(64, 64, generator=g)).bfloat16()
@@ -355,28 +363,13 @@ def test_bfloat16_log_probs_are_raised_before_the_ratio(name):
     behaviour += 0.003 * torch.randn(64, 64, generator=g)
     advantages, mask = torch.randn(64, generator=g), torch.ones(64, 64)
     wanted = run(name, coarse.float(), behaviour, behaviour, advantages, mask)
-    got = run(name, coarse, behaviour, behaviour, advantages, mask)
+    got = run(name, coarse, behaviour, behaviour, advantages.double(), mask.bool())
     assert got[0].dtype == torch.float32 and torch.equal(got[0], wanted[0])
     assert got[2].dtype == torch.bfloat16 and torch.equal(got[2], wanted[2].bfloat16())
     assert floats(got[1]) == floats(wanted[1])
     if name == "gspo":
         assert torch.equal(got[2].any(1), wanted[2].any(1)) and 8 <= int((~got[2].any(1)).sum()) <= 56  # clips act
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradient_flows_through_the_log_probs_alone_and_no_input_is_written_to(name):
-    inputs = batch()
-    before = [x.clone() for x in inputs]
-    logprobs, behaviour, old, advantages = (x.requires_grad_() for x in inputs[:4])
-    token_loss, metrics = LOSSES[name](logprobs, behaviour, advantages, inputs[4], **extra(name, old))
-    token_loss.sum().backward()
-    assert logprobs.grad.abs().sum() > 0
-    assert all(x.grad is None for x in (behaviour, old, advantages))
-    assert not any(value.requires_grad for value in metrics.values())
-    normalize_advantages(advantages.detach(), torch.tensor([0, 0, 1, 1, 2, 2]))
-    aggregation_weights(inputs[4], torch.arange(6))
-    kl_penalty(logprobs, behaviour, inputs[4])
-    assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+    assert run(name, coarse.double(), behaviour, behaviour, advantages, mask)[0].dtype == F64
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -395,22 +388,17 @@ def test_advantages_belong_to_rows_and_shapes_must_agree(name):
             tis(*good, old_logprobs=torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "tis"])
 def test_advantages_per_token(name):
-    """Equal ones in a row, with junk outside the mask, are the row's own to the bit. Different ones act each on its own
-    token, as in rows of one token each, so that any packing will do (but for GSPO, worked out above)."""
-    logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
-    wanted = run(name, logprobs, behaviour, old, advantages, mask)
-    per_token = advantages[:, None].expand(6, 5).masked_fill(mask == 0, math.nan)
+    """Different ones act each on its own token, as in rows of one token each, so that any packing will do (for GSPO see
+    above)."""
+    logprobs, behaviour, old, _, mask = batch(spread=0.3)
+    per_token = torch.randn(6, 5, generator=torch.Generator().manual_seed(9), dtype=F64)
     got = run(name, logprobs, behaviour, old, per_token, mask)
-    assert torch.equal(got[0], wanted[0]) and torch.equal(got[2], wanted[2]) and floats(got[1]) == floats(wanted[1])
-    if name != "gspo":
-        per_token = torch.randn(6, 5, generator=torch.Generator().manual_seed(9), dtype=F64)
-        got = run(name, logprobs, behaviour, old, per_token, mask)
-        column = [x.reshape(-1, 1) for x in (logprobs, behaviour, old)]
-        wanted = run(name, *column, per_token.flatten(), mask.reshape(-1, 1))
-        assert torch.equal(got[0].reshape(-1, 1), wanted[0]) and torch.equal(got[2].reshape(-1, 1), wanted[2])
-        assert floats(got[1]) == pytest.approx(floats(wanted[1]))
+    column = [x.reshape(-1, 1) for x in (logprobs, behaviour, old)]
+    wanted = run(name, *column, per_token.flatten(), mask.reshape(-1, 1))
+    assert torch.equal(got[0].reshape(-1, 1), wanted[0]) and torch.equal(got[2].reshape(-1, 1), wanted[2])
+    assert floats(got[1]) == pytest.approx(floats(wanted[1]))
 
 
 # ------------------------------------------------------------------------------------------------- metrics
@@ -439,27 +427,12 @@ def test_nothing_is_capped_exactly_at_its_bound():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_merged_metrics_of_microbatches_are_those_of_the_batch(name):
-    *inputs, mask = batch(rows=7, seed=5)
-    whole = run(name, *inputs, mask)[1]
-    parts = [run(name, *(x[rows] for x in (*inputs, mask)))[1] for rows in (slice(0, 1), slice(1, 5), slice(5, 7))]
-    assert all(value.dim() == 0 for part in parts for value in part.values())
-    assert floats(merge_metrics(parts)) == pytest.approx(floats(whole), rel=1e-12)
-    assert floats(merge_metrics([whole])) == floats(whole)
-    nested = merge_metrics([merge_metrics(parts[:2]), parts[2]])
-    assert summarize_metrics(nested) == pytest.approx(summarize_metrics(whole), rel=1e-12)
-
-
-def test_merge_refuses_parts_that_do_not_match():
-    with pytest.raises(ValueError, match="same keys"):
-        merge_metrics([{"tokens": torch.tensor(1)}, {"rows": torch.tensor(1)}])
-    with pytest.raises(ValueError, match="at least one"):
-        merge_metrics([])
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_losses_and_merge_never_wait_for_the_device(name):
-    """Tensors on the `meta` device have no values: any `.item()`, `float()` or `if tensor` would raise."""
+    """Tensors on the `meta` device have no values: any `.item()`, `float()` or `if tensor` would raise. Parts that do not
+    match are refused."""
+    for parts in ([], [{"tokens": torch.tensor(1)}, {"rows": torch.tensor(1)}]):
+        with pytest.raises(ValueError, match="at least one dict of metrics, and the same keys in each"):
+            merge_metrics(parts)
     *inputs, mask = (x.to("meta") for x in batch())
     _, metrics, _ = run(name, *inputs, mask)
     assert all(v.device.type == "meta" for v in merge_metrics([metrics, metrics]).values())
@@ -470,38 +443,58 @@ def test_losses_and_merge_never_wait_for_the_device(name):
 def test_an_empty_microbatch_still_runs_backward(name, shape):
     zeros = torch.zeros(shape, dtype=F64)
     token_loss, metrics, grad = run(name, zeros, zeros, zeros, torch.ones(shape[0], dtype=F64), zeros)
-    weights = aggregation_weights(zeros, torch.zeros(shape[0], dtype=torch.long))
-    assert float((weights * token_loss).sum()) == 0 and grad.shape == shape and not grad.any()
+    token_weights = aggregation_weights(zeros, torch.zeros(shape[0], dtype=torch.long))
+    assert float((token_weights * token_loss).sum()) == 0 and grad.shape == shape and not grad.any()
     assert not any(summarize_metrics(metrics).values())
-    *inputs, mask = batch()
-    full = run(name, *inputs, mask)[1]
+    full = run(name, *batch())[1]
     assert summarize_metrics(merge_metrics([full, metrics])) == summarize_metrics(full)
 
 
 # --------------------------------------------------------------------------------------------- aggregation
 
 
-@pytest.mark.parametrize("how", AVERAGES)
-@pytest.mark.parametrize("name", ["cispo", "gspo", "tis"])
-def test_any_split_gives_the_same_gradient(name, how):
-    """2 and 4 microbatches or ranks of unequal size against the whole batch. The mean of their means differs."""
-    logprobs, behaviour, old, advantages, mask = batch(rows=8, seed=7, spread=0.2)
-    ids = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
-    weights = aggregation_weights(mask.double(), ids, how, constant=7)
+@given(batches(), st.data())
+def test_any_split_gives_the_same_gradient(drawn, data):
+    """Rows in any order, on up to four microbatches or ranks of any size, empty ones too: gradients add up to that of the
+    batch, and merged metrics (merged again, or one by one) are its own."""
+    name, (logprobs, *others, mask), ids, how = drawn
+    token_weights = aggregation_weights(mask.double(), ids, how, constant=7)
 
-    def gradient(rows: slice, weights: Tensor) -> Tensor:
+    def of(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         leaf = logprobs.clone().requires_grad_()
-        inputs = leaf[rows], behaviour[rows], advantages[rows], mask[rows]
-        token_loss, _ = LOSSES[name](*inputs, **extra(name, old[rows]))
-        return torch.autograd.grad((weights * token_loss).sum(), leaf)[0]
+        behaviour, old, advantages = (x[rows] for x in others)
+        token_loss, metrics = LOSSES[name](leaf[rows], behaviour, advantages, mask[rows], **extra(name, old))
+        return torch.autograd.grad((token_weights[rows] * token_loss).sum(), leaf)[0], metrics
 
-    whole = gradient(slice(None), weights)
-    for cuts in ([0, 3, 8], [0, 1, 2, 6, 8]):
-        parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-        torch.testing.assert_close(sum(gradient(p, weights[p]) for p in parts), whole, atol=0, rtol=1e-12)
-    own = [aggregation_weights(mask[p].double(), ids[p], how, constant=7) for p in (slice(0, 5), slice(5, 8))]
-    naive = (gradient(slice(0, 5), own[0]) + gradient(slice(5, 8), own[1])) / 2
-    assert (naive - whole).abs().max() > 1e-3 * whole.abs().max()
+    whole, metrics = of(list(range(len(ids))))
+    order = data.draw(st.permutations(range(len(ids))))
+    part_of = data.draw(st.lists(st.integers(0, 3), min_size=len(ids), max_size=len(ids)))
+    parts = [of([row for row in order if part_of[row] == part]) for part in range(4)]
+    torch.testing.assert_close(sum(grad for grad, _ in parts), whole, atol=1e-12, rtol=1e-12)
+    merged = merge_metrics([merge_metrics([m for _, m in parts[:2]]), parts[2][1], parts[3][1]])
+    assert floats(merged) == pytest.approx(floats(metrics), rel=1e-12)
+    assert summarize_metrics(merged) == pytest.approx(summarize_metrics(metrics), rel=1e-12)
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0
+
+
+@given(batches())
+def test_dropped_rows_leave_the_denominators(drawn):
+    """Oracle: means over Python's lists. A row or group without trained tokens is left out, and holes count nowhere."""
+    _, (loss, *_, mask), ids, how = drawn
+    rows = [loss[i][mask[i] == 1].tolist() for i in range(len(ids))]
+    groups = [[x for i, row in enumerate(rows) if ids[i] == group for x in row] for group in range(4)]
+    wanted = {
+        "sample": mean(mean(row) for row in rows if row),
+        "prompt": mean(mean(group) for group in groups if group),
+        "token": mean(x for row in rows for x in row),
+        "constant": mean(sum(row) / 7 for row in rows if row),
+    }
+    token_weights = aggregation_weights(mask.double(), ids, how, constant=7)
+    assert float((token_weights * loss).sum()) == pytest.approx(wanted[how]) and not token_weights[mask == 0].any()
 
 
 def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
@@ -533,26 +526,11 @@ def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
     accelerator.gradient_accumulation_steps = 1  # accelerate keeps it for the whole process
 
 
-@pytest.mark.parametrize("how", AVERAGES)
-def test_dropped_rows_leave_the_denominators(how):
-    """A row or prompt whose mask is all 0 weighs as if it were not in the batch."""
-    mask, ids = f64([1, 1], [1, 0], [0, 0], [1, 1], [0, 0]), torch.tensor([0, 0, 0, 1, 2])
-    kept = mask.any(-1)
-    weights = aggregation_weights(mask, ids, how, constant=5)
-    torch.testing.assert_close(weights[kept], aggregation_weights(mask[kept], ids[kept], how, constant=5))
-    assert not weights[~kept].any()
-    assert not aggregation_weights(mask * 0, ids, how, constant=5).any()
-
-
 def test_prompt_average_needs_whole_groups():
     """Half of a group in a batch of its own weighs as much as a whole group: 1/2 + 1/2 for it instead of 1/3 each."""
     mask, ids = torch.ones(6, 1, dtype=F64), torch.tensor([0, 0, 1, 1, 2, 2])
     assert aggregation_weights(mask, ids)[:2].sum() == pytest.approx(1 / 3)
     assert aggregation_weights(mask[:3], ids[:3])[2].sum() == pytest.approx(1 / 2)  # row 2 alone: half of group 1
-
-
-def test_forced_tokens_are_not_counted():
-    close(aggregation_weights(f64([1, 0, 0, 1, 1]), torch.tensor([0]), "sample"), f64([1, 0, 0, 1, 1]) / 3)
 
 
 def test_aggregation_dtype_and_errors():
@@ -602,21 +580,17 @@ def test_equal_rewards_left_in_the_batch_change_the_step():
     in the std, the others' advantages grow by 1 / sqrt(1 - p) = 1.22; left in the average, the step shrinks by 1 - p =
     .67; left in both, by sqrt(1 - p) = .82.
     """
-    rewards = f64(1, -1, 1, -1, -1, 1, 1, -1, 1, 1, -1, -1)
-    ids = torch.arange(6).repeat_interleave(2)
+    rewards, ids = f64(1, -1, 1, -1, -1, 1, 1, -1, 1, 1, -1, -1), torch.arange(6).repeat_interleave(2)
     mask, keep, p = torch.ones(12, 1, dtype=F64), ids < 4, 1 / 3
 
-    def sums(advantages: Tensor, weights: Tensor) -> Tensor:  # the step is proportional to each row's A * weight
-        return advantages * weights[:, 0]
+    def step(in_std: bool, in_average: bool) -> Tensor:  # proportional to each row's A * weight
+        of_all, of_kept = (normalize_advantages(rewards[x], ids[x], eps=0.0) for x in (slice(None), keep))
+        every, kept = (aggregation_weights(mask[x], ids[x])[:, 0] for x in (slice(None), keep))
+        return (of_all[keep] if in_std else of_kept) * (every[keep] if in_average else kept)
 
-    kept_weights, all_weights = aggregation_weights(mask[keep], ids[keep]), aggregation_weights(mask, ids)[keep]
-    after = normalize_advantages(rewards[keep], ids[keep], eps=0.0)
-    before = normalize_advantages(rewards, ids, eps=0.0)[keep]
-    right = sums(after, kept_weights)
-    assert after.square().mean() == pytest.approx(1.0)
-    torch.testing.assert_close(sums(before, kept_weights), right / math.sqrt(1 - p))
-    torch.testing.assert_close(sums(after, all_weights), right * (1 - p))
-    torch.testing.assert_close(sums(before, all_weights), right * math.sqrt(1 - p))
+    right = step(False, False)
+    for dead, factor in [((True, False), (1 - p) ** -0.5), ((False, True), 1 - p), ((True, True), (1 - p) ** 0.5)]:
+        close(step(*dead), right * factor)
 
 
 def test_center_over_whole_groups():

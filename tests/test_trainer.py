@@ -16,25 +16,21 @@ import torch
 import transformers
 from safetensors.torch import load_file, save
 from saved_bytes import saved_bytes
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
 
-import fp32_head
 import losses
 from runtime import checkpoints
 from runtime.flags import Flags, UsageError
-from runtime.model import Policy, Row, full_tensors, make_microbatch, recompute_layers, whole
+from runtime.model import Policy, Row, full_tensors, whole
 from runtime.parts import Parts
 from runtime.ranks import Ranks
 from runtime.trainer import ADAMW, Trainer, TrainingBatch, clip_options, hold_in_bfloat16, learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
-SHAPE = {
-    "vocab_size": 23, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 64, "head_dim": 16, "initializer_range": 0.5,
-    "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+SHAPE = {"vocab_size": 23, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.5}
+SHAPE |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 
 
 def saved_model(kind: str, folder: Path, **more) -> str:
@@ -54,11 +50,11 @@ def model_folder(tmp_path_factory) -> str:
 
 def rank_of(rank: int, ranks: int) -> SimpleNamespace:
     """What the trainer asks of accelerate, for one of `ranks` ranks that never meet."""
-    return SimpleNamespace(
-        device=torch.device("cpu"), process_index=rank, num_processes=ranks, prepare=lambda *things: things,
-        unwrap_model=lambda model: model, no_sync=lambda model: nullcontext(), backward=torch.Tensor.backward,
-        reduce=lambda tensor: tensor, clip_grad_norm_=torch.nn.utils.clip_grad_norm_,
-    )  # fmt: skip
+    alone = SimpleNamespace(device=torch.device("cpu"), process_index=rank, num_processes=ranks)
+    alone.prepare, alone.unwrap_model, alone.reduce = lambda *things: things, lambda model: model, lambda tensor: tensor
+    alone.no_sync, alone.backward = lambda model: nullcontext(), torch.Tensor.backward
+    alone.clip_grad_norm_ = torch.nn.utils.clip_grad_norm_
+    return alone
 
 
 def trainer_of(folder: str, rank: int = 0, ranks: int = 1, accelerator=None, **flags) -> Trainer:
@@ -122,14 +118,18 @@ def test_learning_rates_by_hand():
     assert learning_rate(Flags(lr=1e-3, warmup_steps=0, lr_scale="sqrt"), 256, 0) == pytest.approx(0.5e-3)
 
 
-@pytest.mark.parametrize(("loss", "changes", "options"), [
-    ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
-    ("gspo", {}, {}),
-    ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
-    ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}), ("grpo", {}, {}),
-    ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
-    ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "changes", "options"),
+    [
+        ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
+        ("gspo", {}, {}),
+        ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
+        ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}),
+        ("grpo", {}, {}),
+        ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
+        ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
+    ],
+)
 def test_clip_options(loss, changes, options):
     """What was given reaches the loss, what was not stays at the loss's own default; the loss takes all of it."""
     assert clip_options(Flags(loss=loss, **changes)) == options
@@ -285,11 +285,14 @@ MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "more", "recompute"), [
-    ("Qwen3", {"tie_word_embeddings": True}, False),
-    ("Phi", {"partial_rotary_factor": 0.5}, True),  # its head has a bias
-    ("Qwen3Moe", MIXTURE, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "more", "recompute"),
+    [
+        ("Qwen3", {"tie_word_embeddings": True}, False),
+        ("Phi", {"partial_rotary_factor": 0.5}, True),  # its head has a bias
+        ("Qwen3Moe", MIXTURE, True),
+    ],
+)
 def test_bfloat16_is_that_of_a_bfloat16_model_over_fp32_weights(kind, more, recompute, tmp_path, new_accelerator):
     """The oracle is the same model loaded in bfloat16. Log-probs, and the gradient of one microbatch, are its own to the
     last bit; those of several microbatches are summed in FP32. Weights, gradients and moments are FP32."""
@@ -401,59 +404,52 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
 # ------------------------------------------------------------------------------------------------------ refused models
 
 
+OPT, EXPERTS = {"ffn_dim": 48, "word_embed_proj_dim": 32}, {"num_local_experts": 2}
+CONV = {"layer_types": ["conv", "full_attention"], "block_ff_dim": 64, "initializer_range": 0.02}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "more", "plain"), [
-    ("Granite", {"logits_scaling": 8.0}, False),
-    ("Gemma2", {}, False),  # final_logit_softcapping 30
-    ("Gemma2", {"final_logit_softcapping": None}, True),
-    ("Bert", {"is_decoder": True}, False),  # a layer more before the head
-    ("Phi", {}, True),  # with a bias
-    ("Mixtral", {"num_local_experts": 2}, True),
-    ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}, True),  # calls its body's decoder, not its body
-])  # fmt: skip
-def test_a_head_that_is_more_than_a_product_is_refused(kind, more, plain, tmp_path):
-    """The trainer's head is W h + b; a Granite's log-probs would be nats off. The model's attention stays as it was."""
-    folder = saved_model(kind, tmp_path, **more)
-    if plain:
-        attention = AutoModelForCausalLM.from_pretrained(folder).config._attn_implementation
-        assert trainer_of(folder).model.config._attn_implementation == attention
-        return
-    with pytest.raises(UsageError, match=r"^--model .* logits are no plain product .* take another model\.$"):
-        trainer_of(folder)
-
-
 @pytest.mark.parametrize(
-    ("kind", "more", "named"), [("Mistral", {"sliding_window": 4}, "sliding_attention"), ("Qwen3", {}, "")]
+    ("kind", "more", "plain", "apart"),
+    [
+        ("Granite", {"logits_scaling": 8.0}, False, None),
+        ("Gemma2", {}, False, None),  # final_logit_softcapping 30
+        ("Bert", {"is_decoder": True}, False, None),  # a layer more before the head
+        ("Gemma2", {"final_logit_softcapping": None}, True, None),
+        ("Qwen3", {}, True, True),
+        ("Phi", {}, True, True),  # its head has a bias
+        ("Mixtral", EXPERTS, True, True),
+        ("Lfm2", CONV, True, False),
+        ("Mamba2", {"num_heads": 4, "state_size": 8, "n_groups": 1, "expand": 2}, True, False),
+        ("OPT", OPT, True, False),  # calls its body's decoder, not its body; counts positions by the mask
+        ("Bloom", {}, True, False),
+        ("GptOss", EXPERTS | {"num_experts_per_tok": 1}, True, False),
+    ],
 )
-def test_shared_prompts_need_full_attention(kind, more, named, tmp_path):
-    """The mask of shared rows takes the place of a window's."""
+def test_models_that_the_trainer_would_compute_wrongly_are_refused(kind, more, plain, apart, tmp_path):
+    """The trainer's head is W h + b; a Granite's log-probs would be nats off. Packed rows of models whose layers do not read
+    position ids would change each other's; padded, such a model is taken. The model's attention stays as it was."""
     folder = saved_model(kind, tmp_path, **more)
-    if not named:
-        assert trainer_of(folder, share_prompts=True)
+    if not plain:
+        with pytest.raises(UsageError, match=r"^--model .* logits are no plain product .* take another model\.$"):
+            trainer_of(folder)
         return
-    with pytest.raises(UsageError, match=rf"^--share_prompts true needs full attention, and .* has {named}; leave it"):
-        trainer_of(folder, share_prompts=True)
-
-
-@pytest.mark.parametrize(("kind", "more", "apart"), [
-    ("Qwen3", {}, True),
-    ("Mixtral", {"num_local_experts": 2}, True),
-    ("Phi", {}, True),
-    ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_ff_dim": 64, "initializer_range": 0.02}, False),
-    ("Mamba2", {"num_heads": 4, "state_size": 8, "n_groups": 1, "expand": 2}, False),
-    ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}, False),  # counts positions by the mask
-    ("Bloom", {}, False),
-    ("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 1}, False),
-])  # fmt: skip
-def test_packing_is_refused_where_rows_see_each_other(kind, more, apart, tmp_path):
-    """The rows of a microbatch would change each other's log-probs. Padded, the model is taken."""
-    folder = saved_model(kind, tmp_path, **more)
-    assert trainer_of(folder)
+    attention = AutoModelForCausalLM.from_pretrained(folder).config._attn_implementation
+    assert trainer_of(folder).model.config._attn_implementation == attention
     if apart:
         assert trainer_of(folder, packed=True) and trainer_of(folder, share_prompts=True)
-        return
-    with pytest.raises(UsageError, match=r"^--packed true: .* change each other's log-probs, .*; leave it out\.$"):
-        trainer_of(folder, packed=True)
+    elif apart is False:
+        with pytest.raises(UsageError, match=r"^--packed true: .* change each other's log-probs, .*; leave it out\.$"):
+            trainer_of(folder, packed=True)
+
+
+def test_shared_prompts_need_full_attention(tmp_path):
+    """The mask of shared rows takes the place of a window's."""
+    folder = saved_model("Mistral", tmp_path, sliding_window=4)
+    with pytest.raises(
+        UsageError, match=r"^--share_prompts true needs full attention, and .* has sliding_attention; lea"
+    ):
+        trainer_of(folder, share_prompts=True)
 
 
 class Code:
@@ -465,31 +461,37 @@ def without(name):
     return lambda weights: save({key: tensor for key, tensor in weights.items() if key != name})
 
 
-@pytest.mark.parametrize(("name", "content", "told"), [
-    ("model.safetensors", lambda weights: save(weights)[:5000], r"does not load as a causal LM \(SafetensorError: .*\)"),
-    ("model.safetensors", lambda weights: b"", r"does not load as a causal LM \(SafetensorError: .*\)"),
-    ("pytorch_model.bin", lambda weights: pickle.dumps(Code()), r"does not load .* \(UnpicklingError: .*\)"),
-    ("pytorch_model.bin", lambda weights: b"no pickle at all", r"does not load as a causal LM \(.*\)"),
-    ("model.safetensors", without("model.norm.weight"), r"weights lack model\.norm\.weight.*\(1 such tensors\); get .*"),
-    ("model.safetensors", without("lm_head.weight"), r"weights lack lm_head\.weight.*\(1 such tensors\); get .*"),
-    ("model.safetensors", lambda weights: save({}), r"weights lack lm_head\.weight.*\(25 such tensors\); get .*"),
-    ("model.safetensors", lambda weights: save(weights | {"model.norm.weight": torch.ones(9)}),
-     r"weights lack model\.norm\.weight, or have it in another shape \(1 such tensors\); get the whole model"),
-])  # fmt: skip
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (SAFE, lambda weights: save(weights)[:5000], r"does not load as a causal LM \(SafetensorError: .*\)"),
+        (SAFE, lambda weights: b"", r"does not load as a causal LM \(SafetensorError: .*\)"),
+        (PICKLED, lambda weights: pickle.dumps(Code()), r"does not load .* \(UnpicklingError: .*\)"),
+        (PICKLED, lambda weights: b"no pickle at all", r"does not load as a causal LM \(.*\)"),
+        (PICKLED, None, r"does not load as a causal LM \(.+\)"),  # no weights at all
+        (SAFE, without("model.norm.weight"), r"weights lack model\.norm\.weight.*\(1 such tensors\); get .*"),
+        (SAFE, without("lm_head.weight"), r"weights lack lm_head\.weight.*\(1 such tensors\); get .*"),
+        (SAFE, lambda weights: save({}), r"weights lack lm_head\.weight.*\(25 such tensors\); get .*"),
+        (
+            SAFE,
+            lambda weights: save(weights | {"model.norm.weight": torch.ones(9)}),
+            r"in another shape \(1 .*; get .*",
+        ),
+    ],
+)
 def test_weights_that_are_damaged_are_refused_in_a_sentence(tmp_path, capsys, name, content, told):
     """Cut short, a pickle (whose code does not run), tensors that lack (which would be random) or have other shapes."""
     folder = Path(saved_model("Qwen3", tmp_path, tie_word_embeddings=False))
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    (folder / name).write_bytes(content(weights))
+    if content:
+        (folder / name).write_bytes(content(weights))
     with pytest.raises(UsageError, match=rf"^--model .*{told}\.$") as refused:
         trainer_of(str(folder))
     assert "\n" not in str(refused.value) and "code ran" not in capsys.readouterr().out
-
-
-def test_a_model_that_does_not_load_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"^--model .* does not load as a causal LM \(.+\)\.$"):
-        trainer_of(str(tmp_path))
 
 
 # --------------------------------------------------------------------------------------------- gradient checkpointing
@@ -514,13 +516,10 @@ def test_gradient_checkpointing_keeps_the_layers_inputs_only(dtype, tmp_path, ne
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-6 * float(gradients[0].abs().max()))
 
 
-@pytest.mark.parametrize(("kind", "more"), [
-    ("Qwen3", {"attention_dropout": 0.5}),
-    ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}),  # drops by the layer's own flag
-])  # fmt: skip
-def test_gradient_checkpointing_switches_no_dropout_on(kind, more, tmp_path):
+@pytest.mark.parametrize("kind", ["Qwen3", "OPT"])  # OPT drops by the layer's own flag
+def test_gradient_checkpointing_switches_no_dropout_on(kind, tmp_path):
     """Log-probs twice the same, and those without it."""
-    folder = saved_model(kind, tmp_path, **more)
+    folder = saved_model(kind, tmp_path, **OPT if kind == "OPT" else {}, attention_dropout=0.5, dropout=0.5)
     plain, checkpointed = (trainer_of(folder, gradient_checkpointing=switch) for switch in (False, True))
     [part] = plain._microbatches(hand_batch().rows)
     wanted, first, second = plain.policy(part)[0], checkpointed.policy(part)[0], checkpointed.policy(part)[0]
@@ -531,27 +530,3 @@ def test_gradient_checkpointing_of_a_model_without_such_layers_is_refused(tmp_pa
     folder = saved_model("CTRL", tmp_path, n_embd=32, n_layer=1, n_head=2, dff=48)
     with pytest.raises(UsageError, match="--gradient_checkpointing true: CTRLLMHeadModel has no layers for it; leave"):
         trainer_of(folder, gradient_checkpointing=True)
-
-
-@pytest.mark.long
-def test_gradient_checkpointing_keeps_less_than_a_twentieth(monkeypatch):
-    """Qwen3-0.6B, 16,384 positions in bfloat16, without gradient checkpointing and with it: counted on tensors without
-    data. What each of its 28 layers keeps is the difference of a model with two and one with one."""
-    monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda *_: None)  # reads data
-    monkeypatch.setattr(fp32_head, "CHUNK_BYTES", 10**12)  # nothing of a chunk is kept: one is enough
-    n = 16384
-    part = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
-
-    def kept(layers: int, recompute: bool) -> int:
-        config = Qwen3Config(
-            vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, hidden_size=1024,
-            intermediate_size=3072, num_hidden_layers=layers, num_attention_heads=16, tie_word_embeddings=True,
-        )  # fmt: skip
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-            assert not recompute or recompute_layers(model) == layers
-            return saved_bytes(model, lambda: Policy(model)(part))
-
-    sizes = [(kept(1, switch), kept(2, switch)) for switch in (False, True)]
-    plain, recomputed = (one + 27 * (two - one) for one, two in sizes)
-    assert plain > 20 * recomputed

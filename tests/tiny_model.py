@@ -19,11 +19,11 @@ class TinyModel:
     """The model, saved in `folder`."""
 
     def __init__(self, folder: Path, tied: bool):
-        config = Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            head_dim=32, intermediate_size=128, tie_word_embeddings=tied, max_position_embeddings=1024,
-            eos_token_id=None, pad_token_id=None, bos_token_id=None,  # vLLM stops at eos whatever the request says
-        )  # fmt: skip
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 1024}
+        # vLLM stops at eos whatever the request says
+        no_end = dict.fromkeys(["eos_token_id", "pad_token_id", "bos_token_id"])
+        config = Qwen3Config(**sizes, **no_end, tie_word_embeddings=tied)
         self.folder = str(folder)
         self.model = Qwen3ForCausalLM(config).float().eval()
         self.model.save_pretrained(folder)
