@@ -65,27 +65,18 @@ class DatasetTask:
     """Problems of data sets, judged in worker processes. Made by `load_dataset_task`; `close` ends the workers.
 
     Has what every task has (prompts.py), and `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).
-    `rewards` names the reward of each data set, those that are only evaluated (`eval_sources`) too. Problems come by
-    `add` and `add_eval_sets`.
+    `rewards` names the reward of each data set, those that are only evaluated too. Problems come by `add` and
+    `add_eval_sets`.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        options: PromptOptions,
-        endings: Endings,
-        pool: RewardPool,
-        rewards: Mapping[str, str],
-        eval_sources: Sequence[str] = (),
+        self, tokenizer: Any, options: PromptOptions, endings: Endings, pool: RewardPool, rewards: Mapping[str, str]
     ) -> None:
-        self.train: list[Problem] = []
-        self.held_out: list[Problem] = []
-        self.skipped: Counter[str] = Counter()
-        self.sources, self.weights = [name for name in rewards if name not in eval_sources], dict[str, float]()
-        self.eval_sources, self.ceiling = list(eval_sources), None
-        self.tokenizer, self.options, self.stop_ids = tokenizer, options, endings.stop_ids
+        self.train, self.held_out = list[Problem](), list[Problem]()
+        self.sources, self.eval_sources, self.weights = list[str](), list[str](), dict[str, float]()
+        self.tokenizer, self.options, self.stop_ids, self.ceiling = tokenizer, options, endings.stop_ids, None
         self.end_of_thinking_ids, self.phrase_ids = endings.end_of_thinking_ids, endings.phrase_ids
-        self.thinking_end = endings.thinking_end
+        self.thinking_end, self.skipped = endings.thinking_end, Counter[str]()
         self._pool, self._rewards, self._prompts = pool, rewards, dict[tuple[str, str], str]()
         self._split: set[str] = set()  # keys of all prompts that a data set holds out, usable or not
 
@@ -113,6 +104,7 @@ class DatasetTask:
         """Reads and splits one data set. A prompt of several stays with the first that holds it out, or else with the
         first that has it, and is counted for the others. Raises ValueError."""
         found, prompts = self.read(data.name, data)
+        self.sources.append(data.name)
         before = len(self.train) + len(self.held_out) + len(found)
         own = set(sorted(prompts)[: self.options.held_out])
         self._split |= own
@@ -122,14 +114,15 @@ class DatasetTask:
         self.train += [found[key] for key in sorted(found.keys() - self._split - trained)]
         self.skipped += Counter(duplicate_prompt=before - len(self.train) - len(self.held_out))
 
-    def check_split(self, source: str) -> None:
+    def check_split(self) -> None:
         """Raises ValueError if a data set has nothing left to train on or to evaluate, now that all are there."""
-        train, held = (sum(problem.source == source for problem in some) for some in (self.train, self.held_out))
-        if not train or (self.options.held_out and not held):
-            raise ValueError(
-                f"`dataset` {source} has {train + held} usable prompts (skipped: {dict(self.skipped)}), and `held_out` "
-                f"{self.options.held_out} leaves {train} to train on and {held} to evaluate; change it or add rows"
-            )
+        for name in self.sources:
+            train, held = (sum(problem.source == name for problem in some) for some in (self.train, self.held_out))
+            if not train or (self.options.held_out and not held):
+                raise ValueError(
+                    f"`dataset` {name} has {train + held} usable prompts (skipped: {dict(self.skipped)}), and "
+                    f"`held_out` {self.options.held_out} leaves {train} to train on and {held} to evaluate; add rows"
+                )
 
     def add_eval_sets(self, named: Mapping[str, DataSet]) -> None:
         """Reads each set into `held_out`, whole, and takes its prompts out of `train`, which
@@ -143,6 +136,7 @@ class DatasetTask:
                 raise ValueError(str(error).replace("`dataset`", "`eval_dataset`")) from error
             if not found:
                 raise ValueError(f"`eval_dataset` {name} has no usable prompt (skipped: {dict(self.skipped)})")
+            self.eval_sources.append(name)
             self.held_out += [found[key] for key in sorted(found)]
             evaluated |= found.keys()
         kept = [problem for problem in self.train if problem.key not in evaluated]
@@ -232,11 +226,10 @@ def load_dataset_task(
     )
     with contextlib.ExitStack() as undo:
         undo.callback(pool.close)
-        task = DatasetTask(tokenizer, options, endings, pool, rewards, list(evaluated))
+        task = DatasetTask(tokenizer, options, endings, pool, rewards)
         for data in named:
             task.add(data)
-        for data in named:
-            task.check_split(data.name)
+        task.check_split()
         task.add_eval_sets(evaluated)
         if len(named) > 1:  # a single data set has all the places, whatever its weight
             task.weights = {data.name: data.weight for data in named if data.weight is not None}

@@ -50,15 +50,6 @@ class Verdict(NamedTuple):
     kind: str
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """The function that `module:function` names. Raises ImportError if there is none."""
-    module, _, function = name.partition(":")
-    found = getattr(importlib.import_module(module), function, None)
-    if not callable(found):
-        raise ImportError(f"the module {module} has no function {function}")
-    return found
-
-
 def verdict_of(value: Any) -> Verdict:
     """The verdict that a user's return value means; its numbers may be NumPy's or torch's. Raises TypeError or
     ValueError if it means none."""
@@ -88,8 +79,10 @@ def prepare(rewards: Sequence[str], timeout: float, memory_mb: int) -> dict[str,
     sys.path.insert(0, os.getcwd())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    judges: dict[str, Callable[..., Any]] = {name: load_function(name) for name in rewards if name not in VERIFIERS}
-    judges["exact"] = lambda text, answer: verifiers.exact_kind(text, str(answer))
+    judges: dict[str, Callable[..., Any]] = {"exact": lambda text, answer: verifiers.exact_kind(text, str(answer))}
+    for name in set(rewards) - {*VERIFIERS}:
+        module, _, function = name.partition(":")
+        judges[name] = getattr(importlib.import_module(module), function)
     if "math" in rewards:
         verifiers.warm_up()
         judges["math"] = lambda text, answer: verifiers.math_kind(text, str(answer), max(1, int(timeout / 3)))

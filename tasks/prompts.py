@@ -93,40 +93,41 @@ class PromptStream:
     """
 
     def __init__(
-        self, problems: Sequence[Any], seed: int, retired: Callable[[str], bool],
-        weights: dict[str, float] | None = None, shuffled: bool = True,
-    ):  # fmt: skip
+        self,
+        problems: Sequence[Problem],
+        seed: int,
+        retired: Callable[[str], bool],
+        weights: dict[str, float] | None = None,
+        shuffled: bool = True,
+    ) -> None:
         self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
         self.shuffled = shuffled
         self.epoch = self.position = 0
         self.shares = self.weights  # of the sources that had prompts left when this epoch began
-        self.first: deque[Any] = deque()  # prompts that a resumed run must admit before all others
-        self._order: tuple[int, list[int]] = (-1, [])  # (epoch, its order)
+        self.first: deque[Problem] = deque()  # prompts that a resumed run must admit before all others
+        self._order: list[int] | None = None  # of this epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Problem]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Problem:
         if self.first:
             return self.first.popleft()
         while True:
-            if self._order[0] != self.epoch:
+            if self._order is None:
                 kept = list(range(len(self.problems)))
-                order = epoch_order(self.problems, self.shares, self.seed, self.epoch) if self.shuffled else kept
-                self._order = (self.epoch, order)
-            order = self._order[1]
-            while self.position < len(order):
-                problem = self.problems[order[self.position]]
+                self._order = epoch_order(self.problems, self.shares, self.seed, self.epoch) if self.shuffled else kept
+            while self.position < len(self._order):
+                problem = self.problems[self._order[self.position]]
                 self.position += 1
                 if not self.retired(problem.key):
                     return problem
             # An epoch of a mixture need not hold every prompt, but two in a row hold all of at least one source.
-            left = [problem for problem in self.problems if not self.retired(problem.key)]
+            left = {problem.source for problem in self.problems if not self.retired(problem.key)}
             if not left:
                 raise StopIteration
-            sources = {problem.source for problem in left} if self.weights else ()
-            self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
-            self.epoch, self.position = self.epoch + 1, 0
+            self.shares = {source: weight for source, weight in self.weights.items() if source in left}
+            self.epoch, self.position, self._order = self.epoch + 1, 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the position, the epoch's sources, and the keys of `first`."""
@@ -136,7 +137,7 @@ class PromptStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state` was saved."""
         problems = {problem.key: problem for problem in self.problems}
-        self.epoch, self.position = state["epoch"], state["position"]
+        self.epoch, self.position, self._order = state["epoch"], state["position"], None
         sources = state.get("sources", self.weights)  # an older checkpoint does not name them
         self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
         self.first = deque(problems[key] for key in state["first"])

@@ -12,9 +12,8 @@ from jinja2 import TemplateError
 from length_control import PHRASE
 
 # What a chat template raises: Gemma's about system messages, or any mistake in its expressions.
-TEMPLATE_ERRORS = (
-    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError,
-)  # fmt: skip
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError)
+TEMPLATE_ERRORS += (MemoryError,)
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def test_workers_end_with_a_run_that_is_killed(functions):
     ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
     ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
     ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
-    ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no function no_such"),
+    ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no attribute 'no_such'"),
     ({"workers": 0}, "`reward_workers`"), ({"timeout": 0.0}, "`reward_timeout`"),
 ])  # fmt: skip
 def test_bad_options_are_refused_by_name(functions, options, words):

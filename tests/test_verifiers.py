@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks import verifiers
 from tasks.judges import Job, RewardPool
@@ -43,51 +45,6 @@ def test_math_by_hand():
     assert math_kind(r"\boxed{0.5}", r"\frac{") == math_kind(None, r"\frac{") == "bad_answer"
 
 
-UNFINISHED = {  # known answer -> what leaves the work to the verifier
-    "-54": [
-        "26 - 80",
-        r"$26-80$",
-        r"\boxed{26-80}",
-        r"\boxed{x = 26 - 80}",
-        "To calculate 26 - 80, we first calculate",
-    ],
-    "42": [
-        "6 * 7",
-        r"\boxed{6 \times 7}",
-        r"\boxed{6 \cdot 7}",
-        "84/2",
-        r"$\frac{84}{2}$",
-        r"$|50 - 92|$",
-        r"\boxed{40 + 2}",
-    ],
-    "24": [r"\boxed{4!}", "-( -20 + -4 )"],
-    "1024": ["2^10", r"\boxed{2^{10}}"],
-    "4": [r"\boxed{\sqrt{16}}", r"\boxed{2^{2}}"],
-    "-5": [r"\boxed{-\frac{10}{2}}"],
-    "0": [r"\boxed{3-3}"],
-    "3/4": ["1/2 + 1/4", r"\boxed{\frac{1}{2} + \frac{1}{4}}"],
-    "2.5": ["1.5 + 1", r"\boxed{5 \cdot 0.5}"],
-}
-FINISHED = {
-    "-54": ["26 - 80 = -54", r"$26-80=-54$", r"\boxed{26-80=-54}", "It is -54.", r"\boxed{x = -54}"],
-    "5000": [r"\boxed{5 \times 10^3}", r"\boxed{5{,}000}", "It is 5,000 apples", r"\boxed{5\,000}", "5e3"],
-    "1000000": [r"\boxed{10^6}", "1,000,000"],
-    "14/3": [r"\boxed{\frac{14}{3}}", r"$4\frac{2}{3}$", "14/3"],
-    "-14/3": [r"\boxed{-\frac{14}{3}}"],
-    "0.5": [r"\boxed{1/2}", r"\boxed{\frac12}", r"\boxed{2^{-1}}"],
-    "0.12": [r"$12\%$"],
-    "2+2x": [r"\boxed{2(x+1)}"],  # an expression is asked for
-    r"3\sqrt{2}+1": [r"\boxed{1+3\sqrt{2}}"],
-}
-
-
-@pytest.mark.parametrize(("kind", "texts"), [("wrong", UNFINISHED), ("correct", FINISHED)])
-def test_a_number_must_be_computed_by_the_policy(kind, texts):
-    """Else the question is its own answer: a policy learned to write `To calculate 26 - 80, we need to ...`."""
-    found = {(answer, text): math_kind(text, answer) for answer, some in texts.items() for text in some}
-    assert found == dict.fromkeys(found, kind)
-
-
 # Ten kinds of `question :: answer`, in which <x> is the value of x: b < a, c from 2 to 6, s = a + b, p = a * b, ...
 QUESTIONS = {
     "division": r"\frac{<p>}{<a>} :: <b> | <p>/<a> :: <b> | <p> \div <a> :: <b> | <p> ÷ <a> :: <b> | "
@@ -119,7 +76,9 @@ PROSE = r"X | The answer is X. | The answer is $X$. | **X** | So \(X\). | Answer
 
 @pytest.mark.parametrize("kind", QUESTIONS)
 def test_the_question_repeated_is_no_answer(kind):
-    """60 of each kind, in a box and in prose. Without a list of what is finished 188 of 600 are right."""
+    """60 of each kind, in a box and in prose: a number must be computed by the policy, or the question is its own answer.
+    (A policy learned to write `To calculate 26 - 80, we need to ...`. Without a list of what is finished 188 of 600 are
+    right.)"""
     rng, right, forms = random.Random(kind), [], QUESTIONS[kind].split(" | ")
     for form in (forms * 60)[:60]:
         b, c = rng.randint(11, 40), rng.randint(2, 6)
@@ -361,11 +320,16 @@ def test_hostile_answers_of_a_data_set_do_no_harm(pool):
     assert not any(verdict.correct for verdict in verdicts)
 
 
+PIECES = r"\frac{ } { \boxed{ $ 1 2 x \sqrt ^ _ & \\ \left( \right) , = \begin{pmatrix} \end{pmatrix} \text{ % \pi ! \cup [ )"
+TEXTS = st.lists(st.sampled_from([*PIECES.split(), "\ud83d", "answer is "]) | st.text(max_size=3), max_size=30).map(
+    "".join
+)
+
+
 @pytest.mark.medium
-def test_random_completions_never_crash_a_worker(pool):
-    rng = random.Random(0)
-    pieces = r"\frac{ } { \boxed{ $ 1 2 x \sqrt ^ _ & \\ \left( \right) , = \begin{pmatrix} \end{pmatrix} \text{ % \pi ! \cup [ )"
-    pieces = [*pieces.split(), "\ud83d", "answer is "]
-    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 30))) for _ in range(300)]
-    kinds = [v.kind for v in judge(pool, [("12345", text) for text in texts])]
-    assert set(kinds) <= {"wrong", "unparsed", "verifier_error", "timeout"}
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, st.sampled_from(["12345", "x^2+7", r"\frac{3}{7}", r"\{5,12345\}"]))
+def test_no_text_raises_and_none_is_right_by_chance(text, answer):
+    """`12345` and `x^2+7` cannot be put together from the pieces."""
+    assert math_kind(text, answer) in {"wrong", "unparsed", "verifier_error", "timeout"}
+    assert math_kind(r"\boxed{5}", text) in {"wrong", "unparsed", "verifier_error", "timeout", "bad_answer", "correct"}
