@@ -144,7 +144,7 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
     data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
     rows = [row | {"question": row["question"] + " please" * (i % 30), "answer": row["answer"] if i % 7 else "\\frac{",
                    "other": None if i % 3 else "1"} for i, row in enumerate(sums(90))]  # fmt: skip
-    more = rows[60:] + sums(60, 200)
+    more = rows[60:] + sums(200, 200)  # so many that some of what `a` holds out is not among its smallest
     write_rows(Path("a.jsonl"), rows), write_rows(Path("b.jsonl"), more)
     of_a, of_both = smallest(rows, 20), smallest(rows, 20) | smallest(more, 20)
     for names, held_out, options in (

@@ -45,7 +45,7 @@ def process(prompt, completion, answer):
     if completion == "child":
         if os.fork() == 0: time.sleep(1000)
         time.sleep(1000)
-    if completion == "forged": os.write(3, b'[0, "correct", 1.0, true, ""]\\n')
+    if completion == "forged": os.write(3, b'[0, "", 1.0, true, "correct"]\\n'); time.sleep(1000)
     if completion == "no reply": os.write(3, b'5\\n')
     if completion == "replies": os.write(3, b"[" * 3_000_000); time.sleep(1000)
     return True
