@@ -3,6 +3,7 @@ dies or hangs, and the places of engines on several GPUs. `--dry-run` runs the c
 
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -85,6 +86,11 @@ def leaves_one(check):
     check.figure("pid", os.getpid())
     check.figure("GPUs", len(os.environ.get("CUDA_VISIBLE_DEVICES", "0")))
 
+def stopped(check):
+    leaves_one(check)
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(600)
+
 def hangs(check):
     leaves_one(check)
     time.sleep(600)
@@ -104,15 +110,20 @@ def stand_ins(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("name", "error"), [
     ("raises", "ValueError"), ("lacks", "Lacks"), ("dies", "BrokenProcessPool"), ("hangs", "TimeoutError"),
+    ("stopped", "KeyboardInterrupt"),
 ])  # fmt: skip
 def test_what_a_check_raises_is_raised(harness, stand_ins, tmp_path, name, error):
     """What it measured before is kept. No process is left, those in sessions of their own among them, although it would
     sleep for ten minutes."""
     check = harness.Check(tmp_path, True, "")
-    with pytest.raises(Exception) as raised:
+    with pytest.raises(BaseException) as raised:
         harness.in_own_process(getattr(stand_ins, name), {"check": check}, 20.0 if name == "hangs" else 120.0)
     assert type(raised.value).__name__ == error
-    assert [figure["name"] for figure in check.figures()][:1] == {"lacks": [], "hangs": ["left"]}.get(name, ["before"])
+    assert [figure["name"] for figure in check.figures()][:1] == {
+        "lacks": [],
+        "hangs": ["left"],
+        "stopped": ["left"],
+    }.get(name, ["before"])
     for figure in check.figures():
         assert figure["name"] != "left" or not runs(figure["value"])
 
@@ -165,6 +176,14 @@ def test_each_engine_finds_a_place(harness, count, monkeypatch):
     if count > 2:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
         assert placed(test_3_runs.engines_on_the_rest(count)) == ("nccl", list(range(2, count)))
+
+
+def test_every_figure_is_shown_with_its_bound(tmp_path):
+    report = tmp_path / "report.xml"
+    done = collected("tests/gpu", "-m", "gpu", "--dry-run", "-k", "machine", f"--junitxml={report}")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+    assert re.search(r"^test_machine: free disk, GB: [\d.]+ above 1$", done.stdout, re.M)
+    assert re.search(r'<property name="free disk, GB" value="[\d.]+ above 1"', report.read_text())
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
-"""What the checks of this folder share: figures with bounds, a random model, a trainer, a batch, a run of train.py."""
+"""What the checks of this folder share: figures with bounds, their processes, a random model, a trainer, a batch."""
 
 import json
 import os
 import random
-import re
 import shlex
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,102 +144,3 @@ def random_batch(count: int, shortest: int, longest: int) -> Any:
     mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)  # (N, T)
     advantages = torch.tensor([1.0, -1.0]).repeat(count)[:count]  # (N,)
     return TrainingBatch(rows, torch.full(mask.shape, -3.5), mask, advantages, mask / mask.sum())
-
-
-def best_of(count: int, function: Callable[[], object]) -> float:
-    """Seconds of the fastest call of so many; a GPU is waited for."""
-    seconds = []
-    for _ in range(count):
-        started = time.perf_counter()
-        function()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
-
-
-# ---------------------------------------------------------------------------------------------------- a run of train.py
-
-
-class Run:
-    """A run of train.py in the folder CHECK/NAME; the current folder is CHECK. Of equal flags the last wins."""
-
-    def __init__(self, check: Check, name: str, flags: str, processes: int = 0, resume: bool = False):
-        self.folder = check.folder / name
-        place = ["--resume" if resume else "--output_dir", str(self.folder)]
-        command = [*launcher(check, processes), str(ROOT / "train.py"), *shlex.split(flags), *place]
-        print(shlex.join(command), flush=True)
-        local = {"GLOO_SOCKET_IFNAME": "lo"} if check.cpu else {}
-        self.process = subprocess.Popen(command, cwd=check.folder, env=os.environ | local)
-
-    def end(self, code: int = 0) -> None:
-        """Waits for its end. Raises RuntimeError for another exit code."""
-        if self.process.wait() != code:
-            raise RuntimeError(f"train.py ended with {self.process.returncode}, not {code}")
-
-    def steps(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """The records of steps, or of evaluations, so far."""
-        from runtime.run_folder import Folder
-
-        return [record for record in Folder(self.folder).read(name) if "step" in record]
-
-    def wait_for_step(self, step: int) -> None:
-        """Returns when this step is recorded. Raises RuntimeError if the run ends before."""
-        while not any(record["step"] >= step for record in self.steps()):
-            if self.process.poll() is not None:
-                raise RuntimeError(f"train.py ended with {self.process.returncode} before step {step}")
-            time.sleep(0.01)
-
-    def gaps(self) -> list[float]:
-        """Differences of log-probs between trainer and engine, in nats per token."""
-        return [record["logprob_gap"] for record in self.steps() if "logprob_gap" in record]
-
-
-def launcher(check: Check, processes: int) -> list[str]:
-    """The words before a script: for `processes` of it under FSDP2, or for one without a launcher (0). The dry run has
-    torch's launcher, since accelerate's offers FSDP2 to GPUs only."""
-    if processes == 0:
-        return [sys.executable]
-    if check.cpu:
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    configured = ["--config_file", str(ROOT / "configs" / "fsdp2.yaml"), "--num_processes", str(processes)]
-    return [sys.executable, "-m", "accelerate.commands.launch", *configured]
-
-
-SHORT = """--pass_rate_threshold 2 --batch_prompts 16 --rollouts 8 --min_budget 192 --max_budget 256 --answer_budget 32
-    --max_steps 5 --eval_every 5 --held_out 32 --eval_problems 32 --save_every 2 --probe_every 1"""
-DRY = "--batch_prompts 4 --rollouts 4 --min_budget 8 --max_budget 12 --answer_budget 4 --eval_problems 8"
-REWARD = "import random\ndef coin(*_):\n    return random.random() < 0.5\n"  # so that a random model has a gradient
-
-
-def real_model(check: Check) -> str:
-    """The flags of docs/gpu.md's command for one GPU, shortened, with prompts made here. The model is --model, or a
-    random one of its shape with the built-in task's words."""
-    from tasks import arithmetic
-
-    rows = [{"question": f"{a} {b} {c}", "answer": a} for a in "0123456789" for b in "0123456789" for c in "01234"]
-    (check.folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (check.folder / "reward.py").write_text(REWARD)
-    model = check.model or random_qwen3(check.folder / "model", check.size(qwen3_06b(), TINY), ends=True)
-    phrase = "" if check.model else f"--interruption_phrase '{' '.join(arithmetic.PHRASE)}'"
-    [command] = re.findall(r"python train\.py (--model Qwen/.*?)```", (ROOT / "docs" / "gpu.md").read_text(), re.S)[:1]
-    data = f"--model {shlex.quote(model)} --dataset problems.jsonl --reward reward:coin {phrase}"
-    return " ".join([command.replace("\\\n", ""), data, SHORT, check.size("", DRY)])
-
-
-def as_it_should(check: Check, run: Run) -> None:
-    """Bounds on a run of `real_model`, which ends now, and its speed."""
-    run.end()
-    steps = run.steps()
-    check.figure("largest gap, nats", max(run.gaps()), below=2e-2)
-    for record in steps:
-        if record["lag_max"] == 0 and "ratio_mean" in record:
-            check.figure(f"step {record['step']}: mean rho at lag 0", record["ratio_mean"], above=0.98, below=1.02)
-    check.require("two updates or more", sum(record.get("updated", 0) for record in steps) >= 2)
-    stall = max(record["sync_seconds"] for record in steps)
-    check.figure("longest stall for new weights, s", stall, below=check.size(1.0, 60.0))
-    wall = sum(record["seconds"] for record in steps)
-    busy = wall - sum(record["trainer_idle"] for record in steps)
-    check.figure("sampled tokens/s", steps[-1]["tokens"] / wall)
-    check.figure("trained tokens/s while it trains", steps[-1]["trained_tokens_total"] / busy)
-    check.figure("generator idle, share", sum(record["generator_idle"] for record in steps) / wall)

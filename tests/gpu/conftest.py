@@ -11,7 +11,7 @@ Every figure is shown with its bound at the end, and stands in the report of --j
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context, resource_tracker
@@ -31,16 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def check(request: pytest.FixtureRequest, tmp_path: Path, record_property: Callable) -> Iterator[Check]:
+def check(request: pytest.FixtureRequest, tmp_path: Path) -> Check:
     """The settings of a check, and what it found."""
     dry = request.config.getoption("--dry-run", False)
     if not dry and not gpus():
         pytest.skip("nvidia-smi finds no GPU, or CUDA_VISIBLE_DEVICES hides them; --dry-run takes the CPU")
     model = request.config.getoption("--model", "")
-    check = Check(tmp_path, dry, str(Path(model).resolve()) if model and Path(model).is_dir() else model)
-    yield check
-    for figure in check.figures():
-        record_property(figure["name"], f"{figure['value']} {figure['bound']}".strip())
+    return Check(tmp_path, dry, str(Path(model).resolve()) if model and Path(model).is_dir() else model)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,6 +51,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         in_own_process(pyfuncitem.obj, arguments, LIMIT, hidden=check.cpu)
     except Lacks as reason:
         pytest.skip(str(reason))
+    finally:
+        found = [(f["name"], f"{f['value']} {f['bound']}".strip()) for f in check.figures()]
+        pyfuncitem.user_properties += found
     wrong = [f"{f['name']}: {f['value']}, must be {f['bound']}" for f in check.figures() if not f["met"]]
     assert not wrong, "; ".join(wrong)
     return True
@@ -61,7 +61,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def in_own_process(function: Callable, arguments: dict, limit: float, hidden: bool = False) -> None:
     """Calls a function in a new process and ends all processes that it leaves. Raises what it raises, TimeoutError after
-    `limit` seconds, or BrokenProcessPool if its process dies. `hidden`: it sees no GPU."""
+    `limit` seconds, or BrokenProcessPool if its process dies; SIGTERM ends it as Ctrl-C does. `hidden`: no GPU is seen."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     resource_tracker.ensure_running()  # before the mark: it is not of this check
     environment = {MARK: f"{os.getpid()}-{time.monotonic_ns()}", "SPT_NOENV": "1"}  # vLLM's titles would overwrite it
     environment |= {"CUDA_VISIBLE_DEVICES": ""} if hidden else {}
@@ -75,6 +76,7 @@ def in_own_process(function: Callable, arguments: dict, limit: float, hidden: bo
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             none_left(PATIENCE)
+            signal.signal(signal.SIGTERM, before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
