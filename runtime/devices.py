@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # its import takes seconds
 VLLM_SHARE = 0.92  # of a GPU's memory that an engine takes by vLLM's default
 SHARED = 0.35  # on a GPU on which a trainer runs, too: vLLM's would starve it
 RECEIVING = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer come on top
-LONGEST_MASK = 4096  # positions: a dense attention mask of longer rows slows a GPU down
 
 
 class Placement(NamedTuple):
@@ -38,7 +37,7 @@ class Placement(NamedTuple):
     share: float  # of a GPU's memory that an engine takes
 
 
-def place(flags: Flags) -> Placement:
+def place(flags: EngineFlags) -> Placement:
     """Raises UsageError for devices and channels that cannot work."""
     trainers, count = trainers_here(), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
@@ -49,8 +48,6 @@ def place(flags: Flags) -> Placement:
         raise UsageError("--engine torch is for a CPU: leave it out, or hide the GPUs by CUDA_VISIBLE_DEVICES=''.")
     elif trainers > count:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
-    else:
-        check_masks(flags)
     devices = generator_devices(flags, count, trainers) if count else []
     shared = [device for device in devices if device < trainers]
     automatic = "file" if not count else "ipc" if shared else "nccl"
@@ -68,18 +65,6 @@ def place(flags: Flags) -> Placement:
         raise UsageError(f"--weight_address is for --weight_channel nccl, not for `{channel}`; leave it out.")
     usual = SHARED if shared else RECEIVING if channel == "nccl" else VLLM_SHARE
     return Placement(channel, devices, engine_options(flags).get("gpu_memory_utilization", usual))
-
-
-def check_masks(flags: Flags) -> None:
-    """Raises UsageError for rows so long that a GPU would need a dense mask of them."""
-    length, masked = flags.tokens_per_microbatch, flags.attn_implementation in ("", "sdpa", "eager")
-    name = "share_prompts" if flags.share_prompts else "packed" if flags.packed and masked else ""
-    if name and length > LONGEST_MASK:
-        other = "" if flags.share_prompts else ", add --attn_implementation flash_attention_2"
-        raise UsageError(
-            f"--{name} true needs masks of {length} x {length}, which a GPU's fast kernels do not take; lower "
-            f"--tokens_per_microbatch to {LONGEST_MASK} at most{other}, or leave it out."
-        )
 
 
 def trainers_here() -> int:
@@ -101,7 +86,7 @@ def check_driver() -> None:
             ) from error
 
 
-def new_channel(flags: Flags, accelerator: "Accelerator") -> tuple[Channel, dict[str, str]]:
+def new_channel(flags: EngineFlags, accelerator: "Accelerator") -> tuple[Channel, dict[str, str]]:
     """(the weight channel of this rank, the environment that shows the engine its devices). Raises UsageError."""
     placement, rank = place(flags), accelerator.process_index
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -114,9 +99,7 @@ def new_channel(flags: Flags, accelerator: "Accelerator") -> tuple[Channel, dict
     if placement.share in (SHARED, RECEIVING) and "gpu_memory_utilization" not in engine_options(flags):
         channel.engine_args["gpu_memory_utilization"] = placement.share
         if rank == 0:
-            print(
-                f"an engine takes {placement.share} of its GPU's memory; `gpu_memory_utilization` in --engine_args wins"
-            )
+            print(f"an engine takes {placement.share} of its GPU; `gpu_memory_utilization` in --engine_args wins")
     return channel, environment
 
 
@@ -149,9 +132,8 @@ def devices_in_use(flags: EngineFlags, trainers: int) -> int:
 
 # ---------------------------------------------------------------------------------------------- vLLM's own arguments
 
-OWN_FLAG = {"model": "model", "dtype": "dtype", "seed": "seed", "max_num_seqs": "max_num_seqs"}  # of vLLM's arguments
-OWN_FLAG |= {"tensor_parallel_size": "tensor_parallel", "data_parallel_size": "data_parallel"}
-OWN_FLAG |= {"max_model_len": "max_budget"}  # of what the trainer must know, too
+OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")}  # of what the trainer must know, too
+OWN_FLAG |= {f"{name}_size": name for name in ("tensor_parallel", "data_parallel")} | {"max_model_len": "max_budget"}
 
 
 def engine_options(flags: EngineFlags) -> dict[str, Any]:

@@ -11,14 +11,17 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+
 from runtime.devices import engine_options
 from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, has_adapters
 from runtime.run_folder import Folder
 
+LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and longer rows slow it down
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
-def runs_code(flags: Flags) -> bool:
+def judged_by_code(flags: Flags) -> bool:
     """Whether a data set's reward runs what the model wrote."""
     return "code" in flags.reward.split(",") or bool(re.search(":code(=|,|$)", f"{flags.dataset},{flags.eval_dataset}"))
 
@@ -40,7 +43,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "thinking apply_chat_template end_of_thinking stop_tokens":
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
-    "unsafe_code": ("a data set judged by `code`", runs_code),
+    "unsafe_code": ("a data set judged by `code`", judged_by_code),
     "generator_devices": ("engines on this host (Ray places its own)",
                           lambda flags: engine_options(flags).get("distributed_executor_backend") != "ray"),
     "interruption_phrase": ("--length_control interruption and a --dataset",
@@ -123,7 +126,7 @@ def data(flags: Flags) -> Iterator[str]:
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
     if built_in and flags.reward not in ("task", "shuffled"):
         yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
-    if runs_code(flags) and not flags.unsafe_code:
+    if judged_by_code(flags) and not flags.unsafe_code:
         yield "--dataset judged by code runs what the model writes; read docs/code.md, then add --unsafe_code true."
     if not built_in and not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
@@ -138,6 +141,13 @@ def model(flags: Flags) -> Iterator[str]:
             yield "--attn_implementation flash_attention_2 has no float32; add --dtype bfloat16."
         if not (find_spec("flash_attn") or find_spec("kernels")):
             yield "--attn_implementation flash_attention_2: pip install flash-attn, or leave it out for sdpa."
+    length, masked = flags.tokens_per_microbatch, flags.attn_implementation in ("", "sdpa", "eager")
+    if length > LONGEST_MASK and torch.cuda.is_available():  # without one a CPU computes no other way
+        needs = f"true needs masks of {length} x {length}; lower --tokens_per_microbatch to {LONGEST_MASK}"
+        if flags.share_prompts:
+            yield f"--share_prompts {needs}, or leave it out."
+        if flags.packed and masked:
+            yield f"--packed {needs}, or add --attn_implementation flash_attention_2."
     if Path(flags.model).is_absolute() and not Path(flags.model, "config.json").is_file():
         yield f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json."
     if has_adapters(flags) and not find_spec("peft"):

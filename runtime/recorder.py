@@ -22,7 +22,7 @@ from pipeline_rl import Generator, Group, Rollout, lags
 from runtime.flags import Flags, changed_flags, has_adapters
 from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
-from runtime.run_folder import Folder, Progress, Record
+from runtime.run_folder import Folder, Progress, Record, json_object
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream
 
@@ -39,9 +39,7 @@ class Clock:
     (those of the adapters in its place are few, and left out).
     """
 
-    def __init__(
-        self, generator: Generator, parameters: int, devices: int, past: dict[str, float], frozen: bool = False
-    ):
+    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float], frozen: bool):
         self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
         self.training_flops = (4 if frozen else 6) * parameters  # of a token
         self.started = time.monotonic()
@@ -91,17 +89,14 @@ class Recorder:
         """Writes the flags, says which of them a resumed run has otherwise than before, and shows the progress bar."""
         settings = vars(self.flags)
         if self.ranks.main:
-            if self.flags.resume:
-                saved = json.loads((self.folder.path / "config.json").read_text())
-                for line in changed_flags(saved, settings):
-                    self.ranks.say(line)
+            for line in changed_flags(json_object(self.folder.path / "config.json") or {}, settings):
+                self.ranks.say(line)
             self.folder.replace("config.json", json.dumps(settings, indent=1))
             self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
             self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
-        folder = self.flags.output_dir
-        name = f"{folder} from step {step}" if step else folder  # trackio and wandb cannot take steps back
-        of = {"trackio": {"name": name}, "wandb": {"name": name, "dir": folder}}
-        self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=of)
+        name = {"name": str(self.folder.path) + (f" from step {step}" if step else "")}  # no tracker takes steps back
+        options = {"trackio": name, "wandb": name | {"dir": str(self.folder.path)}}
+        self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=options)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -171,9 +166,9 @@ class Recorder:
         """Two rollouts of each of two groups, to read, into samples.jsonl."""
         for group in groups[:2] if self.ranks.main else ():
             for rollout in group.rollouts[:2]:
-                prompt, completion = (self.task.text(ids) for ids in (group.problem.prompt_ids, rollout.completion_ids))
+                texts = [self.task.text(ids) for ids in (group.problem.prompt_ids, rollout.completion_ids)]
                 record = {"step": step, "key": group.problem.key, "reward": rollout.reward}
-                record |= {"interrupted": rollout.interrupted, "prompt": prompt, "completion": completion}
+                record |= {"interrupted": rollout.interrupted, "prompt": texts[0], "completion": texts[1]}
                 self.folder.append("samples.jsonl", record)
 
 
@@ -226,17 +221,15 @@ def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
 
 
 def pass_rates(evaluations: Sequence[Record]) -> dict[str, list[float]]:
-    """A run's pass rates: under "" those over all that is trained on, then those of each data set of the last
-    evaluation, from the first that has it: a set may have come with a resume."""
+    """A run's pass rates: over all that is trained on (""), and of each data set that the last evaluation has."""
     names = ["", *evaluations[-1].get("data_sets", {})]
     return {name: [row["pass_rate"] for row in of_data_set(evaluations, name)] for name in names}
 
 
 def of_data_set(rows: Sequence[Record], name: str) -> list[Record]:
-    """The records of evaluations with the figures of one of their `data_sets`; "" takes those over all of them."""
-    if not name:
-        return list(rows)
-    return [row | row["data_sets"][name] for row in rows if name in row.get("data_sets", {})]
+    """The records of evaluations with the figures of one data set ("": of all that is trained on), from the first that
+    has it: a set may have come with a resume."""
+    return [row | row["data_sets"][name] for row in rows if name in row.get("data_sets", {})] if name else list(rows)
 
 
 def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[CurveReport], str]:
@@ -276,7 +269,7 @@ def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
     """Start and end, compute, waiting, lag, and where the files are."""
     steps = [record for record in folder.read("metrics.jsonl") if "step" in record]
     compute = clock.now()
-    seconds = max(1e-9, sum(record["seconds"] for record in steps))
+    flops, seconds = f"{compute['flops']:.2e} FLOPs", max(1e-9, sum(record["seconds"] for record in steps))
     mean_lag = sum(record["lag_mean"] for record in steps) / max(1, len(steps))
     generator_idle = sum(record["generator_idle"] + record["sync_seconds"] for record in steps)
     rates = [
@@ -286,8 +279,7 @@ def closing_table(folder: Folder, clock: Clock, device: str, k: int) -> str:
     ]
     rows = {
         "pass rate": f"\n{'':<16}".join(rates),
-        "compute": f"{compute['device_hours'] * 3600 / clock.devices:.0f} s on {clock.devices} x {device}, "
-        f"{compute['flops']:.2e} FLOPs",
+        "compute": f"{compute['device_hours'] * 3600 / clock.devices:.0f} s on {clock.devices} x {device}, {flops}",
         "tokens": f"{compute['tokens']:,} sampled, {compute['trained_tokens']:,} trained",
         "generator idle": f"{generator_idle / seconds:.1%}",
         "trainer idle": f"{sum(r['trainer_idle'] for r in steps) / seconds:.1%}",

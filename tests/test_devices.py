@@ -8,6 +8,7 @@ from transformers import Qwen3Config
 
 from runtime import devices
 from runtime.devices import check_memory, count_parameters, new_channel, place
+from runtime.flag_checks import check_flags
 from runtime.flags import UsageError, parse_flags
 
 RAY = '--engine_args {"distributed_executor_backend":"ray"}'
@@ -25,6 +26,7 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    check_flags(given(flags))
     channel, environment = new_channel(given(flags), SimpleNamespace(process_index=0))
     channel.close()
     return channel, environment
@@ -45,7 +47,7 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
     (8, 4, "--generator_devices 4 --weight_channel file", "file", "4", 0, None),
     (4, 2, "--generator_devices 1 --weight_channel file", "file", "1", 0, 0.35),  # shared, and that is fine
     (8, 8, f"--tensor_parallel 8 {RAY}", "nccl", None, 8, 0.85),
-    (1, 1, "--packed true --tokens_per_microbatch 9999 --attn_implementation flash_attention_2", "ipc", "0", 1, 0.35),
+    (1, 1, "--packed true --tokens_per_microbatch 9999 --attn_implementation flex_attention", "ipc", "0", 1, 0.35),
 ])  # fmt: skip
 def test_devices_and_channel(monkeypatch, capsys, gpus, trainers, flags, kind, seen, workers, share):
     channel, environment = made_on(monkeypatch, gpus, trainers, flags)
@@ -81,8 +83,8 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
     (8, 4, f"{RAY} --weight_channel ipc", "channel ipc .* Ray"),
     (1, 1, "--weight_address 10.0.0.1", "--weight_address .* not for `ipc`; leave it out"),
     (2, 1, "--weight_address 10.0.0.1 --weight_channel file", "--weight_address .* not for `file`"),
-    (1, 1, "--packed true --tokens_per_microbatch 4097", "--packed true .* masks of 4097 x 4097"),
-    (1, 1, "--share_prompts true --tokens_per_microbatch 4097", "--share_prompts true .*; lower .* to 4096 at most"),
+    (1, 1, "--packed true --tokens_per_microbatch 4097", "--packed true .* masks of 4097 x 4097; .* to 4096, or add"),
+    (1, 1, "--share_prompts true --tokens_per_microbatch 4097", "--share_prompts true .*; lower .* to 4096, or leave"),
 ])  # fmt: skip
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, flags, words):
     with pytest.raises(UsageError, match=words):

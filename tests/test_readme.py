@@ -1,4 +1,5 @@
-"""The README, the pages of docs/ and the module docstrings say what is so: snippets run, flags and files exist."""
+"""The README, the pages of docs/ and the module docstrings say what is so: snippets run; flags, files and tests that are
+named exist; every bug to be found is one line away from the code."""
 
 import ast
 import contextlib
@@ -104,3 +105,21 @@ def test_every_choice_has_its_number_in_the_code():
     source = "".join(file.read_text() for file in files)
     assert len(table) == len(set(table)) > 10
     assert set(table) == set(re.findall(r"\b[LFTHOP]\d\b", source))
+
+
+@pytest.mark.parametrize("name", ["traps.md", "find_the_bug.md"])
+def test_every_test_named_exists(name):
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", PAGES[ROOT / "docs" / name])
+    assert len(named) >= 25
+    assert [test for test in named if f"def {test}(" not in tests] == []
+
+
+def test_every_bug_is_a_change_of_the_code_as_it_is():
+    text = PAGES[ROOT / "docs" / "find_the_bug.md"]
+    bugs = re.findall(r"```diff\n(.*?)```", text, re.S)
+    assert len(bugs) == 25
+    source = "".join((ROOT / name).read_text() for name in sorted(set(re.findall(r"`(\w+\.py)`", text))))
+    for bug in bugs:
+        removed = [line[1:] for line in bug.splitlines() if line.startswith("-")]
+        assert removed and source.count("\n".join(removed) + "\n") == 1, bug

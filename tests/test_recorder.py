@@ -30,7 +30,7 @@ def new_clock(monkeypatch):
         now = [5000.0]
         monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
         counters = Counters()
-        return Clock(SimpleNamespace(counters=counters), 1000, 2, past or {}), counters, now
+        return Clock(SimpleNamespace(counters=counters), 1000, 2, past or {}, False), counters, now
 
     return make
 
