@@ -25,6 +25,16 @@ def new_engine(model, folder, slots=3, temperature=0.7) -> TorchEngine:
     return engine
 
 
+def sampled(engine: TorchEngine, requests, **options) -> list:
+    """The samples of all requests at once, each (prompt, most tokens, temperature)."""
+
+    async def run():
+        await engine.start()
+        return await asyncio.gather(*[engine.sample(p, n, "", 0, t) for p, n, t in requests], **options)
+
+    return asyncio.run(run())
+
+
 def plain(model, ids: list[int], temperature: float = 0.7) -> torch.Tensor:
     """Log-probs of each token after the first, by one forward pass over all of them."""
     logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0].detach() / temperature, -1)
@@ -33,13 +43,8 @@ def plain(model, ids: list[int], temperature: float = 0.7) -> torch.Tensor:
 
 def test_seven_requests_through_three_slots(model, tmp_path):
     """Each has the log-probs of a forward pass over it alone, and ends with a stop token or at its limit."""
-    engine = new_engine(model, tmp_path)
-
-    async def run():
-        await engine.start()
-        return await asyncio.gather(*[engine.sample(p, 4 + 3 * i, "") for i, p in enumerate(PROMPTS)])
-
-    for i, (prompt, rollout) in enumerate(zip(PROMPTS, asyncio.run(run()), strict=True)):
+    rollouts = sampled(new_engine(model, tmp_path), [(p, 4 + 3 * i, None) for i, p in enumerate(PROMPTS)])
+    for i, (prompt, rollout) in enumerate(zip(PROMPTS, rollouts, strict=True)):
         ids = rollout.completion_ids
         assert rollout.finish_reason == ("stop" if ids[-1] == STOP else "length")
         assert STOP not in ids[:-1] and (ids[-1] == STOP or len(ids) == 4 + 3 * i)
@@ -81,31 +86,23 @@ def test_each_request_has_a_temperature_of_its_own(model, tmp_path):
     """Side by side in one engine: the engine's .7, 1.5, and 0, whose tokens are the likeliest ones, of log-prob 0."""
     engine = new_engine(model, tmp_path)
     engine.stop = torch.tensor([-1])
-
-    async def run():
-        await engine.start()
-        return await asyncio.gather(*[engine.sample([5, 6, 7], 9, "", 0, t) for t in (None, 1.5, 0.0, None)])
-
-    for rollout, temperature in zip(asyncio.run(run()), (0.7, 1.5, None, 0.7), strict=True):
+    temperatures = (None, 1.5, 0.0, None)
+    rollouts = sampled(engine, [([5, 6, 7], 9, t) for t in temperatures])
+    for rollout, given in zip(rollouts, temperatures, strict=True):
         ids = [5, 6, 7, *rollout.completion_ids]
-        if temperature is None:
+        if given == 0.0:
             expected = torch.zeros(9)
             assert model(torch.tensor([ids])).logits[0, 2:-1].argmax(-1).tolist() == rollout.completion_ids
         else:
-            expected = plain(model, ids, temperature)[2:]
+            expected = plain(model, ids, given or 0.7)[2:]
         torch.testing.assert_close(torch.tensor(rollout.logprobs), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.long
 def test_tokens_are_drawn_by_their_probability(model, tmp_path):
     """4,000 first tokens after one prompt: each is drawn as often as its probability says, within 5 standard errors."""
-    engine = new_engine(model, tmp_path, slots=500)
-
-    async def run():
-        await engine.start()
-        return await asyncio.gather(*[engine.sample([5, 6], 1, "") for _ in range(4000)])
-
-    drawn = Counter(rollout.completion_ids[0] for rollout in asyncio.run(run()))
+    rollouts = sampled(new_engine(model, tmp_path, slots=500), [([5, 6], 1, None)] * 4000)
+    drawn = Counter(rollout.completion_ids[0] for rollout in rollouts)
     p = torch.softmax(model(torch.tensor([[5, 6]])).logits[0, -1].detach() / 0.7, -1)
     found = torch.tensor([drawn[token] / 4000 for token in range(len(p))])
     assert ((found - p).abs() <= 5 * (p * (1 - p) / 4000).sqrt() + 1e-3).all() and p.max() < 0.9
@@ -113,22 +110,13 @@ def test_tokens_are_drawn_by_their_probability(model, tmp_path):
 
 def test_a_prompt_computed_for_several_requests_is_counted_once(model, tmp_path):
     """As in vLLM, whose later requests find it in the cache: six requests for two tokens, two for one, all at once."""
-    engine = new_engine(model, tmp_path, slots=8)
-
-    async def run():
-        await engine.start()
-        return await asyncio.gather(*[engine.sample(p, 1, "") for p in [[5, 6]] * 6 + [[7]] * 2])
-
-    assert [rollout.prefilled for rollout in asyncio.run(run())] == [2, 0, 0, 0, 0, 0, 1, 0]
+    rollouts = sampled(new_engine(model, tmp_path, slots=8), [([5, 6], 1, None)] * 6 + [([7], 1, None)] * 2)
+    assert [rollout.prefilled for rollout in rollouts] == [2, 0, 0, 0, 0, 0, 1, 0]
 
 
 def test_an_error_in_a_step_reaches_everyone_who_waits(model, tmp_path):
     """Two requests inside and one that waits for a slot."""
     engine = new_engine(model, tmp_path, slots=2)
-
-    async def run():
-        await engine.start()
-        engine._leave = lambda *_: 1 / 0
-        return await asyncio.gather(*[engine.sample([5], 4, "") for _ in range(3)], return_exceptions=True)
-
-    assert [type(error) for error in asyncio.run(run())] == [ZeroDivisionError] * 3
+    engine._leave = lambda *_: 1 / 0
+    errors = sampled(engine, [([5], 4, None)] * 3, return_exceptions=True)
+    assert [type(error) for error in errors] == [ZeroDivisionError] * 3
