@@ -142,7 +142,7 @@ def check_pickles(checkpoint: Path) -> None:
     """Reads the files of a checkpoint that torch or accelerate unpickle and whose errors would come late or not at all:
     `.metadata` (FSDP2; torch's reader runs any code in it) and the random states (accelerate goes on without bad ones).
     Raises UnpicklingError if one asks for more than plain data."""
-    from accelerate.utils.other import load
+    from accelerate.utils.other import load as unpickled
 
     for file in sorted(checkpoint.rglob("*.metadata")):
         with file.open("rb") as stream:
@@ -151,7 +151,7 @@ def check_pickles(checkpoint: Path) -> None:
             except (UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
                 raise UnpicklingError(f"{file.relative_to(checkpoint)}: {error}") from error
     for file in sorted(checkpoint.glob("random_states_*.pkl")):
-        load(file)
+        unpickled(file)
 
 
 @contextmanager

@@ -12,13 +12,14 @@ engine's cache, CUDA's own memory):
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from psutil import virtual_memory
 
 from runtime.flags import DEFAULTS, EngineFlags, Flags, ModelFlags, UsageError, engine_args, has_adapters
 from runtime.model import UNREADABLE
+from runtime.run_folder import Record
 from runtime.weights import Channel, FileWeights, TransferWeights
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -136,7 +137,7 @@ OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")}  
 OWN_FLAG |= {f"{name}_size": name for name in ("tensor_parallel", "data_parallel")} | {"max_model_len": "max_budget"}
 
 
-def engine_options(flags: EngineFlags) -> dict[str, Any]:
+def engine_options(flags: EngineFlags) -> Record:
     """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
     contradict --fp32_head."""
     given = engine_args(flags.engine_args)
@@ -158,7 +159,7 @@ def engine_workers(flags: EngineFlags) -> int:
     return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
 
 
-def merged(options: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+def merged(options: Record, more: Record) -> Record:
     """Both, where `more` wins; dicts within them are merged, too."""
     both = {
         name: merged(options[name], more[name])

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from runtime.run_folder import json_object
+from runtime.run_folder import Record, json_object
 
 
 class UsageError(ValueError):
@@ -251,7 +251,7 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
     return flags
 
 
-def saved_flags(folder: str) -> dict[str, Any]:
+def saved_flags(folder: str) -> Record:
     """What a resume takes over from the run in `folder`. Raises UsageError for a value of another type or choice."""
     config = Path(folder) / "config.json"
     if (found := json_object(config)) is None:
@@ -259,7 +259,7 @@ def saved_flags(folder: str) -> dict[str, Any]:
     for name, (default, instead) in GONE.items():
         if (value := found.get(name, default)) != default:
             raise UsageError(f"--resume: --{name} {value!r:.99} is gone; there is {instead}; take it out of {config}.")
-    saved: dict[str, Any] = {"output_dir": folder}
+    saved: Record = {"output_dir": folder}
     for item in (item for item in fields(Flags) if item.name not in OF_ONE_CALL):
         value, choices = found.get(item.name, item.default), get_args(item.type)
         if item.type is float and type(value) is int:
@@ -309,7 +309,7 @@ def _boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def changed_flags(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def changed_flags(old: Record, new: Record) -> list[str]:
     """A line for each flag whose value differs from that of the run before its resume."""
     changed = [name for name in new if name not in OF_ONE_CALL and name in old and new[name] != old[name]]
     return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
@@ -325,7 +325,7 @@ def has_adapters(flags: ModelFlags) -> bool:
     return bool(flags.lora_rank or flags.lora_adapter)
 
 
-def engine_args(text: str) -> dict[str, Any]:
+def engine_args(text: str) -> Record:
     """--engine_args, a JSON object, as a dict. Raises UsageError."""
     if (found := json_object(text.encode(errors="replace") or b"{}")) is None:
         raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text:.99}.")

@@ -223,20 +223,22 @@ def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
 def pass_rates(evaluations: Sequence[Record]) -> dict[str, list[float]]:
     """A run's pass rates: over all that is trained on (""), and of each data set that the last evaluation has."""
     names = ["", *evaluations[-1].get("data_sets", {})]
-    return {name: [row["pass_rate"] for row in of_data_set(evaluations, name)] for name in names}
+    return {name: [record["pass_rate"] for record in of_data_set(evaluations, name)] for name in names}
 
 
-def of_data_set(rows: Sequence[Record], name: str) -> list[Record]:
+def of_data_set(records: Sequence[Record], name: str) -> list[Record]:
     """The records of evaluations with the figures of one data set ("": of all that is trained on), from the first that
     has it: a set may have come with a resume."""
-    return [row | row["data_sets"][name] for row in rows if name in row.get("data_sets", {})] if name else list(rows)
+    if not name:
+        return list(records)
+    return [record | record["data_sets"][name] for record in records if name in record.get("data_sets", {})]
 
 
 def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[CurveReport], str]:
     """The forecast that the first half of a run makes, and the fit to all of it: both reports, and what a person reads.
     `name` is the data set's, "" for all; `known` is the task's own ceiling, where it has one."""
-    rows, label = of_data_set(folder.read("eval.jsonl"), name), f"{folder.path}, {name}".removesuffix(", ")
-    found = [fit_sigmoid.curve(rows, share, label) for share in (0.5, 1.0)]
+    records, label = of_data_set(folder.read("eval.jsonl"), name), f"{folder.path}, {name}".removesuffix(", ")
+    found = [fit_sigmoid.curve(records, share, label) for share in (0.5, 1.0)]
     half, f = found[0], found[0].fit
     lines = [f"no forecast from the first half: {f.reason}"]
     if f.best:

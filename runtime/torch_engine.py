@@ -45,8 +45,8 @@ def attention(
     """Grouped-query attention that copies no keys or values; attention_mask (B, 1, T, L): True where it looks."""
     query = query.unflatten(1, (key.shape[1], -1))  # (B, KV heads, queries of each, T, d)
     scores = torch.einsum("bkgtd,bkld->bkgtl", query, key) * scaling
-    weights = scores.masked_fill(~attention_mask[:, :, None], -torch.inf).softmax(-1)
-    return torch.einsum("bkgtl,bkld->btkgd", weights, value).flatten(2, 3), None
+    attended = scores.masked_fill(~attention_mask[:, :, None], -torch.inf).softmax(-1)
+    return torch.einsum("bkgtl,bkld->btkgd", attended, value).flatten(2, 3), None
 
 
 class TorchEngine:

@@ -76,9 +76,9 @@ def private_folder() -> Path:
     return folder
 
 
-def lock(folder: Path, flags: int = 0) -> None:
+def lock(folder: Path, how: int = 0) -> None:
     """Locks `folder` until this process ends."""
-    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | flags)
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | how)
 
 
 def process_environment(folder: Path) -> dict[str, str]:
