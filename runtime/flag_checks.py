@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 
 from runtime.devices import engine_options
-from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, has_adapters
+from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, DataFlags, Flags, ScheduleFlags, UsageError, has_adapters
 from runtime.run_folder import Folder
 
 LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and longer rows slow it down
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
-def judged_by_code(flags: Flags) -> bool:
+def judged_by_code(flags: DataFlags) -> bool:
     """Whether a data set's reward runs what the model wrote."""
     return "code" in flags.reward.split(",") or bool(re.search(":code(=|,|$)", f"{flags.dataset},{flags.eval_dataset}"))
 
@@ -85,7 +85,7 @@ def single_flags(flags: Flags) -> Iterator[str]:
             yield f"--{item.name} must be {wanted}{' and below 2^63' if value >= 2**63 else ''}, not {value}."
 
 
-def schedule(flags: Flags) -> Iterator[str]:
+def schedule(flags: ScheduleFlags) -> Iterator[str]:
     """Whether batches ever become ready, and a group fits the engine."""
     size, pipeline, behind = flags.batch_prompts, flags.schedule == "pipeline", flags.min_ready
     if not pipeline and flags.k < 1:

@@ -13,13 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CONCEPTS = {"losses", "filters", "length_control", "fp32_head", "pipeline_rl", "vllm_engine", "fit_sigmoid"}
 CONCEPTS |= {"fit_power_law", "isocompute"}  # two more laws, of other papers
-ROOMS = (
-    "evidence",
-    "tools",
-    "train",
-    "runtime",
-    "tasks",
-)  # each may import those after it, and all may import concept files
+# Each may import those after it, and all may import concept files.
+ROOMS = ("evidence", "tools", "train", "runtime", "tasks")
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for pattern in ("*.py", "runtime/*.py", "tasks/*.py", "tasks/*/*.py", "tools/*.py", "evidence/*.py")
