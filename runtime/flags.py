@@ -109,7 +109,7 @@ class DataFlags:
     )
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
-    difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: the half that the first model solves more, less.")
+    difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: half of them, by the first model's pass rate.")
     prompt_order: Literal["shuffled", "easy_first"] = flag("shuffled", "Graded: order of the prompts in each epoch.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")

@@ -48,6 +48,7 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
     (4, 2, "--generator_devices 1 --weight_channel file", "file", "1", 0, 0.35),  # shared, and that is fine
     (8, 8, f"--tensor_parallel 8 {RAY}", "nccl", None, 8, 0.85),
     (1, 1, "--packed true --tokens_per_microbatch 9999 --attn_implementation flex_attention", "ipc", "0", 1, 0.35),
+    (1, 1, "--packed true --tokens_per_microbatch 4096", "ipc", "0", 1, 0.35),
 ])  # fmt: skip
 def test_devices_and_channel(monkeypatch, capsys, gpus, trainers, flags, kind, seen, workers, share):
     channel, environment = made_on(monkeypatch, gpus, trainers, flags)
