@@ -175,11 +175,9 @@ def human_eval(count: int, seed: int) -> Rows:
         for problem in map(json.loads, itertools.islice(file, count)):
             check: Any = ast.parse(problem["test"]).body[-1]
             asked = [step for step in check.body if not isinstance(getattr(step, "test", None), ast.Constant)]
-            rows.append({
-                "prompt": f"Complete this program:\n```python\n{problem['prompt']}```",
-                "test_setup_code": f"candidate = {problem['entry_point']}",
-                "test_list": [ast.unparse(step) for step in asked],
-            })  # fmt: skip
+            row: dict[str, Any] = {"prompt": f"Complete this program:\n```python\n{problem['prompt']}```"}
+            row |= {"test_setup_code": f"candidate = {problem['entry_point']}"}
+            rows.append(row | {"test_list": [ast.unparse(step) for step in asked]})
     return rows
 
 

@@ -37,8 +37,8 @@ from tasks.prompts import Problem, PromptStream
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
 CHAIN = ["--dataset", "chain", "--batch_prompts", "32", "--min_budget", "26", "--max_budget", "30", "--lr", "5e-4"]
 SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
-QUIET = [*SETTING, "--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0",
-         "--max_steps", "80000"]  # fmt: skip
+NEVER = ["--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
+QUIET = [*SETTING, *NEVER, "--max_steps", "80000"]
 STILL = ["--lr", "1e-30", "--pass_rate_threshold", "2", "--zero_variance_filter", "false"]
 
 SIZES = {  # name -> width, layers, heads, heads of the keys, head_dim (vLLM's CPU kernel takes 32), width of the MLP
@@ -127,10 +127,8 @@ def generator_of(
 
 def built_in_generator(model: str, weights: Any, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
     """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
-    flags, task = (
-        parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], ""),
-        arithmetic.ChainTask(seed=seed),
-    )
+    flags = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], "")
+    task = arithmetic.ChainTask(seed=seed)
     prompts = PromptStream(task.train, seed, lambda key: False)
     return generator_of(flags, model, weights, task, prompts, new_interruption(flags, task))
 
@@ -176,9 +174,9 @@ class Program:
     def __init__(self, command: Sequence[str], folder: Path, threads: int):
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.threads, self.folder, self.log = threads, folder, (folder.parent / f"{folder.name}.log").open("w")
-        self.process = subprocess.Popen([*command, "--output_dir", str(folder)], cwd=ROOT, stdout=self.log,
-                                        stderr=self.log, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-                                        start_new_session=True)  # fmt: skip
+        where = {"cwd": ROOT, "env": os.environ | {"OMP_NUM_THREADS": str(threads)}, "start_new_session": True}
+        command = [*command, "--output_dir", str(folder)]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, **where)
         self.peak_memory = 0  # bytes, of the moments at which `watch_memory` looked
         self.next_look = time.monotonic()
 
