@@ -191,7 +191,7 @@ def test_functions_are_those_of_their_seed_and_made_once(monkeypatch):
     rows = real_model.functions(20, 7)
     assert rows == real_model.functions(20, 7) and len(rows) == 20
     assert rows != real_model.functions(20, 8)
-    monkeypatch.setattr(real_model, "FUNCTIONS", ("a + {n}", "{n} + a"))
+    monkeypatch.setattr(real_model, "FUNCTIONS", {"a + {n}": lambda a, b, n: a + n, "{n} + a": lambda a, b, n: n + a})
     assert len(real_model.functions(1500, 0)) == 98
 
 

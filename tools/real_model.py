@@ -38,11 +38,24 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from runtime.flags import BUILT_IN, UsageError, parse_flags
 
-FUNCTIONS = (  # what a function of a and b returns; {n} is a number
-    "a + {n}", "b - {n}", "{n} * a", "{n} * b", "a + b + {n}", "a - b + {n}", "a * b + {n}", "a * b - {n}",
-    "{n} * a + b", "{n} * a - b", "a + {n} * b", "a - {n} * b", "{n} * (a + b)", "{n} * (a - b)", "a ** 2 + {n}",
-    "max(a, b) + {n}",
-)  # fmt: skip
+FUNCTIONS: dict[str, Callable[[int, int, int], int]] = {  # what a function of a and b returns; n is a number
+    "a + {n}": lambda a, b, n: a + n,
+    "b - {n}": lambda a, b, n: b - n,
+    "{n} * a": lambda a, b, n: n * a,
+    "{n} * b": lambda a, b, n: n * b,
+    "a + b + {n}": lambda a, b, n: a + b + n,
+    "a - b + {n}": lambda a, b, n: a - b + n,
+    "a * b + {n}": lambda a, b, n: a * b + n,
+    "a * b - {n}": lambda a, b, n: a * b - n,
+    "{n} * a + b": lambda a, b, n: n * a + b,
+    "{n} * a - b": lambda a, b, n: n * a - b,
+    "a + {n} * b": lambda a, b, n: a + n * b,
+    "a - {n} * b": lambda a, b, n: a - n * b,
+    "{n} * (a + b)": lambda a, b, n: n * (a + b),
+    "{n} * (a - b)": lambda a, b, n: n * (a - b),
+    "a ** 2 + {n}": lambda a, b, n: a**2 + n,
+    "max(a, b) + {n}": lambda a, b, n: max(a, b) + n,
+}
 
 Rows = list[dict[str, Any]]
 
@@ -153,9 +166,9 @@ def functions(count: int, seed: int) -> Rows:
     chance = random.Random(seed)
     x, y, z = chance.sample(range(20, 100), 3)
     made: dict[tuple[int, ...], dict[str, Any]] = {}  # what is returned -> row
-    for form, n in itertools.product(FUNCTIONS, range(2, 100)):
+    for (form, function), n in itertools.product(FUNCTIONS.items(), range(2, 100)):
         returned = form.format(n=n)
-        values = {(a, b): eval(returned, {"a": a, "b": b}) for a, b in ((x, -y), (-y, x), (x, z))}
+        values = {pair: function(*pair, n) for pair in ((x, -y), (-y, x), (x, z))}
         prompt = [  # a system message of its own takes the place of the chat template's, which has 21 tokens
             {"role": "system", "content": "Answer with a ```python block and nothing else."},
             {"role": "user", "content": f"Write the Python function def f(a, b) that returns {returned}."},
