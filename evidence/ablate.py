@@ -8,7 +8,7 @@
     python evidence/ablate.py all --finished FILE           # what is finished in that file is not run again
 
 `comparisons.py` says what is compared, `sweep.py` makes the runs, `curves.py` reads them, `figures.py` has the numbers,
-and `report.py`, `law_report.py`, `log_report.py` and `other_laws.py` say what came out. Each run is a process of
+and `report.py`, `law_report.py` and `other_laws.py` say what came out. Each run is a process of
 `train.py` in OUTPUT/COMPARISON/VARIANT/seed-N. A run that two comparisons share (nearly all have the recipe) is made
 once, in the folder of the comparison that comes first in the table.
 """
@@ -25,12 +25,11 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import law_report
-import log_report
 import other_laws
 import sweep
 from comparisons import COMPARISONS
 from curves import Evaluations, InputError, as_word, collect, curves_of, differing, read_rows
-from figures import Row
+from figures import Groups, Row
 from report import PAPER_HEAD, Compared, fill, save, table
 from sweep import Jobs, Value, plan, resolved
 
@@ -79,10 +78,9 @@ def listing() -> str:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The parsed command line; argparse ends with exit code 2 on an unknown word."""
-    parser = argparse.ArgumentParser(
-        prog="ablate.py", description=__doc__.split("\n")[0], epilog=listing(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    about = __doc__.split("\n")[0]
+    parser = argparse.ArgumentParser("ablate.py", description=about, epilog=listing(), formatter_class=as_it_is)
     add = parser.add_argument
     add("comparison", choices=[*COMPARISONS, "all"], metavar="COMPARISON", help="one of those below, or all of them")
     add("--seeds", type=int, default=3, help="runs of each variant, seeds 0, 1, ... (default 3)")
@@ -95,8 +93,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--report", action="store_true", help="no runs, only the report of the finished ones")
     add("--curves", default="", metavar="FILE", help="no runs, the report of those in this file of curves.py")
     add("--finished", default="", metavar="FILE", help="runs that this file of curves.py has are taken from it")
-    add("--page", default="", metavar="FILE", help="a page that gets its tables, law and findings, written anew "
-        "between the marks <!-- refit NAME --> and <!-- end -->")  # fmt: skip
+    add("--page", default="", metavar="FILE", help="write tables between its <!-- refit NAME --> and <!-- end -->")
     args = parser.parse_args(argv)
     if min(args.seeds, args.jobs) < 1:
         parser.error("--seeds and --jobs must be at least 1")
@@ -125,11 +122,12 @@ def other_flags(row: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
     return sorted(name for name in names if name in DEFAULTS or name in row)
 
 
-def matched(
-    jobs: Jobs, curves: Mapping[str, Evaluations], output: Path, wanted: bool
-) -> tuple[dict[str, list[Evaluations]], list[str]]:
-    """({variant: its finished runs}, the others with the reason) of a comparison. `wanted`: a run that was never begun
-    is one of the others. Raises UsageError for a run with other flags than its row has now."""
+Matched = tuple[dict[str, list[Evaluations]], list[str]]  # ({variant: its finished runs}, the others with the reason)
+
+
+def matched(jobs: Jobs, curves: Mapping[str, Evaluations], output: Path, wanted: bool) -> Matched:
+    """The runs of a comparison. `wanted`: a run that was never begun is one of the others. Raises UsageError for a run
+    with other flags than its row has now."""
     found: dict[str, list[Evaluations]] = {}
     others = []
     for (variant, seed), job in jobs.items():
@@ -143,8 +141,9 @@ def matched(
     return found, others
 
 
-def write_comparison(name: str, found: Mapping[str, Sequence[Evaluations]], left_out: Sequence[str],
-                     args: argparse.Namespace, folder: Path) -> list[Row]:  # fmt: skip
+def write_comparison(
+    name: str, found: Groups, left_out: Sequence[str], args: argparse.Namespace, folder: Path
+) -> list[Row]:
     """The report of a comparison from its finished runs; its rows against the paper."""
     c = COMPARISONS[name]
     least = 2 if args.comparison == "all" else 1  # a baseline that comparisons share is not reported in each of them
@@ -158,8 +157,8 @@ def write_comparison(name: str, found: Mapping[str, Sequence[Evaluations]], left
     compared = Compared("law-variants" if name == "law" else name, c, ordered, left_out)
     save(compared.page(), folder / f"{compared.name}.md")
     compared.picture().savefig(folder / f"{compared.name}.png", dpi=110)
-    if args.comparison != "all":
-        print(f"\n{compared.in_short()}")
+    if args.comparison != "all" and compared.against:
+        print(compared.in_short())
     return compared.paper_rows()
 
 
@@ -171,29 +170,26 @@ def findings_by_page(rows: Sequence[Row]) -> dict[str, str]:
     return {page: table(["comparison", *PAPER_HEAD], some) for page, some in pages.items()}
 
 
-def write_law(matches: Mapping[str, tuple[dict[str, list[Evaluations]], list[str]]],
-              curves: Mapping[str, Evaluations], folder: Path) -> dict[str, str]:  # fmt: skip
-    """How well the law held and what the logs know, from all graded runs; the blocks of RESULTS.md."""
+def write_law(matches: Mapping[str, Matched], curves: Mapping[str, Evaluations], folder: Path) -> dict[str, str]:
+    """How well the law held and what the logs know, from all graded runs; the block of RESULTS.md."""
     (law, left_out), (chain, no_chain), (greedy, no_greedy) = (
         matches.get(name, ({}, [])) for name in ("law", "chain", "law-greedy")
     )
     published = [run for run in curves.values() if run.finished and run.flags.get("dataset") == "graded"]
     graded = [run for run in published if not {"difficulty", "eval_temperature"} & run.flags.keys()]  # other ceilings
-    others: dict[str, list[Evaluations]] = {}
-    for run in graded:
-        if run.comparison != "law":
-            others.setdefault(run.comparison, []).append(run)
+    others = [run for run in graded if run.comparison != "law"]
     likeliest = [run for some in greedy.values() for run in some]
     left_out = [*left_out, *no_chain, *no_greedy]
     law_runs = law_report.LawRuns(law, others, chain.get("chain", []), likeliest, published, left_out)
     save(law_report.page(law_runs), folder / "law.md")
     law_report.picture(law_runs).savefig(folder / "law.png", dpi=110)
-    save(log_report.page(graded, law.get("baseline", [])), folder / "logs.md")
+    save(law_report.logs_page(graded), folder / "logs.md")
     return {"law": law_report.summary([run for some in law.values() for run in some])}
 
 
-def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], output: Path,
-                  args: argparse.Namespace) -> None:  # fmt: skip
+def write_reports(
+    plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], output: Path, args: argparse.Namespace
+) -> None:
     """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
     folder = Path(args.results or output / "results")
     matches = {name: matched(jobs, curves, output, not args.curves) for name, jobs in plans.items()}

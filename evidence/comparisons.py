@@ -39,7 +39,7 @@ EQUAL_END, LOWER_END, HIGHER_END = (("end", *ends) for _, *ends in (EQUAL, LOWER
 class Comparison:
     """One question. `variants`: name -> flags in addition to those of `setting`; the first is the baseline of the
     others, but for those that `against` gives another. `paper`: variant -> (measure, low, high): between these lies the
-    paper's difference to that baseline. `axes`: compute that runs are fitted against. `pass_rate`: the compute to it is
+    paper's difference to that baseline. `axis`: compute that runs are fitted against. `pass_rate`: the compute to it is
     reported. `minutes`: of a run on two idle cores, half of the time that two at once take."""
 
     about: str
@@ -47,7 +47,7 @@ class Comparison:
     setting: str = GRADED
     against: dict[str, str] = field(default_factory=dict)
     paper: dict[str, tuple[str, float, float]] = field(default_factory=dict)
-    axes: tuple[str, ...] = ("tokens",)
+    axis: str = "tokens"
     pass_rate: float = 0.5
     minutes: float = 1.4
 
@@ -178,7 +178,7 @@ COMPARISONS = {
             "ppo-off-policy-1": ("B", 2.15 - 4.55, 2.15 - 4.55),
         },
         setting=VLLM,
-        axes=("device_hours", "step"),
+        axis="device_hours",
         minutes=2.7,
     ),
     "aggregation": Comparison(
@@ -191,23 +191,6 @@ COMPARISONS = {
         "what divides the advantages",
         {"batch": "", "prompt": "--normalize_advantages prompt", "none": "--normalize_advantages none"},
         paper={"prompt": EQUAL, "none": EQUAL},
-    ),
-    "recipes": Comparison(  # batches 5/3 as large where zero-variance groups leave them: there 1280 for 768
-        "prevalent recipes as the paper ran them again (Figure 2); the head is FP32 in all, as in float32 it must be",
-        {
-            "scalerl": "",
-            "deepseek-grpo": "--loss grpo --aggregation sample --normalize_advantages prompt --schedule ppo_off_policy "
-            "--k 8 --max_ready 0 --zero_variance_filter false --pass_rate_threshold 1.1",
-            "qwen2.5-dapo": "--loss dapo --normalize_advantages prompt --schedule ppo_off_policy --k 8 "
-            "--max_ready 0 --batch_prompts 53 --pass_rate_threshold 1.1",
-            "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 53 "
-            "--pass_rate_threshold 1.1",
-            "minimax-m1": "--normalize_advantages prompt --schedule ppo_off_policy --k 8 --batch_prompts 53 "
-            "--max_ready 0 --pass_rate_threshold 1.1",
-        },
-        paper={
-            "deepseek-grpo": near(-0.12), "qwen2.5-dapo": near(-0.095), "magistral": near(-0.075), "minimax-m1": EQUAL,
-        },
     ),
     "batch": Comparison(  # there 512, 768 and 2048 completions
         "prompts per optimizer step, at equal tokens",
@@ -238,7 +221,6 @@ COMPARISONS = {
             "xl": "--size xl --lr 4.8e-4",
         },
         setting=f"{GRADED} --max_sampled_tokens 1000000 --eval_every 5",
-        axes=("tokens", "flops"),
         minutes=2.2,
     ),
     "reuse": Comparison(  # 300 steps of 32 prompts are 9,600, of which 1/tau are distinct; none is retired

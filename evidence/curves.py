@@ -20,7 +20,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,12 +74,12 @@ class Evaluations:
 # ------------------------------------------------------------------------------------------------- from run folders
 
 
-def as_word(value: Any) -> str:
+def as_word(value: object) -> str:
     """A flag's value as the command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def differing(config: Mapping[str, Any]) -> dict[str, str]:
+def differing(config: Mapping[str, object]) -> dict[str, str]:
     """The flags of a run that differ from THEN, by name; `config` may leave out what has today's default."""
     flags = sorted((DEFAULTS | dict(config)).items())
     return {name: as_word(value) for name, value in flags if name not in OWN and value != THEN.get(name)}

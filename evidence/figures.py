@@ -23,7 +23,7 @@ from fit_sigmoid import SigmoidFit
 Groups = Mapping[str, Sequence[Evaluations]]  # variant -> its finished runs
 Row = list[str]  # of a Markdown table
 
-RELATIVE = ("C_mid shared", "tokens", "step", "device_hours")  # differences of logarithms, shown in percent
+RELATIVE = ("C_mid shared", "tokens", "device_hours")  # differences of logarithms, shown in percent
 FALL = 0.1  # an evaluation this far below the best before it
 REPRODUCED, REFUTED, UNSEEN = "reproduced", "refuted", "cannot be seen at this size"
 LEAST_PAIRS = 3  # of runs with an identifiable ceiling, for a verdict on A
@@ -53,6 +53,21 @@ def falls(run: Evaluations) -> np.ndarray:
     return np.maximum.accumulate(run.rates) - run.rates
 
 
+def fall_of(run: Evaluations) -> int | None:
+    """Number of the evaluation at which the run falls, None if it never does."""
+    return first(falls(run) > FALL)
+
+
+def first(where: np.ndarray) -> int | None:
+    """Index of the first True, None if there is none."""
+    return int(np.argmax(where)) if where.any() else None
+
+
+def learns(run: Evaluations) -> bool:
+    """Whether any evaluation lies as far above the first as a fall lies below the best."""
+    return bool(run.rates.max() - run.rates[0] > FALL)
+
+
 def compute_to(compute: Sequence[float], rates: Sequence[float], rate: float) -> float:
     """Compute at which the straight line between evaluations first reaches `rate`; inf if no evaluation does."""
     for i in np.flatnonzero(np.asarray(rates) >= rate)[:1]:
@@ -70,18 +85,6 @@ def over_steps(run: Evaluations, column: str) -> float:
     values, steps = run.points[column][1:], np.diff(run.points["step"])
     known = np.isfinite(values) & (steps > 0)
     return float(np.average(values[known], weights=steps[known])) if known.any() else math.nan
-
-
-def signs(run: Evaluations) -> list[str]:
-    """What a stable run does not show."""
-    points, found, below = run.points, [], falls(run)
-    gaps = points["gap"] if run.flags.get("dtype", "float32") == "float32" else np.array([])
-    for name, seen in (("truncated above 10 %", points["truncated"] > 0.10), ("gap above 1e-4", gaps > 1e-4)):
-        if seen.any():
-            found.append(f"{name} before {seen.sum()} of {seen.size - 1} evaluations")
-    if low := int((below > FALL).sum()):
-        found.append(f"fell by up to {below.max():.2f} ({low} of {below.size} evaluations)")
-    return found
 
 
 def saturating_power(C: np.ndarray, R: np.ndarray, A_max: float = 1.0) -> dict[str, float]:
@@ -129,24 +132,21 @@ def share_ceiling(groups: Groups, axis: str) -> tuple[float | None, str, list[Si
     return A, f"no verdict: {unknown} of {len(fits)} ceilings are not identifiable" if unknown else both.verdict, refits
 
 
-def measured(groups: Groups, rate: float) -> pd.DataFrame:
-    """A row for each (variant, seed), and what needs no fit; NaN where the rate is not reached or nothing is logged."""
-    rows = {
-        (variant, run.seed): {"final": final(run), "fall": falls(run).max(), "truncated": over_steps(run, "truncated")}
-        | {axis: needed(run, rate, axis) for axis in ("tokens", "step", "device_hours")}
-        for variant, runs in groups.items() for run in runs
-    }  # fmt: skip
-    return pd.DataFrame.from_dict(rows, orient="index").replace(math.inf, math.nan)
-
-
-def of_fits(groups: Groups, axis: str, refits: Sequence[SigmoidFit]) -> pd.DataFrame:
-    """A row for each (variant, seed): its fit, and that with the shared ceiling. `A known` is A where identifiable."""
+def figures_of(groups: Groups, rate: float, axis: str, refits: Sequence[SigmoidFit]) -> pd.DataFrame:
+    """A row for each (variant, seed): what needs no fit, its own A (`A known` where identifiable), and B and C_mid at
+    the shared ceiling. NaN where the rate is not reached or there is no fit."""
     rows = {}
     for i, (variant, run) in enumerate((variant, run) for variant, runs in groups.items() for run in runs):
         f = fitted(run, axis)
-        rows[variant, run.seed] = {"A": f.A, "A known": f.A if f.identifiable else math.nan, "B": f.B,
-                                   "C_mid": f.C_mid, "B shared": refits[i].B if refits else math.nan,
-                                   "C_mid shared": refits[i].C_mid if refits else math.nan}  # fmt: skip
+        rows[variant, run.seed] = {
+            "A": f.A,
+            "A known": f.A if f.identifiable else math.nan,
+            "B shared": refits[i].B if refits else math.nan,
+            "C_mid shared": refits[i].C_mid if refits else math.nan,
+            "final": final(run),
+            "tokens": needed(run, rate, "tokens"),
+            "device_hours": needed(run, rate, "device_hours"),
+        }
     return pd.DataFrame.from_dict(rows, orient="index").replace(math.inf, math.nan)
 
 
@@ -186,13 +186,6 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
         return mean, math.nan, math.nan
     reach = float(stdtrit(n - 1, (1 + level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return mean, mean - reach, mean + reach
-
-
-def verdict(mean: float, low: float, high: float, more: str, less: str) -> str:
-    """What an interval of a difference says; THE RULE above."""
-    if math.isnan(low):
-        return "no pair of runs has it" if math.isnan(mean) else "one seed, so nothing can be said"
-    return more if low > 0 else less if high < 0 else "not distinguishable"
 
 
 def against_paper(low: float, high: float, least: float, most: float, enough: bool = True) -> str:

@@ -63,8 +63,8 @@ def forecast_by(fit: SigmoidFit, curve: Evaluations, at: int) -> Forecast:
     """What a fit says of evaluation number `at`."""
     C = float(curve.points[AXIS][at])
     ends = (tuple(fit.interval(C, noise=noise)[:, 0].tolist()) for noise in (False, True))
-    return Forecast(*(float(fit.predict(C, form)) for form in (fit.form, "log-logistic")), *ends,
-                    float(curve.rates[at]))  # fmt: skip
+    predicted = (float(fit.predict(C, form)) for form in (fit.form, "log-logistic"))
+    return Forecast(*predicted, *ends, float(curve.rates[at]))
 
 
 def noise_ratio(curve: Evaluations) -> float:

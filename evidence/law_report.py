@@ -1,15 +1,14 @@
-"""Does the law hold? Every run is fitted to its beginning, and the fit is held against what came.
-
-`forecasts.py` has the numbers.
+"""Does the law hold? Every run is fitted to its beginning, and the fit is held against what came. `forecasts.py` has
+the numbers. And what the effective sample size announced of a run's fall.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from curves import Evaluations
-from figures import FALL, Groups, Row, fitted, interval, needed, pooled_sd, seeds_needed
+from figures import FALL, Groups, Row, fall_of, first, fitted, interval, learns, needed, pooled_sd, seeds_needed
 from forecasts import (
     AXIS,
     PLATEAU,
@@ -23,7 +22,6 @@ from forecasts import (
     noise_ratio,
     reach_of,
 )
-from log_report import fall_of, learns
 from report import amount, difference_text, table
 
 from fit_sigmoid import SigmoidFit, span
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
+FITTED = CUTS | {"all of it": 1.0}
+LEVELS = (0.9, 0.8, 0.7)  # of the effective sample size
 REACHES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)  # C_mid
 CHAIN_FAILS = (
     "**Where the law fails.** The task `chain`, with a budget too short for its longest chains: all short chains are "
@@ -50,10 +50,10 @@ INTERVALS = (
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
 
 
-REACH_HEAD = ["data reach", "runs", "evaluation at twice the compute inside", "A holds the plateau",
-              "width at twice the compute: curve", "width: A", "identifiable (of these A misses the plateau)",
-              "mean error: Eq. 1", "the best form", "ask again over what was needed, median", "within 1.5 times",
-              "within twice"]  # fmt: skip
+REACH_HEAD = (
+    "data reach|runs|evaluation at twice the compute inside|A holds the plateau|width at twice the compute: curve|"
+    "width: A|identifiable (of these A misses the plateau)|ask again within 1.5 times of what was needed"
+).split("|")
 
 
 def reach_table(curves: Sequence[Evaluations]) -> str:
@@ -64,17 +64,12 @@ def reach_table(curves: Sequence[Evaluations]) -> str:
         if not cuts:
             continue
         known, again = [cut for cut in cuts if cut.identifiable], [c.again for c in cuts if not math.isnan(c.again)]
-        errors = np.array([(cut.twice.eq1, cut.twice.best) for cut in cuts]) - [[cut.twice.measured] for cut in cuts]
         widths = np.median([(np.ptp(cut.twice.curve), cut.width) for cut in cuts], axis=0)
-        off = np.abs(np.log(again))
-        rows.append([
-            f"{reach:g} C_mid", str(len(cuts)), share_of([cut.twice.inside for cut in cuts]),
-            share_of([cut.holds for cut in cuts]), *(f"{width:.3f}" for width in widths),
-            f"{len(known) / len(cuts):.0%} ({sum(not cut.holds for cut in known)} of {len(known)})",
-            *(f"{v:+.4f}" for v in np.nanmean(errors, axis=0)),
-            *([f"{np.median(again):.2f} ({len(again)})", *(f"{np.mean(off <= math.log(k)):.0%}" for k in (1.5, 2))]
-              if again else ["–"] * 3),
-        ])  # fmt: skip
+        held = [cut.twice.inside for cut in cuts], [cut.holds for cut in cuts]
+        identifiable = f"{len(known) / len(cuts):.0%} ({sum(not cut.holds for cut in known)} of {len(known)})"
+        near = f"{np.mean(np.abs(np.log(again)) <= math.log(1.5)):.0%} ({len(again)})" if again else "–"
+        shown = *map(share_of, held), *(f"{width:.3f}" for width in widths)
+        rows.append([f"{reach:g} C_mid", len(cuts), *shown, identifiable, near])
     return table(REACH_HEAD, rows)
 
 
@@ -83,48 +78,40 @@ def by_reach(curves: Sequence[Evaluations]) -> str:
     falls = [curve.run for curve in curves if learns(curve) and fall_of(curve) is not None]
     never = [curve.run for curve in curves if not learns(curve)]
     kept = [curve for curve in curves if learns(curve) and fall_of(curve) is None]
-    return "\n\n".join([
-        f"{len(kept)} runs of the graded task, each fitted up to so many C_mid, where C_mid is measured without a fit: "
-        "the compute at half of the gain from the first evaluation to the plateau. A run counts where it was evaluated "
-        "at twice the compute. Widths are medians. *Ask again*: of fits that are not identifiable, the compute that "
-        "they say over that from which on the run's fits are (in brackets how many; runs that never are do not count).",
-        reach_table(kept),
-        f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before it "
-        f"({', '.join(falls) or 'none'}), and {len(never)} that never gain more than {FALL:g} "
-        f"({', '.join(never) or 'none'}).",
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            f"{len(kept)} runs of the graded task, each fitted up to so many C_mid, where C_mid is measured without a "
+            "fit: the compute at half of the gain from the first evaluation to the plateau. A run counts where it was "
+            "evaluated at twice the compute. Widths are medians. *Ask again*: of fits that are not identifiable, the "
+            "compute that they say over that from which on the run's fits are (in brackets how many; runs that never "
+            "are do not count).",
+            reach_table(kept),
+            f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before "
+            f"it ({', '.join(falls) or 'none'}), and {len(never)} that never gain more than {FALL:g} "
+            f"({', '.join(never) or 'none'}).",
+        ]
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
 
-ROW_HEAD = [
-    "run", "A", "B", "C_mid", "RMSE / noise", "measured at the end",
-    *(f"from {name}: {what}" for name in CUTS for what in ("predicted", "A")),
-    "identifiable ¼ ½ 1", "A holds .80 ¼ ½ 1",
-]  # fmt: skip
-
-
-def marks(found: Sequence[bool]) -> str:
-    """yes or no for each."""
-    return " ".join("yes" if one else "no" for one in found)
+ROW_HEAD = ["run", "A of all of it", *(f"predicted from {name}" for name in CUTS), "measured at the end"]
 
 
 def row(curve: Evaluations) -> Row:
     """One run in ROW_HEAD's columns; a prediction in bold is one whose interval the end left."""
-    *early, full = fits = [fitted(curve, AXIS, share) for share in (*CUTS.values(), 1.0)]
-    cells = [
-        f"{curve.variant} {curve.seed}", f"{full.A:.3f} {span(full.A_interval, 3)}", f"{full.B:.2f}",
-        amount(full.C_mid), f"{noise_ratio(curve):.2f}", f"{curve.rates[-1]:.3f}",
-    ]  # fmt: skip
-    for share, fit in zip(CUTS.values(), early, strict=True):
-        end = forecast(curve, share)
+    full, cells = fitted(curve, AXIS), []
+    for end in (forecast(curve, share) for share in CUTS.values()):
         bold = "" if end.inside else "**"
-        cells += [f"{bold}{end.best:.3f} {span(end.evaluation, 3)}{bold}", f"{fit.A:.3f} {span(fit.A_interval, 3)}"]
-    return [*cells, marks([fit.identifiable for fit in fits]), marks([covers(fit) for fit in fits])]
+        cells.append(f"{bold}{end.best:.3f} {span(end.evaluation, 3)}{bold}")
+    name = f"{curve.variant} {curve.seed}"
+    return [name, f"{full.A:.3f} {span(full.A_interval, 3)}", *cells, f"{curve.rates[-1]:.3f}"]
 
 
-SUM_HEAD = ["fitted", "runs", "C_mid seen, median", "end inside its 95 % interval", "median error", "mean error [95 %]",
-            "width of the interval, median", "ceiling identifiable", "A holds .80", "A holds the plateau"]  # fmt: skip
+SUM_HEAD = (
+    "fitted|runs|C_mid seen, median|end inside its 95 % interval|mean error [95 %]|width of the interval, median|"
+    "ceiling identifiable|A holds .80|A holds the plateau"
+).split("|")
 
 
 def mean_error(errors: Sequence[float]) -> str:
@@ -133,8 +120,8 @@ def mean_error(errors: Sequence[float]) -> str:
 
 
 def share_of(found: Sequence[bool]) -> str:
-    """`18 of 20 (90 %)`."""
-    return f"{sum(found)} of {len(found)} ({np.mean(found):.0%})"
+    """`18 of 20`."""
+    return f"{sum(found)} of {len(found)}"
 
 
 def sum_row(name: str, share: float, curves: Sequence[Evaluations]) -> Row:
@@ -142,18 +129,25 @@ def sum_row(name: str, share: float, curves: Sequence[Evaluations]) -> Row:
     fits, ends = [fitted(curve, AXIS, share) for curve in curves], [forecast(curve, share) for curve in curves]
     reached = [far for curve in curves if not math.isnan(far := reach_of(curve, share))]
     known = [end.error for end in ends if math.isfinite(end.error)]  # a fit to too few points predicts nothing
-    fewer = "" if len(known) == len(ends) else f" (of {len(known)})"
-    later = share < 1  # at the end there is nothing left to predict
+    forecasts = ["–"] * 3  # at the end there is nothing left to predict
+    if share < 1:
+        width = f"{np.median([np.ptp(end.evaluation) for end in ends]):.3f}"
+        forecasts = [share_of([end.inside for end in ends]), mean_error(known) if known else "–", width]
+    plateaus = [finds_plateau(fit, curve) for fit, curve in zip(fits, curves, strict=True)]
     return [
-        name, str(len(curves)), f"{np.median(reached):.1f}" if reached else "–",
-        share_of([end.inside for end in ends]) if later else "–",
-        f"{np.median(np.abs(known)):.3f}{fewer}" if later and known else "–",
-        mean_error(known) if later and known else "–",
-        f"{np.median([np.ptp(end.evaluation) for end in ends]):.3f}" if later else "–",
+        name,
+        str(len(curves)),
+        f"{np.median(reached):.1f}" if reached else "–",
+        *forecasts,
         share_of([fit.identifiable for fit in fits]),
         share_of([covers(fit) for fit in fits]) if curves[0].flags.get("dataset") == "graded" else "–",
-        share_of([finds_plateau(fit, curve) for fit, curve in zip(fits, curves, strict=True)]),
-    ]  # fmt: skip
+        share_of(plateaus),
+    ]
+
+
+def sum_table(curves: Sequence[Evaluations], cuts: Mapping[str, float] = FITTED) -> str:
+    """All of these runs, one row a share of their compute."""
+    return table(SUM_HEAD, [sum_row(name, share, curves) for name, share in cuts.items()] if curves else [])
 
 
 def rules_table(curves: Sequence[Evaluations]) -> str:
@@ -163,9 +157,8 @@ def rules_table(curves: Sequence[Evaluations]) -> str:
         for rule in RULES:
             errors = [e for curve in curves if math.isfinite(e := error(curve, share, rule))]
             if errors:
-                rows.append([name, rule, str(len(errors)), f"{np.median(np.abs(errors)):.3f}",
-                             f"{np.max(np.abs(errors)):.3f}", mean_error(errors)])  # fmt: skip
-    return table(["fitted", "rule", "runs", "median error", "largest", "mean error [95 %]"], rows)
+                rows.append([name, rule, str(len(errors)), mean_error(errors)])
+    return table(["fitted", "rule", "runs", "mean error [95 %]"], rows)
 
 
 def power_table(groups: Groups) -> str:
@@ -214,22 +207,23 @@ def engines_table(torch: Sequence[Evaluations], vllm: Sequence[Evaluations], rat
 def summary(curves: Sequence[Evaluations]) -> str:
     """How well the law held over these runs."""
     ratios = [noise_ratio(curve) for curve in curves]
-    sums = [sum_row(name, share, curves) for name, share in (CUTS | {"all of it": 1.0}).items()]
-    return "\n\n".join([
-        f"{len(curves)} runs of the graded task, whose ceiling is {CEILING:g} by construction. Errors are predicted "
-        f"minus measured pass rate at the last evaluation. The plateau is the mean of a run's last {PLATEAU} "
-        "evaluations.",
-        table(SUM_HEAD, sums),
-        f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}, "
-        f"largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            f"{len(curves)} runs of the graded task, whose ceiling is {CEILING:g} by construction. Errors are "
+            "predicted minus measured pass rate at the last evaluation. The plateau is the mean of a run's last "
+            f"{PLATEAU} evaluations.",
+            sum_table(curves),
+            f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}"
+            f", largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
+        ]
+    )
 
 
 class LawRuns(NamedTuple):
     """All finished runs that the page is about."""
 
     groups: Groups  # of the comparison `law`, by variant
-    others: Groups  # of the other comparisons, by comparison
+    others: Sequence[Evaluations]  # of the other comparisons
     chain: Sequence[Evaluations]  # of the task on which the law fails
     greedy: Sequence[Evaluations]  # whose evaluations took the likeliest token
     published: Sequence[Evaluations]  # every run of the graded task
@@ -240,43 +234,81 @@ def page(runs: LawRuns) -> str:
     """Markdown."""
     groups, others, chain, greedy, published, left_out = runs
     curves = [curve for some in groups.values() for curve in some]
+    seeds = "; ".join(f"{name} {', '.join(str(c.seed) for c in some)}" for name, some in groups.items())
     text = [
         "# The law: half a run predicts the other half",
-        "Seeds: " + "; ".join(f"{name} {', '.join(str(c.seed) for c in some)}" for name, some in groups.items()) + "."
-        + (f" Left out: {', '.join(left_out)}." if left_out else ""),
+        f"Seeds: {seeds}." + (f" Left out: {', '.join(left_out)}." if left_out else ""),
         "![law](law.png)",
         summary(curves),
         INTERVALS,
         "**How far the data reach.** " + by_reach(published),
-        *(["The same for the task `chain`, on which the law fails (below):", reach_table(chain)] if chain else []),
         "**Simpler rules** on the same points. What stays is the mean of the last two evaluations.",
         rules_table(curves),
-        "**Each run.** Compute in sampled tokens; in bold a prediction whose interval the end left.",
+        "**Each run.** In bold a prediction whose interval the end left.",
         table(ROW_HEAD, [row(curve) for curve in curves]),
         "**How many seeds a comparison needs** to see a difference in four of five cases, at 5 %, two-sided (Student's "
         "t). The spread is that of the first variant over its seeds, and that of the paired differences to it.",
         power_table(groups),
-    ]  # fmt: skip
-    on_vllm = [curve for curve in others.get("schedules", ()) if curve.variant == "pipeline-8"]
+    ]
+    on_vllm = [curve for curve in others if (curve.comparison, curve.variant) == ("schedules", "pipeline-8")]
     if engines := engines_table(next(iter(groups.values())), on_vllm):
         text += ["**The same seeds with both engines.** The baseline of `law`, and that of `schedules`.", engines]
     if greedy:
-        rows = [sum_row(name, share, greedy) for name, share in (CUTS | {"all of it": 1.0}).items()]
-        text += [GREEDY, table(SUM_HEAD, rows)]
+        text += [GREEDY, sum_table(greedy)]
     if others:
-        rows = [sum_row(name, 0.5, some) for name, some in others.items()]
-        text += ["**The other comparisons, fitted to half.** Each run is counted once; runs on half of the problems "
-                 "(`--difficulty`), which have other ceilings, are left out. They hold variants that were "
-                 "made to be worse, so nothing is promised for them.",
-                 table(["comparison", *SUM_HEAD[1:]], rows)]  # fmt: skip
-        long = [curve for curve in (*curves, *(c for some in others.values() for c in some)) if is_long(curve)]
-        rows = [sum_row(name, share, long) for name, share in (CUTS | {"all of it": 1.0}).items()] if long else []
-        text += ["**All of these runs whose first half is at least 3 C_mid**:",
-                 table(SUM_HEAD, rows)]  # fmt: skip
+        long = [curve for curve in (*curves, *others) if is_long(curve)]
+        text += [
+            "**All runs whose first half is at least 3 C_mid**, of every comparison, each counted once. Those on half "
+            "of the problems (`--difficulty`), which have other ceilings, are left out. There are variants among them "
+            "that were made to be worse, so nothing is promised for them.",
+            sum_table(long),
+        ]
     if chain:
-        rows = [sum_row(name, share, chain) for name, share in CUTS.items()]
-        text += [CHAIN_FAILS, table(SUM_HEAD, rows)]
+        text += [CHAIN_FAILS, sum_table(chain, CUTS)]
     return "\n\n".join(text) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------ what the logs know
+
+
+def low_of(run: Evaluations, level: float) -> int | None:
+    """Number of the first evaluation with an ESS below `level` since the one before, None if there is none."""
+    return first(run.points["ess"] < level)
+
+
+def alarm_row(runs: Sequence[Evaluations], level: float) -> Row:
+    """Announced falls, lead and false alarms of an ESS below a level."""
+    found = [(fall_of(run), low_of(run, level)) for run in runs]
+    fallen = [(fall, at) for fall, at in found if fall is not None]
+    calm = [at is not None for fall, at in found if fall is None]
+    leads = [fall - at for fall, at in fallen if at is not None and at < fall]
+    lead = f"{np.median(leads):g} ({min(leads)} to {max(leads)})" if leads else "–"
+    return [f"{level:g}", f"{len(leads)} of {len(fallen)}", lead, f"{sum(calm)} of {len(calm)}"]
+
+
+def logs_page(runs: Sequence[Evaluations]) -> str:
+    """Did the effective sample size announce a fall, and how often for nothing? Markdown."""
+    never, runs = [run.run for run in runs if not learns(run)], [run for run in runs if learns(run)]
+    falling = [f"{run.run} ({fall})" for run in runs if (fall := fall_of(run)) is not None]
+    text = [
+        "# What the logs already know",
+        f"{len(falling)} of {len(runs)} runs fall: an evaluation lies more than {FALL:g} below the best before it"
+        + (f" (in brackets its number): {', '.join(falling)}." if falling else ".")
+        + (f" Left out are {len(never)} runs that never gain more than {FALL:g}: {', '.join(never)}." if never else "")
+        + " Runs on half of the problems (`--difficulty`) are not looked at.",
+        "An effective sample size (ESS) below a level, as a mean over the steps since the evaluation before, gives an "
+        "alarm. One before the fall announces it, and its lead is the number of evaluations between them. One in a run "
+        "that never falls is a false alarm. The levels were chosen after a look at these runs, so the next ones will "
+        "be announced less well.",
+        table(
+            ["ESS below", "falls announced", "lead, median (range)", "false alarms"],
+            [alarm_row(runs, level) for level in LEVELS],
+        ),
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+# ----------------------------------------------------------------------------------------------------- the picture
 
 
 def draw_halves(axes: "Axes", curves: Sequence[Evaluations]) -> None:

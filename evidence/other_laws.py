@@ -4,12 +4,11 @@ rollouts (isocompute.py, arXiv 2603.12151), beside what the runs did.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from curves import OF_K, Evaluations
+from curves import Evaluations
 from figures import UNSEEN, Groups, Row, interval, needed, pooled_sd
 from report import amount, paper_row, save, table, with_ends
 
@@ -46,80 +45,26 @@ def law_of(sizes: Sizes, axis: str) -> tuple[PowerLaw, list[Point]]:
     return fit_power_law.fit(*np.transpose(points)), points
 
 
-def rmse(law: PowerLaw, points: Sequence[Point]) -> float:
-    """Root mean square of measured minus predicted log L."""
-    return float(np.sqrt(np.mean([np.log(L / law.predict(N, X)) ** 2 for N, X, L in points])))
+def slope_ratio(points: Sequence[Point]) -> float:
+    """The largest size's own slope over that which the law of the others gives it."""
+    largest = max(N for N, *_ in points)
+    own = fit_power_law.fit(*np.transpose(points)).sizes[largest].own_K
+    others = fit_power_law.fit(*np.transpose([point for point in points if point[0] != largest]))
+    return own / others.K(largest)
 
 
-def within(points: Sequence[Point]) -> float:
-    """RMSE of log L on the later half of each size's points (in X), predicted from the earlier half; all sizes."""
-    middle = {N: np.median([X for M, X, _ in points if M == N]) for N, *_ in points}
-    early = [point for point in points if point[1] <= middle[point[0]]]
-    return rmse(fit_power_law.fit(*np.transpose(early)), [point for point in points if point not in early])
-
-
-def across(points: Sequence[Point]) -> tuple[float, float, float]:
-    """(RMSE of log L on the later half of the largest size's points, with the slope that the others give it and the
-    offset of its own earlier half; the same with the slope of the next smaller size; its own slope over the law's)."""
-    *_, next_largest, largest = sorted({N for N, *_ in points})
-    own = sorted((point for point in points if point[0] == largest), key=lambda point: point[1])
-    early, late = own[: len(own) // 2], own[len(own) // 2 :]
-    law = fit_power_law.fit(*np.transpose([point for point in points if point[0] != largest]))
-    offset = np.mean([np.log(L) + law.K(next_largest) * np.log(X) for _, X, L in early])
-    copied = [np.log(L) - offset + law.K(next_largest) * np.log(X) for _, X, L in late]
-    alone = fit_power_law.fit(*np.transpose(points)).sizes[largest].own_K
-    law = law.with_size(largest, *np.transpose(early)[1:])
-    return rmse(law, late), float(np.sqrt(np.mean(np.square(copied)))), alone / law.K(largest)
-
-
-def mean_rate(runs: Sequence[Evaluations], axis: str, at: float) -> float:
-    """Pass rate of these runs at a compute between their evaluations, mean; NaN beyond the end of one."""
-    return float(np.mean([np.interp(at, c.points[axis], c.rates, right=np.nan) for c in runs]))
-
-
-def size_table(sizes: Sizes) -> str:
+def size_table(sizes: Sizes, laws: Mapping[str, PowerLaw]) -> str:
     """One row a size: what was measured, and the slopes."""
-    laws = {axis: law_of(sizes, axis)[0] for axis in AXES}
-    head = ["parameters", "runs", "start", "end", *(f"{unit} to {UNTIL:g}" for unit in AXES.values())]
+    head = ["parameters", "runs", *(f"{unit} to {UNTIL:g}" for unit in AXES.values())]
     head += [f"{what} ({unit})" for unit in AXES.values() for what in ("K of its own line", "K(N) [95 %]")]
     rows = []
     for size, runs in sizes.items():
-        rates = [curve.rates for curve in runs]
-        to_rate = [interval([needed(c, UNTIL, axis) for c in runs]) for axis in AXES]
-        slopes = [(law.sizes[size].own_K, law.K(size), *law.K_interval(size)) for law in laws.values()]
-        rows.append([
-            amount(size), str(len(runs)), f"{np.mean([r[0] for r in rates]):.3f}",
-            f"{np.mean([r[-2:].mean() for r in rates]):.3f}",
-            *map(with_ends, to_rate),
-            *(text for own, K, low, high in slopes for text in (f"{own:.3f}", f"{K:.3f} [{low:.3f}, {high:.3f}]")),
-        ])  # fmt: skip
+        cells = [with_ends(interval([needed(c, UNTIL, axis) for c in runs])) for axis in AXES]
+        for law in laws.values():
+            low, high = law.K_interval(size)
+            cells += [f"{law.sizes[size].own_K:.3f}", f"{law.K(size):.3f} [{low:.3f}, {high:.3f}]"]
+        rows.append([amount(size), str(len(runs)), *cells])
     return table(head, rows)
-
-
-def budget_table(sizes: Sizes, axis: str) -> str:
-    """The best size for budgets over the rise, by the law and as measured."""
-    law, points = law_of(sizes, axis)
-    low, high = (np.log(f(X for _, X, _ in points)) for f in (min, max))
-    rows = []
-    for X in np.exp(np.linspace(low, high, 6)[1:]):
-        measured = {size: mean_rate(runs, axis, X) for size, runs in sizes.items()}
-        known = {size: rate for size, rate in measured.items() if np.isfinite(rate)}
-        best, chosen = max(known, key=known.__getitem__, default=0), int(law.best_size(X))
-        rows.append([amount(X), amount(chosen), amount(best), f"{known[chosen]:.3f}" if chosen in known else "–",
-                     f"{known[best]:.3f}" if known else "–"])  # fmt: skip
-    return table([AXES[axis], "best size by the law", "measured", "pass rate of the law's choice", "of the best"], rows)
-
-
-def crossings(law: PowerLaw, unit: str) -> str:
-    """Where each size overtakes the next smaller one, by the law."""
-    said = []
-    for small, large in pairwise(sorted(law.sizes)):
-        X = law.crossing(small, large)
-        at = "from the start" if X is None else f"from {amount(X)} on"
-        far = X is not None and X > 1000 * law.X_range[1]
-        at = "nowhere within a thousand times what was run" if far else at
-        said.append(f"{amount(large)} is ahead of {amount(small)} {at}")
-    return f"Crossings, in {unit}, by the law: " + "; ".join(said) + "."
 
 
 def known(value: float, ends: tuple[float, float]) -> str:
@@ -144,34 +89,29 @@ def size_findings(sizes: Sizes) -> list[Row]:
 
     laws = {seed: law_of(some, "flops")[0] for seed, some in of.items()}
     slopes = [np.log(law.sizes[most].own_K / law.sizes[least].own_K) for law in laws.values()]
-    predicted = [np.log(across(law_of(some, "flops")[1])[2]) for some in of.values()]
-    rows = [
-        row(amount(least), f"{unit} to a pass rate of {UNTIL:g}", (-np.inf, 0.0),
-            [log_needed(most, axis, seed) - log_needed(least, axis, seed) for seed in seeds])
-        for axis, unit in AXES.items()
-    ]  # fmt: skip
-    margin = float(np.log(AS_PREDICTED))
-    return [*rows, row(amount(least), "slope K of its own line (FLOPs)", (0.0, np.inf), slopes),
-            row("as the others predict", "slope K (FLOPs)", (-margin, margin), predicted)]  # fmt: skip
+    predicted = [np.log(slope_ratio(law_of(some, "flops")[1])) for some in of.values()]
+    rows, margin = [], float(np.log(AS_PREDICTED))
+    for axis, unit in AXES.items():
+        apart = [log_needed(most, axis, seed) - log_needed(least, axis, seed) for seed in seeds]
+        rows.append(row(amount(least), f"{unit} to a pass rate of {UNTIL:g}", (-np.inf, 0.0), apart))
+    return [
+        *rows,
+        row(amount(least), "slope K of its own line (FLOPs)", (0.0, np.inf), slopes),
+        row("as the others predict", "slope K (FLOPs)", (-margin, margin), predicted),
+    ]
 
 
 def size_page(sizes: Sizes) -> str:
     """Markdown."""
-    text = ["# The power law over model size, on our own runs", RISE,
-            size_table(sizes)]  # fmt: skip
-    for axis, unit in AXES.items():
-        law, points = law_of(sizes, axis)
-        across_law, copied, ratio = across(points)
-        text += [
-            f"## Over {unit}",
-            f"K_max {known(law.K_max, law.K_max_interval)}, N0 in parameters {known(law.N0, law.N0_interval)}, RMSE of "
-            f"log L {law.rmse:.3f} over {len(points)} points." + "".join(f" Note: {note}." for note in law.notes),
-            f"- Within a model: the later half of each rise, from the earlier half: RMSE of log L {within(points):.3f}."
-            f"\n- Across models: the later half of the largest one's rise, with the slope that the smaller ones give "
-            f"it and an offset from its own earlier half: {across_law:.3f}; with the next smaller one's slope: "
-            f"{copied:.3f}. Its own slope is {ratio:.2f} of the law's.",
-            budget_table(sizes, axis), crossings(law, unit),
-        ]  # fmt: skip
+    found = {axis: law_of(sizes, axis) for axis in AXES}
+    text = ["# The power law over model size, on our own runs", RISE]
+    text += [size_table(sizes, {axis: law for axis, (law, _) in found.items()})]
+    for axis, (law, points) in found.items():
+        text.append(
+            f"Over {AXES[axis]}: K_max {known(law.K_max, law.K_max_interval)}, N0 in parameters "
+            f"{known(law.N0, law.N0_interval)}, RMSE of log L {law.rmse:.3f} over {len(points)} points."
+            + "".join(f" Note: {note}." for note in law.notes)
+        )
     return "\n\n".join(text) + "\n"
 
 
@@ -197,10 +137,8 @@ class Half(NamedTuple):
 
 def half_of(found: Groups) -> Half:
     """The runs and their analysis."""
-    runs = [
-        Run(*map(int, name.split("x")), curve.points["step"], curve.rates)
-        for name, curves in found.items() for curve in curves
-    ]  # fmt: skip
+    named = [(map(int, name.split("x")), curve) for name, curves in found.items() for curve in curves]
+    runs = [Run(*shape, curve.points["step"], curve.rates) for shape, curve in named]
     try:
         return Half(runs, isocompute.fit_grid(runs))
     except ValueError as error:
@@ -214,35 +152,9 @@ def best_table(grids: Mapping[str, Grid]) -> str:
         for C in np.geomspace(grid.C[0], grid.C[-1], 4):
             at = int(np.argmin(np.abs(np.log(grid.C / C))))
             low, high = grid.law.interval(C)
-            rows.append([name, amount(C), str(grid.best_n[at]), f"{grid.law(C):.3g} [{low:.3g}, {high:.3g}]",
-                         f"{grid.reward[at]:.3f}"])  # fmt: skip
+            by_law = f"{grid.law(C):.3g} [{low:.3g}, {high:.3g}]"
+            rows.append([name, amount(C), str(grid.best_n[at]), by_law, f"{grid.reward[at]:.3f}"])
     return table(["half", "completions C", "best n that was tried", "n* by its law [95 %]", "pass rate there"], rows)
-
-
-def law_table(grids: Mapping[str, Grid]) -> str:
-    """The four parameters of n*(C)."""
-    names = ("L", "s", "log10_C0", "b")
-    text = "{:.2f} [{:.2f}, {:.2f}]"
-    rows = [[half, *(text.format(getattr(grid.law, name), *grid.law.intervals[name]) for name in names)]
-            for half, grid in grids.items()]  # fmt: skip
-    return table(["half", *names], rows)
-
-
-def shape_table(name: str, runs: Sequence[Run]) -> str:
-    """The pass rate at the end of each cell of a grid, mean of the last two evaluations and of the seeds; in brackets
-    how many of its runs fell."""
-    shapes = sorted({(run.B_p, run.n) for run in runs})
-    sizes, rollouts = (sorted({shape[i] for shape in shapes}) for i in (0, 1))
-    rows = []
-    for B_p in sizes:
-        cells = []
-        for n in rollouts:
-            same = [run for run in runs if (run.B_p, run.n) == (B_p, n)]
-            fell = sum(not run.standing.all() for run in same)
-            end = np.mean([np.mean(run.rewards[-2:]) for run in same]) if same else math.nan
-            cells.append(f"{end:.3f}" + (f" ({fell} of {len(same)} fell)" if fell else ""))
-        rows.append([str(B_p), *cells])
-    return table([f"{name}: B_p", *(f"n = {n}" for n in rollouts)], rows)
 
 
 def at_end(found: Groups, column: str) -> dict[int, dict[int, float]]:
@@ -255,22 +167,14 @@ def at_end(found: Groups, column: str) -> dict[int, dict[int, float]]:
     return {n: {seed: float(np.mean(v)) for seed, v in seeds.items()} for n, seeds in sorted(ends.items())}
 
 
-def of_k_table(found: Mapping[str, Groups]) -> str:
-    """Sharpening and coverage: average, best and worst of k at the end, by n."""
-    rows = []
-    for half, runs in found.items():
-        for title, column in (("average", "pass_rate"), *((f"{column} of k", column) for column in OF_K)):
-            ends = at_end(runs, column)
-            rows.append([half, title, *(f"{np.mean(list(seeds.values())):.3f}" for seeds in ends.values())])
-    return table(["half", "at the end", *(f"n = {n}" for n in at_end(next(iter(found.values())), "step"))], rows)
-
-
 def grid_findings(halves: Mapping[str, Half], found: Mapping[str, Groups]) -> list[Row]:
     """The paper's statements on n* against these grids, each after the name of its comparison, in PAPER_HEAD's
     columns. n* comes from all seeds at once, with the interval of its bootstrap; best and worst of k seed by seed."""
     grids = {name: half.grid for name, half in halves.items() if half.grid}
-    rows = [[f"grid-{name}", "–", "–", "log2 n*", "higher", half.why, "–", "–", f"**{UNSEEN}**"]
-            for name, half in halves.items() if half.why]  # fmt: skip
+    without = {name: half.why for name, half in halves.items() if half.why}
+    rows = [
+        [f"grid-{name}", "–", "–", "log2 n*", "higher", why, "–", "–", f"**{UNSEEN}**"] for name, why in without.items()
+    ]
 
     def add(names: tuple[str, str, str, str], ends: tuple[float, float], draws: np.ndarray, value: float) -> None:
         name, *others = names
@@ -300,7 +204,7 @@ def grid_findings(halves: Mapping[str, Half], found: Mapping[str, Groups]) -> li
     return rows
 
 
-def grid_page(halves: Mapping[str, Half], found: Mapping[str, Groups]) -> str:
+def grid_page(halves: Mapping[str, Half]) -> str:
     """Markdown."""
     grids = {name: half.grid for name, half in halves.items() if half.grid}
     text = [
@@ -308,14 +212,10 @@ def grid_page(halves: Mapping[str, Half], found: Mapping[str, Groups]) -> str:
         "The easy and the hard half of the graded task's problems, by how often the starting model solves them; every "
         "run of a grid samples as many completions, on-policy, with a learning rate that goes with the square root of "
         "the batch. Fitted as isocompute.py says.",
-        *(shape_table(name, half.runs) for name, half in halves.items()),
-        *([best_table(grids), law_table(grids)] if grids else []),
+        best_table(grids) if grids else "",
         *(f"No law for the {name} half: {half.why}." for name, half in halves.items() if half.why),
-        "What more rollouts buy at equal completions: k is the number of samples of an evaluation, the best of k is "
-        "right if one of them is, the worst if all are; means over B_p and seeds.",
-        of_k_table(found),
-    ]  # fmt: skip
-    return "\n\n".join(text) + "\n"
+    ]
+    return "\n\n".join(filter(None, text)) + "\n"
 
 
 def write_grids(found: Mapping[str, Groups], folder: Path) -> list[Row]:
@@ -325,5 +225,5 @@ def write_grids(found: Mapping[str, Groups], folder: Path) -> list[Row]:
     for name, half in halves.items():
         if half.grid:
             isocompute.plot(half.grid, str(folder / f"isocompute-{name}.png"))
-    save(grid_page(halves, found), folder / "isocompute.md")
+    save(grid_page(halves), folder / "isocompute.md")
     return grid_findings(halves, found)

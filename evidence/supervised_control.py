@@ -34,10 +34,9 @@ def sample(model: Any, task: ChainTask, prompts: Sequence[Sequence[int]], max_ne
     # Left padding: every row's last prompt token is at the same place.
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])  # (N, T)
     attend = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])  # (N, T)
-    out = model.generate(
-        input_ids=ids, attention_mask=attend, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-        max_new_tokens=max_new_tokens, eos_token_id=stop, pad_token_id=pad,
-    )  # fmt: skip
+    at_temperature_1 = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    ends = {"max_new_tokens": max_new_tokens, "eos_token_id": stop, "pad_token_id": pad}
+    out = model.generate(input_ids=ids, attention_mask=attend, **at_temperature_1, **ends)
     completions = [row[longest:].tolist() for row in out]
     return [c[: c.index(stop) + 1] if stop in c else c for c in completions]
 

@@ -45,8 +45,8 @@ class Job:
     def command(self) -> list[str]:
         """What is run; the flags of a run that goes on are in its folder, but for those that run code."""
         if gone := [name for name, _ in self.flags if name not in DEFAULTS]:
-            raise UsageError(f"{self.folder}: train.py has no --{', --'.join(gone)}; correct its row in comparisons.py "
-                             "or only report its published runs with --curves.")  # fmt: skip
+            said = f"{self.folder}: train.py has no --{', --'.join(gone)}; correct its row in comparisons.py"
+            raise UsageError(f"{said} or only report its published runs with --curves.")
         goes_on = Folder(self.folder).newest_checkpoint() is not None
         flags = [(name, value) for name, value in self.flags if not goes_on or runs_code(name, value)]
         given = [word for name, value in flags for word in (f"--{name}", as_word(value))]
@@ -111,10 +111,12 @@ def plan(
                 mine[variant] = owners[identity], tuple(given.items())
     if unknown := set(only) - set(mine):
         raise UsageError(f"--only {', '.join(sorted(unknown))}: {name} has {', '.join(mine)}.")
+    chosen = {variant: job for variant, job in mine.items() if not only or variant in only}
     return {
         (variant, seed): Job(output.joinpath(*owner, f"seed-{seed}"), flags, seed)
-        for seed in seeds for variant, (owner, flags) in mine.items() if not only or variant in only
-    }  # fmt: skip
+        for seed in seeds
+        for variant, (owner, flags) in chosen.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- making
@@ -173,11 +175,16 @@ def run_one(job: Job, output: Path, lock: int, signals: list[int]) -> int:
     started, passed_on = time.time(), 0
     with job.log.open("a") as log:
         child = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT,
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
             start_new_session=True,  # the terminal's Ctrl-C comes through us, once
-            pass_fds=(lock,), preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            pass_fds=(lock,),
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
             env={"OMP_NUM_THREADS": "1"} | os.environ,
-        )  # fmt: skip
+        )
     while (code := child.poll()) is None:
         for number in signals[passed_on:]:
             child.send_signal(number)

@@ -299,9 +299,24 @@ def test_the_report_alone_reads_what_is_finished(program, table, monkeypatch, tm
     assert call("one", "--seeds", "2", "--report", "--results", str(tmp_path / "docs")) == 0 and len(calls()) == 2
     assert (tmp_path / "docs/one.png").read_bytes()[:4] == b"\x89PNG"
     text = (tmp_path / "docs/one.md").read_text()
-    assert text in capsys.readouterr().out and "1 finished runs. Seeds: base 0." in text
+    assert f"written to {tmp_path / 'docs/one.md'}" in capsys.readouterr().out
+    assert "1 finished runs. Seeds: base 0." in text
     assert "Left out: dapo seed 0 (failed (exit code 1)), base seed 1 (not run), dapo seed 1 (not run)." in text
     assert "![one](one.png)" in text and "tokens to 0.3" in text
+
+
+def test_a_learner_reads_what_changed_and_whether_it_can_be_seen(program, monkeypatch, tmp_path, capsys):
+    """As `make ablate`: six runs, in at most 25 lines the three figures of both and one sentence, and where the whole
+    report is. All runs are alike, so that nothing can be seen."""
+    call, _, _ = program
+    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
+    assert call("one", "--seeds", "3", "--jobs", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 25 and f"written to {tmp_path / 'runs/results/one.md'}" in lines
+    [at] = [i for i, line in enumerate(lines) if line.startswith("dapo against base: ")]
+    assert [line[2:24].strip() for line in lines[at + 1 : at + 4]] == ["pass rate at the end", "C_mid", "A"]
+    assert lines[at + 1].split()[5:] == ["0.675", "[0.675,", "0.675]"] * 2 + ["+0", "[+0,", "+0]"]
+    assert lines[at + 4].startswith("  It cannot be seen: no interval leaves out 0")
 
 
 def test_the_report_names_the_budget_that_was_given(program, monkeypatch, tmp_path):

@@ -30,13 +30,6 @@ def test_interval_and_difference_by_hand():
     assert figures.differences(table, "a", "none", "final").empty and math.isnan(figures.interval([])[0])
 
 
-def test_the_rule_in_words():
-    spans = ((0.01, 0.2), (-0.1, 0.3), (0.0, 0.2), (-0.3, -0.1))
-    words = [figures.verdict(0.1, *span, "more", "less") for span in spans]
-    assert words == ["more", "not distinguishable", "not distinguishable", "less"]
-    assert "nothing" in figures.verdict(0.1, math.nan, math.nan, "more", "less")
-
-
 def test_compute_to_a_rate_by_hand():
     """.2 at 100, .6 at 300: .3 is reached at 100 + (.1 / .4) 200 = 150; the first crossing counts; .9 never is."""
     tokens, rates = [0, 100, 300, 400, 500], [0.1, 0.2, 0.6, 0.25, 0.7]
@@ -53,30 +46,15 @@ def test_means_over_steps_by_hand():
     assert math.isnan(figures.over_steps(run, "ess"))
 
 
-def test_signs_by_hand():
-    """Truncated 12 % before one of three evaluations (10 % itself is not above); a gap of 3e-4 before one, which is
-    nothing in bfloat16; and the last lies .15 below the best."""
-    logged = {
-        "rates": [0.1, 0.4, 0.5, 0.35],
-        "truncated": [np.nan, 0.12, 0.1, 0.0],
-        "gap": [np.nan, np.nan, 2e-7, 3e-4],
-    }
-    assert figures.signs(made(**logged)) == [
-        "truncated above 10 % before 1 of 3 evaluations", "gap above 1e-4 before 1 of 3 evaluations",
-        "fell by up to 0.15 (1 of 4 evaluations)",
-    ]  # fmt: skip
-    assert len(figures.signs(made(**logged, flags={"dtype": "bfloat16"}))) == 2
-    assert figures.signs(made()) == []
-
-
 def test_falls_by_hand():
     """.1 .3 .2 .5 .1 .6: below the best before by 0 0 .1 0 .4 0; the last two have the mean .35."""
     run = made(rates=[0.1, 0.3, 0.2, 0.5, 0.1, 0.6])
     assert figures.falls(run) == pytest.approx([0, 0, 0.1, 0, 0.4, 0])
     assert figures.final(run) == pytest.approx(0.35)
-    table = figures.measured({"a": [run]}, 0.5)
-    assert table.loc["a", 0][["fall", "final"]].tolist() == pytest.approx([0.4, 0.35])
-    assert math.isnan(figures.measured({"a": [run]}, 0.7).loc["a", 0]["tokens"])  # never reached
+    assert [figures.fall_of(made(rates=[0.1, 0.5, low, 0.6])) for low in (0.41, 0.39)] == [None, 2]  # more than a tenth
+    table = figures.figures_of({"a": [run]}, 0.7, "tokens", [])
+    assert table.loc["a", 0]["final"] == pytest.approx(0.35)
+    assert math.isnan(table.loc["a", 0]["tokens"])  # never reached
 
 
 # ---- power and the paper
@@ -139,7 +117,7 @@ def test_the_shared_ceiling():
     assert shared == pytest.approx(0.805, abs=2e-3) and "agree" in said
     assert [f.A for f in refits] == [shared] * 2
     assert [f.B for f in refits] == pytest.approx([2.0, 2.0], abs=0.1)
-    assert figures.of_fits(two, "tokens", refits)["C_mid shared"].tolist() == pytest.approx([300, 300], abs=8)
+    assert figures.figures_of(two, 0.5, "tokens", refits)["C_mid shared"].tolist() == pytest.approx([300, 300], abs=8)
     assert figures.share_ceiling({"0.8": runs["0.8"]}, "tokens")[0] is None
     shared, said, _ = figures.share_ceiling({"0.8": runs["0.8"], "0.6": runs["0.6"]}, "tokens")
     assert shared == pytest.approx(0.7, abs=5e-3) and "0.8 seed 0 is highest" in said
@@ -162,22 +140,31 @@ def test_the_report_by_hand():
     assert np.subtract(*ends) == pytest.approx([-0.097] * 2, abs=1e-3)
     assert "4 finished runs. Seeds: base 0, 1; dapo 0, 1." in text
     assert "Left out: dapo seed 2 (unfinished). Variants without a finished run: late." in text
-    paper, fits, dapo = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
+    paper, dapo = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
     assert "| base | base |" not in text
-    assert dapo[2].startswith("**+0.0") and dapo[2].endswith("**") and fits[2].startswith("**+0.")
-    assert abs(float(dapo[5].split()[0]) + 26.6) < 0.5 and dapo[5].split()[1] == "%" and "*" not in dapo[5]
+    assert dapo[2].startswith("**+0.") and dapo[5].startswith("**+0.0") and dapo[5].endswith("**")
+    assert abs(float(dapo[6].split()[0]) + 26.6) < 0.5 and dapo[6].split()[1] == "%" and "*" not in dapo[6]
     assert [row[-1] for row in rows] == ["**cannot be seen at this size**"] and paper[-1] == f"{rows[0][-1]} |"
     more = {v: [*groups[v], made(v, 2, A=A, n=36)] for v, A in (("base", 0.68), ("dapo", 0.781))}
     assert report.Compared("one", c, more, []).paper_rows()[0][-1] == "**refuted**"
     assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2"
-    assert "- pass rate at the end: **higher**: dapo." in text and "- tokens to 0.5: not distinguishable: dapo." in text
     mean, low, high = figures.interval(ends[0])
-    assert f"| base | 2 | {mean:.3g} [{low:.3g}, {high:.3g}] |" in text
-    assert "![one](one.png)" in text
-    short = compared.in_short().splitlines()[1]
-    assert (
-        short.startswith("  dapo against base: +0.097 [+0.0") and "higher; 2 seeds could see a difference of" in short
-    )
+    [base] = [line for line in text.splitlines() if line.startswith("| base | 2 |")]
+    assert f" | {mean:.3g} [{low:.3g}, {high:.3g}] | " in base and "![one](one.png)" in text
+    _, first, end, C_mid, A, sentence = compared.in_short().splitlines()
+    assert first.startswith("dapo against base: ") and end.split()[-3:] == dapo[5].strip("*").split()
+    assert f"{mean:.3g} [{low:.3g}, {high:.3g}]" in end and A.split()[0] == "A" and C_mid.split()[0] == "C_mid"
+    assert sentence.startswith("  It can be seen: pass rate at the end higher")
+
+
+def test_what_cannot_be_seen_is_said():
+    """Differences of .01 and -.01 at two seeds: mean 0, and an interval of about a tenth on either side."""
+    groups = {
+        "base": [made("base", s, A=0.7) for s in (0, 1)],
+        "dapo": [made("dapo", s, A=0.69 + s / 50) for s in (0, 1)],
+    }
+    short = report.Compared("one", ONE, groups, []).in_short()
+    assert "It cannot be seen: no interval leaves out 0; 2 seeds could see 0." in short and "can be seen:" not in short
 
 
 def test_the_smallest_visible_difference_by_hand():
@@ -186,14 +173,14 @@ def test_the_smallest_visible_difference_by_hand():
     c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2"}, "")
     ends = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.51, ("b", 1): 0.63, ("c", 0): 0.55}
     groups = {v: [made(v, s, rates=[0.1, end, end]) for (w, s), end in ends.items() if v == w] for v in "abc"}
-    table = figures.measured(groups, 0.5)
+    table = figures.figures_of(groups, 0.5, "tokens", [])
     assert figures.spread(c, groups, table, "final") == pytest.approx(math.sqrt(0.0002))
     assert figures.visible(math.sqrt(0.0002), 2) == pytest.approx(0.1633, abs=1e-3)
     groups["c"].append(made("c", 1, rates=[0.1, 0.7, 0.0]))  # falls, and so its difference of -.6 does not count
-    table = figures.measured(groups, 0.5)
+    table = figures.figures_of(groups, 0.5, "tokens", [])
     assert figures.spread(c, groups, table, "final") == pytest.approx(math.sqrt(0.0002))
     fallen = {"a": groups["c"][-1:], "b": groups["c"][-1:]}
-    assert math.isnan(figures.spread(c, fallen, figures.measured(fallen, 0.5), "final"))
+    assert math.isnan(figures.spread(c, fallen, figures.figures_of(fallen, 0.5, "tokens", []), "final"))
 
 
 def test_pairs_follow_against():
@@ -206,8 +193,8 @@ def test_pairs_follow_against():
 def test_the_report_of_one_seed_claims_nothing():
     compared = report.Compared("one", ONE, {"base": [made(A=0.5)], "dapo": [made("dapo", A=0.9)]}, [])
     text = compared.page()
-    assert compared.paper_rows() == [] and "nothing can be said" in compared.in_short()
-    assert "nothing can be said" in text and "**higher**" not in text and "**needs" not in text
+    assert compared.paper_rows() == [] and "It cannot be seen: one seed has no interval." in compared.in_short()
+    assert "**" not in text
 
 
 def test_a_page_gets_its_tables(tmp_path, capsys):
