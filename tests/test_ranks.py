@@ -131,7 +131,8 @@ TRANSFER = ["--data_parallel", "2", "--engine_args", '{"worker_extension_cls": "
 )
 def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags):
     """Rank 0 has the engines and the files. Its engine dies (weights by file): both ranks save and replace themselves.
-    SIGTERM to the group ends both ranks with one checkpoint, and two processes go on from it: every step once, and the generator has the trainer's weights at every probe."""
+    SIGTERM to the group ends both with one checkpoint, and two processes go on from it: every step once, and the
+    generator has the trainer's weights at every probe."""
     cache = ROOT / "runs" / "cache"
     flags = [*flags, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
     flags += ["--output_dir", tmp_path / "run", "--probe_every", "1"]
@@ -161,8 +162,7 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags)
         assert job.wait(timeout=60) != 0
     finally:
         end(job)
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
-    stopped = int(checkpoint.name.removeprefix("step-"))
+    stopped = max(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
     again = command(kind, 2, "job", *flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
     done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
