@@ -34,21 +34,18 @@ import torch
 from torch import Tensor
 
 import filters
-import fit_sigmoid
 import length_control
 import losses
 import pipeline_rl
 from pipeline_rl import Group, Rollout
-from runtime import checkpoints
+from runtime import checkpoints, closing
 from runtime.evaluation import RunFailed
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
-from runtime.lora import adapter_tensors, save_adapter
-from runtime.model import Row, full_tensors
+from runtime.model import Row
 from runtime.parts import Parts, new_parts, start, with_flag_names
 from runtime.ranks import restart, restarts
-from runtime.recorder import closing_fits, closing_table, pass_rates
-from runtime.run_folder import DISK, Progress, disk
+from runtime.run_folder import DISK, Progress
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
 
@@ -286,34 +283,16 @@ def evaluate(parts: Parts, progress: Progress) -> None:
 
 
 def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
-    """The last evaluation, a checkpoint from which a longer run may go on, the final model, and the closing table."""
+    """The last evaluation, a checkpoint from which a longer run may go on, the final model, and the law on this run."""
     parts.evaluator.finish(progress)
     if progress.evaluated != progress.step:
         evaluate(parts, progress)
     if flags.save_every or flags.resume:  # a resume from an older checkpoint would cut the logs back to it
         save(flags, parts, progress)
-    state: dict[str, Tensor] = {}
-    for name, tensor in full_tensors(parts.trainer.model, torch.float32):  # on every rank: a collective
-        state |= {name: tensor.cpu()} if parts.ranks.main else {}
-    adapter = adapter_tensors(parts.trainer.model)  # likewise
-    if not parts.ranks.main:
-        return
-    folder, recorder, say = parts.folder, parts.recorder, parts.ranks.say
-    with disk(folder.path / "model"):
-        new = folder.begin_model()
-        parts.trainer.model.save_pretrained(new, state_dict=state)
-        parts.task.tokenizer.save_pretrained(new)
-        if adapter:
-            save_adapter(parts.trainer.model, adapter, new / "adapter")
-        folder.finish_model({"step": progress.step, "version": progress.version, "compute": recorder.clock.now()})
-    recorder.bar.close()
-    picture = folder.path / "curve.png"
-    names = pass_rates(folder.read("eval.jsonl"))  # of all that is trained on, and of each data set
-    closing = [closing_fits(folder, name, parts.task.ceiling) for name in names]
-    fit_sigmoid.plot_curves([curves for curves, _ in closing], picture)
-    report = "\n\n".join(f"{fit_sigmoid.format_report(whole)}\n\n{text}" for (_, whole), text in closing)
-    say(f"\nThe law on this run ({picture}):\n{report}\n")
-    say(closing_table(folder, recorder.clock, recorder.device, flags.k))
+    closing.save_model(parts, progress)
+    if parts.ranks.main:
+        parts.recorder.bar.close()
+        parts.ranks.say(closing.report(parts, flags.k))
 
 
 def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str, then: str = "") -> None:
@@ -327,6 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 1 failure, 2 usage, 130 after Ctrl-C, 143 after SIGTERM."""
     try:
         return run_with(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.errno not in DISK:
             raise
@@ -337,48 +319,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_with(argv: Sequence[str]) -> int:
     """One run with these flags, to its end or to the fault that ends it; returns the exit code. A fault of the
-    generator ends the process, not the run: another process goes on from the checkpoint, `max_restarts` times."""
-    parts, restart_environment = None, dict(os.environ)
+    generator ends the process, not the run: another process goes on from the checkpoint, `max_restarts` times.
+    Raises UsageError."""
+    environment = dict(os.environ)  # before the run changes it
+    flags = parse_flags(argv, __doc__ or "")
+    for note in [*check_flags(flags), lr_note(flags)]:
+        if os.environ.get("RANK", "0") == "0":
+            print(note)
+    progress = Progress(random.Random(flags.seed))
+    parts = new_parts(flags, progress)
     try:
-        flags = parse_flags(argv, __doc__)
-        for note in [*check_flags(flags), lr_note(flags)]:
-            if os.environ.get("RANK", "0") == "0":
-                print(note)
-        progress = Progress(random.Random(flags.seed))
-        parts = new_parts(flags, progress)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: stop(progress, number))
         start(flags, parts, progress)
         train(flags, parts, progress)
         finish(flags, parts, progress)
-    except UsageError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
+        return 0
     except pipeline_rl.StopRequested:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        cause = error.__cause__
+        cause, restart_number = error.__cause__, restarts() + 1
         users = isinstance(cause, RewardError)  # a function that would raise again; it is shown with its traceback
         told = with_flag_names(str(cause) if users else str(error).splitlines()[0])
-        number = restarts() + 1
-        again = parts.ranks.from_main(lambda: not users and number <= flags.max_restarts)
-        then = f"restart {number} of at most {flags.max_restarts} goes on from it" if again else ""
+        again = parts.ranks.from_main(lambda: not users and restart_number <= flags.max_restarts)
+        then = f"restart {restart_number} of at most {flags.max_restarts} goes on from it" if again else ""
         stop_early(flags, parts, progress, f"train.py: {told}", then)
         if not again:
             return 1
-        restart_environment |= parts.ranks.told_at_restart()
+        environment |= parts.ranks.told_at_restart()
     except RunFailed as error:
-        found = parts.folder.newest_checkpoint()
-        newest = f"the newest checkpoint, perhaps made after the fault, is {found[0]}: --resume {parts.folder.path}"
-        print(f"train.py: {error}; {newest if found else 'there is no checkpoint'}", file=sys.stderr)
+        newest = "there is no checkpoint"
+        if found := parts.folder.newest_checkpoint():
+            newest = f"the newest checkpoint, perhaps made after the fault, is {found[0]}: --resume {parts.folder.path}"
+        print(f"train.py: {error}; {newest}", file=sys.stderr)
         return 1
-    else:
-        return 0
     finally:
-        if parts is not None:
-            parts.close()
-    restart(parts.folder.path, restart_environment)
+        parts.close()
+    restart(parts.folder.path, environment)
 
 
 def stop(progress: Progress, number: int) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 import pipeline_rl
 import train
+from runtime import closing
 from runtime import parts as setup
 from runtime.flags import parse_flags
 from runtime.model import Row
@@ -132,7 +133,7 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     monkeypatch.setattr(setup, "new_generator", new_generator)
     monkeypatch.setattr(train, "new_parts", new_scored_parts)
     empty = Image.new("RGB", (4, 3))
-    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: empty.save(path))  # half a second each
+    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: empty.save(path))  # half a second each
 
 
 @dataclass

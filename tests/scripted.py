@@ -12,6 +12,7 @@ import torch
 
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
+from runtime import closing
 from runtime import parts as setup
 from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
@@ -190,9 +191,9 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(setup, "new_generator", new_generator)
     monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
     monkeypatch.setattr(setup, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
-    monkeypatch.setattr(train, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
-    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: path.touch())  # half a second
-    monkeypatch.setattr(train.fit_sigmoid, "format_report", lambda *curves: "")
+    monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
+    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())  # half a second
+    monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
         "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,

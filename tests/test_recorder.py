@@ -14,7 +14,8 @@ from scripted import ScriptedGenerator
 
 from pipeline_rl import Counters
 from runtime import flag_checks, recorder
-from runtime.recorder import Clock, closing_fits, closing_table, step_line, warnings_of
+from runtime.closing import closing_fits, closing_table
+from runtime.recorder import Clock, step_line, warnings_of
 from runtime.run_folder import Folder
 from tasks import arithmetic
 

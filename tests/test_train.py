@@ -11,6 +11,7 @@ from scripted import ScriptedGenerator, batch_of, problem, rollout
 import pipeline_rl
 import train
 from pipeline_rl import Group
+from runtime import closing
 from runtime import parts as setup
 from runtime.flags import Flags
 from runtime.run_folder import Folder
@@ -431,7 +432,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
     words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(setup, "warm_started", lambda flags, ranks: model)
-    monkeypatch.setattr(train.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
+    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
     monkeypatch.setattr(train, "restart", replace)
     with monkeypatch.context() as patch:
         patch.setattr(place, method, broken)
