@@ -5,11 +5,11 @@ bit, and can be compared. Groups are drawn by step; evaluation rollouts are scor
 """
 
 import random
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
+from scripted import ScriptedGenerator
 
 import pipeline_rl
 import train
@@ -27,24 +27,22 @@ class Killed(Exception):
     """Stands for SIGKILL: nothing may be saved on its way out."""
 
 
-class Replay:
-    """Has the trainer's side of `pipeline_rl.Generator`. `killed_after`: the step whose groups never come."""
+class Replay(ScriptedGenerator):
+    """Takes what was recorded, whatever the pacer says. `killed_after`: the step whose groups never come."""
 
     killed_after: int | None = None
-    length_control = None
     trainer: "train.Trainer"  # scores the evaluation rollouts
 
-    def __init__(self, problems, rollouts, progress):
-        self.problems, self.rollouts, self.progress = problems, rollouts, progress
-        self.pacer = pipeline_rl.Pacer(1, 0)
-        self.counters, self.under_way, self.version, self.pushed = pipeline_rl.Counters(), {}, 0, []
+    def __init__(self, problems, flags, progress):
+        super().__init__(problems, setup.new_pacer(flags))
+        self.rollouts, self.progress = flags.rollouts, progress
 
     @property
     def step(self):
         return self.progress.step
 
-    def start(self, tensors, version=0):
-        self.version = version
+    def fill(self):
+        pass
 
     def take(self, count):
         if self.step == self.killed_after:
@@ -67,32 +65,18 @@ class Replay:
         return pipeline_rl.Rollout(ids, logprobs, versions, mask, "stop", n > 6, 0, 1.0 if correct else -1.0, correct)
 
     def evaluate(self, problems, n_samples, temperature=None):
-        future, draw = Future(), random.Random("evaluation")
+        draw = random.Random("evaluation")
         groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
         pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]
         scored = self.trainer.score([Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in pairs]).tolist()
         for (_, rollout), logprobs in zip(pairs, scored, strict=True):
             rollout.logprobs = logprobs[: len(rollout.completion_ids)]
-        future.set_result(groups)
-        return future
-
-    def result_of(self, future):
-        return future.result()
+        return groups
 
     def push(self, tensors, version, release):
         self.version = version
-        self.pushed.append(version)
 
     def release(self, count):
-        pass
-
-    def ask(self, call):
-        return [{"w": f"of version {self.version}"}]
-
-    def in_loop(self, function):
-        return function(self)
-
-    def close(self):
         pass
 
 
@@ -126,9 +110,7 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
         return parts
 
     def new_generator(flags, model, task, prompts, channel, devices, control, progress):
-        made = replay(prompts, flags.rollouts, progress)
-        made.pacer = setup.new_pacer(flags)
-        return made
+        return replay(prompts, flags, progress)
 
     monkeypatch.setattr(setup, "new_generator", new_generator)
     monkeypatch.setattr(train, "new_parts", new_scored_parts)

@@ -249,7 +249,7 @@ def test_a_stop_in_mid_step_keeps_every_prompt(program, whole, tmp_path):
     def result_of(self, future):
         if self.step == 3 and len(seen) == 4:
             raise pipeline_rl.StopRequested
-        return future.result()
+        return future
 
     code, out, _ = program(script={"take": take, "result_of": result_of})
     assert code == 143 and "after step 3; checkpoint" in out

@@ -474,7 +474,7 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
 
         def evaluate(self, problems, n_samples, temperature=None):
             future = Replay.evaluate(self, problems, n_samples)
-            for rollout in [r for group in future.result() for r in group]:
+            for rollout in [r for group in future for r in group]:
                 rollout.logprobs = [x - 1e-3 * (self.step >= 3) for x in rollout.logprobs]
             return future
 
