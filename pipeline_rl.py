@@ -59,7 +59,7 @@ The trainer counts v and names it in `push`; it is live when the engine has load
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
 SIMPLIFIED. One reward function. The engine is any object with the methods that `Generator` lists; vllm_engine.py has
-one. An engine that dies ends the run: train.py saves, and goes on in a new process.
+one. An engine that dies is not replaced here: train.py saves, and goes on in a new process.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3.
@@ -409,11 +409,6 @@ class Generator:
         self._counted_at = time.monotonic()
         self.in_loop(lambda generator: generator._spawn(generator._admit()))
 
-    @property
-    def version(self) -> int:
-        """The policy version that is live in the engine."""
-        return self.engine.version
-
     def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
         """Waits for the `count` oldest groups. Raises GeneratorFailed or Exhausted; every `report_after` seconds of
         waiting it prints who waits for whom."""
@@ -530,6 +525,9 @@ class Generator:
         try:
             asked = [self._evaluation(p, temperature) for p in problems for _ in range(n_samples)]
             flat = await asyncio.gather(*asked)
+        except Exception as error:
+            self._fail(error)  # also for those who wait for something else
+            raise
         finally:
             self._evaluating = False
             self._changed.set()
@@ -573,10 +571,10 @@ class Generator:
                 running, report_at = self.in_loop(lambda g: g.pacer.waiting_for()), time.monotonic() + report_after
                 print(f"the trainer waits; {len(running)} groups run, the oldest is {running[:1]}", flush=True)
         future.cancel()
-        if error is None or (may_stop and self.stop_requested()):  # a Ctrl-C may have ended the engine, too
-            raise StopRequested from error
         if isinstance(error, Exhausted | EngineFailed):
             raise error
+        if error is None or self.stop_requested():  # what asked to stop may have ended the engine, too
+            raise StopRequested from error
         raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
 
 

@@ -102,7 +102,7 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                 # The average of the loss, as one weight per token: per prompt, per sample, over all tokens, or
                 # over the tokens that there could be (`constant`).
                 token_weights = losses.aggregation_weights(
-                    mask, group_ids[kept], flags.aggregation, max_sampled(flags)
+                    mask, group_ids[kept], flags.aggregation, flags.most_sampled
                 )  # (N, T)
                 batch = TrainingBatch([rows[i] for i in trained], behaviour, mask, advantages[kept], token_weights)
                 if old is not None:
@@ -209,7 +209,7 @@ def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags, rng: random.Random
     rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (n,)
     if flags.length_control == "penalty":
         lengths = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])  # (n,)
-        penalty = length_control.overlong_penalty(lengths, max_sampled(flags), flags.penalty_window)  # (n,)
+        penalty = length_control.overlong_penalty(lengths, flags.most_sampled, flags.penalty_window)  # (n,)
         penalized = torch.tensor([rollout.correct or flags.penalty_on == "all" for rollout in rollouts])  # (n,)
         rewards = rewards + torch.where(penalized, penalty, 0.0)
     if flags.reward == "shuffled":
@@ -223,11 +223,6 @@ def score_before_the_steps(
     """Truncated importance sampling (TIS) needs, for each batch, the (n, T) log-probs of the trainer's policy before
     the first of these steps; the other losses need none."""
     return [trainer.score(flat(groups)[1]) if flags.loss == "tis" else None for groups in batches]
-
-
-def max_sampled(flags: Flags) -> int:
-    """Most tokens that a completion can sample; the phrase comes on top."""
-    return flags.max_budget + flags.answer_budget
 
 
 def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
@@ -297,7 +292,11 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
 
 def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str, then: str = "") -> None:
     """A checkpoint, and one line that says why the run ends and what comes `then`, or how to go on."""
-    checkpoint = save(flags, parts, progress)
+    try:
+        checkpoint = save(flags, parts, progress)
+    except OSError:
+        parts.ranks.say(reason)
+        raise
     then = then or f"go on with --resume {parts.folder.path}"
     parts.ranks.say(f"{reason}; checkpoint {checkpoint}; {then}")
 
@@ -305,7 +304,7 @@ def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str, then
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 1 failure, 2 usage, 130 after Ctrl-C, 143 after SIGTERM."""
     try:
-        return run_with(sys.argv[1:] if argv is None else argv)
+        return run_with(sys.argv[1:], may_restart=True) if argv is None else run_with(argv)
     except UsageError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
@@ -317,10 +316,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run_with(argv: Sequence[str]) -> int:
-    """One run with these flags, to its end or to the fault that ends it; returns the exit code. A fault of the
-    generator ends the process, not the run: another process goes on from the checkpoint, `max_restarts` times.
-    Raises UsageError."""
+def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
+    """One run with these flags, to its end or to the fault that ends it; returns the exit code. With `may_restart`, of
+    a program, a fault of the generator ends the process and not the run: another process goes on from the checkpoint,
+    at most `max_restarts` times. Raises UsageError."""
     environment = dict(os.environ)  # before the run changes it
     flags = parse_flags(argv, __doc__ or "")
     for note in [*check_flags(flags), lr_note(flags)]:
@@ -339,15 +338,19 @@ def run_with(argv: Sequence[str]) -> int:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        cause, restart_number = error.__cause__, restarts() + 1
+        cause, number, ranks = error.__cause__, restarts() + 1, parts.ranks
         users = isinstance(cause, RewardError)  # a function that would raise again; it is shown with its traceback
-        told = with_flag_names(str(cause) if users else str(error).splitlines()[0])
-        again = parts.ranks.from_main(lambda: not users and restart_number <= flags.max_restarts)
-        then = f"restart {restart_number} of at most {flags.max_restarts} goes on from it" if again else ""
-        stop_early(flags, parts, progress, f"train.py: {told}", then)
-        if not again:
+        told = "train.py: " + with_flag_names(str(cause) if users else str(error).splitlines()[0])
+        if ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
+            ranks.say(f"{told}; go on from the newest checkpoint with --resume {parts.folder.path}")
             return 1
-        environment |= parts.ranks.told_at_restart()
+        may_restart = may_restart and ranks.on_one_host and number <= flags.max_restarts
+        again = ranks.from_main(lambda: may_restart and not users and not progress.stop_signal)
+        then = f"restart {number} of at most {flags.max_restarts} goes on from it" if again else ""
+        stop_early(flags, parts, progress, told, then)
+        if not again:
+            return 128 + progress.stop_signal if progress.stop_signal else 1
+        environment |= ranks.told_at_restart()
     except RunFailed as error:
         newest = "there is no checkpoint"
         if found := parts.folder.newest_checkpoint():
@@ -356,6 +359,8 @@ def run_with(argv: Sequence[str]) -> int:
         return 1
     finally:
         parts.close()
+    if progress.stop_signal:  # it came while the checkpoint was written
+        return 128 + progress.stop_signal
     restart(parts.folder.path, environment)
 
 

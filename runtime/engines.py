@@ -1,7 +1,7 @@
 """The engine of a run: vllm_engine's, with what only a long run, a launcher or several hosts need of vLLM.
 
 one process of many   its own devices, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
-a death               is seen while a call waits for an answer that never comes; the run then ends (train.py goes on)
+a death               is seen while a call waits for an answer that never comes; train.py then goes on in a new process
 faster messages       engines on a CPU send a completion once (engine_process.WholeCompletions)
 Ray                   workers on other hosts, which have none of our files
 """

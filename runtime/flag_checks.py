@@ -103,7 +103,7 @@ def schedule(flags: ScheduleFlags) -> Iterator[str]:
 def length(flags: Flags) -> Iterator[str]:
     """Budgets that can be drawn, a penalty that fits under the cap, thinking that can be interrupted."""
     how, low, high = flags.length_control, flags.min_budget, flags.max_budget
-    cap = high + flags.answer_budget
+    cap = flags.most_sampled
     if how == "interruption" and low > high:
         yield f"--min_budget {low} is above --max_budget {high}; lower the one or raise the other."
     if how == "penalty" and not 1 <= flags.penalty_window <= cap:

@@ -51,7 +51,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "peak_tflops": (0.0, "`flops` and `seconds` in the logs"),
     "push_to_hub": ("", "hf upload OUTPUT_DIR/model"),
     "rambling": (0.35, "the usual warm start, in tasks/"),
-    "restart_window": (100, "--max_restarts, which counts for the whole run"),
+    "restart_window": (100, "--max_restarts, which counts since the command began"),
     "reward_errors": ("raise", "a reward function that catches its own errors and returns 0"),
     "threads": (1, "OMP_NUM_THREADS in the environment"),
     "tis_cap": (2.0, "the cap of 2, in losses.py"),
@@ -153,7 +153,7 @@ class ScheduleFlags:
     )
     weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
     engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"block_size": 64}.')
-    max_restarts: int = flag(3, "Times that a run whose engine fails goes on by itself from a checkpoint.", at_least=0)
+    max_restarts: int = flag(3, "Times that a run goes on by itself after a fault of the generator.", at_least=0)
 
 
 @dataclass
@@ -191,6 +191,11 @@ class LengthFlags:
     answer_budget: int = flag(4, "Tokens for the answer.", at_least=1)
     penalty_window: int = flag(8, "Penalty: L_cache, tokens before the cap over which it grows to -1.")
     penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")
+
+    @property
+    def most_sampled(self) -> int:
+        """Most tokens that a completion can sample; the phrase comes on top."""
+        return self.max_budget + self.answer_budget
 
 
 @dataclass

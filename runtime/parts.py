@@ -22,10 +22,10 @@ from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.devices import check_memory, count_parameters, devices_in_use, engine_options, merged, new_channel, place
 from runtime.engines import RunEngine, reason_of
-from runtime.evaluation import Evaluator
+from runtime.evaluation import Evaluator, RunFailed
 from runtime.flags import BUILT_IN, DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.model import UNREADABLE
-from runtime.ranks import Ranks, SharedGenerator
+from runtime.ranks import Ranks, SharedGenerator, restarts
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
@@ -101,6 +101,8 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
     try:
         parts.generator.start(trainer.weights, progress.version)
     except EngineFailed as error:
+        if restarts():
+            raise RunFailed(f"after restart {restarts()} {error}") from error
         raise UsageError(
             f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
             "--dtype and --engine_args."
@@ -183,7 +185,7 @@ def new_generator(
 ) -> Generator:  # fmt: skip
     """Rank 0's generator, whose engine is not yet started. `devices`: the environment that shows the engine its own."""
     longest_prompt = max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
-    max_completion = control.max_completion if control else flags.max_budget + flags.answer_budget
+    max_completion = control.max_completion if control else flags.most_sampled
     length = longest_prompt + max_completion
     if flags.engine == "torch":
         engine: Any = TorchEngine(model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed)
@@ -271,7 +273,7 @@ def with_flag_names(message: str) -> str:
 
 def check_model(flags: LengthFlags, config: Any, task: Any, control: length_control.Interruption | None) -> None:
     """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
-    longest = control.max_completion if control else flags.max_budget + flags.answer_budget
+    longest = control.max_completion if control else flags.most_sampled
     needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
     context = getattr(config, "max_position_embeddings", None) or math.inf
     if needed > context:

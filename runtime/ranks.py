@@ -51,6 +51,11 @@ class Ranks:
             raise error
         return value
 
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all trainer processes run here."""
+        return self.count == int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+
     def told_at_restart(self) -> dict[str, str]:
         """Environment variables for the processes that take the place of these; a collective."""
         from accelerate.utils.other import get_free_port

@@ -1,5 +1,5 @@
-"""Continuous batching in eighty lines of torch: an engine for models so small that vLLM's own work on each token takes
-longer than the model's.
+"""Continuous batching in plain torch: an engine for models so small that vLLM's own work on each token takes longer
+than the model's.
 
 It has the interface of `vllm_engine.VLLMEngine` and runs in the trainer's process, in the generator's event loop. Every
 step gives each request that is inside one token; a request that is complete leaves, and another takes its slot at the
@@ -90,6 +90,8 @@ class TorchEngine:
         self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
     ) -> Sample:
         """One request; `salt` and `replica` change nothing here. `temperature`: None is the engine's."""
+        if self.stepping.done():  # a step raised: this request would wait for ever
+            self.stepping.result()
         done = asyncio.get_running_loop().create_future()
         temperature = self.temperature if temperature is None else max(temperature, GREEDY)
         self.waiting.append((list(prompt_ids), max_tokens, temperature, done))
@@ -117,6 +119,7 @@ class TorchEngine:
             for done in [request[-1] for request in self.waiting] + [request[-1] for request in self.inside.values()]:
                 if not done.done():
                     done.set_exception(error)
+            raise
 
     def _enter(self) -> None:
         """Waiting requests take free slots: the keys and values of their prompts are computed, once for each prompt."""

@@ -13,9 +13,8 @@ while the engine is paused.
                       memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
                       trainer waits until it is done.
 
-SIMPLIFIED. A file serves one host, and while it is written, that host holds all tensors once more; an engine that
-dies under TransferWeights ends the run (one trainer process saves a checkpoint; several may not, and go on from the
-last one).
+SIMPLIFIED. A file serves one host, and while it is written, that host holds all tensors once more. An engine that
+dies under TransferWeights ends a run of several trainer processes without a checkpoint: some wait inside the transfer.
 
 Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
 """

@@ -44,7 +44,8 @@ def job(*argv):
         from runtime import devices
 
         devices.torch = transfers_on_cpu.Torch()
-    return train.main(argv)
+    sys.argv[1:] = argv
+    return train.main()  # a program, which may replace its process
 
 
 def new_trainer(argv):

@@ -260,7 +260,7 @@ def test_the_lag_of_a_generator(k):
                 seen += lags(rollout, version)
             generator.push({}, version + 1, 2)
         generator.settle()
-        assert generator.version == 8
+        assert generator.engine.version == 8
     assert 0 <= min(seen) and max(seen) == k
 
 
@@ -316,7 +316,7 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
         generator.settle()
         assert sum(ids[0] == 9 for ids, _, _ in engine.requests) == 40, "the push did not wait"
         groups = generator.result_of(future)
-        assert [len(group) for group in groups] == [4] * 10 and generator.version == 1
+        assert [len(group) for group in groups] == [4] * 10 and generator.engine.version == 1
         assert all(rollout.versions == [0] * 7 for group in groups for rollout in group)  # the longest budget
         counters = generator.counters
         assert generator.pacer.admitted == 1 and 0 < counters.eval_seconds < 60
@@ -454,7 +454,7 @@ def test_a_push_that_fails_ends_every_wait_with_its_error():
         for wait in (lambda: generator.take(2), generator.settle):
             with pytest.raises(RuntimeError, match=r"layers\.7"):
                 wait()
-        assert time.monotonic() - started < 10 and generator.version == 0
+        assert time.monotonic() - started < 10 and generator.engine.version == 0
 
 
 def test_finite_problems_end_in_exhausted():

@@ -25,12 +25,12 @@ def new_engine(model, folder, slots=3, temperature=0.7) -> TorchEngine:
     return engine
 
 
-def sampled(engine: TorchEngine, requests, **options) -> list:
+def sampled(engine: TorchEngine, requests) -> list:
     """The samples of all requests at once, each (prompt, most tokens, temperature)."""
 
     async def run():
         await engine.start()
-        return await asyncio.gather(*[engine.sample(p, n, "", 0, t) for p, n, t in requests], **options)
+        return await asyncio.gather(*[engine.sample(p, n, "", 0, t) for p, n, t in requests])
 
     return asyncio.run(run())
 
@@ -115,8 +115,14 @@ def test_a_prompt_computed_for_several_requests_is_counted_once(model, tmp_path)
 
 
 def test_an_error_in_a_step_reaches_everyone_who_waits(model, tmp_path):
-    """Two requests inside and one that waits for a slot."""
+    """Two requests inside, one that waits for a slot, and one that comes when no step is made any more."""
     engine = new_engine(model, tmp_path, slots=2)
     engine._leave = lambda *_: 1 / 0
-    errors = sampled(engine, [([5], 4, None)] * 3, return_exceptions=True)
-    assert [type(error) for error in errors] == [ZeroDivisionError] * 3
+
+    async def run():
+        await engine.start()
+        together = await asyncio.gather(*[engine.sample([5], 4, "") for _ in range(3)], return_exceptions=True)
+        return together + await asyncio.gather(engine.sample([5], 4, ""), return_exceptions=True)
+
+    errors = asyncio.run(asyncio.wait_for(run(), 20))
+    assert [type(error) for error in errors] == [ZeroDivisionError] * 4

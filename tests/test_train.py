@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from replay import Replay, assert_same_logs, without_times
+from replay import Replay, arguments, assert_same_logs, record_rollouts, without_times
 from scripted import ScriptedGenerator, batch_of, problem, rollout
 
 import pipeline_rl
@@ -439,7 +439,9 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
         for before in range(2):
             monkeypatch.setenv("SCALERL_RESTARTS", str(3 * before))  # of 3 at most
             try:
-                code = train.main(words.split() if before == 0 else ["--resume", f"{tmp_path}/run"])
+                line = words.split() if before == 0 else ["--resume", f"{tmp_path}/run"]
+                monkeypatch.setattr(train.sys, "argv", ["train.py", *line])
+                code = train.main()
             except Replaced as replaced:
                 code = replaced.args
             out, err = capsys.readouterr()
@@ -454,6 +456,46 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
             assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == len(made)
             calls[:] = calls[: call // 2]
     assert train.main(["--resume", f"{tmp_path}/run", "--max_steps", str(len(made) + 1)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stopped", "argv", "save_fails", "code"),
+    [(False, None, False, "replaced"), (True, None, False, 143), (False, [], False, 1), (False, None, True, 1)],
+    ids=["goes on", "a stop request wins", "called by another program", "a full disk"],
+)
+def test_when_a_fault_of_the_generator_replaces_the_process(
+    monkeypatch, program, tmp_path, capsys, stopped, argv, save_fails, code
+):
+    """Not if a signal came at the same time, nor a program that only calls `main`: it has arguments of its own. If the
+    checkpoint cannot be written, the fault is told all the same."""
+
+    def take(self, count):
+        if self.step == 3:
+            self.progress.stop_signal = 15 * stopped
+            if save_fails:
+                monkeypatch.setattr(train.checkpoints, "save", full)
+            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDeadError: it died")
+        return Replay.take(self, count)
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "run")
+
+    def replace(folder, environment):
+        raise Replaced(folder, environment["SCALERL_RESTARTS"])
+
+    monkeypatch.setattr(train, "restart", replace)
+    monkeypatch.delenv("SCALERL_RESTARTS", raising=False)
+    record_rollouts(monkeypatch, {"take": take})
+    line = arguments(tmp_path / "run", program.model)
+    monkeypatch.setattr(train.sys, "argv", ["train.py", *line])
+    try:
+        found = train.main() if argv is None else train.main(line)
+    except Replaced as replaced:
+        found = "replaced"
+        assert replaced.args == (tmp_path / "run", "1")
+    out = capsys.readouterr().out
+    assert found == code and "train.py: the generator failed: EngineDeadError: it died" in out
+    assert save_fails or Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 3
 
 
 @pytest.mark.parametrize("fault", ["gradient", "weights"])

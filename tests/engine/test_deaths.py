@@ -98,7 +98,7 @@ DRIVER = """
             future = generator.evaluate(problems(4), 4)  # left open, as are the running groups
         finally:
             generator.close()
-        print("version", generator.version)
+        print("version", generator.engine.version)
 """
 
 

@@ -42,7 +42,7 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
         for version in range(1, 11):
             long = generator.evaluate(problems(4, seed=version), 2) if version == 5 else None
             generator.push(tiny.weights(version), version, 0)
-            assert generator.version == version
+            assert generator.engine.version == version
             if long is not None:
                 assert len(generator.result_of(long)) == 4
         rollouts = [r for group in generator.result_of(generator.evaluate(prompts, 2)) for r in group]

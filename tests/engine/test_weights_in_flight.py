@@ -184,7 +184,7 @@ def test_a_prompt_does_not_hit_keys_and_values_of_another_version(vllm_engine: S
     prompt, tiny = problems(1, length=70), vllm_engine.tiny
     with vllm_engine.generator(max_completion=12) as generator:
         for version, prefilled in ((0, 70), (0, 6), (1, 70), (1, 6)):
-            if version != generator.version:
+            if version != generator.engine.version:
                 generator.push(tiny.weights(version), version, 0)
             asked, rollouts = evaluated(generator, prompt, 1)
             assert rollouts[0].prefilled == prefilled
