@@ -29,7 +29,7 @@ LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines 
 class RunEngine(vllm_engine.VLLMEngine):
     """A VLLMEngine in a run: it shares its host with a trainer, and perhaps with a launcher and other hosts."""
 
-    devices: dict[str, str] = field(default_factory=dict)  # as {"CUDA_VISIBLE_DEVICES": "2,3"}; empty: all
+    device_environment: dict[str, str] = field(default_factory=dict)  # as {"CUDA_VISIBLE_DEVICES": "2,3"}; empty: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +58,9 @@ class RunEngine(vllm_engine.VLLMEngine):
             named = self.args.get(name)
             if isinstance(named, str) and importlib.util.find_spec(named.rpartition(".")[0]) is None:
                 raise ModuleNotFoundError(f"{name}={named}: its module is not on sys.path")
-        with environment(self.environment, self.devices | dict.fromkeys(filter(LAUNCHER.fullmatch, os.environ))):
+        with environment(
+            self.environment, self.device_environment | dict.fromkeys(filter(LAUNCHER.fullmatch, os.environ))
+        ):
             return super().new_vllm()
 
     def read(self, output: Any) -> tuple[list[float], list[int]]:

@@ -81,14 +81,14 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     history = PassRateHistory(flags.pass_rate_threshold)
     shuffled = flags.prompt_order == "shuffled"
     prompts = PromptStream(task.train, flags.seed, history.retired, task.weights, shuffled)
-    channel, devices = new_channel(flags, ranks.accelerator)
+    channel, device_environment = new_channel(flags, ranks.accelerator)
     if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)
     control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
     check_model(flags, trainer.model.config, task, control)
     generator = None
     if ranks.main:
-        generator = new_generator(flags, model, task, prompts, channel, devices, control, progress)
+        generator = new_generator(flags, model, task, prompts, channel, device_environment, control, progress)
     shared = SharedGenerator(generator, channel, ranks)
     recorder = Recorder(flags, ranks, folder, task, prompts, shared)
     evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
@@ -180,10 +180,10 @@ def resume(
 
 
 def new_generator(
-    flags: Flags, model: str, task: Any, prompts: PromptStream, channel: Any, devices: dict[str, str],
+    flags: Flags, model: str, task: Any, prompts: PromptStream, channel: Any, device_environment: dict[str, str],
     control: length_control.Interruption | None, progress: Progress,
 ) -> Generator:  # fmt: skip
-    """Rank 0's generator, whose engine is not yet started. `devices`: the environment that shows the engine its own."""
+    """Rank 0's generator, whose engine is not yet started. `device_environment` shows the engine its own devices."""
     longest_prompt = max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
     max_completion = control.max_completion if control else flags.most_sampled
     length = longest_prompt + max_completion
@@ -193,7 +193,7 @@ def new_generator(
         engine = RunEngine(
             model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
             merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
-            devices=devices,
+            device_environment=device_environment,
         )  # fmt: skip
     return Generator(
         engine, prompts, task.score, new_pacer(flags), flags.rollouts,

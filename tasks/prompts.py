@@ -14,6 +14,7 @@ A TASK is any object with
     score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one
     ceiling                    the highest pass rate there can be, or None where nobody knows it
     text(ids), close()         the text of tokens; releases what the task holds
+and, of data sets, `skipped` (rows left out, by reason) and `counts` (verdicts so far, by kind).
 Here are `arithmetic.ChainTask`, and what `data_sets.load_dataset_task` makes of files and Hugging Face data sets.
 
 >>> problems = [Problem(str(i), (i,), "") for i in range(3)]

@@ -206,7 +206,7 @@ def test_the_engine_inherits_a_blocked_ctrl_c_and_its_devices(made, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("VLLM_HOST_IP", raising=False)
-    with generating(engine=new_engine(devices={"CUDA_VISIBLE_DEVICES": "2,3"})):
+    with generating(engine=new_engine(device_environment={"CUDA_VISIBLE_DEVICES": "2,3"})):
         pass
     assert seen["CUDA_VISIBLE_DEVICES"] == "2,3" and seen["OMP_NUM_THREADS"] == "7"
     assert seen["VLLM_HOST_IP"] == "127.0.0.1" and signal.SIGINT in seen["mask"]
