@@ -20,7 +20,7 @@ copy), and those weights are not the ones that vLLM rounded to bfloat16. So the 
 and FP32 log-softmax. `Scorer` sees to four more: the rounded W, the rounded h, the bias, and which position predicts
 which token. The temperature is the caller's.
 
-SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk.
+SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
 
 SIMPLIFIED. Each device holds all of the head and casts a bfloat16 one to FP32 in every pass; no soft cap or scale on
 the logits (Gemma 2, Granite). H1: with `fp32=False` only the forward product is computed in the model's dtype.
@@ -160,7 +160,7 @@ class _Options(NamedTuple):
 def _chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options, buffers: int
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Yields (rows, the buffers (C, V), always the same ones): the chunk's scaled logits z, and room to compute in."""
+    """Yields (rows, buffers (C, V)). Buffers are used again by the next chunk; the first holds the scaled logits z."""
     size = min(options.chunk_tokens, len(hidden)), len(weight)  # C, V
     room = [hidden.new_empty(size, dtype=options.dtype) for _ in range(buffers)]
     head = weight.to(options.product_dtype).t()  # (H, V)

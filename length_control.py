@@ -22,8 +22,8 @@ cap L_max the reward falls on a ramp from 0 to -1, and stays there.
     penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
 SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
-complete one. With one limit for all rows and no finish reason, as in Hugging Face's `generate`: for leg 1 generate
-max(budgets) tokens, cut each row to its own budget, and call its finish_reason "length" if no stop token is left.
+complete one. Hugging Face's `generate` has one limit for all rows and no finish reason: make max(budgets) tokens, cut
+each row to its own budget, and call its finish_reason "length" if no stop token is left.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
 no log-prob to divide by. T2: ScaleRL adds the penalty only to correct answers, DAPO to all; the caller chooses.

@@ -62,9 +62,9 @@ def normalize_advantages(
 ) -> Tensor:
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's).
 
-    L2: drop the groups with equal rewards before the call. Their advantages are 0, but a share p of them left in the
-    std multiplies all others by 1 / sqrt(1 - p); left in the average (`aggregation_weights`) it multiplies the step by
-    (1 - p); left in both, by sqrt(1 - p). For p = 1/2: x1.41, x0.50, x0.71. And p changes from batch to batch.
+    L2: drop the groups with equal rewards before the call. Their advantages are 0, but a share p of them multiplies the
+    step, left in the std by 1 / sqrt(1 - p), in the average (`aggregation_weights`) by 1 - p, in both by sqrt(1 - p).
+    For p = 1/2: 1.41, 0.50, 0.71. And p changes from batch to batch.
 
     Args:
         rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN, except
@@ -207,7 +207,7 @@ def tis(
     old, log_mismatch, advantages, trained = _select(old_logprobs, behaviour_logprobs, advantages, mask)
     mismatch = _bounded_exp(log_mismatch)  # (N, T) w = pi_old / pi_gen
     term, capped = _clipped_term(_bounded_exp(logprobs - old), advantages, eps_low, eps_high)  # (N, T), (N, T)
-    # token loss = - min(w, cap) * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A),   r = pi / pi_old
+    # token loss = - min(w, cap) * min(q A, clip(q, 1 - eps_low, 1 + eps_high) A),   q = pi / pi_old
     token_loss = torch.where(trained, -mismatch.clamp(max=cap) * term, 0.0)  # (N, T), `where` as in gspo
     metrics = _metrics(log_ratio, capped, advantages, trained)
     return token_loss, metrics | {"tis_capped": ((mismatch > cap) & trained).sum()}
@@ -226,6 +226,7 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
         mask, group_ids: (N, T), (N,) of all ranks and microbatches together; dropped rows are left out or all 0.
         how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a group's tokens, then over
             groups (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, mean over rows (Dr.GRPO).
+            A group's rows of 10 and 100 tokens: `sample` 1/20 and 1/200 a token, `prompt` and `token` 1/110 each.
         constant: what `constant` divides by, for example the completion budget in tokens.
     Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or group without trained tokens is
     not counted: left in a denominator it would shrink the step.

@@ -1,5 +1,7 @@
 """PipelineRL-k and PPO-off-policy-k: generate and train at the same time, with a bound on how old a token may be.
 
+SYMBOLS. B prompts per optimizer step, G rollouts per prompt, k steps off-policy, v policy version.
+
 PROBLEM. Sampling takes most of the time of reinforcement learning on language models, and its slowest completions
 take most of that. A trainer that waits for every completion leaves the generator idle at the end of each batch, and is
 itself idle before it.
@@ -39,7 +41,8 @@ all older ones are finished, so that the trainer could take it now, and *under w
     fewer than B             whatever                yes: the trainer would have to wait
     B or more                fewer than at the peak  yes: it replaces one that was taken
     B or more                as many as at the peak  no: it would only grow old
-    whatever                 (G slots are not free)  no: nothing queues inside the engine
+
+And never while fewer than G slots are free: nothing queues inside the engine.
 
 So the peak grows only while the trainer would have to wait. At the start it does, and the first peak is what the bound
 and the free slots allow. (A group that finished behind a running one is not ready. If it counted, one long completion
@@ -69,7 +72,6 @@ k = 8 2 %, at a mean lag of 5.3.
     >>> pacer.may_admit()                  # 4 = (k + 1) · B are outstanding
     False
 
-SYMBOLS. B prompts per optimizer step, G rollouts per prompt, k steps off-policy, v policy version, T tokens.
 """
 
 import asyncio
@@ -416,7 +418,7 @@ class Generator:
         def may_take() -> bool:
             if self.pacer.may_take(count):
                 return True
-            if self._error is not None:  # an iterator that raised is at its end, too: not `Exhausted`
+            if self._error is not None:  # first: an iterator that raised looks exhausted, too
                 raise self._error
             if self.exhausted and len(self.under_way) < count:
                 raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
@@ -430,7 +432,7 @@ class Generator:
             return groups
 
         self._wait(self._run(self._until(may_take)), may_stop=True, report_after=report_after)
-        # Only the wait can be cut short. A group that leaves `under_way` and arrives nowhere would be in no checkpoint.
+        # Taking cannot be interrupted: a group lost between here and there would be in no checkpoint.
         return self.in_loop(now)
 
     def release(self, count: int) -> None:
@@ -484,7 +486,7 @@ class Generator:
         """Stops engine and thread; safe to call twice and after a failure."""
         if self._thread.is_alive():
             if self._pushing is not None:
-                wait([self._pushing], timeout=5)  # the engine reads a file that goes next
+                wait([self._pushing], timeout=5)  # the engine reads a file that is deleted next
             try:
                 self._run(self._stop()).result(timeout=30)
             except TimeoutError:  # on a machine that is too busy; the engine is ended below all the same
@@ -591,7 +593,7 @@ def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24
     versions: dict[int, list[int]] = {}  # number -> the version of each of its tokens
     found: list[int] = []
     version = tick = empty = waited = 0
-    live_at = math.inf  # the tick at which the weights of the steps under way go live
+    live_at = math.inf  # the tick at which the weights of the steps in progress go live
     while version < 200:
         if tick == live_at:
             version, live_at = version + pacer.take_size // batch, math.inf

@@ -109,9 +109,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                     batch.old_logprobs = old[kept, : mask.shape[1]]  # (N, T)
 
                 metrics |= trainer.gradients(batch)  # forward, loss, backward: runtime/trainer.py
-                # The generator may still be sampling an evaluation or a probe (a few completions of held-out prompts,
-                # scored by both sides), begun below after an earlier step. It must end before the weights change. Here
-                # the trainer still has the weights that sampled it: the engine's log-probs are compared with its own.
+                # An evaluation or a probe (a few completions of held-out prompts, scored by both sides) that still runs
+                # must end on these weights, which sampled it: the engine's log-probs are compared with the trainer's.
                 metrics |= evaluator.finish(progress)
                 metrics |= optimizer_step(trainer, progress)  # v becomes v + 1
 
@@ -121,8 +120,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
             del progress.taken[: len(groups)]
             recorder.step(progress, groups, batch, metrics, version)
 
-        # Push in flight: running requests go on with the new weights. These groups count as outstanding until the
-        # weights are live, or until now if no gradient was finite or there was nothing to train on.
+        # Push in flight: running requests go on with the new weights. These groups count as outstanding until those are
+        # live, or are released now if no step made a new version.
         if progress.version > first_version:
             generator.push(trainer.weights, progress.version, release=len(taken))
         else:

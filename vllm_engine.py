@@ -21,8 +21,8 @@ and a tied head that keeps a stale copy (`WeightReceiver`) · the model folder's
 (`generation_config`) · log-probs before the temperature (`logprobs_mode`) · a prompt's cache left by other weights
 (`salt`).
 
-SIMPLIFIED. One engine on this host. Other ways for the weights, and Ray, are in runtime/. Nothing here says when a
-request may enter: that is pipeline_rl.py.
+SIMPLIFIED. One engine on this host, of one or more data-parallel replicas. Other ways for the weights, and Ray, are in
+runtime/. Nothing here says when a request may enter: that is pipeline_rl.py.
 
 >>> check_arrival([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
@@ -281,7 +281,8 @@ def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Seque
     a ratio near 0, would silently stop training.
 
     Raises:
-        RuntimeError: lengths differ, a log-prob is not finite or above 0, or the request neither stopped nor ran out.
+        RuntimeError: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding is allowed), or the request
+            neither stopped nor ran out.
     """
     if not ids or not len(ids) == len(logprobs) == len(versions):
         raise RuntimeError(f"vLLM returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions")
