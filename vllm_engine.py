@@ -281,8 +281,8 @@ def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Seque
     a ratio near 0, would silently stop training.
 
     Raises:
-        RuntimeError: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding is allowed), or the request
-            neither stopped nor ran out.
+        RuntimeError: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding is allowed), or the
+            request neither stopped nor ran out.
     """
     if not ids or not len(ids) == len(logprobs) == len(versions):
         raise RuntimeError(f"vLLM returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions")

@@ -495,6 +495,7 @@ def test_when_a_fault_of_the_generator_replaces_the_process(
         assert replaced.args == (tmp_path / "run", "1")
     out = capsys.readouterr().out
     assert found == code and "train.py: the generator failed: EngineDeadError: it died" in out
+    assert ("goes on from it" in out) == (code == "replaced")
     assert save_fails or Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 3
 
 
