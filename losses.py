@@ -226,7 +226,7 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
         mask, group_ids: (N, T), (N,) of all ranks and microbatches together; dropped rows are left out or all 0.
         how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a group's tokens, then over
             groups (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, mean over rows (Dr.GRPO).
-            A group's rows of 10 and 100 tokens: `sample` 1/20 and 1/200 a token, `prompt` and `token` 1/110 each.
+            Groups of 10 + 100 and 50 + 50 tokens: `sample` 1/40, 1/400, 1/200 · `prompt` 1/220, 1/200 · `token` 1/210.
         constant: what `constant` divides by, for example the completion budget in tokens.
     Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or group without trained tokens is
     not counted: left in a denominator it would shrink the step.

@@ -231,7 +231,7 @@ class Pacer:
         return [self._groups.pop(number) for number in list(self._groups)[:count]]
 
     def release(self, count: int) -> None:
-        """`count` taken groups stop being outstanding: their step is live in every engine, was skipped, or dynamic
+        """`count` taken groups stop being outstanding: their step is live in the engine, was skipped, or dynamic
         sampling discarded them."""
         if count > self.training:
             raise ValueError(f"{count} groups released, but only {self.training} are in training")

@@ -1,7 +1,7 @@
 """ScaleRL end to end: asynchronous reinforcement learning of a language model, with every ingredient a flag.
 
     python train.py                                    # the built-in task on a laptop CPU: the full recipe, k = 8
-    python train.py --loss dapo --aggregation token    # change one ingredient
+    python train.py --loss dapo                        # change one ingredient
     python train.py --help                             # every flag, by concept
 
 The recipe (arXiv 2510.13786), and the file of each part:
@@ -126,7 +126,7 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
             generator.push(trainer.weights, progress.version, release=len(taken))
         else:
             generator.release(len(taken))
-        recorder.samples(progress.step, groups)
+        recorder.samples(progress.step, groups)  # of the last batch
         evaluator.begin_if_due(progress)  # every `eval_every` steps; it runs during the next step
         if crossed(flags.save_every, first_step, progress.step):
             save(flags, parts, progress)

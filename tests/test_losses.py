@@ -179,6 +179,11 @@ def test_aggregation_by_hand():
     for how, of_rows in zip(AVERAGES, rows, strict=True):
         close(aggregation_weights(mask, ids, how, constant=10), mask * f64(*of_rows)[:, None])
     assert torch.equal(aggregation_weights(mask, ids), aggregation_weights(mask, ids, "prompt"))
+    # the docstring's example: rows of 10 and 100 tokens in one group, of 50 and 50 in another
+    mask, ids = (torch.arange(100) < torch.tensor([[10], [100], [50], [50]])).double(), torch.tensor([0, 0, 1, 1])
+    for how, tokens in {"sample": (40, 400, 200, 200), "prompt": (220, 220, 200, 200), "token": (210,) * 4}.items():
+        close(aggregation_weights(mask, ids, how), mask / f64(*tokens)[:, None])
+    mask, ids = mask.new_ones(3, 1), torch.arange(3)
     # a divisor below 1 is a divisor too: 1 / (.25 * 3)
     assert float(aggregation_weights(mask, ids, "constant", constant=0.25)[0, 0]) == pytest.approx(4 / 3)
 
