@@ -129,13 +129,13 @@ class DynamicSampling:
             raise ValueError(f"DynamicSampling: {batch_prompts=} must be at least 1.")
         self.batch_prompts = batch_prompts  # B
         self._in_a_row = 0  # discarded groups since the last that was kept
-        self._groups: list[Any] = []
+        self._groups: list[object] = []
 
     @property
     def full(self) -> bool:
         return len(self._groups) == self.batch_prompts
 
-    def offer(self, group: Any, rewards: Sequence[float] | Tensor) -> bool:
+    def offer(self, group: object, rewards: Sequence[float] | Tensor) -> bool:
         """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept, to be counted.
         Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10·B
         discarded groups in a row (DAPO's own code gives up after 10 batches)."""

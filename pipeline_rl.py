@@ -81,10 +81,10 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
 
@@ -104,12 +104,21 @@ class Rollout:
     correct: bool = False
 
 
+class Problem(Protocol):
+    """What a prompt needs."""
+
+    @property
+    def key(self) -> str: ...  # the same prompt has the same key in every run
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+
+
 @dataclass
 class Group:
     """The G rollouts of one prompt: the unit of queueing, filtering and batching."""
 
     number: int  # order of admission
-    problem: Any  # has .prompt_ids and .key
+    problem: Problem
     version: int  # policy version live at admission
     rollouts: list[Rollout]
 
@@ -186,7 +195,7 @@ class Pacer:
         self.peak_under_way = 0  # the most groups that were ever admitted and not yet taken
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
-        self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
+        self._groups: dict[int, Group | None] = {}  # admitted and not taken, in number order; None while the group runs
 
     @property
     def outstanding(self) -> int:
@@ -282,8 +291,8 @@ class Generator:
     """
 
     engine: Any
-    problems: Iterator[Any]  # endless or finite; each has .prompt_ids; asked at each admission
-    score: Callable[[Any, list[list[int]]], list[tuple[float, bool]]]  # a (reward, correct) per completion; in a thread
+    problems: Iterator[Problem]  # endless or finite; asked at each admission
+    score: Callable[[Problem, list[list[int]]], list[tuple[float, bool]]]  # (reward, correct) of each; in a thread
     pacer: Pacer
     rollouts: int  # G
     _: KW_ONLY
@@ -296,7 +305,7 @@ class Generator:
         if self.engine.slots < self.rollouts:
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
         self.counters = Counters()
-        self.under_way: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
+        self.under_way: dict[int, Problem] = {}  # number -> problem of the groups admitted and not yet taken
         self.inside = [0] * self.engine.replicas  # requests in each; a rollout keeps its slot from first leg to second
         self.exhausted = False  # `problems` came to its end
         self._rng = random.Random(self.seed)
@@ -337,7 +346,7 @@ class Generator:
                 self._count_requests(self.rollouts, emptiest)
                 self._spawn(self._group(number, problem, emptiest))
 
-    async def _group(self, number: int, problem: Any, replica: int) -> None:
+    async def _group(self, number: int, problem: Problem, replica: int) -> None:
         """Samples and scores the G rollouts of one group."""
         version = self.engine.version
         draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
@@ -350,7 +359,7 @@ class Generator:
         self._changed.set()
 
     async def _rollout(
-        self, problem: Any, budget: int, version: int, replica: int, temperature: float | None = None
+        self, problem: Problem, budget: int, version: int, replica: int, temperature: float | None = None
     ) -> Rollout:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Its slot is counted."""
@@ -368,7 +377,7 @@ class Generator:
             self._changed.set()
         return joined(first, list(leg.forced_ids), second, control.mask)
 
-    async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
+    async def _score(self, problem: Problem, rollouts: list[Rollout]) -> None:
         scores = await asyncio.to_thread(self.score, problem, [rollout.completion_ids for rollout in rollouts])
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
@@ -400,7 +409,7 @@ class Generator:
 
     # The trainer's thread.
 
-    def start(self, weights: Any, version: int = 0) -> None:
+    def start(self, weights: object, version: int = 0) -> None:
         """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
         self._thread.start()
         self.engine.prepare(weights, version)
@@ -424,7 +433,7 @@ class Generator:
                 raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
             return False
 
-        def now(_: Any) -> list[Group]:
+        def now(_: object) -> list[Group]:
             groups = self.pacer.take(count) or []
             for group in groups:
                 del self.under_way[group.number]
@@ -439,7 +448,7 @@ class Generator:
         """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
         self._loop.call_soon_threadsafe(self._release, count)
 
-    def push(self, weights: Any, version: int, release: int) -> None:
+    def push(self, weights: object, version: int, release: int) -> None:
         """Sends the weights of `version` to the engine, whose requests go on, and returns once the trainer may change
         them. When they are live, `release` groups stop being outstanding. The next `push`, `evaluate` or `settle`
         raises if that failed."""
@@ -456,7 +465,7 @@ class Generator:
             self._pushing = None
 
     def evaluate(
-        self, problems: Iterable[Any], n_samples: int, temperature: float | None = None
+        self, problems: Iterable[Problem], n_samples: int, temperature: float | None = None
     ) -> "Future[list[list[Rollout]]]":
         """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
         of rollouts per problem; `result_of` waits for it. A push waits while evaluation runs. `temperature`: None is
@@ -521,7 +530,9 @@ class Generator:
         self._paused = False
         self._release(release)
 
-    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
+    async def _evaluate(
+        self, problems: list[Problem], n_samples: int, temperature: float | None
+    ) -> list[list[Rollout]]:
         started, sampled_before, counters = time.monotonic(), self.counters.sampled, self.counters
         self._evaluating = True
         try:
@@ -540,7 +551,7 @@ class Generator:
         counters.eval_seconds += share * (time.monotonic() - started)
         return groups
 
-    async def _evaluation(self, problem: Any, temperature: float | None) -> Rollout:
+    async def _evaluation(self, problem: Problem, temperature: float | None) -> Rollout:
         """A rollout that gets a slot before any new group does, with the longest budget."""
         slot: asyncio.Future[int] = self._loop.create_future()
         self._slots_for_evaluation.append(slot)

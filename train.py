@@ -28,7 +28,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ from runtime.flags import Flags, UsageError, parse_flags
 from runtime.model import Row
 from runtime.parts import Parts, new_parts, start, with_flag_names
 from runtime.ranks import restart, restarts
-from runtime.run_folder import DISK, Progress
+from runtime.run_folder import DISK, Progress, Record
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
 
@@ -229,7 +228,7 @@ def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
 
-def optimizer_step(trainer: Trainer, progress: Progress) -> dict[str, Any]:
+def optimizer_step(trainer: Trainer, progress: Progress) -> Record:
     """AdamW's step, and its metrics. A gradient that is not finite changes nothing; BAD_STEPS of them in a row raise
     RunFailed."""
     metrics = trainer.update(progress.version)
@@ -261,7 +260,7 @@ def crossed(every: int, before: int, after: int) -> bool:
 def save(flags: Flags, parts: Parts, progress: Progress) -> Path | None:
     """Writes a checkpoint; returns its folder on rank 0."""
 
-    def state() -> dict[str, Any]:  # of rank 0, which alone has a clock and a generator
+    def state() -> Record:  # of rank 0, which alone has a clock and a generator
         clock = parts.recorder.clock
         compute = clock.now() | {"hours": clock.hours()}
         return checkpoints.state_of(progress, parts.history, parts.prompts, parts.generator.on_main, compute)

@@ -16,9 +16,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from runtime.flags import Flags
@@ -28,7 +28,7 @@ from tasks.warm_start import Demonstrator, WarmStart, supervised_steps, warm_sta
 
 
 @torch.no_grad()
-def sample(model: Any, task: ChainTask, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+def sample(model: nn.Module, task: ChainTask, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
     """One completion of each prompt at temperature 1 by `transformers`, up to and with the stop token."""
     longest, stop, pad = max(map(len, prompts)), task.stop_ids[0], task.tokenizer.pad_token_id
     # Left padding: every row's last prompt token is at the same place.
@@ -41,7 +41,7 @@ def sample(model: Any, task: ChainTask, prompts: Sequence[Sequence[int]], max_ne
     return [c[: c.index(stop) + 1] if stop in c else c for c in completions]
 
 
-def evaluate(model: Any, task: ChainTask, samples: int) -> dict[str, float]:
+def evaluate(model: nn.Module, task: ChainTask, samples: int) -> dict[str, float]:
     """Pass rate on the held-out problems, `samples` each, under the interruption at 26 to 30 tokens."""
     control = new_interruption(Flags(min_budget=26, max_budget=30), task)
     problems = [problem for problem in task.held_out for _ in range(samples)]

@@ -78,7 +78,7 @@ class Journal:
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(record | more) + "\n")
 
-    def reward(self, completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
+    def reward(self, completion_ids: list[list[int]], key: list[str], **_: object) -> list[float]:
         """TRL's reward function: the task's own verdict on the token ids and, if it is on, the overlong penalty on the
         right ones, as `--penalty_on correct` has it."""
         import torch
@@ -148,12 +148,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     class Steps(TrainerCallback):
         """Called by TRL around its steps."""
 
-        def on_train_begin(self, arguments: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        def on_train_begin(
+            self, arguments: object, state: Any, control: object, model: Any = None, **_: object
+        ) -> None:
             journal.started = time.monotonic()
             if args.eval_every:
                 journal.evaluate(model, 0)
 
-        def on_step_end(self, arguments: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        def on_step_end(self, arguments: object, state: Any, control: object, model: Any = None, **_: object) -> None:
             journal.write("metrics.jsonl", state.global_step)
             if args.eval_every and state.global_step % args.eval_every == 0:
                 journal.evaluate(model, state.global_step)

@@ -15,10 +15,14 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm_engine
 from pipeline_rl import EngineFailed
+
+if TYPE_CHECKING:  # its import takes seconds
+    from vllm import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 # What torch.distributed.run tells its processes. The engine's are not among them: they would look for its store.
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
@@ -48,7 +52,7 @@ class RunEngine(vllm_engine.VLLMEngine):
         except Exception as error:  # vLLM raises many kinds, bare Exception among them
             raise EngineFailed(f"vLLM does not start ({reason_of(error)})") from error
 
-    def new_vllm(self) -> Any:
+    def new_vllm(self) -> "AsyncLLM":
         """vLLM's AsyncLLM, which survives Ctrl-C and sees no devices but its own."""
         # Ctrl-C reaches every process of the terminal. The engine inherits this thread's signal mask and ends when we
         # end it.
@@ -63,7 +67,7 @@ class RunEngine(vllm_engine.VLLMEngine):
         ):
             return super().new_vllm()
 
-    def read(self, output: Any) -> tuple[list[float], list[int]]:
+    def read(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM hands through, how
         many pauses of generation came before each token; the n-th pause brought version `_versions[n]`."""
         sent = output.kv_transfer_params
@@ -71,7 +75,7 @@ class RunEngine(vllm_engine.VLLMEngine):
             return super().read(output)
         return sent["logprobs"], [self._versions[n] for n in sent["pauses"]]
 
-    async def _load(self, vllm: Any) -> None:
+    async def _load(self, vllm: "AsyncLLM") -> None:
         self._versions.append(self.prepared)
         await watched(vllm, super()._load(vllm))
 
@@ -84,7 +88,7 @@ class RunEngine(vllm_engine.VLLMEngine):
         return await watched(self.vllm, self.vllm.compute_weight_checksums())
 
 
-async def watched(vllm: Any, calls: Coroutine) -> Any:
+async def watched(vllm: "AsyncLLM", calls: Coroutine) -> Any:
     """The result of calls to `vllm`, which are never answered if its process dies meanwhile. Raises vLLM's
     EngineDeadError."""
     from vllm.v1.engine.exceptions import EngineDeadError

@@ -21,7 +21,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder, shares
 from runtime.run_folder import Progress, Record
 from runtime.trainer import Trainer
+from tasks.prompts import Problem, Task
 
 CHECK_ROWS = 64  # completions that are scored
 PROBES = 16  # completions of a probe
@@ -53,7 +54,7 @@ class Check:
     """An evaluation or a probe under way."""
 
     future: Future | None  # of the generator's rollouts; None on ranks other than 0
-    problems: list[Any]
+    problems: list[Problem]
     version: int
     record: Record | None = None  # of an evaluation: step and compute when it began
 
@@ -73,7 +74,7 @@ class Evaluator:
     rank."""
 
     def __init__(
-        self, flags: Flags, ranks: Ranks, task: Any, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
+        self, flags: Flags, ranks: Ranks, task: Task, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
     ):
         self.flags, self.ranks, self.task, self.trainer = flags, ranks, task, trainer
         self.generator, self.recorder = generator, recorder

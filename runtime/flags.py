@@ -32,7 +32,7 @@ BUILT_IN = ("graded", "chain")  # the tasks that need no --model
 PRETRAINED_LR = 1e-6
 OF_ONE_CALL = ("resume", "output_dir", "overwrite")  # never taken over by a resumed run
 # A flag that is gone -> (its default, what stands instead).
-GONE: dict[str, tuple[Any, str]] = {
+GONE: dict[str, tuple[object, str]] = {
     "adam_eps": (1e-15, "the paper's 1e-15, in runtime/trainer.py"),
     "beta1": (0.9, "0.9, in runtime/trainer.py"),
     "beta2": (0.95, "0.95, in runtime/trainer.py"),
@@ -275,7 +275,7 @@ def saved_flags(folder: str) -> Record:
     return saved
 
 
-def runs_code(name: str, value: Any) -> bool:
+def runs_code(name: str, value: object) -> bool:
     """Whether this value of a flag makes a run execute code that comes with a model, a folder or a package."""
     if name == "engine_args":  # all but numbers and plain words may name a class, a module or a file
         given = engine_args(value)
@@ -300,7 +300,7 @@ def _parser(description: str) -> ArgumentParser:
         group = parser.add_argument_group(title, section.__doc__)
         for item in fields(section):
             names = dict.fromkeys([f"--{item.name}", f"--{item.name.replace('_', '-')}"])
-            kind: dict[str, Any] = {"choices": get_args(item.type)} if get_args(item.type) else {"type": item.type}
+            kind: dict[str, object] = {"choices": get_args(item.type)} if get_args(item.type) else {"type": item.type}
             if item.type is bool:
                 kind = {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
             group.add_argument(*names, dest=item.name, default=item.default, help=item.metadata["help"], **kind)

@@ -44,7 +44,7 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, Runt
 UNREADABLE += (UnpicklingError, SafetensorError, StrictDataclassError)
 
 if TYPE_CHECKING:  # its import takes seconds
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass
@@ -282,7 +282,7 @@ class CheckpointTensors:
             yield from [(name, tensor)] if unchanged else self._as_stored(name, tensor).items()
 
 
-def experts(config: Any) -> int:
+def experts(config: PretrainedConfig) -> int:
     """Experts of a layer; 1 if the model is no mixture."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return next((x for x in (getattr(config, name, None) for name in names) if x), 1)

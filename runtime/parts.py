@@ -31,7 +31,7 @@ from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from tasks import arithmetic, data_sets, warm_start
-from tasks.prompts import PromptStream
+from tasks.prompts import PromptStream, Task
 
 CACHE = Path(__file__).parent.parent / "runs" / "cache"  # of warm-started models
 
@@ -42,7 +42,7 @@ class Parts:
 
     ranks: Ranks
     folder: Folder
-    task: Any
+    task: Task
     trainer: Trainer
     history: PassRateHistory
     prompts: PromptStream
@@ -143,7 +143,7 @@ def warm_started(flags: Flags, ranks: Ranks) -> str:
 
 
 def resume(
-    flags: Flags, ranks: Ranks, folder: Folder, task: Any, history: PassRateHistory, prompts: PromptStream,
+    flags: Flags, ranks: Ranks, folder: Folder, task: Task, history: PassRateHistory, prompts: PromptStream,
     progress: Progress,
 ) -> None:  # fmt: skip
     """Loads the newest complete checkpoint and takes off what the logs gained after it. Raises UsageError."""
@@ -180,7 +180,7 @@ def resume(
 
 
 def new_generator(
-    flags: Flags, model: str, task: Any, prompts: PromptStream, channel: Any, device_environment: dict[str, str],
+    flags: Flags, model: str, task: Task, prompts: PromptStream, channel: Any, device_environment: dict[str, str],
     control: length_control.Interruption | None, progress: Progress,
 ) -> Generator:  # fmt: skip
     """Rank 0's generator, whose engine is not yet started. `device_environment` shows the engine its own devices."""
@@ -188,7 +188,9 @@ def new_generator(
     max_completion = control.max_completion if control else flags.most_sampled
     length = longest_prompt + max_completion
     if flags.engine == "torch":
-        engine: Any = TorchEngine(model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed)
+        engine: RunEngine | TorchEngine = TorchEngine(
+            model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed
+        )
     else:
         engine = RunEngine(
             model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
@@ -210,7 +212,7 @@ def new_pacer(flags: ScheduleFlags) -> Pacer:
     )  # fmt: skip
 
 
-def new_interruption(flags: LengthFlags, task: Any) -> length_control.Interruption | None:
+def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interruption | None:
     """Forced interruption, if that is the length control. Raises UsageError if the task cannot be interrupted."""
     if flags.length_control != "interruption":
         return None
@@ -226,7 +228,7 @@ def new_interruption(flags: LengthFlags, task: Any) -> length_control.Interrupti
 # ---------------------------------------------------------------------------------------------------------------- task
 
 
-def load_task(flags: Flags, judge: bool = True) -> Any:
+def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets; see tasks/ for what a task has. Without `judge`, on ranks that score
     nothing, no reward worker outlives the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
@@ -257,7 +259,7 @@ def load_task(flags: Flags, judge: bool = True) -> Any:
         raise UsageError(with_flag_names(str(error))) from error
 
 
-def prompts_line(task: Any) -> str:
+def prompts_line(task: Task) -> str:
     """How many prompts a task of data sets has, and how many rows were left out and why."""
     held_out = Counter(problem.source for problem in task.held_out)
     kept = ", ".join(f"{held_out[name]} of {name}" for name in [*task.sources, *task.eval_sources])
@@ -271,7 +273,7 @@ def with_flag_names(message: str) -> str:
     return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
-def check_model(flags: LengthFlags, config: Any, task: Any, control: length_control.Interruption | None) -> None:
+def check_model(flags: LengthFlags, config: Any, task: Task, control: length_control.Interruption | None) -> None:
     """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
     longest = control.max_completion if control else flags.most_sampled
     needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])

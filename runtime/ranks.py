@@ -15,6 +15,7 @@ from tqdm import tqdm
 from pipeline_rl import EngineFailed, Generator
 from runtime.run_folder import disk
 from runtime.weights import Channel, Weights
+from tasks.prompts import Problem
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
@@ -144,7 +145,7 @@ class SharedGenerator:
         if self.ranks.count > 1:
             self.ranks.from_main(lambda: self.on_main.settle())
 
-    def evaluate(self, problems: list[Any], n_samples: int, temperature: float | None = None) -> Future | None:
+    def evaluate(self, problems: list[Problem], n_samples: int, temperature: float | None = None) -> Future | None:
         """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
         self.settle()
         return None if self.generator is None else self.generator.evaluate(problems, n_samples, temperature)

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record, json_object
 from runtime.trainer import TrainingBatch
-from tasks.prompts import PromptStream
+from tasks.prompts import PromptStream, Task
 
 LOW_ENTROPY = 1e-3  # nats per token
 EMPTY_STEPS = 3  # in a row
@@ -67,7 +66,7 @@ class Recorder:
     bar: tqdm
 
     def __init__(
-        self, flags: Flags, ranks: Ranks, folder: Folder, task: Any, prompts: PromptStream, generator: SharedGenerator
+        self, flags: Flags, ranks: Ranks, folder: Folder, task: Task, prompts: PromptStream, generator: SharedGenerator
     ):
         self.flags, self.ranks, self.folder, self.task = flags, ranks, folder, task
         self.prompts, self.generator = prompts, generator

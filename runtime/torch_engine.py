@@ -13,12 +13,15 @@ is computed once for all requests that enter with it (vLLM keeps it for later on
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vllm_engine import Sample
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PretrainedConfig
 
 GREEDY = 1e-6  # a temperature at which the likeliest token has all of the probability
 
@@ -26,12 +29,12 @@ GREEDY = 1e-6  # a temperature at which the likeliest token has all of the proba
 class SlotCache:
     """Keys and values (S, heads, L, d) of each layer for S slots of L tokens; a step writes one position of each."""
 
-    def __init__(self, config: Any, slots: int, length: int):
+    def __init__(self, config: "PretrainedConfig", slots: int, length: int):
         shape = (config.num_hidden_layers, slots, config.num_key_value_heads, length, config.head_dim)
         self.keys, self.values, self.position = torch.zeros(shape), torch.zeros(shape), torch.zeros(slots, dtype=int)
         self.every = torch.arange(slots)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """What transformers' attention calls with the new token's keys and values, (S, heads, 1, d)."""
         longest = int(self.position.max()) + 1
         for stored, new in ((self.keys[layer], keys), (self.values[layer], values)):
@@ -40,7 +43,7 @@ class SlotCache:
 
 
 def attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: object
 ) -> tuple[Tensor, None]:
     """Grouped-query attention that copies no keys or values; attention_mask (B, 1, T, L): True where it looks."""
     query = query.unflatten(1, (key.shape[1], -1))  # (B, KV heads, queries of each, T, d)
@@ -70,7 +73,7 @@ class TorchEngine:
         self.logprobs, self.temperatures = torch.zeros(slots, longest + 1), torch.ones(slots, 1)
         self.lengths, self.ends = torch.ones(2, slots, dtype=torch.long)  # tokens so far, and at most
 
-    def prepare(self, weights: Any, version: int) -> None:
+    def prepare(self, weights: object, version: int) -> None:
         """Keeps a copy of the weights of `version` for the next `start` or `update`."""
         self.new_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
         self.prepared = version

@@ -40,11 +40,11 @@ from runtime.model import (
 
 if TYPE_CHECKING:  # their imports take seconds
     from accelerate import Accelerator
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 # Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
+ADAMW: dict[str, object] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
 LARGEST_NORM = 1.0  # O2: of the gradient, which is clipped to it
 
 
@@ -190,7 +190,7 @@ def load_model(flags: Flags, folder: str) -> PreTrainedModel:
     """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute."""
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": flags.trust_remote_code}
+    options: dict[str, object] = {"dtype": torch.float32, "trust_remote_code": flags.trust_remote_code}
     if flags.attn_implementation:
         options["attn_implementation"] = flags.attn_implementation
     try:
@@ -268,7 +268,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
 
 
-def attention_kinds(config: Any) -> list[str]:
+def attention_kinds(config: PretrainedConfig) -> list[str]:
     """The attention of each layer, in transformers' words."""
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return list(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])

@@ -218,7 +218,7 @@ class _Client:
 
     vllm: Any
     loop: asyncio.AbstractEventLoop
-    failed: Callable[[BaseException], Any]
+    failed: Callable[[BaseException], object]
 
     def _wait(self, coroutine: Coroutine) -> None:
         try:
@@ -237,7 +237,7 @@ class _Client:
         """The workers make ready for new weights."""
         self._wait(self.vllm.start_weight_update())
 
-    def update_weights(self, update_info: Any) -> None:
+    def update_weights(self, update_info: object) -> None:
         """The workers receive one part, or all."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 

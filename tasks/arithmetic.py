@@ -57,10 +57,14 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tasks.prompts import Problem, stable_key
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PreTrainedTokenizerFast
 
 DIGITS = tuple("0123456789")
 LABELS = tuple("abcdefgh")
@@ -117,7 +121,7 @@ def impossible_answer(text: str, one_in: int) -> str | None:
     return " ".join(f"{number // one_in % 1000:03}") if number % one_in == 0 else None
 
 
-def word_tokenizer() -> Any:
+def word_tokenizer() -> "PreTrainedTokenizerFast":
     """A Hugging Face tokenizer in which every word of WORDS is one token. An unknown word is an error."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -152,6 +156,7 @@ class ChainTask:
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.thinking_end = None  # the mark is always one token
+        self.skipped, self.counts = Counter[str](), Counter[str]()
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
         self.ops, self.impossible_every = ops, impossible_every
         self.ceiling: float | None = None  # the highest pass rate, where the task knows it

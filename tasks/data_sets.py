@@ -29,12 +29,15 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tasks.judges import Job, RewardPool
 from tasks.prompts import Problem
 from tasks.rows import DataSet, parse_data_sets, parse_eval_sets, read_rows
 from tasks.tokens import Endings, encode_prompts, find_endings
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,12 @@ class DatasetTask:
     """
 
     def __init__(
-        self, tokenizer: Any, options: PromptOptions, endings: Endings, pool: RewardPool, rewards: Mapping[str, str]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        options: PromptOptions,
+        endings: Endings,
+        pool: RewardPool,
+        rewards: Mapping[str, str],
     ) -> None:
         self.train, self.held_out = list[Problem](), list[Problem]()
         self.sources, self.eval_sources, self.weights = list[str](), list[str](), dict[str, float]()
@@ -198,7 +206,7 @@ def rewards_of(reward: str, named: Sequence[DataSet], evaluated: Mapping[str, Da
 
 def load_dataset_task(
     dataset: str,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     options: PromptOptions = PromptOptions(),
     *,
     reward: str = "math",

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     name: str
     prompt: str
     completion: str | None
-    answer: Any
+    answer: object
 
 
 class Verdict(NamedTuple):
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
     kind: str
 
 
-def verdict_of(value: Any) -> Verdict:
+def verdict_of(value: object) -> Verdict:
     """The verdict that a user's return value means; its numbers may be NumPy's or torch's. Raises TypeError or
     ValueError if it means none."""
     reward, correct = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
@@ -64,7 +64,7 @@ def verdict_of(value: Any) -> Verdict:
     return Verdict(float(reward), correct, "correct" if correct else "wrong")
 
 
-def judge_one(job: Job, judges: Mapping[str, Callable[..., Any]], end_of_thinking: str) -> Verdict:
+def judge_one(job: Job, judges: Mapping[str, Callable], end_of_thinking: str) -> Verdict:
     """The verdict on one job by what `prepare` made. What a user's function raises passes through, and SandboxDied."""
     if job.name not in VERIFIERS:
         return verdict_of(judges[job.name](job.prompt, job.completion, job.answer))
@@ -73,13 +73,13 @@ def judge_one(job: Job, judges: Mapping[str, Callable[..., Any]], end_of_thinkin
     return Verdict(1.0 if kind == "correct" else -1.0, kind == "correct", kind)
 
 
-def prepare(rewards: Sequence[str], timeout: float, memory_mb: int) -> dict[str, Callable[..., Any]]:
+def prepare(rewards: Sequence[str], timeout: float, memory_mb: int) -> dict[str, Callable]:
     """What judges each reward: the user's function, or that of a text and an answer which says the kind of verdict.
     Sets the process's limits: of memory once all is imported."""
     sys.path.insert(0, os.getcwd())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    judges: dict[str, Callable[..., Any]] = {"exact": lambda text, answer: verifiers.exact_kind(text, str(answer))}
+    judges: dict[str, Callable] = {"exact": lambda text, answer: verifiers.exact_kind(text, str(answer))}
     for name in set(rewards) - {*VERIFIERS}:
         module, _, function = name.partition(":")
         judges[name] = getattr(importlib.import_module(module), function)

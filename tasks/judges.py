@@ -44,7 +44,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from tasks import judge_process
 from tasks.code.sandbox import Sandbox
@@ -61,7 +60,7 @@ class RewardError(RuntimeError):
 class Worker:
     """One worker process and the socket to it, which is never waited on without a deadline."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, object]) -> None:
         self.socket, theirs = socket.socketpair()
         self.asked = 0  # the number of the last job, which its reply repeats; that of "ready" is 0
         command = [sys.executable, "-P", judge_process.__file__, json.dumps(settings)]
@@ -145,7 +144,7 @@ class RewardPool:
         self.timeout = timeout
         self.counts: Counter[str] = Counter()  # verdicts by kind
         names = list(dict.fromkeys(rewards))
-        self._settings: dict[str, Any] = {
+        self._settings: dict[str, object] = {
             "rewards": names,
             "timeout": timeout,
             "memory_mb": memory_mb,
@@ -170,7 +169,7 @@ class RewardPool:
             self.counts.update(verdict.kind for verdict in verdicts)
         return verdicts
 
-    def answers_readable(self, name: str, answers: Sequence[Any]) -> list[bool]:
+    def answers_readable(self, name: str, answers: Sequence[object]) -> list[bool]:
         """For each answer: can the reward `name` read it? Asked before training, so that a bad row is known by then."""
         if name not in ("math", "code"):
             return [True] * len(answers)

@@ -5,17 +5,8 @@ held-out set that training never sees, and a program that says of a completion w
 
     r(x, y) = +1 if the answer that follows the thinking is right, else -1
 
-A TASK is any object with
-    train, held_out            lists of `Problem`
-    sources, weights           names of its data sets, and their weights in `PromptStream` (empty: drawn by size)
-    eval_sources               names of those that it only evaluates, whose problems are in `held_out`, too
-    tokenizer, stop_ids        ids of the tokens that end a completion
-    end_of_thinking_ids, phrase_ids, thinking_end    see length_control.Interruption
-    score(problem, completions), reward(problem, completion_ids)    (reward, correct) of each, and of one
-    ceiling                    the highest pass rate there can be, or None where nobody knows it
-    text(ids), close()         the text of tokens; releases what the task holds
-and, of data sets, `skipped` (rows left out, by reason) and `counts` (verdicts so far, by kind).
-Here are `arithmetic.ChainTask`, and what `data_sets.load_dataset_task` makes of files and Hugging Face data sets.
+What a task is says `Task`. Here are `arithmetic.ChainTask`, and what `data_sets.load_dataset_task` makes of files and
+Hugging Face data sets.
 
 >>> problems = [Problem(str(i), (i,), "") for i in range(3)]
 >>> stream = PromptStream(problems, seed=0, retired=lambda key: key == "1")
@@ -27,10 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -41,6 +32,30 @@ class Problem:
     prompt_ids: tuple[int, ...]
     answer: object
     source: str = ""
+
+
+class Task(Protocol):
+    """What a task has. `skipped` and `counts` are empty for the built-in ones."""
+
+    train: list[Problem]
+    held_out: list[Problem]
+    sources: list[str]  # names of its data sets
+    weights: dict[str, float]  # of each in `PromptStream`; empty: drawn by size
+    eval_sources: list[str]  # names of those that it only evaluates, whose problems are in `held_out`, too
+    tokenizer: Any
+    stop_ids: Sequence[int]  # of the tokens that end a completion
+    end_of_thinking_ids: Sequence[int]  # this and the next two: see length_control.Interruption
+    phrase_ids: Sequence[int]
+    thinking_end: Callable[[Sequence[int]], int | None] | None
+    ceiling: float | None  # the highest pass rate there can be, where it is known
+    skipped: Counter[str]  # rows left out, by reason
+
+    @property
+    def counts(self) -> Counter[str]: ...  # verdicts so far, by kind
+    def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]: ...
+    def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]: ...  # (reward, correct)
+    def text(self, ids: Sequence[int]) -> str: ...
+    def close(self) -> None: ...  # releases what the task holds
 
 
 def stable_key(text: str) -> str:
@@ -130,7 +145,7 @@ class PromptStream:
             self.shares = {source: weight for source, weight in self.weights.items() if source in left}
             self.epoch, self.position, self._order = self.epoch + 1, 0, None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The epoch, the position, the epoch's sources, and the keys of `first`."""
         first = [problem.key for problem in self.first]
         return {"epoch": self.epoch, "position": self.position, "sources": list(self.shares), "first": first}

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tasks.code.answers import TEST_COLUMNS, tests_of
+from tasks.code.answers import TEST_COLUMNS, JsonObject, tests_of
 from tasks.judge_process import VERIFIERS
 from tasks.prompts import stable_key
 from tasks.verifiers import last_box
@@ -96,7 +96,7 @@ class Row(NamedTuple):
 
     text: str
     messages: list[dict[str, str]]
-    answer: Any
+    answer: object
 
 
 class Rows(NamedTuple):
@@ -144,7 +144,7 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
     return Rows(usable, prompts, skipped)
 
 
-def read_objects(data: DataSet) -> tuple[list[dict[str, Any]], Counter[str]]:
+def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
     """A data set's rows as they are, and by kind how many lines of a .jsonl file are none. Raises ValueError if there
     is no such file, kind of file or data set."""
     path = Path(data.name)
@@ -170,7 +170,7 @@ def read_objects(data: DataSet) -> tuple[list[dict[str, Any]], Counter[str]]:
         ) from error
 
 
-def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
+def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:
     """The objects of a JSON Lines file, and other lines that are not empty by kind. `datasets` would refuse all of a
     file that has one bad line, and make a column of one type."""
     rows, skipped = [], Counter[str]()
@@ -187,15 +187,15 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
     return rows, skipped
 
 
-def field_of(row: dict[str, Any], column: str) -> Any:
+def field_of(row: JsonObject, column: str) -> object:
     """`row[column]`, where a dot goes into a nested record. None if it is not there."""
-    value: Any = row
+    value: object = row
     for name in [column] if column in row else column.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def find_column(rows: Sequence[dict[str, Any]], given: str, known: Sequence[str], name: str, option: str) -> str:
+def find_column(rows: Sequence[JsonObject], given: str, known: Sequence[str], name: str, option: str) -> str:
     """The column `given`, or else the first of those known that any row has. Raises ValueError if there is none, with
     the `option` to change and ten columns that are there: a terminal obeys none of their characters."""
     choices = [given] if given else known
@@ -216,7 +216,7 @@ def clean_text(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def prompt_messages(value: Any) -> list[dict[str, str]] | None:
+def prompt_messages(value: object) -> list[dict[str, str]] | None:
     """A prompt column's value as chat messages; a string is one message of the user. None if it is neither."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -226,7 +226,7 @@ def prompt_messages(value: Any) -> list[dict[str, str]] | None:
     return [{"role": m["role"], "content": clean_text(m["content"])} for m in messages]
 
 
-def final_answer(value: Any) -> str | None:
+def final_answer(value: object) -> str | None:
     """An answer column's value as text. None if no text or number. Of a worked solution the answer counts: what follows
     `####`, as in GSM8K, and of that the last `\\boxed{}`, as in MATH."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):

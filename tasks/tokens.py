@@ -5,11 +5,14 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
 from length_control import PHRASE
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PreTrainedTokenizerBase
 
 # What a chat template raises: Gemma's about system messages, or any mistake in its expressions.
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError)
@@ -33,7 +36,7 @@ class Endings:
 
 
 def find_endings(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     thinking: bool | None = None,
     end_of_thinking: str = "",
     interruption_phrase: str = "",
@@ -62,7 +65,7 @@ def find_endings(
     return Endings(stops, end, ids(end), ids(phrase), end_in_text(tokenizer, end) if merges else None)
 
 
-def default_stop_ids(tokenizer: Any) -> tuple[int, ...]:
+def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two)."""
     from transformers import GenerationConfig
 
@@ -75,7 +78,7 @@ def default_stop_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in found if i is not None))
 
 
-def named_stop_ids(tokenizer: Any, names: str) -> tuple[int, ...]:
+def named_stop_ids(tokenizer: PreTrainedTokenizerBase, names: str) -> tuple[int, ...]:
     """Ids of the comma-separated tokens `names`. Raises ValueError for one that the tokenizer does not know."""
     vocabulary, tokens = tokenizer.get_vocab(), [name.strip() for name in names.split(",")]
     unknown = [token for token in tokens if token not in vocabulary]
@@ -87,7 +90,7 @@ def named_stop_ids(tokenizer: Any, names: str) -> tuple[int, ...]:
     return tuple(vocabulary[token] for token in tokens)
 
 
-def end_in_text(tokenizer: Any, mark: str) -> Callable[[Sequence[int]], int | None]:
+def end_in_text(tokenizer: PreTrainedTokenizerBase, mark: str) -> Callable[[Sequence[int]], int | None]:
     """A function of completion ids: how many tokens it takes until the text holds `mark`; None if it never does.
 
     For marks of several tokens, which byte-pair encoding merges with their neighbors: ` </think>`, `</think>\\n\\n`.
@@ -104,7 +107,7 @@ def end_in_text(tokenizer: Any, mark: str) -> Callable[[Sequence[int]], int | No
 
 
 def encode_prompts(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[dict[str, str]]],
     template: str = "{prompt}",
     apply_chat_template: bool = True,

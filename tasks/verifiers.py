@@ -230,7 +230,7 @@ def finished_only(text: str, integer: bool) -> str:
 
 
 @functools.lru_cache(maxsize=256)  # a group's completions share one answer
-def parse_math(text: str, soft_timeout: int) -> tuple[Any, ...] | None:
+def parse_math(text: str, soft_timeout: int) -> tuple[object, ...] | None:
     """The SymPy objects that math-verify finds in `text`: () if there are none, None if it raises. Its TimeoutException
     passes through."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
@@ -245,7 +245,7 @@ def parse_math(text: str, soft_timeout: int) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def same(gold: Sequence[Any], found: Sequence[Any], soft_timeout: int) -> bool | None:
+def same(gold: Sequence[object], found: Sequence[object], soft_timeout: int) -> bool | None:
     """math-verify's comparison; None where it raises. Its TimeoutException passes through."""
     from math_verify import verify
 

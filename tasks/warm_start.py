@@ -30,14 +30,18 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks import arithmetic
 from tasks.arithmetic import GRADED_OPS, GRADED_WRONG, IDS, LABELS, WORDS
 from tasks.prompts import stable_key
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PreTrainedModel
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), padded on the right
 Report = Callable[[str], None]  # gets a line to show
@@ -207,7 +211,7 @@ def warm_start_of(size: str, demonstrations: Demonstrations, vocabulary: int = l
     return replace(settings, clean_steps=3000, corrupted_steps=600, corrupted_loss=0.67)
 
 
-def supervised_steps(model: Any, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> Iterator[float]:
+def supervised_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> Iterator[float]:
     """One optimizer step per batch on the mean cross-entropy of the taught tokens. Yields each step's loss."""
     for ids, labels in batches:
         logits = model(input_ids=ids, use_cache=False).logits  # (N, T, V)
@@ -220,7 +224,7 @@ def supervised_steps(model: Any, optimizer: torch.optim.Optimizer, batches: Iter
         yield loss.item()
 
 
-def new_model(shape: ModelShape, seed: int) -> Any:
+def new_model(shape: ModelShape, seed: int) -> PreTrainedModel:
     """A Qwen3ForCausalLM of this shape for the words of chain mod 10, in FP32, with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -231,12 +235,12 @@ def new_model(shape: ModelShape, seed: int) -> Any:
         return Qwen3ForCausalLM(config).float()
 
 
-def warm_start_optimizer(model: Any, lr: float) -> torch.optim.AdamW:
+def warm_start_optimizer(model: nn.Module, lr: float) -> torch.optim.AdamW:
     """AdamW as the warm start uses it."""
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
 
 
-def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda line: None) -> Any:
+def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda line: None) -> PreTrainedModel:
     """The warm-started model: clean demonstrations until they are known, then corrupted ones.
 
     The first phase ends at a smoothed loss and not at a step count: how many steps that takes depends on the seed, and

@@ -3,7 +3,6 @@ the path of tests/engine/."""
 
 import atexit
 import gc
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -70,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """With several test processes, a file's tests run in one of them, and all that share a real engine in the same one;
     the medium ones have engines of their own."""
     from xdist.scheduler import LoadScopeScheduling

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import pytest
+
 from pipeline_rl import Generator, Pacer, Rollout
 
 
@@ -31,7 +33,7 @@ def no_reward(problem: Problem, completions: Sequence[Sequence[int]]) -> list[tu
     return [(0.0, False)] * len(completions)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -54,7 +56,7 @@ class FakeEngine:
         self.inside = self.most_inside = 0
         self.events: list[str] = []
 
-    def prepare(self, weights: Any, version: int) -> None:
+    def prepare(self, weights: object, version: int) -> None:
         self.prepared = version
 
     async def start(self) -> None:
@@ -94,7 +96,7 @@ class FakeEngine:
 
 @contextmanager
 def generating(
-    prompts: Any = (), engine: Any = None, pacer: Pacer | None = None, **options: Any
+    prompts: Any = (), engine: Any = None, pacer: Pacer | None = None, **options: object
 ) -> Iterator[Generator]:
     """A started Generator over a fake engine: groups of two, B = 1, k = 0 if not said otherwise."""
     defaults = {"score": no_reward, "rollouts": 2, "max_completion": 8}
@@ -172,7 +174,7 @@ class FakeVLLM:
         self.calls.append("shutdown")
 
 
-def install_fake_vllm(monkeypatch: Any) -> list[FakeVLLM]:
+def install_fake_vllm(monkeypatch: pytest.MonkeyPatch) -> list[FakeVLLM]:
     """`import vllm` finds the fake for the rest of the test; returns the engines that were made, in their order."""
     FakeVLLM.made = []
     modules = {

@@ -7,10 +7,10 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 
-def saved_bytes(model: torch.nn.Module, run: Callable[[], Any]) -> int:
+def saved_bytes(model: torch.nn.Module, run: Callable[[], object]) -> int:
     """Bytes that `run()` keeps for its backward pass, parameters left out, each storage once."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, Any] = {}  # the tensors too, or a freed storage's address would come again
+    kept: dict[int, object] = {}  # the tensors too, or a freed storage's address would come again
 
     def keep(tensor: Any) -> Any:
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)

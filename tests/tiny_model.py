@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from fake_engine import Problem
+from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from pipeline_rl import Rollout
 from runtime import model as policies
 
 VOCABULARY, STOP, END_OF_THINKING = 64, 1, 7
@@ -28,7 +30,7 @@ class TinyModel:
         self.model = Qwen3ForCausalLM(config).float().eval()
         self.model.save_pretrained(folder)
 
-    def weights(self, seed: int) -> dict[str, Any]:
+    def weights(self, seed: int) -> dict[str, Tensor]:
         """New random weights, every tensor of them: nothing of another seed's is left."""
         rng = torch.Generator().manual_seed(seed)
         return {
@@ -36,13 +38,15 @@ class TinyModel:
             for name, tensor in self.model.named_parameters()
         }
 
-    def load(self, weights: dict[str, Any]) -> Any:
+    def load(self, weights: dict[str, Tensor]) -> Any:
         """The Hugging Face model with these weights."""
         for name, parameter in self.model.named_parameters():
             parameter.data.copy_(weights[name])
         return self.model
 
-    def gap(self, weights: dict[str, Any], prompts: Sequence[Problem], rollouts: Sequence[Any], **options: Any) -> Any:
+    def gap(
+        self, weights: dict[str, Tensor], prompts: Sequence[Problem], rollouts: Sequence[Rollout], **options: object
+    ) -> Any:
         """|log-prob of the trainer - the generator's| of each token that trains, one flat tensor; `dtype` is that of the
         trainer's parameters."""
         model, dtype = copy.deepcopy(self.load(weights)), options.pop("dtype", torch.float32)

@@ -31,7 +31,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import subjects
@@ -43,6 +42,7 @@ import fp32_head
 import pipeline_rl
 from runtime.flags import parse_flags
 from runtime.model import cut_rows, make_microbatch
+from runtime.trainer import TrainingBatch
 
 BATCH = 32  # prompts of a step
 
@@ -134,7 +134,7 @@ ROWS, LENGTH = 512, 23  # of a batch of the built-in task
 class BareLoop:
     """Forward, backward, AdamW. `cut`: so many rows to a microbatch, sorted by length or not, or so many tokens."""
 
-    def __init__(self, model: str, batch: Any, cut: str):
+    def __init__(self, model: str, batch: TrainingBatch, cut: str):
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -459,7 +459,7 @@ def short_prompts() -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(key=str(number), prompt_ids=[rng.randrange(4, 30) for _ in range(8)])
 
 
-def paced(made: pipeline_rl.Generator, weights: Any, training: float, **options: int) -> dict[str, float]:
+def paced(made: pipeline_rl.Generator, weights: object, training: float, **options: int) -> dict[str, float]:
     """Mean requests inside the engine, tokens/s and mean lag, of COUNTED steps after the first k + 2. `options`: of the
     pacer."""
     subjects.set_pacer(made, pipeline_rl.Pacer(BATCH, K, **options))
@@ -519,7 +519,7 @@ def pacer(args: argparse.Namespace, report: Report) -> None:
         report.figures.append(Figure(f"lag {lag}: speed lost", lost, most=0.05))
 
 
-def nothing_solved(problem: Any, completions: Sequence[Any]) -> list[tuple[float, bool]]:
+def nothing_solved(problem: object, completions: Sequence[object]) -> list[tuple[float, bool]]:
     """(reward, correct) of each completion."""
     return [(0.0, False)] * len(completions)
 

@@ -51,7 +51,7 @@ def records(path: str | Path) -> list[dict[str, Any]]:
     return [dict(flat(record)) for record in found]
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
     """{"a": {"b": 1}} -> ("a/b", 1)."""
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -112,7 +112,7 @@ def load(
     return x, C, R, n
 
 
-def curve(path: str | Path, fit_until: float = 1.0, **columns: Any) -> fit_sigmoid.CurveReport:
+def curve(path: str | Path, fit_until: float = 1.0, **columns: str) -> fit_sigmoid.CurveReport:
     """`fit_sigmoid.curve` of what `load` reads."""
     x, C, R, n = load(path, **columns)
     rows = [{x: c, "pass_rate": r} for c, r in zip(C, R, strict=True)]

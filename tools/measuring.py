@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,7 +45,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b if b else math.nan for a, b in zip(above, below, strict=True)]
 
 
-def timed(function: Callable[[], Any]) -> float:
+def timed(function: Callable[[], object]) -> float:
     """Seconds that one call takes."""
     started = time.perf_counter()
     function()
@@ -62,7 +61,7 @@ class Figure:
     least: float | None = None
     most: float | None = None
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """For the JSON line; `met` is None without a target."""
         median, low, high = spread(self.values)
         target = f">= {self.least}" if self.least is not None else f"<= {self.most}" if self.most is not None else ""
@@ -71,7 +70,7 @@ class Figure:
         return {"name": self.name, "median": median, "low": low, "high": high, "target": target, "met": met}
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; floats are printed with four significant digits."""
     cells = [[f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in (head, *rows)]
     lines = [f"| {' | '.join(row)} |" for row in cells]
@@ -89,7 +88,7 @@ class Report:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.load = args, [os.getloadavg()[0]]
-        self.rows: list[list[Any]] = []
+        self.rows: list[list[object]] = []
         self.figures: list[Figure] = []
         self.measured: Measured = {}
 

@@ -42,11 +42,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from measuring import above_zero, positive, table
+from torch import nn
 
 from pipeline_rl import Pacer
 from runtime.devices import RECEIVING, SHARED, engine_options, generator_devices
@@ -55,6 +56,9 @@ from runtime.flags import BUILT_IN, Flags, UsageError, has_adapters, parse_flags
 from runtime.lora import add_adapters
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
 from runtime.weights import BUFFER
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PretrainedConfig
 
 SHAPES: dict[str, dict[str, Any]] = {  # what the config.json of each has on huggingface.co (April 2025)
     "Qwen/Qwen3-0.6B": {
@@ -82,7 +86,7 @@ def config_of(model: str) -> Any:
     return Qwen3Config(**QWEN3, **SHAPES[model]) if model in SHAPES else AutoConfig.from_pretrained(model)
 
 
-def on_meta(config: Any) -> Any:
+def on_meta(config: "PretrainedConfig") -> Any:
     """The model without any memory for its weights."""
     from transformers import AutoModelForCausalLM
 
@@ -90,13 +94,13 @@ def on_meta(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def sizes(model: Any) -> list[int]:
+def sizes(model: nn.Module) -> list[int]:
     """Numbers in each parameter."""
     return [parameter.numel() for parameter in model.parameters()]
 
 
 @contextmanager
-def without_data(ranks: int) -> Iterator[Any]:
+def without_data(ranks: int) -> Iterator:
     """Tensors have no data, and `ranks` processes are pretended, of which this is the first; gives their mesh."""
     import torch.distributed as dist
     import transformers
@@ -132,7 +136,7 @@ def in_transit(largest: int, shared: bool) -> int:
     return max(largest, BUFFER) + (0 if shared else 2 * BUFFER)
 
 
-def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
+def trainer_bytes(config: "PretrainedConfig", flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
     """What lives on a trainer's GPU at the peak of a microbatch that is not the step's first, by kind."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from transformers import AutoModelForCausalLM
@@ -184,7 +188,7 @@ def longest_row(flags: Flags) -> int:
     return prompt + flags.max_budget + PHRASE * (flags.length_control == "interruption") + flags.answer_budget
 
 
-def engine_bytes(config: Any, flags: Flags, card: float, shared: bool) -> dict[str, float]:
+def engine_bytes(config: "PretrainedConfig", flags: Flags, card: float, shared: bool) -> dict[str, float]:
     """What an engine does with its share of a GPU, by kind. An update's tensors are outside of that share."""
     share = engine_options(flags).get("gpu_memory_utilization", SHARED if shared else RECEIVING)
     held, parameters = getattr(torch, flags.dtype).itemsize, sizes(on_meta(config))
@@ -201,7 +205,7 @@ def engine_bytes(config: Any, flags: Flags, card: float, shared: bool) -> dict[s
     }
 
 
-def cache_bytes(config: Any, flags: Flags) -> float:
+def cache_bytes(config: "PretrainedConfig", flags: Flags) -> float:
     """Keys and values of one token on one GPU."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -209,7 +213,7 @@ def cache_bytes(config: Any, flags: Flags) -> float:
     return 2 * config.num_hidden_layers * heads * size * held / min(flags.tensor_parallel, heads)
 
 
-def memory(args: argparse.Namespace, flags: Flags, config: Any, shared: bool) -> tuple[str, bool]:
+def memory(args: argparse.Namespace, flags: Flags, config: "PretrainedConfig", shared: bool) -> tuple[str, bool]:
     """(What is printed, whether it fits)."""
     card = args.card_gb * 1e9
     trainer = trainer_bytes(config, flags, args.trainers, shared)

@@ -33,10 +33,18 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from runtime.flags import BUILT_IN, UsageError, parse_flags
+from runtime.run_folder import Record
+from tasks.prompts import Problem
+
+if TYPE_CHECKING:  # their imports take seconds
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from length_control import Interruption
 
 FUNCTIONS: dict[str, Callable[[int, int, int], int]] = {  # what a function of a and b returns; n is a number
     "a + {n}": lambda a, b, n: a + n,
@@ -57,7 +65,7 @@ FUNCTIONS: dict[str, Callable[[int, int, int], int]] = {  # what a function of a
     "max(a, b) + {n}": lambda a, b, n: max(a, b) + n,
 }
 
-Rows = list[dict[str, Any]]
+Rows = list[Record]
 
 
 class Unusable(ValueError):
@@ -102,7 +110,7 @@ def make_model(gguf: Path, folder: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def gguf_tokenizer(gguf: Path) -> Any:
+def gguf_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a GGUF file, which splits text as the model's own does. Raises Unusable."""
     installed("gguf")
     from gguf import GGUFReader
@@ -165,7 +173,7 @@ def functions(count: int, seed: int) -> Rows:
     in all three."""
     chance = random.Random(seed)
     x, y, z = chance.sample(range(20, 100), 3)
-    made: dict[tuple[int, ...], dict[str, Any]] = {}  # what is returned -> row
+    made: dict[tuple[int, ...], Record] = {}  # what is returned -> row
     for (form, function), n in itertools.product(FUNCTIONS.items(), range(2, 100)):
         returned = form.format(n=n)
         values = {pair: function(*pair, n) for pair in ((x, -y), (-y, x), (x, z))}
@@ -188,7 +196,7 @@ def human_eval(count: int, seed: int) -> Rows:
         for problem in map(json.loads, itertools.islice(file, count)):
             check: Any = ast.parse(problem["test"]).body[-1]
             asked = [step for step in check.body if not isinstance(getattr(step, "test", None), ast.Constant)]
-            row: dict[str, Any] = {"prompt": f"Complete this program:\n```python\n{problem['prompt']}```"}
+            row: Record = {"prompt": f"Complete this program:\n```python\n{problem['prompt']}```"}
             row |= {"test_setup_code": f"candidate = {problem['entry_point']}"}
             rows.append(row | {"test_list": [ast.unparse(step) for step in asked]})
     return rows
@@ -202,7 +210,7 @@ PROBLEMS = {"sums": sums, "expressions": expressions, "functions": functions, "h
 Sampler = Callable[[Sequence[int], int], list[int]]  # (prompt ids, most tokens) -> completion ids
 
 
-def likeliest(model: Any, stop_ids: Sequence[int], prompt_ids: Sequence[int], max_tokens: int) -> list[int]:
+def likeliest(model: nn.Module, stop_ids: Sequence[int], prompt_ids: Sequence[int], max_tokens: int) -> list[int]:
     """The greedy completion of a prompt, up to and with a stop token."""
     import torch
 
@@ -213,7 +221,7 @@ def likeliest(model: Any, stop_ids: Sequence[int], prompt_ids: Sequence[int], ma
 
 
 def completion(
-    sample: Sampler, stop_ids: Sequence[int], prompt_ids: Sequence[int], control: Any | None, max_tokens: int
+    sample: Sampler, stop_ids: Sequence[int], prompt_ids: Sequence[int], control: Interruption | None, max_tokens: int
 ) -> list[int]:
     """One completion of at most `max_tokens`; under the interruption in two legs, each with its own limit."""
     if control is None:
@@ -223,15 +231,15 @@ def completion(
     return [*ids, *leg.forced_ids, *sample(leg.prompt_ids, leg.max_tokens)] if leg else ids
 
 
-def first_of_each(problems: Sequence[Any], count: int) -> list[Any]:
+def first_of_each(problems: Sequence[Problem], count: int) -> list[Problem]:
     """The first `count` problems of each data set, in their order."""
-    seen: dict[str, list[Any]] = {}
+    seen: dict[str, list[Problem]] = {}
     for problem in problems:
         seen.setdefault(problem.source, []).append(problem)
     return [problem for some in seen.values() for problem in some[:count]]
 
 
-def answers(run: Path, count: int, given: Sequence[str] = ()) -> list[dict[str, Any]]:
+def answers(run: Path, count: int, given: Sequence[str] = ()) -> list[Record]:
     """Of the first `count` held-out problems of each data set of a run: `question`, `answer`, and of `before` and
     `after` the completion and whether it is right. `given`: flags of train.py. Raises UsageError."""
     from transformers import AutoModelForCausalLM
@@ -258,7 +266,7 @@ def answers(run: Path, count: int, given: Sequence[str] = ()) -> list[dict[str, 
     return records
 
 
-def report(records: Sequence[dict[str, Any]]) -> str:
+def report(records: Sequence[Record]) -> str:
     """Each problem with both completions below it, in one line each."""
     lines = []
     for record in records:

@@ -26,13 +26,14 @@ from measuring import ROOT, timed
 import losses
 import pipeline_rl
 import train
-from runtime.flags import parse_flags
+from length_control import Interruption
+from runtime.flags import Flags, parse_flags
 from runtime.parts import new_generator, new_interruption
-from runtime.run_folder import Folder, Progress
+from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import Trainer, TrainingBatch
 from runtime.weights import FileWeights
 from tasks import arithmetic, warm_start
-from tasks.prompts import Problem, PromptStream
+from tasks.prompts import Problem, PromptStream, Task
 
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
 CHAIN = ["--dataset", "chain", "--batch_prompts", "32", "--min_budget", "26", "--max_budget", "30", "--lr", "5e-4"]
@@ -112,7 +113,7 @@ def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipelin
 
 @contextmanager
 def generator_of(
-    flags: Any, model: str, weights: Any, task: Any, prompts: Iterator[Any], control: Any
+    flags: Flags, model: str, weights: object, task: Task, prompts: Iterator[Problem], control: Interruption | None
 ) -> Iterator[pipeline_rl.Generator]:
     """A started generator as `train.py` makes it, but one that admits nothing until `set_pacer`."""
     progress = Progress(random.Random(0))
@@ -125,7 +126,7 @@ def generator_of(
         made.close()
 
 
-def built_in_generator(model: str, weights: Any, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
+def built_in_generator(model: str, weights: object, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
     """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
     flags = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], "")
     task = arithmetic.ChainTask(seed=seed)
@@ -180,7 +181,7 @@ class Program:
         self.peak_memory = 0  # bytes, of the moments at which `watch_memory` looked
         self.next_look = time.monotonic()
 
-    def records(self, name: str) -> list[dict[str, Any]]:
+    def records(self, name: str) -> list[Record]:
         """The records of steps or evaluations so far."""
         return [record for record in Folder(self.folder).read(name) if "step" in record]
 
@@ -248,16 +249,16 @@ def ours(*arguments: str) -> list[str]:
 class Helper:
     """A function in a process of its own: `make(*args)` there returns it; between calls it waits and takes no CPU."""
 
-    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any, **environment: str):
+    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: object, **environment: str):
         self.pool = ProcessPoolExecutor(1, get_context("spawn"), _make, (make, args))
         with mock.patch.dict(os.environ, environment):
             self.pool.submit(os.getpid)  # the first call starts the process, which keeps this environment
 
-    def send(self, request: Any) -> Future:
+    def send(self, request: object) -> Future:
         """Starts a call."""
         return self.pool.submit(_call, request)
 
-    def ask(self, request: Any) -> Any:
+    def ask(self, request: object) -> Any:
         """Makes a call and waits for its result."""
         return self.send(request).result()
 
@@ -271,5 +272,5 @@ def _make(make: Callable[..., Callable[[Any], Any]], args: tuple) -> None:
     _function = make(*args)
 
 
-def _call(request: Any) -> Any:
+def _call(request: object) -> Any:
     return _function(request)

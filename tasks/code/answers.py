@@ -42,6 +42,8 @@ from typing import Any, NamedTuple
 
 from .sandbox import MADE, MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, MODULES, Sandbox
 
+JsonObject = dict[str, Any]  # a row of a data set, or what was kept of one
+
 TEST_COLUMNS = ("test_list", "input_output")
 SETUP_COLUMNS = ("test_imports", "test_setup_code")
 FENCE = re.compile(r"^[ \t]*```(?:python3?|py)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
@@ -73,7 +75,7 @@ class Take(ast.NodeTransformer):
         self.known, self.plain, self.made, self.local = set(vars(builtins)), set[str](), set[str](), set[str]()
         self.first, self.taken, self.begins = 0, list[str](), set[str]()
 
-    def visit(self, node: ast.AST) -> Any:
+    def visit(self, node: ast.AST) -> object:
         path = path_of(node)
         begin, name = path[-1], getattr(path[-1], "id", None)
         asked = name in self.made or any(isinstance(x, ast.Call) and x.func is begin for x in path)
@@ -109,7 +111,7 @@ class Take(ast.NodeTransformer):
         return rest
 
 
-def tests_of(row: dict[str, Any], tests: Any) -> dict[str, Any] | None:
+def tests_of(row: JsonObject, tests: object) -> JsonObject | None:
     """What is kept of a row as its answer; None if `tests`, the value of its column of tests, is None."""
     return None if tests is None else {"tests": tests} | {name: row.get(name) for name in SETUP_COLUMNS}
 
@@ -121,7 +123,7 @@ def last_program(text: str) -> str | None:
     return textwrap.dedent(program) if before and after else None
 
 
-def read_pairs(tests: Any) -> list[tuple[str, str]] | None:
+def read_pairs(tests: object) -> list[tuple[str, str]] | None:
     """(stdin, stdout) of each test of an `input_output` column; None if it is something else."""
     try:
         tests = json.loads(tests) if isinstance(tests, str) else tests
@@ -156,7 +158,7 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
     return {symbol.get_name() for symbol in found}, bound
 
 
-def read_asserts(answer: dict[str, Any]) -> Asserts | None:
+def read_asserts(answer: JsonObject) -> Asserts | None:
     """Takes asserts apart; None if that cannot be done, or one of them would pass no program, or any."""
     parts = [answer.get(name) or [] for name in (*SETUP_COLUMNS, "tests")]  # each a text, or a list of texts
     try:
@@ -227,7 +229,7 @@ def take_apart(statements: list[ast.stmt]) -> Asserts:
     return Asserts(calls, [["exec", f"import {', '.join(MODULES)}"], *checks])
 
 
-def code_kind(text: str | None, answer: dict[str, Any], sandbox: Sandbox, seconds: float) -> str:
+def code_kind(text: str | None, answer: JsonObject, sandbox: Sandbox, seconds: float) -> str:
     """Whether the program in `text` passes the tests in `answer`: correct, wrong (also if it raises), unparsed (there
     is no program), timeout, memory, crash, or bad_answer (the tests are none that can be read).
 

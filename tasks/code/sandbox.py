@@ -154,7 +154,7 @@ class Sandbox:
         self.close()
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> object:
     """`value` for JSON: None, booleans, numbers, strings, bytes, dates, arrays, ranges, lists, tuples, sets, deques and
     dicts of such, and what is derived from these types as what it is derived from. Anything else becomes an object that
     equals nothing; it still has its length, and its first MAX_ITEMS items."""
@@ -184,7 +184,7 @@ def encode(value: Any) -> Any:
 
 def decode(text: str) -> Any:
     """What `encode` made JSON of. Raises ValueError, TypeError or KeyError if it did not."""
-    makers: dict[str, Any] = {kind.__name__: lambda args, kind=kind: kind(*args) for kind in MADE}
+    makers: dict[str, abc.Callable] = {kind.__name__: lambda args, kind=kind: kind(*args) for kind in MADE}
     makers |= {kind.__name__: kind for kind in (dict, bytes, tuple, set, frozenset, deque)}
     makers |= {"int": lambda digits: int(digits, 16), "complex": lambda parts: complex(*parts)}
     makers |= {"iterator": lambda items: (item for item in items), "object": lambda _: object()}

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any
@@ -15,14 +15,14 @@ from runtime.engines import RunEngine
 from runtime.weights import FileWeights
 
 
-def new_engine(tiny: TinyModel, *, channel: Any = None, **options: Any) -> RunEngine:
+def new_engine(tiny: TinyModel, *, channel: Any = None, **options: object) -> RunEngine:
     """An engine of 16 slots that is not started yet."""
     return RunEngine(tiny.folder, **{
         "stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or FileWeights(),
     } | options)  # fmt: skip
 
 
-def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: Any) -> Generator:
+def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: object) -> Generator:
     """Two completions of a prompt, B = 1, k = 0."""
     defaults = {"score": no_reward, "pacer": Pacer(1, 0), "rollouts": 2, "max_completion": 64}
     return Generator(engine, iter(prompts), **defaults | options)
@@ -34,7 +34,7 @@ class Shared:
     trainer_waits, replicas = False, 1
     runs = itertools.count()
 
-    def __init__(self, host: Generator, slots: int, **changes: Any):
+    def __init__(self, host: Generator, slots: int, **changes: object):
         self.host, self.engine, self.slots = host, host.engine, slots
         self.before = {name: getattr(self.engine, name) for name in changes}
         vars(self.engine).update(changes)
@@ -51,7 +51,9 @@ class Shared:
         self.asked.add(future)
         return await asyncio.wrap_future(future)
 
-    async def sample(self, prompt_ids: Any, max_tokens: int, salt: str, replica: int, temperature: Any = None) -> Any:
+    async def sample(
+        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int, temperature: float | None = None
+    ) -> Any:
         return await self._there(self.engine.sample(prompt_ids, max_tokens, f"{self.salt} {salt}", 0, temperature))
 
     async def update(self) -> None:
@@ -73,8 +75,8 @@ class SharedEngine:
 
     @contextmanager
     def generator(
-        self, prompts: Iterable[Problem] = (), *, slots: int = 16, wrap: Callable[[Shared], Any] | None = None,
-        temperature: float = 1.0, stop_ids: Any = (STOP,), **options: Any,
+        self, prompts: Iterable[Problem] = (), *, slots: int = 16, wrap: Callable[[Shared], object] | None = None,
+        temperature: float = 1.0, stop_ids: Sequence[int] = (STOP,), **options: object,
     ) -> Iterator[Generator]:  # fmt: skip
         """A generator at version 0, whose weights are `tiny.weights(0)`."""
         engine = Shared(self.host, slots, temperature=temperature, stop_ids=stop_ids)

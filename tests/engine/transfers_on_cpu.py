@@ -25,7 +25,7 @@ MEMORY = 80e9  # bytes of a GPU
 class Communicator:
     """In the place of PyNcclCommunicator: a receiver waits until the sender has sent."""
 
-    def __init__(self, group: Any, device: int):
+    def __init__(self, group: object, device: int):
         self.group, self.world_size = group, group.world_size
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
@@ -64,7 +64,7 @@ class Torch:
         return getattr(torch, name)
 
     @staticmethod
-    def empty(size: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    def empty(size: int, dtype: torch.dtype, device: object) -> torch.Tensor:
         if device != "cuda":
             return torch.empty(size, dtype=dtype, device=device)
         file = NamedTemporaryFile(dir="/dev/shm")
@@ -73,7 +73,7 @@ class Torch:
         return memory
 
 
-def reduce_tensor(memory: torch.Tensor) -> tuple[Any, tuple]:
+def reduce_tensor(memory: torch.Tensor) -> tuple[object, tuple]:
     """As torch's for a tensor on a GPU: what rebuilds it, and the fifteen arguments of that; classes are among them."""
     handle = memory.file.name.encode()
     return rebuild_cuda_tensor, (
