@@ -16,9 +16,11 @@ helps partly at best. With hidden states h, head W, bias b, temperature T and sa
 GENERATOR. vLLM stores the head in the model's dtype, say bfloat16. Its option `head_dtype`, which `GENERATOR_ARGS`
 sets, changes only the product: bfloat16 factors, an FP32 sum. But a trainer often keeps its head in FP32 (the master
 copy), and those weights are not the ones that vLLM rounded to bfloat16. So the trainer must compute with
-`rounded(master, torch.bfloat16)`. Seven things must be equal on both sides. `token_logprobs` sees to two, FP32 product
-and FP32 log-softmax. `Scorer` sees to four more: the rounded W, the rounded h, the bias, and which position predicts
-which token. The temperature is the caller's.
+`rounded(master, torch.bfloat16)`. Seven things must be equal on both sides:
+
+    `token_logprobs` sees to    the FP32 product, the FP32 log-softmax
+    `Scorer` sees to            the rounded W, the rounded h, the bias, which position predicts which token
+    the caller sees to          the temperature
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
 

@@ -35,7 +35,8 @@ trainer took whichever groups finish first, a slow group 0 would wait while 1, 2
 5, 6, and so on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
 The bound is not a target, since groups that wait only grow old. Hence a second condition. A group is *ready* if it and
-all older ones are finished, so that the trainer could take it now, and *under way* from its admission to its take.
+all older ones are finished, so that the trainer could take it now. It is *under way* from its admission to its take;
+the *peak* is the largest number that were ever under way.
 
     groups that are ready    groups under way        may one more enter?
     fewer than B             whatever                yes: the trainer would have to wait

@@ -185,15 +185,13 @@ def refill(flags: Flags, parts: Parts, progress: Progress) -> list[Group]:
 def budget_spent(flags: Flags, parts: Parts) -> bool:
     """Whether one of the budgets is used up; says which."""
     clock = parts.recorder.clock
-    compute = clock.now()
-    for name, limit, spent in (
-        ("max_sampled_tokens", flags.max_sampled_tokens, compute["tokens"]),
-        ("max_hours", flags.max_hours, clock.hours()),
-    ):
-        if limit and spent >= limit:
-            parts.ranks.say(f"--{name} {limit} reached")
-            return True
-    return False
+    if flags.max_sampled_tokens and clock.now()["tokens"] >= flags.max_sampled_tokens:
+        parts.ranks.say(f"--max_sampled_tokens {flags.max_sampled_tokens} reached")
+    elif flags.max_hours and clock.hours() >= flags.max_hours:
+        parts.ranks.say(f"--max_hours {flags.max_hours} reached")
+    else:
+        return False
+    return True
 
 
 def flat(groups: Sequence[Group]) -> tuple[list[Rollout], list[Row]]:
@@ -337,13 +335,13 @@ def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
         cause, number, ranks = error.__cause__, restarts() + 1, parts.ranks
-        users = isinstance(cause, RewardError)  # a function that would raise again; it is shown with its traceback
-        told = "train.py: " + with_flag_names(str(cause) if users else str(error).splitlines()[0])
+        users_fault = isinstance(cause, RewardError)  # their function would raise again; its traceback is shown
+        told = "train.py: " + with_flag_names(str(cause) if users_fault else str(error).splitlines()[0])
         if ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
             ranks.say(f"{told}; go on from the newest checkpoint with --resume {parts.folder.path}")
             return 1
         may_restart = may_restart and ranks.on_one_host and number <= flags.max_restarts
-        again = ranks.from_main(lambda: may_restart and not users and not progress.stop_signal)
+        again = ranks.from_main(lambda: may_restart and not users_fault and not progress.stop_signal)
         then = f"restart {number} of at most {flags.max_restarts} goes on from it" if again else ""
         stop_early(flags, parts, progress, told, then)
         if not again:
