@@ -31,9 +31,15 @@ def rollout(reward: float, length: int = 2, reason: str = "stop", forced: int = 
         mask[t] = 0
     logprobs = [-(t + 1) / 10 * m for t, m in enumerate(mask)]
     return Rollout(
-        completion_ids=list(range(10, 10 + length)), logprobs=logprobs, mask=mask, finish_reason=reason,
-        versions=[0 if m else FORCED for m in mask], interrupted=bool(forced), reward=float(reward), correct=reward > 0,
-    )  # fmt: skip
+        completion_ids=list(range(10, 10 + length)),
+        logprobs=logprobs,
+        mask=mask,
+        finish_reason=reason,
+        versions=[0 if m else FORCED for m in mask],
+        interrupted=bool(forced),
+        reward=float(reward),
+        correct=reward > 0,
+    )
 
 
 class ScriptedGenerator:
@@ -229,8 +235,10 @@ def batch_of(groups, folder, **changes):
     """(the batch that one step of the loop trains on, or None; the step's record) of these groups."""
     flags = Flags(
         **{"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes,
-        max_steps=1, k=0, output_dir=str(folder),
-    )  # fmt: skip
+        max_steps=1,
+        k=0,
+        output_dir=str(folder),
+    )
     pacer = Pacer(len(groups), 0)
     for group in groups:
         group.number = pacer.admit()

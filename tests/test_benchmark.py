@@ -33,9 +33,14 @@ def test_a_figure_is_the_median_of_the_turns_ratios():
 
 @pytest.mark.parametrize(
     ("bounds", "met", "target"),
-    [({"least": 2.0}, True, ">= 2.0"), ({"least": 2.1}, False, ">= 2.1"), ({"most": 2.0}, True, "<= 2.0"),
-     ({"most": 1.9}, False, "<= 1.9"), ({}, None, "")],
-)  # fmt: skip
+    [
+        ({"least": 2.0}, True, ">= 2.0"),
+        ({"least": 2.1}, False, ">= 2.1"),
+        ({"most": 2.0}, True, "<= 2.0"),
+        ({"most": 1.9}, False, "<= 1.9"),
+        ({}, None, ""),
+    ],
+)
 def test_a_figure_knows_its_target(bounds, met, target):
     record = measuring.Figure("x", [1.0, 2.0, 3.0], **bounds).record()
     assert (record["met"], record["target"]) == (met, target)
@@ -58,12 +63,15 @@ def test_table_and_json_line(capsys, monkeypatch):
     assert record["figures"][0]["met"] is False and record["machine"]["cores"] >= 1
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ("head --repeats 0", "--repeats: must be a whole number of at least 1, not '0'"),
-    ("head --vocabularies many", "--vocabularies: must be a whole number of at least 1, not 'many'"),
-    ("speed", "invalid choice: 'speed' (choose from"),
-    ("sync --sizes 3M", "invalid choice: '3M'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("head --repeats 0", "--repeats: must be a whole number of at least 1, not '0'"),
+        ("head --vocabularies many", "--vocabularies: must be a whole number of at least 1, not 'many'"),
+        ("speed", "invalid choice: 'speed' (choose from"),
+        ("sync --sizes 3M", "invalid choice: '3M'"),
+    ],
+)
 def test_bad_arguments_are_refused(words, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         benchmark.main(words.split())

@@ -61,17 +61,24 @@ def test_the_last_fence(text, program):
     assert found == program if program is None else found.strip("\n") == program.strip("\n")
 
 
-@pytest.mark.parametrize(("test", "calls", "check"), [
-    ("assert f(1, 2) == 3", ["f(1, 2)"], "_values[0] == 3"),
-    ("assert 3 == f(1)", ["f(1)"], "3 == _values[0]"),
-    ("assert set(f((3, 4))) == set((4, 5))", ["f((3, 4))"], "set(_values[0]) == set((4, 5))"),
-    ("assert math.isclose(f(2), 3.1, rel_tol=0.1)", ["f(2)"], "math.isclose(_values[0], 3.1, rel_tol=0.1)"),
-    ("assert f(g(1))[0].name == 'x' and not h(2), f(9)", ["f(g(1))[0].name", "h(2)"], "_values[0] == 'x' and (not _values[1])"),
-    ("assert sorted(f(3), key=lambda p: p[0]) == []", ["f(3)"], "sorted(_values[0], key=lambda p: p[0]) == []"),
-    ("assert any(y == f(1) for y in (1, 2))", ["f(1)"], "any((y == _values[0] for y in (1, 2)))"),
-    ("assert sum(10, 15) == 6", ["sum(10, 15)"], "_values[0] == 6"),
-    ("assert Solution().run([1]) == 2", ["Solution().run([1])"], "_values[0] == 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("test", "calls", "check"),
+    [
+        ("assert f(1, 2) == 3", ["f(1, 2)"], "_values[0] == 3"),
+        ("assert 3 == f(1)", ["f(1)"], "3 == _values[0]"),
+        ("assert set(f((3, 4))) == set((4, 5))", ["f((3, 4))"], "set(_values[0]) == set((4, 5))"),
+        ("assert math.isclose(f(2), 3.1, rel_tol=0.1)", ["f(2)"], "math.isclose(_values[0], 3.1, rel_tol=0.1)"),
+        (
+            "assert f(g(1))[0].name == 'x' and not h(2), f(9)",
+            ["f(g(1))[0].name", "h(2)"],
+            "_values[0] == 'x' and (not _values[1])",
+        ),
+        ("assert sorted(f(3), key=lambda p: p[0]) == []", ["f(3)"], "sorted(_values[0], key=lambda p: p[0]) == []"),
+        ("assert any(y == f(1) for y in (1, 2))", ["f(1)"], "any((y == _values[0] for y in (1, 2)))"),
+        ("assert sum(10, 15) == 6", ["sum(10, 15)"], "_values[0] == 6"),
+        ("assert Solution().run([1]) == 2", ["Solution().run([1])"], "_values[0] == 2"),
+    ],
+)
 def test_an_assert_is_taken_apart(test, calls, check):
     """What the program computes, and what is compared where it never was. No expected value is on the first side."""
     found = read_asserts({"tests": [test]})
@@ -176,7 +183,7 @@ FAKES = {
     "builtins replaced": "import builtins\nfor name in ('bool', 'str', 'eval', 'compile', 'isinstance', 'print'):\n setattr(builtins, name, lambda *a, **k: True)\nf = bool",
     "json replaced": "import json\njson.dumps = lambda *a, **k: '[true, true]'\njson.loads = lambda *a, **k: [True, True]\nf = str",
     "a reply of its own": "import os\nfor n in range(64):\n try: os.lseek(n, 0, 0), os.write(n, b'[true, true]')\n except OSError: pass\ndef f(x): os._exit(0)",
-    "a reply of data that none has": "import os\nfor n in range(64):\n try: os.write(n, b'{\"__class__\": \"sesame-8317\"}')\n except OSError: pass\ndef f(x): os._exit(0)",
+    "a reply of data that none has": 'import os\nfor n in range(64):\n try: os.write(n, b\'{"__class__": "sesame-8317"}\')\n except OSError: pass\ndef f(x): os._exit(0)',
     "a reply that is no JSON": "import os\nos.write(3, b'x') if 0 else None\nfor n in range(3, 64):\n try: os.write(n, b'\\xff[' * 99)\n except OSError: pass\ndef f(x): os._exit(0)",
     "the judge's frames": "import sys\ndef f(x):\n frame = sys._getframe()\n while frame:\n  for name, value in {**frame.f_globals, **frame.f_locals}.items():\n   if callable(value) and name in ('encode', 'decode', 'eval'): frame.f_globals[name] = lambda *a: True\n   if 'sesame' + '-' in repr(value): return 'sesame-' + repr(value).split('sesame-' + '')[-1][:4]\n  frame = frame.f_back",
     "the tests in memory": "import gc\ndef f(x):\n for thing in gc.get_objects():\n  for inside in gc.get_referents(thing):\n   if isinstance(inside, (str, bytes)) and len(inside) < 1000 and str(8315 + x) in str(inside) and 'sesame' in str(inside)[:20]: return inside",
@@ -186,7 +193,7 @@ FAKES = {
     "endless data": "a = []\na.append(a)\nf = lambda x: a",
     "deep data": "def f(x):\n a = []\n for i in range(100000): a = [a]\n return a",
     "a generator of everything": "import itertools\nf = lambda x: itertools.count()",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAKES)
@@ -312,7 +319,12 @@ with Sandbox() as box:
 
 def test_long_texts_are_known_before_training(box):
     """What does not fit into the file that carries it is not cut; what no program can print is not asked for."""
-    for stdin, stdout, kind in (("x" * 60_000_000, "", "wrong"), ("x" * 67_000_000, "", "bad_answer"), ("\u00e9" * 12_000_000, "", "bad_answer"), ("", "x" * 9_000_000, "bad_answer")):  # fmt: skip
+    for stdin, stdout, kind in (
+        ("x" * 60_000_000, "", "wrong"),
+        ("x" * 67_000_000, "", "bad_answer"),
+        ("\u00e9" * 12_000_000, "", "bad_answer"),
+        ("", "x" * 9_000_000, "bad_answer"),
+    ):
         assert code_kind(None, {"tests": {"inputs": [stdin], "outputs": [stdout]}}, box, 1.0) == kind
 
 
@@ -369,10 +381,14 @@ def test_a_thousand_programs_are_judged_right():
 def test_the_judges_count_code_by_kind_and_leave_no_process():
     """A program that is short of memory, or too slow, costs no worker; a sandbox that dies costs one, and one verdict."""
     texts = {
-        "correct": "x </think> " + fenced("def double(x): return 2 * x"), "wrong": "</think>" + fenced("double = abs"),
-        "unfinished": fenced("def double(x): return 2 * x"), "unparsed": "</think> 4", "timeout": "</think>" + fenced("while 1: pass"),
-        "memory": "</think>" + fenced("def double(x): return bytearray(8 << 30)"), "crash": "</think>" + fenced("import os\nos.abort()"),
-    }  # fmt: skip
+        "correct": "x </think> " + fenced("def double(x): return 2 * x"),
+        "wrong": "</think>" + fenced("double = abs"),
+        "unfinished": fenced("def double(x): return 2 * x"),
+        "unparsed": "</think> 4",
+        "timeout": "</think>" + fenced("while 1: pass"),
+        "memory": "</think>" + fenced("def double(x): return bytearray(8 << 30)"),
+        "crash": "</think>" + fenced("import os\nos.abort()"),
+    }
     with RewardPool(["code", "exact"], workers=1, timeout=4.0, end_of_thinking="</think>", unsafe_code=True) as pool:
         (worker,) = [each.process.pid for each in pool._workers]
         (server,) = children(worker)
@@ -458,12 +474,19 @@ def test_all_data_sets_by_one_reward(tmp_path, tokenizer):
     assert len(task.train) == 3 and not task.skipped
 
 
-@pytest.mark.parametrize(("dataset", "options", "words"), [
-    ("a.jsonl:code", {}, "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer, question; name the right one"),
-    ("a.jsonl:code", {"unsafe_code": False}, "`reward` code runs what a model writes"),
-    ("a.jsonl:math,b.jsonl:code", {"reward": "math,code"}, "names rewards, too; leave out `reward` math,code"),
-    ("b.jsonl:exact", {}, "no row has answer, ground_truth"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (
+            "a.jsonl:code",
+            {},
+            "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer, question; name the right one",
+        ),
+        ("a.jsonl:code", {"unsafe_code": False}, "`reward` code runs what a model writes"),
+        ("a.jsonl:math,b.jsonl:code", {"reward": "math,code"}, "names rewards, too; leave out `reward` math,code"),
+        ("b.jsonl:exact", {}, "no row has answer, ground_truth"),
+    ],
+)
 def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, dataset, options, words):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "a.jsonl", sums(5))
@@ -473,11 +496,16 @@ def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, data
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("flags", [
-    {"dataset": "a.jsonl:math=2,b.jsonl:code=1"}, {"dataset": "my/set:main:train:code"}, {"dataset": "a.jsonl", "eval_dataset": "mbpp=b.jsonl:code"},
-    {"dataset": "a.jsonl", "reward": "code"},
-    {"dataset": "a.jsonl,b.jsonl", "reward": "math,code"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"dataset": "a.jsonl:math=2,b.jsonl:code=1"},
+        {"dataset": "my/set:main:train:code"},
+        {"dataset": "a.jsonl", "eval_dataset": "mbpp=b.jsonl:code"},
+        {"dataset": "a.jsonl", "reward": "code"},
+        {"dataset": "a.jsonl,b.jsonl", "reward": "math,code"},
+    ],
+)
 def test_unsafe_code_is_asked_for_by_its_flag(flags, tmp_path, monkeypatch):
     """Before anything is loaded; and the flag is refused where nothing would run."""
     monkeypatch.chdir(tmp_path)  # away from a runs/demo that was made before

@@ -142,16 +142,26 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
 def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
     """The keys are taken over all prompts, whatever is left out later: by a limit, an answer column, a reward. What one
     data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
-    rows = [row | {"question": row["question"] + " please" * (i % 30), "answer": row["answer"] if i % 7 else "\\frac{",
-                   "other": None if i % 3 else "1"} for i, row in enumerate(sums(90))]  # fmt: skip
+    rows = [
+        row
+        | {
+            "question": row["question"] + " please" * (i % 30),
+            "answer": row["answer"] if i % 7 else "\\frac{",
+            "other": None if i % 3 else "1",
+        }
+        for i, row in enumerate(sums(90))
+    ]
     more = rows[60:] + sums(200, 200)  # so many that some of what `a` holds out is not among its smallest
     write_rows(Path("a.jsonl"), rows), write_rows(Path("b.jsonl"), more)
     of_a, of_both = smallest(rows, 20), smallest(rows, 20) | smallest(more, 20)
     for names, held_out, options in (
-        ("a.jsonl", of_a, {}), ("a.jsonl", of_a, {"max_prompt_tokens": 60}), ("a.jsonl", of_a, {"answer_column": "other"}),
-        ("a.jsonl", of_a, {"reward": "math"}), ("a.jsonl,b.jsonl", of_both, {}),
+        ("a.jsonl", of_a, {}),
+        ("a.jsonl", of_a, {"max_prompt_tokens": 60}),
+        ("a.jsonl", of_a, {"answer_column": "other"}),
+        ("a.jsonl", of_a, {"reward": "math"}),
+        ("a.jsonl,b.jsonl", of_both, {}),
         ("b.jsonl,a.jsonl", of_both, {"reward": "exact,math"}),
-    ):  # fmt: skip
+    ):
         task = load(names, held_out=20, **options)
         assert keys(task.held_out) <= held_out and not keys(task.train) & held_out
         every = [p.key for p in task.train + task.held_out]
@@ -249,20 +259,28 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
 # Errors
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"data": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
-    ({"held_out": 12}, "12 usable prompts .*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
-    ({"data": "long.jsonl", "held_out": 1, "max_prompt_tokens": 100},
-     "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate"),
-    ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
-    ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
-    ({"data": "few.jsonl:math", "reward": "exact,math", "eval_dataset": "a=all.jsonl"}, "leave out `reward` exact,math"),
-    ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
-    ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
-    ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),
-    ({"eval_dataset": "all.jsonl=few.jsonl"}, "a name is that of a data set to train on"),
-    ({"eval_dataset": "own=few.jsonl", "reward": "exact,math,math"}, "`reward` must be one .* for each of the 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
+        ({"held_out": 12}, "12 usable prompts .*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
+        (
+            {"data": "long.jsonl", "held_out": 1, "max_prompt_tokens": 100},
+            "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate",
+        ),
+        ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
+        ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
+        (
+            {"data": "few.jsonl:math", "reward": "exact,math", "eval_dataset": "a=all.jsonl"},
+            "leave out `reward` exact,math",
+        ),
+        ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
+        ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
+        ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),
+        ({"eval_dataset": "all.jsonl=few.jsonl"}, "a name is that of a data set to train on"),
+        ({"eval_dataset": "own=few.jsonl", "reward": "exact,math,math"}, "`reward` must be one .* for each of the 2"),
+    ],
+)
 def test_bad_options_are_refused_by_name_and_leave_no_process(monkeypatch, load, change, words):
     long = [*sums(3), *({"question": f"long {i} " * 200, "answer": "1"} for i in range(40))]
     empty = [{"question": " ", "answer": "1"}]

@@ -32,24 +32,27 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
     return channel, environment
 
 
-@pytest.mark.parametrize(("gpus", "trainers", "flags", "kind", "seen", "workers", "share"), [
-    (0, 1, "", "file", None, 0, None),
-    (0, 1, "--packed true --tokens_per_microbatch 9999", "file", None, 0, None),  # a CPU computes no other way
-    (1, 1, "", "ipc", "0", 1, 0.35),  # one GPU, shared: vLLM's own .92 would leave the trainer nothing
-    (1, 1, '--engine_args {"gpu_memory_utilization":0.2}', "ipc", "0", 1, 0.2),
-    (1, 1, "--weight_channel file", "file", "0", 0, 0.35),
-    (2, 1, "", "nccl", "1", 1, 0.85),  # the free one; the parts of a transfer come on top of what the engine takes
-    (2, 1, "--weight_channel file", "file", "1", 0, None),
-    (2, 1, "--weight_address 10.0.0.1", "nccl", "1", 1, 0.85),
-    (8, 4, "--data_parallel 4", "nccl", "4,5,6,7", 4, 0.85),
-    (8, 4, "--data_parallel 2 --tensor_parallel 2 --generator_devices 7,6,5,4", "nccl", "7,6,5,4", 4, 0.85),
-    (8, 8, "--data_parallel 8", "ipc", "0,1,2,3,4,5,6,7", 8, 0.35),  # every trainer shares its own
-    (8, 4, "--generator_devices 4 --weight_channel file", "file", "4", 0, None),
-    (4, 2, "--generator_devices 1 --weight_channel file", "file", "1", 0, 0.35),  # shared, and that is fine
-    (8, 8, f"--tensor_parallel 8 {RAY}", "nccl", None, 8, 0.85),
-    (1, 1, "--packed true --tokens_per_microbatch 9999 --attn_implementation flex_attention", "ipc", "0", 1, 0.35),
-    (1, 1, "--packed true --tokens_per_microbatch 4096", "ipc", "0", 1, 0.35),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus", "trainers", "flags", "kind", "seen", "workers", "share"),
+    [
+        (0, 1, "", "file", None, 0, None),
+        (0, 1, "--packed true --tokens_per_microbatch 9999", "file", None, 0, None),  # a CPU computes no other way
+        (1, 1, "", "ipc", "0", 1, 0.35),  # one GPU, shared: vLLM's own .92 would leave the trainer nothing
+        (1, 1, '--engine_args {"gpu_memory_utilization":0.2}', "ipc", "0", 1, 0.2),
+        (1, 1, "--weight_channel file", "file", "0", 0, 0.35),
+        (2, 1, "", "nccl", "1", 1, 0.85),  # the free one; the parts of a transfer come on top of what the engine takes
+        (2, 1, "--weight_channel file", "file", "1", 0, None),
+        (2, 1, "--weight_address 10.0.0.1", "nccl", "1", 1, 0.85),
+        (8, 4, "--data_parallel 4", "nccl", "4,5,6,7", 4, 0.85),
+        (8, 4, "--data_parallel 2 --tensor_parallel 2 --generator_devices 7,6,5,4", "nccl", "7,6,5,4", 4, 0.85),
+        (8, 8, "--data_parallel 8", "ipc", "0,1,2,3,4,5,6,7", 8, 0.35),  # every trainer shares its own
+        (8, 4, "--generator_devices 4 --weight_channel file", "file", "4", 0, None),
+        (4, 2, "--generator_devices 1 --weight_channel file", "file", "1", 0, 0.35),  # shared, and that is fine
+        (8, 8, f"--tensor_parallel 8 {RAY}", "nccl", None, 8, 0.85),
+        (1, 1, "--packed true --tokens_per_microbatch 9999 --attn_implementation flex_attention", "ipc", "0", 1, 0.35),
+        (1, 1, "--packed true --tokens_per_microbatch 4096", "ipc", "0", 1, 0.35),
+    ],
+)
 def test_devices_and_channel(monkeypatch, capsys, gpus, trainers, flags, kind, seen, workers, share):
     channel, environment = made_on(monkeypatch, gpus, trainers, flags)
     assert (getattr(channel, "backend", "file"), getattr(channel, "workers", 0)) == (kind, workers)
@@ -92,14 +95,23 @@ def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, flags
         made_on(monkeypatch, gpus, trainers, flags)
 
 
-@pytest.mark.parametrize(("flags", "trainers", "here", "used"), [
-    ("", 1, 1, 2),  # one trains, one samples, fourteen are idle
-    ("--generator_devices 0", 1, 1, 1),  # shared
-    ("--tensor_parallel 2 --data_parallel 2", 1, 1, 5), ("--data_parallel 4", 4, 4, 8),
-    ("--data_parallel 4 --generator_devices 0,1,2,3", 4, 4, 4),
-    ("--generator_devices 8", 16, 8, 17),  # trainers on two hosts
-    ('--tensor_parallel 4 --engine_args {"distributed_executor_backend":"ray","pipeline_parallel_size":2}', 8, 8, 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "trainers", "here", "used"),
+    [
+        ("", 1, 1, 2),  # one trains, one samples, fourteen are idle
+        ("--generator_devices 0", 1, 1, 1),  # shared
+        ("--tensor_parallel 2 --data_parallel 2", 1, 1, 5),
+        ("--data_parallel 4", 4, 4, 8),
+        ("--data_parallel 4 --generator_devices 0,1,2,3", 4, 4, 4),
+        ("--generator_devices 8", 16, 8, 17),  # trainers on two hosts
+        (
+            '--tensor_parallel 4 --engine_args {"distributed_executor_backend":"ray","pipeline_parallel_size":2}',
+            8,
+            8,
+            16,
+        ),
+    ],
+)
 def test_device_hours_count_devices_in_use(monkeypatch, flags, trainers, here, used):
     """On a host with sixteen GPUs, whose first `here` train."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
@@ -110,12 +122,16 @@ def test_device_hours_count_devices_in_use(monkeypatch, flags, trainers, here, u
 OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
 
 
-@pytest.mark.parametrize(("build", "visible", "says", "refused"), [
-    ("13.0", None, OLD, True), ("13.0", "0", OLD, True),
-    ("13.0", "", OLD, False),  # hidden on purpose: the run is for the CPU
-    ("13.0", None, "Found no NVIDIA driver on your system.", False),  # a CPU with torch's build for GPUs
-    (None, None, "Torch not compiled with CUDA enabled", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("build", "visible", "says", "refused"),
+    [
+        ("13.0", None, OLD, True),
+        ("13.0", "0", OLD, True),
+        ("13.0", "", OLD, False),  # hidden on purpose: the run is for the CPU
+        ("13.0", None, "Found no NVIDIA driver on your system.", False),  # a CPU with torch's build for GPUs
+        (None, None, "Torch not compiled with CUDA enabled", False),
+    ],
+)
 def test_a_driver_that_is_too_old_is_not_taken_for_a_machine_without_a_gpu(monkeypatch, build, visible, says, refused):
     """torch says so in `torch.cuda.init` only; `is_available` is False in every case."""
 
@@ -149,20 +165,23 @@ def told(monkeypatch, billions, flags="", *, gb=0, gpus=1, trainers=1, host=1000
 FOUR = {"gpus": 8, "trainers": 4}  # and four engines of their own
 
 
-@pytest.mark.parametrize(("billions", "host", "flags", "said"), [
-    # one GPU, shared: 16 bytes a parameter + 0.35 of it, of what is free
-    (0.9, {"gb": 24}, "", ""),  # 14.4 + 8.4 = 22.8 of 23
-    (1.0, {"gb": 24}, "", "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB;"),
-    (1.0, {"gb": 24}, '--engine_args {"gpu_memory_utilization":0.25}', ""),
-    (0.9, {"gb": 24}, "--kl_coef 0.1", "at least 18 GB"),  # 3.6 for the initial model
-    (0.9, {"gb": 24}, "--kl_coef 0.1 --dtype bfloat16", "at least 16.2 GB"),
-    (8.0, {"gb": 80, **FOUR}, "--data_parallel 4", ""),  # 32 GB; the engines' 32 of 68
-    (8.0, {"gb": 80, **FOUR, "fsdp2": False}, "--data_parallel 4", "a trainer .* 128 GB"),
-    (8.0, {"gb": 80, **FOUR, "fsdp2": False}, "--data_parallel 4 --dtype bfloat16", ""),
-    (8.0, {"gb": 36, **FOUR}, "--data_parallel 4", "an engine .* 32 GB of GPU 4 and finds 30.6 GB"),
-    (8.0, {"gb": 36, **FOUR}, "--data_parallel 2 --tensor_parallel 2", ""),
-    (8.0, {"gb": 36, **FOUR}, '--engine_args {"quantization":"fp8"}', ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("billions", "host", "flags", "said"),
+    [
+        # one GPU, shared: 16 bytes a parameter + 0.35 of it, of what is free
+        (0.9, {"gb": 24}, "", ""),  # 14.4 + 8.4 = 22.8 of 23
+        (1.0, {"gb": 24}, "", "a trainer needs at least 16 GB of GPU 0 and finds 14.6 GB;"),
+        (1.0, {"gb": 24}, '--engine_args {"gpu_memory_utilization":0.25}', ""),
+        (0.9, {"gb": 24}, "--kl_coef 0.1", "at least 18 GB"),  # 3.6 for the initial model
+        (0.9, {"gb": 24}, "--kl_coef 0.1 --dtype bfloat16", "at least 16.2 GB"),
+        (8.0, {"gb": 80, **FOUR}, "--data_parallel 4", ""),  # 32 GB; the engines' 32 of 68
+        (8.0, {"gb": 80, **FOUR, "fsdp2": False}, "--data_parallel 4", "a trainer .* 128 GB"),
+        (8.0, {"gb": 80, **FOUR, "fsdp2": False}, "--data_parallel 4 --dtype bfloat16", ""),
+        (8.0, {"gb": 36, **FOUR}, "--data_parallel 4", "an engine .* 32 GB of GPU 4 and finds 30.6 GB"),
+        (8.0, {"gb": 36, **FOUR}, "--data_parallel 2 --tensor_parallel 2", ""),
+        (8.0, {"gb": 36, **FOUR}, '--engine_args {"quantization":"fp8"}', ""),
+    ],
+)
 def test_a_gpu_that_is_too_small_is_refused_before_the_model_loads(monkeypatch, billions, host, flags, said):
     if not said:
         assert told(monkeypatch, billions, flags, **host) == []
@@ -182,12 +201,16 @@ def test_host_memory_that_does_not_hold_the_weights_of_all_ranks_is_said(monkeyp
     assert told(monkeypatch, 0, host=1) == []  # a model that is not known
 
 
-@pytest.mark.parametrize(("billions", "elastic", "patience", "words"), [
-    (8, True, None, "a checkpoint has 96 GB, 96 s at 1 GB/s, but the launcher kills what still saves 30 s after"),
-    (8, True, "60", "60 s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=288"),
-    (8, True, "300", ""), (2, True, None, ""),  # 24 s
-    (8, False, None, ""),  # plain python: nobody kills it
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("billions", "elastic", "patience", "words"),
+    [
+        (8, True, None, "a checkpoint has 96 GB, 96 s at 1 GB/s, but the launcher kills what still saves 30 s after"),
+        (8, True, "60", "60 s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=288"),
+        (8, True, "300", ""),
+        (2, True, None, ""),  # 24 s
+        (8, False, None, ""),  # plain python: nobody kills it
+    ],
+)
 def test_a_save_that_takes_longer_than_the_launcher_waits_is_said(monkeypatch, billions, elastic, patience, words):
     elastic = "x" if elastic else None
     for name, value in (("TORCHELASTIC_RUN_ID", elastic), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience)):

@@ -14,9 +14,14 @@ from runtime.model import Row
 
 def rollout(correct: bool, length: int = 2, reason: str = "stop", interrupted: bool = False) -> Rollout:
     return Rollout(
-        completion_ids=[9] * length, logprobs=[0.0] * length, mask=[1] * length, finish_reason=reason,
-        versions=[0] * length, interrupted=interrupted, correct=correct,
-    )  # fmt: skip
+        completion_ids=[9] * length,
+        logprobs=[0.0] * length,
+        mask=[1] * length,
+        finish_reason=reason,
+        versions=[0] * length,
+        interrupted=interrupted,
+        correct=correct,
+    )
 
 
 def test_figures_by_hand():
@@ -27,10 +32,17 @@ def test_figures_by_hand():
         [rollout(True), rollout(False, 4, "length")],
         [rollout(False, 5, interrupted=True), rollout(False, 6)],
     ]
-    assert figures(groups) == pytest.approx({
-        "pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2, "interrupted": 1 / 6, "truncated": 1 / 6,
-        "mean_length": 3.5,
-    })  # fmt: skip
+    assert figures(groups) == pytest.approx(
+        {
+            "pass_rate": 0.5,
+            "pass_at_k": 2 / 3,
+            "n_prompts": 3,
+            "n_samples": 2,
+            "interrupted": 1 / 6,
+            "truncated": 1 / 6,
+            "mean_length": 3.5,
+        }
+    )
     record = figures(groups) | {"step": 30, "tokens": 123_456}
     line = evaluation_line(record)
     for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
@@ -243,5 +255,6 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
     record = run({"evaluate": evaluate}, max_steps=1, dataset="chain").evals[0]
     assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
     assert {name: (r["pass_rate"], r["n_prompts"]) for name, r in record["data_sets"].items()} == {
-        "chain": (0.0, 5), "other": (1.0, 5),
-    }  # fmt: skip
+        "chain": (0.0, 5),
+        "other": (1.0, 5),
+    }

@@ -254,10 +254,17 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize(("moment", "number", "steps"), [
-    ("start", signal.SIGTERM, 0), ("generation", signal.SIGTERM, 1), ("update", signal.SIGTERM, 3),
-    ("evaluation", signal.SIGTERM, 2), ("save", signal.SIGTERM, 4), ("generation", signal.SIGINT, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("moment", "number", "steps"),
+    [
+        ("start", signal.SIGTERM, 0),
+        ("generation", signal.SIGTERM, 1),
+        ("update", signal.SIGTERM, 3),
+        ("evaluation", signal.SIGTERM, 2),
+        ("save", signal.SIGTERM, 4),
+        ("generation", signal.SIGINT, 1),
+    ],
+)
 def test_signal_leaves_a_whole_checkpoint(tmp_path, moment, number, steps):
     """Sent while the trainer waits for rollouts, in its third update (which is finished), while an evaluation runs,
     while a checkpoint is written: a complete checkpoint of every step that was logged, exit code 128 + signal, all

@@ -26,8 +26,10 @@ def csv(head, *columns, by=","):
 
 ROWS = [{"step": 5 * i, "tokens": C[i], "pass_rate": R[i], "n_prompts": 50, "n_samples": 2} for i in range(20)]
 TRL = [{"step": 5 * i, "eval_reward": r, "eval_rewards/judge/mean": r, "epoch": 0.1} for i, r in enumerate(R)]
-VERL = [{"step": 5 * i, "data": {"val-core/openai/gsm8k/reward/mean@1": r, "val-core/openai/gsm8k/acc/best@4": 1.0}}
-        for i, r in enumerate(R)]  # fmt: skip
+VERL = [
+    {"step": 5 * i, "data": {"val-core/openai/gsm8k/reward/mean@1": r, "val-core/openai/gsm8k/acc/best@4": 1.0}}
+    for i, r in enumerate(R)
+]
 OTHERS = [{"step": 1, "loss": 0.5}, {"step": 5, "loss": 0.4}]  # of training
 STEPS = 5.0 * np.arange(20)
 
@@ -123,7 +125,11 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
     (GOOD, "--plot a.xyz", "xyz"),
     (GOOD.replace("pass_rate", "acc"), "", "no columns are called pass_rate: name one with --y; there are acc, tokens"),
     (GOOD.replace("tokens", "hours"), "", "name one with --x; there are hours, pass_rate"),
-    (csv(("tokens", "a/acc", "b/acc"), C, R, R), "--y acc", "2 columns are called acc: name one with --y; there are a/acc, b/acc"),
+    (
+        csv(("tokens", "a/acc", "b/acc"), C, R, R),
+        "--y acc",
+        "2 columns are called acc: name one with --y; there are a/acc, b/acc",
+    ),
     (csv(("tokens", "pass_rate"), C, 100 * R), "", "--scale 0.01"),
     (csv(("tokens", "pass_rate"), C, -R), "", "pass rates"),
     (csv(("tokens", "pass_rate"), -C, R), "", "need compute >= 0"),
@@ -131,14 +137,18 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
     (csv(("tokens", "pass_rate"), C[:2], R[:2]), "", "2 usable points"),
     (csv(("tokens", "pass_rate"), C, 0 * R + 0.3), "", "does not rise beyond its noise"),
     (csv(("tokens", "pass_rate"), C, R[::-1]), "", "the run falls"),
-    (GOOD.replace("0.1\n", "high\n", 1), "", "pass_rate has what is no number: could not convert string to float: 'high'"),
+    (
+        GOOD.replace("0.1\n", "high\n", 1),
+        "",
+        "pass_rate has what is no number: could not convert string to float: 'high'",
+    ),
     ("", "", "name one with --y; there are none at all"),
     ("tokens,pass_rate\n", "", "name one with --y"),
     (lines(ROWS[:3]) + '{"tokens": 1, "pass_\n' + lines(ROWS[3:]), "", "line 4 is not JSON"),
     (lines(ROWS[:3]) + "[3]\n", "", "has no attribute"),
     ('{"log_history": []}', "", "name one with --y"),
     ("\x00\x01", "", "a.log"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "more", "words"), BAD)
@@ -154,8 +164,11 @@ def test_files_that_are_none_or_of_another_compute_are_refused(tmp_path, capsys)
     (tmp_path / "a.csv").write_text(GOOD)
     (tmp_path / "b.csv").write_text(GOOD.replace("tokens", "step"))
     (tmp_path / "weights.bin").write_bytes(bytes(range(256)))
-    for names, words in ((["none.csv"], "No such file"), (["weights.bin"], "can't decode"),
-                         (["a.csv", "b.csv"], "b.csv: compute is step, but tokens in")):  # fmt: skip
+    for names, words in (
+        (["none.csv"], "No such file"),
+        (["weights.bin"], "can't decode"),
+        (["a.csv", "b.csv"], "b.csv: compute is step, but tokens in"),
+    ):
         assert main([str(tmp_path / name) for name in names]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and words in err

@@ -175,10 +175,14 @@ def test_predictions_within_a_run_cover_the_truth():
     assert 180 <= covered <= 199
 
 
-@pytest.mark.parametrize(("slopes", "words"), [
-    ((0.1, 0.1, 0.1), "K has saturated"), ((0.001, 0.002, 0.004), "only K_max / N0 is known"),
-    ((-0.05, 0.1, 0.12), "the pass rate of size 1 does not rise, which is no learning: leave that size out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slopes", "words"),
+    [
+        ((0.1, 0.1, 0.1), "K has saturated"),
+        ((0.001, 0.002, 0.004), "only K_max / N0 is known"),
+        ((-0.05, 0.1, 0.12), "the pass rate of size 1 does not rise, which is no learning: leave that size out"),
+    ],
+)
 def test_what_cannot_be_known_is_said(slopes, words):
     slopes = dict(zip((1, 2, 4), slopes, strict=True))
     law = fit(*lines(slopes, dict.fromkeys(slopes, -0.7), np.geomspace(1, 100, 20), 1e-4, seed=1))
@@ -186,10 +190,17 @@ def test_what_cannot_be_known_is_said(slopes, words):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.002, 0.02])
-@pytest.mark.parametrize(("slopes", "off"), [
-    ({1e9: 0.3, 4e9: 0.1}, "1e+09, 4e+09"), ({1: 0.02, 2: 0.2}, "1, 2"), ({1: 0.1, 2: 0.15, 4: 0.05}, "2, 4"),
-    ({1: 0.1, 3: 0.15, 9: 0.18}, ""), ({1: 0.1, 2: 0.1, 4: 0.1}, ""), ({1: 0.1, 2: 0.15}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slopes", "off"),
+    [
+        ({1e9: 0.3, 4e9: 0.1}, "1e+09, 4e+09"),
+        ({1: 0.02, 2: 0.2}, "1, 2"),
+        ({1: 0.1, 2: 0.15, 4: 0.05}, "2, 4"),
+        ({1: 0.1, 3: 0.15, 9: 0.18}, ""),
+        ({1: 0.1, 2: 0.1, 4: 0.1}, ""),
+        ({1: 0.1, 2: 0.15}, ""),
+    ],
+)
 def test_own_slopes_that_contradict_the_law_are_named(slopes, off, noise):
     """K must not fall with N, nor rise faster than N. Sizes that do were once said to agree, or to be fitted exactly."""
     notes = "; ".join(fit(*lines(slopes, dict.fromkeys(slopes, -0.5), np.geomspace(1, 100, 12), noise)).notes)
@@ -237,13 +248,18 @@ def test_an_extrapolation_is_one_beyond_the_points_of_a_size():
 # ------------------------------------------------------------------------------------------------ bad input and commands
 
 
-@pytest.mark.parametrize(("points", "words"), [
-    (([], [], []), "no point to fit"), (([1] * 3, [1, 2, 4], [0.5, 0.4]), "flat and of equal length"),
-    (([1] * 3, [1, 2, 4], [0.5, 0.4, 0.0]), "leave out points with a pass rate of 1"),
-    (([1] * 3, [0, 2, 4], [0.5, 0.4, 0.3]), "above 0"), (([1] * 3, [1, 2, 2], [0.5, 0.4, 0.3]), "size 1 has 2 different X"),
-    (([1, 1, 1, 2, 2, 2], [1, 2, 4] * 2, [0.3, 0.4, 0.5] * 2), "the pass rate rises at no size"),
-    (([7] * 3, [1, 2, 4], [0.5, 0.4, 0.3]), "K_max and N0 need at least two sizes, not 7 alone"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        (([], [], []), "no point to fit"),
+        (([1] * 3, [1, 2, 4], [0.5, 0.4]), "flat and of equal length"),
+        (([1] * 3, [1, 2, 4], [0.5, 0.4, 0.0]), "leave out points with a pass rate of 1"),
+        (([1] * 3, [0, 2, 4], [0.5, 0.4, 0.3]), "above 0"),
+        (([1] * 3, [1, 2, 2], [0.5, 0.4, 0.3]), "size 1 has 2 different X"),
+        (([1, 1, 1, 2, 2, 2], [1, 2, 4] * 2, [0.3, 0.4, 0.5] * 2), "the pass rate rises at no size"),
+        (([7] * 3, [1, 2, 4], [0.5, 0.4, 0.3]), "K_max and N0 need at least two sizes, not 7 alone"),
+    ],
+)
 def test_bad_points(points, words):
     with pytest.raises(ValueError, match=words):
         fit(*points)
@@ -301,11 +317,17 @@ BAD = [  # a.csv, flags, words
     (RUN, ["--x", "hours"], "a.csv: no column 'hours': write SIZE=FILE"), (RUN, ["--plot", "a.xyz"], "'xyz' is not supported"),
 ]  # fmt: skip
 BAD_FILES = [  # files, arguments, words
-    ({"a.csv": RUN, "empty.csv": ""}, ["4B=empty.csv", "a.csv"], "empty.csv: no usable row of size 4e+09; points left out: none"),
+    (
+        {"a.csv": RUN, "empty.csv": ""},
+        ["4B=empty.csv", "a.csv"],
+        "empty.csv: no usable row of size 4e+09; points left out: none",
+    ),
     ({"a.csv": "flops,pass_rate\n1,1\n"}, ["4B=a.csv"], "a.csv: no usable row of size 4e+09; points left out: {'pass"),
     ({"a.csv": RUN}, ["4B=a.csv"], "a.csv: a row has N 1B, and SIZE is 4B; leave SIZE out to use the column N"),
-    ({"1.csv": RUN}, ["lr=1.csv"], "could not convert string to float: 'LR'"), ({"1.csv": RUN}, ["=1.csv"], "to float: ''"),
-    ({"a.jsonl": ROW}, ["a.jsonl"], "no column 'N': write SIZE=FILE"), ({}, ["1B=none.csv"], "No such file"),
+    ({"1.csv": RUN}, ["lr=1.csv"], "could not convert string to float: 'LR'"),
+    ({"1.csv": RUN}, ["=1.csv"], "to float: ''"),
+    ({"a.jsonl": ROW}, ["a.jsonl"], "no column 'N': write SIZE=FILE"),
+    ({}, ["1B=none.csv"], "No such file"),
     ({"a.csv": RUN}, ["a.csv", "./a.csv"], "a file is given twice"),
     ({"a.csv": "flops,pass_rate\n1,.5\n"}, ["1B=a.csv", "2B=a.csv"], "a file is given twice"),
     ({"a.jsonl": ROW + "[1, 0.5]\n"}, ["1B=a.jsonl"], "1B=a.jsonl: 'list' object"),
@@ -316,7 +338,7 @@ BAD_FILES = [  # files, arguments, words
     ({"a.csv": "\x1b]0;x\x07,b\n1,2\n"}, ["1B=a.csv"], "no column 'flops'"),
     ({"a.jsonl": '{"flops": [1], "pass_rate": 0.5}\n'}, ["1B=a.jsonl"], "1B=a.jsonl: float() argument"),
     ({"a.jsonl": '{"flops": 1' + "0" * 400 + ', "pass_rate": 0.5}\n'}, ["1B=a.jsonl"], "1B=a.jsonl: int too"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_report_holds_the_numbers():
         f"{'at 900k':22}{forecast}; {measured}",
         f"{'at 5M':22}{f.predict(5e6, f.form):.3f}  {span(later[0], 3)}, an evaluation {span(later[1], 3)}",
         f"unseen                {inside} of 8 evaluations inside",
-    ]  # fmt: skip
+    ]
     r.R[-1] = b + 0.001
     assert "OUTSIDE" in format_report(r) and f"{inside - 1} of 8" in format_report(r)
     known = format_report(curve(records(n=40, n_prompts=20_000), name="all"))

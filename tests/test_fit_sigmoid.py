@@ -259,10 +259,12 @@ def test_the_interval_is_a_union():
         assert len(f.allowed) == forms and set(f.allowed) == likely
         for form in f.allowed:
             assert (low <= f.predict(at, form) + 1e-9).all() and (f.predict(at, form) <= high + 1e-9).all()
-        ends = np.array([
-            [curves.ends(module.shares(form, at[i : i + 1], *curves[:2])[:, 0], f.limit) for i in range(5)]
-            for form, curves in f.allowed.items()
-        ])  # fmt: skip
+        ends = np.array(
+            [
+                [curves.ends(module.shares(form, at[i : i + 1], *curves[:2])[:, 0], f.limit) for i in range(5)]
+                for form, curves in f.allowed.items()
+            ]
+        )
         least_, most = ends[..., 0].min(0), ends[..., 1].max(0)
         assert low == pytest.approx(np.maximum([*least_[:2], *np.minimum(least_[2:], reached)], 0))
         remains = reached + 3 * (f.predict(at) - reached)
@@ -321,20 +323,26 @@ FLAT = "the pass rate does not rise beyond its noise by C = 24: no curve to fit"
 FEW = "{} usable points are too few for four unknowns and the noise: evaluate more often"
 FALL = "the last 4 points lie below the curve: the run falls, and nothing says how far"
 VERDICTS = {  # what fails: C, R, n_samples, the whole reason
-    "nothing": (X, RISE, None, ""), "nothing, n known": (X, RISE, 2000, ""), "nothing, little gain": (X, SMALL, None, ""),
-    "no point": ([], [], None, FEW.format(0)), "two points": (X[:2], RISE[:2], 2000, FEW.format(2)),
+    "nothing": (X, RISE, None, ""),
+    "nothing, n known": (X, RISE, 2000, ""),
+    "nothing, little gain": (X, SMALL, None, ""),
+    "no point": ([], [], None, FEW.format(0)),
+    "two points": (X[:2], RISE[:2], 2000, FEW.format(2)),
     "four points": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], None, FEW.format(4)),
     "four points, n known": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], 2000, WIDE.format(r"5\d", r"0\.\d\d", 21, 4)),
     "two places": ([0, 1, 1, 1, 2, 2, 2], RISE[:7], None, FEW.format(7)),
     "only NaN": (X, np.full(24, np.nan), None, FEW.format(0)),
-    "noise": (X, 0.4 + NOISE, None, FLAT), "noise, n known": (X, 0.4 + NOISE, 2000, FLAT),
-    "constant": (X, np.full(24, 0.4), None, FLAT), "all solved": (X, np.ones(24), 2000, FLAT),
-    "none solved": (X, np.zeros(24), 2000, FLAT), "falling": (X, 0.6 - 0.02 * X, None, FALL),
+    "noise": (X, 0.4 + NOISE, None, FLAT),
+    "noise, n known": (X, 0.4 + NOISE, 2000, FLAT),
+    "constant": (X, np.full(24, 0.4), None, FLAT),
+    "all solved": (X, np.ones(24), 2000, FLAT),
+    "none solved": (X, np.zeros(24), 2000, FLAT),
+    "falling": (X, 0.6 - 0.02 * X, None, FALL),
     "falls at the end": (X, RISE - 0.012 * np.maximum(X - 16, 0), None, FALL),
     "early": (X[:8], RISE[:8], None, WIDE.format(r"[45]\d", r"1\.00", 8, 1)),
     "later": (X[:14], RISE[:14], 2000, WIDE.format(r"5\d", r"0\.7\d", 14, 2)),
     "more than half of the gain": (X, SMALL, 2000, WIDE.format("27", r"0\.36", 24, 4)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", VERDICTS)
@@ -395,9 +403,12 @@ def test_ask_again(form):
 
 
 CEILING_FREE = {
-    "straight in C": lambda C: 0.1 + 0.6 * C, "straight in log C": lambda C: 0.4 + 0.08 * np.log(C),
-    "C^.7": lambda C: 0.1 + 0.6 * C**0.7, "constant": lambda C: 0.4 + 0 * C, "falling": lambda C: 0.7 - 0.3 * C,
-}  # fmt: skip
+    "straight in C": lambda C: 0.1 + 0.6 * C,
+    "straight in log C": lambda C: 0.4 + 0.08 * np.log(C),
+    "C^.7": lambda C: 0.1 + 0.6 * C**0.7,
+    "constant": lambda C: 0.4 + 0 * C,
+    "falling": lambda C: 0.7 - 0.3 * C,
+}
 
 
 @pytest.mark.long
@@ -513,10 +524,14 @@ def test_points_left_out_by_choice_are_no_clock_in_later_fits():
 # ------------------------------------------------------------------------------------------------------------- rounding
 
 SHAPES = {  # of a run from C in [0, 1200] and a curve on C_mid 300
-    "exact": lambda C, R: R, "noise of 1e-6": lambda C, R: R + np.resize(NOISE, 31) / 8000,
-    "flat": lambda C, R: 0 * R + 0.7, "falling": lambda C, R: R[::-1], "straight": lambda C, R: np.linspace(0.1, 0.7, 31),
-    "noise of 0.008": lambda C, R: R + np.resize(NOISE, 31), "early": lambda C, R: sigmoid(C, 0.1, 0.7, 2, 1200),
-}  # fmt: skip
+    "exact": lambda C, R: R,
+    "noise of 1e-6": lambda C, R: R + np.resize(NOISE, 31) / 8000,
+    "flat": lambda C, R: 0 * R + 0.7,
+    "falling": lambda C, R: R[::-1],
+    "straight": lambda C, R: np.linspace(0.1, 0.7, 31),
+    "noise of 0.008": lambda C, R: R + np.resize(NOISE, 31),
+    "early": lambda C, R: sigmoid(C, 0.1, 0.7, 2, 1200),
+}
 
 
 @pytest.mark.long

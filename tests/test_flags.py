@@ -99,15 +99,21 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
     assert re.search(r"--resume missing.*config\.json", command("--resume missing")[1])
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("trust_remote_code", True), ("unsafe_code", True), ("reward", "runs.evil:f"), ("reward", "math,evil:f"),
-    ("attn_implementation", "evil/kernel"),
-    ("engine_args", '{"worker_extension_cls": "evil.Worker"}'),
-    ("engine_args", '{"block_size": 64, "trust_remote_code": true}'),
-    ("engine_args", '{"logits_processors": ["evil:P"]}'),
-    ("engine_args", '{"kv_transfer_config": {"kv_connector_module_path": "evil"}}'),
-    ("engine_args", '{"plugin": "/tmp/evil"}'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trust_remote_code", True),
+        ("unsafe_code", True),
+        ("reward", "runs.evil:f"),
+        ("reward", "math,evil:f"),
+        ("attn_implementation", "evil/kernel"),
+        ("engine_args", '{"worker_extension_cls": "evil.Worker"}'),
+        ("engine_args", '{"block_size": 64, "trust_remote_code": true}'),
+        ("engine_args", '{"logits_processors": ["evil:P"]}'),
+        ("engine_args", '{"kv_transfer_config": {"kv_connector_module_path": "evil"}}'),
+        ("engine_args", '{"plugin": "/tmp/evil"}'),
+    ],
+)
 def test_what_runs_code_is_never_taken_over_from_a_folder(tmp_path, name, value):
     """A folder may come from elsewhere: a resume ends with one sentence until the flag is given again, in any way."""
     (tmp_path / "config.json").write_text(json.dumps({name: value}))
@@ -278,9 +284,13 @@ def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
     paths = "output_dir model lora_adapter resume"
     for value, names in (
         ("/a\nb\x1b[1m", "model resume dataset engine_args k fp32_head loss lamda"),
-        ("x" * 256, paths), ("x/" * 2000, paths), ("\udcff/a", paths), ("[" * 99999, "engine_args"),
-        (str(10**400), "seed k lr max_num_seqs warmup_steps max_hours eval_temperature"), ("-2", "k max_tokens lr"),
-    ):  # fmt: skip
+        ("x" * 256, paths),
+        ("x/" * 2000, paths),
+        ("\udcff/a", paths),
+        ("[" * 99999, "engine_args"),
+        (str(10**400), "seed k lr max_num_seqs warmup_steps max_hours eval_temperature"),
+        ("-2", "k max_tokens lr"),
+    ):
         for name in names.split():
             try:
                 code = train.main([f"--{name}={value}"])
@@ -374,14 +384,17 @@ OF_OURS, PRETRAINED = (
 )
 
 
-@pytest.mark.parametrize(("line", "lr", "said"), [
-    ("", 7e-4, "--lr 0.0007: the default for the built-in model"),
-    ("--model runs/demo/model", 7e-4, "--lr 0.0007: the default for the built-in model"),
-    (DATA, 1e-6, "--lr 1e-06: the default for a pretrained model (the paper's 8B: 5e-7"),
-    (f"{DATA} --lr 5e-4", 5e-4, f"--lr 0.0005: given, now or before a resume; {PRETRAINED}"),
-    ("--lr=1e-6", 1e-6, f"--lr 1e-06: given, now or before a resume; 0.0007 {OF_OURS}"),
-    ("--resume old", 5e-4, f"--lr 0.0005: given, now or before a resume; {PRETRAINED}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "lr", "said"),
+    [
+        ("", 7e-4, "--lr 0.0007: the default for the built-in model"),
+        ("--model runs/demo/model", 7e-4, "--lr 0.0007: the default for the built-in model"),
+        (DATA, 1e-6, "--lr 1e-06: the default for a pretrained model (the paper's 8B: 5e-7"),
+        (f"{DATA} --lr 5e-4", 5e-4, f"--lr 0.0005: given, now or before a resume; {PRETRAINED}"),
+        ("--lr=1e-6", 1e-6, f"--lr 1e-06: given, now or before a resume; 0.0007 {OF_OURS}"),
+        ("--resume old", 5e-4, f"--lr 0.0005: given, now or before a resume; {PRETRAINED}"),
+    ],
+)
 def test_a_pretrained_model_has_a_learning_rate_of_its_own(command, line, lr, said):
     """7e-4 is for the built-in task, also where its model is given as a folder; a data set is for a pretrained model, and
     has 1e-6. A given value wins, and that of the run before a resume. A sentence at the start says which it is."""

@@ -108,10 +108,16 @@ def stand_ins(monkeypatch, tmp_path):
     return stand_ins
 
 
-@pytest.mark.parametrize(("name", "error"), [
-    ("raises", "ValueError"), ("lacks", "Lacks"), ("dies", "BrokenProcessPool"), ("hangs", "TimeoutError"),
-    ("stopped", "KeyboardInterrupt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("raises", "ValueError"),
+        ("lacks", "Lacks"),
+        ("dies", "BrokenProcessPool"),
+        ("hangs", "TimeoutError"),
+        ("stopped", "KeyboardInterrupt"),
+    ],
+)
 def test_what_a_check_raises_is_raised(harness, stand_ins, tmp_path, name, error):
     """What it measured before is kept. No process is left, those in sessions of their own among them, although it would
     sleep for ten minutes."""

@@ -22,9 +22,16 @@ MODULES = {
 }
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 TEXTS = [
-    *DOCUMENTS, *MODULES.values(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("*.toml"), *ROOT.glob("*.txt"),
-    *ROOT.glob("configs/*"), ROOT / "Makefile", ROOT / ".ci" / "run", *ROOT.glob(".github/workflows/*"),
-]  # fmt: skip
+    *DOCUMENTS,
+    *MODULES.values(),
+    *ROOT.glob("tests/**/*.py"),
+    *ROOT.glob("*.toml"),
+    *ROOT.glob("*.txt"),
+    *ROOT.glob("configs/*"),
+    ROOT / "Makefile",
+    ROOT / ".ci" / "run",
+    *ROOT.glob(".github/workflows/*"),
+]
 
 
 def imports(source: str, ours: set[str], package: str = "") -> set[str]:

@@ -279,22 +279,29 @@ EVAL = "".join(json.dumps({"step": 10 * i, "pass_rate": i / 10}) + "\n" for i in
 OTHER = "run: --dynamic_sampling, or other --batch_prompts or --rollouts at a resume: leave it out"
 BAD = [  # a CSV, or files of a folder, where steps that did not sample B_p n completions would give another C; words
     (GRID.replace("pass_rate", "reward"), "run: no column 'pass_rate': B_p, n, step and --y are needed"),
-    (GRID.replace("step", "updates"), "run: no column 'step'"), (GRID + "1,16,200,85\n", "[0, 1]; leave out missing ones, divide"),
-    (GRID + "1,0,200,0.5\n", "run: B_p 1, n 0: B_p and n must be whole numbers"), (GRID + "1,8.5,200,0.5\n", "not 1 and 8.5"),
-    (GRID + "1,16,-1,0.5\n", "run: B_p 1, n 16: updates must be numbers from 0"), (GRID + "1,16,200,high\n", "float: 'high'"),
+    (GRID.replace("step", "updates"), "run: no column 'step'"),
+    (GRID + "1,16,200,85\n", "[0, 1]; leave out missing ones, divide"),
+    (GRID + "1,0,200,0.5\n", "run: B_p 1, n 0: B_p and n must be whole numbers"),
+    (GRID + "1,8.5,200,0.5\n", "not 1 and 8.5"),
+    (GRID + "1,16,-1,0.5\n", "run: B_p 1, n 16: updates must be numbers from 0"),
+    (GRID + "1,16,200,high\n", "float: 'high'"),
     (GRID + "1,16,199,0.8\n", "B_p 1, n 16 has two rewards at step 199; add a column run"),
     (GRID.replace("1,16,", "2,4,"), "at least two values of n, not of [4]"),
     ("B_p,n,step,pass_rate\n1,4,1,0.5\n", "B_p 1, n 4 has 1 points to fit (all), and a curve needs 4: leave it out"),
-    ("", "run: it has no row"), ("B_p,n,step,pass_rate\n", "run: it has no row"),
+    ("", "run: it has no row"),
+    ("B_p,n,step,pass_rate\n", "run: it has no row"),
     ({}, "at least two values of n, not of [8]"),  # nothing is wrong with the folder
     ({"config.json": json.dumps(FLAGS | {"dynamic_sampling": True}), "metrics.jsonl": ""}, OTHER),
-    ({"metrics.jsonl": STEPS.replace("false", "true")}, OTHER), ({"metrics.jsonl": STEPS.replace("4", "16", 1)}, OTHER),
-    ({"metrics.jsonl": STEPS.replace("8", "16", 1)}, OTHER), ({"config.json": DEEP}, "run: maximum recursion"),
-    ({"eval.jsonl": DEEP}, "run: maximum recursion"), ({"eval.jsonl": ""}, "run: it has no row"),
+    ({"metrics.jsonl": STEPS.replace("false", "true")}, OTHER),
+    ({"metrics.jsonl": STEPS.replace("4", "16", 1)}, OTHER),
+    ({"metrics.jsonl": STEPS.replace("8", "16", 1)}, OTHER),
+    ({"config.json": DEEP}, "run: maximum recursion"),
+    ({"eval.jsonl": DEEP}, "run: maximum recursion"),
+    ({"eval.jsonl": ""}, "run: it has no row"),
     ({"eval.jsonl": EVAL + '{"step": 1%s, "pass_rate": 0.5}' % ("0" * 400)}, "run: int too large"),
     ({"eval.jsonl": EVAL.replace("40", "1e308")}, "run: B_p 4, n 8: updates must be numbers from 0 on"),
     ({"eval.jsonl": '{"\\u001b]0;x\\n": 1}'}, "run: no column 'step'"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("content", "words"), BAD)
@@ -312,10 +319,14 @@ def test_bad_files_are_one_sentence(few_draws, content, words, tmp_path, capsys,
     assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
-@pytest.mark.parametrize(("budget", "words"), [
-    ("3", "a budget of 3 completions lies below what the runs compare, 16 to 796"),
-    ("nan", "a budget of nan completions is no finite number"), ("inf", "a budget of inf completions is no finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("3", "a budget of 3 completions lies below what the runs compare, 16 to 796"),
+        ("nan", "a budget of nan completions is no finite number"),
+        ("inf", "a budget of inf completions is no finite number"),
+    ],
+)
 def test_bad_budgets_are_one_sentence(few_draws, budget, words, tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(GRID)
     assert main([str(tmp_path / "grid.csv"), "--budget", budget]) == 2

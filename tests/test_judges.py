@@ -70,11 +70,16 @@ def jobs(function, *completions):
 
 def test_kinds():
     cases = [
-        (r"\boxed{4}", "4", "unfinished"), (r"</think> \boxed{4}", "4", "correct"), (r"</think> \boxed{4}", 4, "correct"),
-        (r"</think> \boxed{5}", "4", "wrong"), ("</think> no idea", "4", "unparsed"),
-        (r"</think> \boxed{4}", r"\frac{", "bad_answer"), (r"</think> \boxed{4}", "", "bad_answer"),
-        (r"</think> \boxed{four}", "four", "correct"), ("</think> perhaps four", "four", "unparsed"),
-    ]  # fmt: skip
+        (r"\boxed{4}", "4", "unfinished"),
+        (r"</think> \boxed{4}", "4", "correct"),
+        (r"</think> \boxed{4}", 4, "correct"),
+        (r"</think> \boxed{5}", "4", "wrong"),
+        ("</think> no idea", "4", "unparsed"),
+        (r"</think> \boxed{4}", r"\frac{", "bad_answer"),
+        (r"</think> \boxed{4}", "", "bad_answer"),
+        (r"</think> \boxed{four}", "four", "correct"),
+        ("</think> perhaps four", "four", "unparsed"),
+    ]
     texts = ("6 1 </think>  6 2\n", "</think> 6 2.", "6 2", "</think> </think> 6 2")
     answers = ["42", r"\frac{1}{2}", "Evelyn", "x^2", r"\frac{", "", "{", "9" * 2000 + "x"]
     with RewardPool(["math", "exact"], workers=2, end_of_thinking="</think>") as pool:
@@ -100,10 +105,18 @@ def test_return_values():
     import torch
 
     for value, reward, correct in (
-        (0.5, 0.5, True), (0, 0.0, False), (-2, -2.0, False), (True, 1.0, True), (False, 0.0, False),
-        (numpy.float32(-2), -2.0, False), (numpy.bool_(True), 1.0, True), (torch.tensor(0.5), 0.5, True),
-        ((0.25, False), 0.25, False), ((-1, 1), -1.0, True), ([torch.tensor(2), numpy.bool_(0)], 2.0, False),
-    ):  # fmt: skip
+        (0.5, 0.5, True),
+        (0, 0.0, False),
+        (-2, -2.0, False),
+        (True, 1.0, True),
+        (False, 0.0, False),
+        (numpy.float32(-2), -2.0, False),
+        (numpy.bool_(True), 1.0, True),
+        (torch.tensor(0.5), 0.5, True),
+        ((0.25, False), 0.25, False),
+        ((-1, 1), -1.0, True),
+        ([torch.tensor(2), numpy.bool_(0)], 2.0, False),
+    ):
         found = verdict_of(value)
         assert found == Verdict(reward, correct, "correct" if correct else "wrong")
         assert (type(found.reward), type(found.correct)) == (float, bool)  # JSON writes no other
@@ -293,13 +306,17 @@ def test_workers_end_with_a_run_that_is_killed(functions):
 # Options, start, protocol
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
-    ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
-    ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
-    ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no attribute 'no_such'"),
-    ({"workers": 0}, "`reward_workers`"), ({"timeout": 0.0}, "`reward_timeout`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
+        ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
+        ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
+        ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no attribute 'no_such'"),
+        ({"workers": 0}, "`reward_workers`"),
+        ({"timeout": 0.0}, "`reward_timeout`"),
+    ],
+)
 def test_bad_options_are_refused_by_name(functions, options, words):
     with pytest.raises(ValueError, match=words):
         RewardPool(**options)

@@ -41,13 +41,16 @@ def data_flags(folder, **changes):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("changes", "prompt_ends", "correct"), [
-    ({}, "again wait", [False, True]),
-    ({"thinking": "true"}, "again wait <think>", [False, True]),
-    ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
-    ({"apply_chat_template": False}, "again", [False, True]),
-    ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "prompt_ends", "correct"),
+    [
+        ({}, "again wait", [False, True]),
+        ({"thinking": "true"}, "again wait <think>", [False, True]),
+        ({"thinking": "false", "interruption_phrase": ""}, "again wait </think>", [True, False]),
+        ({"apply_chat_template": False}, "again", [False, True]),
+        ({"end_of_thinking": "up", "interruption_phrase": "time up"}, "again wait", [False, False]),
+    ],
+)
 def test_flags_say_how_a_data_set_is_asked_and_judged(chat_model, changes, prompt_ends, correct):
     """The end of the prompts, and the verdicts on `7` and on `wait </think> 7`."""
     task = load_task(data_flags(chat_model, **changes))

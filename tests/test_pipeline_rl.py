@@ -219,17 +219,21 @@ def test_whole_answers_pass():
     check_arrival([5], [1e-6], [0], "stop")  # rounding: log-softmax of a sure token may end just above 0
 
 
-@pytest.mark.parametrize(("ids", "logprobs", "versions", "reason", "message"), [
-    ([], [], [], "stop", "0 tokens"),
-    ([5, 6], [-0.5], [3, 3], "stop", "2 tokens, 1 log-probs, 2 versions"),
-    ([5, 6], [-0.5, -0.5], [3], "stop", "2 tokens, 2 log-probs, 1 versions"),
-    ([5], [-0.5, -0.5], [3, 3], "stop", "1 tokens, 2 log-probs"),
-    ([5, 6], [-0.5, math.nan], [3, 3], "stop", "not finite or above 0"),
-    ([5, 6], [-math.inf, -0.5], [3, 3], "stop", "not finite or above 0"),
-    ([5, 6], [-0.5, math.inf], [3, 3], "stop", "not finite or above 0"),
-    ([5, 6], [-0.5, 0.01], [3, 3], "stop", "not finite or above 0"),
-    ([5], [-0.5], [3], "abort", "'abort'"), ([5], [-0.5], [3], None, "None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "versions", "reason", "message"),
+    [
+        ([], [], [], "stop", "0 tokens"),
+        ([5, 6], [-0.5], [3, 3], "stop", "2 tokens, 1 log-probs, 2 versions"),
+        ([5, 6], [-0.5, -0.5], [3], "stop", "2 tokens, 2 log-probs, 1 versions"),
+        ([5], [-0.5, -0.5], [3, 3], "stop", "1 tokens, 2 log-probs"),
+        ([5, 6], [-0.5, math.nan], [3, 3], "stop", "not finite or above 0"),
+        ([5, 6], [-math.inf, -0.5], [3, 3], "stop", "not finite or above 0"),
+        ([5, 6], [-0.5, math.inf], [3, 3], "stop", "not finite or above 0"),
+        ([5, 6], [-0.5, 0.01], [3, 3], "stop", "not finite or above 0"),
+        ([5], [-0.5], [3], "abort", "'abort'"),
+        ([5], [-0.5], [3], None, "None"),
+    ],
+)
 def test_what_is_missing_in_an_answer_is_an_error_and_no_zero(ids, logprobs, versions, reason, message):
     with pytest.raises(RuntimeError, match=message):
         check_arrival(ids, logprobs, versions, reason)

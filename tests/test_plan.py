@@ -24,9 +24,15 @@ pytestmark = pytest.mark.medium
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
-    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
 # Two tables of 1000 x 64. A layer: 64 x 64 for q and o, 64 x 32 for k and v, 3 x 64 x 96, norms of 2 x 64 and 2 x 16.
 PARAMETERS = 2 * 64_000 + 3 * (2 * 4096 + 2 * 2048 + 18_432 + 128 + 32) + 64
 POSITIONS = 512
@@ -138,9 +144,17 @@ def test_the_commands_of_the_gpu_page_fit_their_cards():
 
 # One prompt a step, one completion of 100 tokens for each, 10 ms a token however many run: 1 s. Updates take no time.
 HAND = Setting(
-    batch_prompts=1, k=1, lengths=[[100]], trainers=1, engines=1, max_num_seqs=99, engine_step=(0.01, 0),
-    trainer_rate=50, push_seconds=0, steps=20,
-)  # fmt: skip
+    batch_prompts=1,
+    k=1,
+    lengths=[[100]],
+    trainers=1,
+    engines=1,
+    max_num_seqs=99,
+    engine_step=(0.01, 0),
+    trainer_rate=50,
+    push_seconds=0,
+    steps=20,
+)
 
 # A changed HAND: seconds a step, share of the trainer, of the generator, requests inside, mean and largest lag.
 BY_HAND = {
@@ -153,18 +167,20 @@ BY_HAND = {
     # An update of 0.25 s stops the only request: the slot is never empty, but works 80 %. Its first 10 tokens have a lag
     # of 1.
     "an update stops the requests that run": (
-        {"trainer_rate": 1000, "max_num_seqs": 1, "push_seconds": 0.25}, (1.25, 0.1 / 1.25, 0.8, 1, 0.1, 1)
+        {"trainer_rate": 1000, "max_num_seqs": 1, "push_seconds": 0.25},
+        (1.25, 0.1 / 1.25, 0.8, 1, 0.1, 1),
     ),
     # 1 s of sampling, 0.5 s of training, an update of 0.25 s in which both stand still.
     "on-policy the two take turns": (
-        {"k": 0, "trainer_rate": 200, "push_seconds": 0.25}, (1.75, 0.5 / 1.75, 1 / 1.75, 1 / 1.75, 0, 0)
+        {"k": 0, "trainer_rate": 200, "push_seconds": 0.25},
+        (1.75, 0.5 / 1.75, 1 / 1.75, 1 / 1.75, 0, 0),
     ),
     # 1 s for two groups at once, two steps of 0.5 s, one update of 0.5 s: 2.5 s a round, lags 0 and 1.
     "ppo_off_policy": (
         {"schedule": "ppo_off_policy", "k": 2, "trainer_rate": 200, "push_seconds": 0.5},
         (1.25, 1 / 2.5, 1 / 2.5, 2 / 2.5, 1 / 2, 1),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -241,9 +257,16 @@ def generator_share(setting: Setting) -> tuple[float, float]:
 def test_the_plan_is_what_the_real_generator_does():
     """Completions of 2 s and steps of 0.4 s: by default, with a short queue, and on an engine with few slots."""
     setting = replace(
-        HAND, batch_prompts=4, k=8, lengths=lognormal(8, 0.5, 20, rollouts=2, groups=200), max_num_seqs=1000,
-        engine_step=(0.25, 0), trainer_rate=160, push_seconds=0.002, steps=20,
-    )  # fmt: skip
+        HAND,
+        batch_prompts=4,
+        k=8,
+        lengths=lognormal(8, 0.5, 20, rollouts=2, groups=200),
+        max_num_seqs=1000,
+        engine_step=(0.25, 0),
+        trainer_rate=160,
+        push_seconds=0.002,
+        steps=20,
+    )
     settings = [setting, replace(setting, max_ready=4), replace(setting, max_num_seqs=24)]
     with ThreadPoolExecutor(len(settings)) as pool:
         measured = list(pool.map(generator_share, settings))
@@ -291,16 +314,19 @@ def test_the_table_has_a_line_for_each_schedule(tiny, capsys):
     assert "trainers: 100 tokens/s" in printed and "it fits" in printed
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("", "--model must be a folder, a hub id, or one of Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
-    ("--model /nowhere", "--model /nowhere is no folder of a Hugging Face model"),
-    ("--model Qwen/Qwen3-8B --generator_devices 3", "--generator_devices 3"),
-    ("--model Qwen/Qwen3-8B --k -1", "--k must be at least 0"),
-    ("--model Qwen/Qwen3-8B --lengths 8000,0.6", "--lengths is for engines on GPUs of their own; raise --gpus"),
-    ("--model Qwen/Qwen3-8B --max_num_seqs 8", "--rollouts 16 do not fit one engine; raise --max_num_seqs"),
-    ("--lengths 8000", "--lengths: must be two numbers, A,B, not '8000'"),
-    ("--mfu 0", "--mfu: must be a number above 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "--model must be a folder, a hub id, or one of Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
+        ("--model /nowhere", "--model /nowhere is no folder of a Hugging Face model"),
+        ("--model Qwen/Qwen3-8B --generator_devices 3", "--generator_devices 3"),
+        ("--model Qwen/Qwen3-8B --k -1", "--k must be at least 0"),
+        ("--model Qwen/Qwen3-8B --lengths 8000,0.6", "--lengths is for engines on GPUs of their own; raise --gpus"),
+        ("--model Qwen/Qwen3-8B --max_num_seqs 8", "--rollouts 16 do not fit one engine; raise --max_num_seqs"),
+        ("--lengths 8000", "--lengths: must be two numbers, A,B, not '8000'"),
+        ("--mfu 0", "--mfu: must be a number above 0"),
+    ],
+)
 def test_what_cannot_work_is_refused(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         plan.main(["--card_gb", "80", *words.split()])

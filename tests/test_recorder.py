@@ -126,9 +126,17 @@ def step_record(**changes) -> dict:
 def test_step_line_shows_what_was_measured_and_lines_up():
     line = step_line(step_record())
     for part in (
-        "step    7", "pass 0.250", "length  21.5", "lag 1.23/3", "rho 1.001/4.56", "ess 0.987", "entropy 0.345",
-        "grad 0.12", "waits 0.50/0.25 s", "1.75 s",
-    ):  # fmt: skip
+        "step    7",
+        "pass 0.250",
+        "length  21.5",
+        "lag 1.23/3",
+        "rho 1.001/4.56",
+        "ess 0.987",
+        "entropy 0.345",
+        "grad 0.12",
+        "waits 0.50/0.25 s",
+        "1.75 s",
+    ):
         assert part in line
     assert len(step_line(step_record(step=1234, length=9.0))) == len(line)
     skipped = step_record()
@@ -197,11 +205,15 @@ def evaluated(path, rates, data_set=""):
     return folder
 
 
-@pytest.mark.parametrize("last, known, words", [
-    (risen(24), 0.7, ["12k of 24k sampled tokens, 4.0 C_mid", "inside; of all 12 that came 12 inside", "holds"]),
-    (0.2, 0.7, ["0.200, OUTSIDE; of all 12 that came 11 inside", "the known 0.70"]),
-    (risen(24), 0.99, ["MISSES the known 0.99"]), (risen(24), None, ["the ceiling"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "last, known, words",
+    [
+        (risen(24), 0.7, ["12k of 24k sampled tokens, 4.0 C_mid", "inside; of all 12 that came 12 inside", "holds"]),
+        (0.2, 0.7, ["0.200, OUTSIDE; of all 12 that came 11 inside", "the known 0.70"]),
+        (risen(24), 0.99, ["MISSES the known 0.99"]),
+        (risen(24), None, ["the ceiling"]),
+    ],
+)
 def test_a_run_ends_with_the_forecast_of_its_half_and_what_came(tmp_path, last, known, words):
     """An exact curve of A .7, C_mid 3k: 13 of 25 evaluations lie in the first half; the last one is overwritten."""
     folder = evaluated(tmp_path, [*map(risen, range(24)), last])
@@ -244,8 +256,11 @@ def test_a_tracker_gets_flags_steps_and_evaluations(monkeypatch, program, tmp_pa
     assert (first, init) == ("init", {"project": "scalerl", "name": folder} | more)
     assert second == "config" and config["max_steps"] == 2 and last == ("finish", {})
     assert [(step, "grad_norm" in values, "eval/pass_rate" in values) for step, values in logged] == [
-        (0, False, True), (1, True, False), (2, True, False), (2, False, True),
-    ]  # fmt: skip
+        (0, False, True),
+        (1, True, False),
+        (2, True, False),
+        (2, False, True),
+    ]
     assert not any("step" in values for _, values in logged)  # a name that trackio keeps for itself
     del calls[:]
     assert program("--resume", "--max_steps", "3")[0] == 0

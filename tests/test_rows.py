@@ -61,11 +61,15 @@ EVAL_REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("parse", "text", "words"), [
-    (parse_data_sets, "", "`dataset` must be"), (parse_eval_sets, "a b=c.jsonl", "`eval_dataset` must be"),
-    *((parse_data_sets, text, words) for texts, words in REFUSED.items() for text in texts.split()),
-    *((parse_eval_sets, text, words) for texts, words in EVAL_REFUSED.items() for text in texts.split()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("parse", "text", "words"),
+    [
+        (parse_data_sets, "", "`dataset` must be"),
+        (parse_eval_sets, "a b=c.jsonl", "`eval_dataset` must be"),
+        *((parse_data_sets, text, words) for texts, words in REFUSED.items() for text in texts.split()),
+        *((parse_eval_sets, text, words) for texts, words in EVAL_REFUSED.items() for text in texts.split()),
+    ],
+)
 def test_names_that_mean_nothing_are_refused(parse, text, words):
     with pytest.raises(ValueError, match=words):
         parse(text)
@@ -153,9 +157,16 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     rows += ["{not json", "[" * 100_000, "[1, 2]", '"text"', "", {"question": "no answer"}, {"answer": "1"}]
     found, skipped = read(write_rows(tmp_path / "a.jsonl", rows))
     assert skipped == {
-        "not_json": 2, "not_an_object": 2, "empty_prompt": 2, "prompt_is_no_text": 5, "no_answer": 2,
-        "answer_is_no_text": 2, "empty_answer": 2, "duplicate_prompt": 1, "ends_with_assistant": 1,
-    }  # fmt: skip
+        "not_json": 2,
+        "not_an_object": 2,
+        "empty_prompt": 2,
+        "prompt_is_no_text": 5,
+        "no_answer": 2,
+        "answer_is_no_text": 2,
+        "empty_answer": 2,
+        "duplicate_prompt": 1,
+        "ends_with_assistant": 1,
+    }
     conversation = ("6 * 7?\n\nIt is 42.\n\n6 * 7?", "42")
     assert list(found.values()) == [("What is it?", "1"), ("lone \ufffd", "7"), conversation]
 

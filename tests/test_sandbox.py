@@ -283,11 +283,14 @@ def test_other_values_become_what_they_are_derived_from_or_nothing():
 # Where programs cannot be confined, nothing runs
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38", "PR_SET_NO_NEW_PRIVS = 1, 4, 9999, 38"),  # the kernel has no filters
-    ('"read": 0', '"read": 0, "open": 257'),  # a filter that permits too much
-    ("RLIMIT_FSIZE: MAX_OUTPUT_BYTES", "RLIMIT_FSIZE: 1 / 0"),  # a limit that cannot be set
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38", "PR_SET_NO_NEW_PRIVS = 1, 4, 9999, 38"),  # the kernel has no filters
+        ('"read": 0', '"read": 0, "open": 257'),  # a filter that permits too much
+        ("RLIMIT_FSIZE: MAX_OUTPUT_BYTES", "RLIMIT_FSIZE: 1 / 0"),  # a limit that cannot be set
+    ],
+)
 def test_what_is_not_confined_is_never_run(tmp_path, line, words):
     """The same file with one line changed. Before any program runs, `Sandbox` finds it out."""
     changed = (ROOT / "tasks" / "code" / "sandbox.py").read_text()

@@ -107,11 +107,17 @@ TABLES = {
     ),
     "isocompute": (  # n = 4 is better below C = 205, n = 16 above
         ["--budget", "700"],
-        ["B_p,n,step,pass_rate",
-         *(f"1,{n},{m},{top * m * n / (m * n + mid)}" for n, top, mid in ((4, 0.5, 20), (16, 0.9, 200)) for m in range(1, 200))],
+        [
+            "B_p,n,step,pass_rate",
+            *(
+                f"1,{n},{m},{top * m * n / (m * n + mid)}"
+                for n, top, mid in ((4, 0.5, 20), (16, 0.9, 200))
+                for m in range(1, 200)
+            ),
+        ],
         "n = 16 rollouts, B_p = 1 prompts, M = 43 updates",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -51,13 +51,18 @@ def test_a_mark_that_is_one_token_is_found_by_its_id():
     assert found.phrase_ids[-1:] == found.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
 
 
-@pytest.mark.parametrize(("think", "options", "end"), [
-    (True, {}, "</think>"), (True, {"thinking": True}, "</think>"),
-    (True, {"thinking": False}, ""),  # instruct models that never think know the token, too
-    (False, {}, ""), (False, {"thinking": True}, "</think>"),
-    (False, {"thinking": True, "end_of_thinking": "DONE"}, "DONE"),
-    (False, {"end_of_thinking": "</think>"}, "</think>"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("think", "options", "end"),
+    [
+        (True, {}, "</think>"),
+        (True, {"thinking": True}, "</think>"),
+        (True, {"thinking": False}, ""),  # instruct models that never think know the token, too
+        (False, {}, ""),
+        (False, {"thinking": True}, "</think>"),
+        (False, {"thinking": True, "end_of_thinking": "DONE"}, "DONE"),
+        (False, {"end_of_thinking": "</think>"}, "</think>"),
+    ],
+)
 def test_whether_a_model_thinks(think, options, end):
     tokenizer = bpe_tokenizer(think=think)
     found = find_endings(tokenizer, **options)
@@ -86,11 +91,14 @@ def test_stop_tokens_are_given_by_name():
     assert found.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
-    ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
-    ({"stop_tokens": "<|end|>,"}, "`stop_tokens`: the tokenizer has no token ''"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
+        ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
+        ({"stop_tokens": "<|end|>,"}, "`stop_tokens`: the tokenizer has no token ''"),
+    ],
+)
 def test_bad_options_are_refused_by_name(options, words):
     with pytest.raises(ValueError, match=words.replace("|", r"\|")):
         find_endings(bpe_tokenizer(), **options)
@@ -128,16 +136,19 @@ def test_the_chat_template_is_given_the_choice_to_think():
         assert tokenizer.decode(ids) == f"[user]Hi[assistant]{end}"
 
 
-@pytest.mark.parametrize(("template", "reason"), [
-    ("{{ raise_exception('System role not supported') }}", "TemplateError: System role not supported"),
-    ("{% for %}", "TemplateSyntaxError: Expected an expression, .*"),
-    ("{{ unknown.name }}", "UndefinedError: 'unknown' is undefined"),
-    ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
-    ("{{ 'a' + 1 }}", "TypeError: .*"),
-    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: .*"),
-    ("{{ range(10 ** 9) | list }}", "OverflowError: .*"),
-    ("{% if false %}never{% endif %}", "it writes nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('System role not supported') }}", "TemplateError: System role not supported"),
+        ("{% for %}", "TemplateSyntaxError: Expected an expression, .*"),
+        ("{{ unknown.name }}", "UndefinedError: 'unknown' is undefined"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ 'a' + 1 }}", "TypeError: .*"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: .*"),
+        ("{{ range(10 ** 9) | list }}", "OverflowError: .*"),
+        ("{% if false %}never{% endif %}", "it writes nothing"),
+    ],
+)
 def test_a_chat_template_that_raises_is_refused_in_a_sentence(template, reason):
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template = template

@@ -59,8 +59,15 @@ def test_batch_by_hand(made):
     assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 20] * 4)
     assert batch.token_weights.sum().item() == pytest.approx(1.0)
     assert batch.mask.int().tolist() == [
-        [1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1],
-    ]  # fmt: skip
+        [1, 1, 1, 0],
+        [1, 0, 0, 0],
+        [1, 0, 1, 0],
+        [1, 1, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 1, 1],
+    ]
     assert [list(row.prompt_ids) for row in batch.rows] == [[1]] * 4 + [[3]] * 4
     assert [list(row.completion_ids) for row in batch.rows][:3] == [[10, 11, 12], [10], [10, 11, 12]]
     assert [list(row.mask) for row in batch.rows][:3] == [[1, 1, 1], [1], [1, 0, 1]]
@@ -68,9 +75,15 @@ def test_batch_by_hand(made):
     torch.testing.assert_close(batch.behaviour_logprobs[:3], torch.tensor(expected))
     assert batch.behaviour_logprobs.dtype == torch.float32 and batch.old_logprobs is None
     wanted = {
-        "reward": 2 / 12, "pass_rate": 7 / 12, "length": 27 / 12, "interrupted": 1 / 12, "truncated": 2 / 12,
-        "zero_variance_groups": 1, "rows": 8, "trained_tokens": 18,
-    }  # fmt: skip
+        "reward": 2 / 12,
+        "pass_rate": 7 / 12,
+        "length": 27 / 12,
+        "interrupted": 1 / 12,
+        "truncated": 2 / 12,
+        "zero_variance_groups": 1,
+        "rows": 8,
+        "trained_tokens": 18,
+    }
     assert {name: record[name] for name in wanted} == pytest.approx(wanted)
 
 
@@ -300,9 +313,14 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
         return [1.0, 1.0] if problem.key == seen[0] else [1.0, -1.0]
 
     played = run(
-        {"rewards": staticmethod(rewards)}, batch_prompts=1, k=8, prompts=4, max_steps=14, max_ready=100,
+        {"rewards": staticmethod(rewards)},
+        batch_prompts=1,
+        k=8,
+        prompts=4,
+        max_steps=14,
+        max_ready=100,
         zero_variance_filter=False,
-    )  # fmt: skip
+    )
     history, steps = played.parts.history, played.steps
     assert history.retired(seen[0]) and history.n_retired == 1 == steps[-1]["retired"]
     late = [r["retired_in_flight"] for r in steps]

@@ -290,9 +290,13 @@ def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
 
 HOSTILE = [
     *box("9^{9^{9^9}}", "((10!)!)!", "9" * 100_000, "{" * 5000 + "4" + "}" * 5000, r"\prod_{k=1}^{10^9}k", "\ud800"),
-    "9" * 100_000, "\\sqrt{" * 20_000, "\\boxed{" * 10_000, "__import__('os').system('touch /tmp/tasks_hacked')",
-    '{"kind": "correct"}\n["correct", 1.0, true, ""]\n', "x" * 2_000_000,
-]  # fmt: skip
+    "9" * 100_000,
+    "\\sqrt{" * 20_000,
+    "\\boxed{" * 10_000,
+    "__import__('os').system('touch /tmp/tasks_hacked')",
+    '{"kind": "correct"}\n["correct", 1.0, true, ""]\n',
+    "x" * 2_000_000,
+]
 
 
 def check_hostile(texts):

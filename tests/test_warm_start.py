@@ -62,13 +62,20 @@ def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
         assert len(completion) == 3 * (len(values) - 1) + 4
 
 
-@pytest.mark.parametrize(("settings", "place", "right", "own", "others"), [
-    # One wrong result, shown .7 of the time; of the other .3, noise replaces .18 by one of ten digits.
-    (CHAIN, 0, 0.3 * 0.82 + 0.3 * 0.018, 0.7 + 0.3 * 0.018, 0.3 * 0.018),
-    (CHAIN, None, 0.82 + 0.018, 0.018, 0.018),  # a fact that is not wrong
-    # The first, a middle and the last of 210, whose wrong results share what is evenly spaced over .1 to .95.
-    *((GRADED, i, 1 - wrong, wrong / 9, wrong / 9) for i in (0, 105, 209) for wrong in [0.1 + 0.85 * (i + 0.5) / 210]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "place", "right", "own", "others"),
+    [
+        # One wrong result, shown .7 of the time; of the other .3, noise replaces .18 by one of ten digits.
+        (CHAIN, 0, 0.3 * 0.82 + 0.3 * 0.018, 0.7 + 0.3 * 0.018, 0.3 * 0.018),
+        (CHAIN, None, 0.82 + 0.018, 0.018, 0.018),  # a fact that is not wrong
+        # The first, a middle and the last of 210, whose wrong results share what is evenly spaced over .1 to .95.
+        *(
+            (GRADED, i, 1 - wrong, wrong / 9, wrong / 9)
+            for i in (0, 105, 209)
+            for wrong in [0.1 + 0.85 * (i + 0.5) / 210]
+        ),
+    ],
+)
 def test_corrupted_results_are_right_and_wrong_as_often_as_asked_for(settings, place, right, own, others):
     """20,000 draws: standard deviations up to .0035. `own` is the wrong result of that fact, `others` the eight."""
     demonstrator = Demonstrator(settings, 0, corrupted=True)

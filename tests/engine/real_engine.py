@@ -17,9 +17,16 @@ from runtime.weights import FileWeights
 
 def new_engine(tiny: TinyModel, *, channel: Any = None, **options: object) -> RunEngine:
     """An engine of 16 slots that is not started yet."""
-    return RunEngine(tiny.folder, **{
-        "stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or FileWeights(),
-    } | options)  # fmt: skip
+    return RunEngine(
+        tiny.folder,
+        **{
+            "stop_ids": [STOP],
+            "max_model_len": 1024,
+            "max_num_seqs": 16,
+            "channel": channel or FileWeights(),
+        }
+        | options,
+    )
 
 
 def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: object) -> Generator:
@@ -75,9 +82,15 @@ class SharedEngine:
 
     @contextmanager
     def generator(
-        self, prompts: Iterable[Problem] = (), *, slots: int = 16, wrap: Callable[[Shared], object] | None = None,
-        temperature: float = 1.0, stop_ids: Sequence[int] = (STOP,), **options: object,
-    ) -> Iterator[Generator]:  # fmt: skip
+        self,
+        prompts: Iterable[Problem] = (),
+        *,
+        slots: int = 16,
+        wrap: Callable[[Shared], object] | None = None,
+        temperature: float = 1.0,
+        stop_ids: Sequence[int] = (STOP,),
+        **options: object,
+    ) -> Iterator[Generator]:
         """A generator at version 0, whose weights are `tiny.weights(0)`."""
         engine = Shared(self.host, slots, temperature=temperature, stop_ids=stop_ids)
         if wrap:

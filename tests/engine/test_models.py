@@ -52,11 +52,20 @@ def new_model(kind, vocabulary):
 
     torch.manual_seed(0)
     shape = {
-        "vocab_size": vocabulary, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "intermediate_size": 128, "head_dim": 32, "max_position_embeddings": 512,
-        "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": 0, "initializer_range": 0.1,
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 128,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+        "initializer_range": 0.1,
         "tie_word_embeddings": kind == "Qwen3",
-    }  # fmt: skip
+    }
     if kind == "Qwen3Moe":
         shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     if kind == "Mixtral":

@@ -21,10 +21,14 @@ def stand_ins():
 BUFFER = 40_000  # bytes; the model has 340,000, so that it travels in many pieces
 
 
-@pytest.mark.parametrize(("kind", "engines"), [
-    pytest.param("nccl", 1, marks=pytest.mark.medium), pytest.param("nccl", 2, marks=pytest.mark.slow),
-    pytest.param("ipc", 1, marks=pytest.mark.medium),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "engines"),
+    [
+        pytest.param("nccl", 1, marks=pytest.mark.medium),
+        pytest.param("nccl", 2, marks=pytest.mark.slow),
+        pytest.param("ipc", 1, marks=pytest.mark.medium),
+    ],
+)
 def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
     """vLLM's own classes, on both sides: ten updates while completions run; those wholly by one version agree with it,
     and `push` returns only when its weights are live. The receiver of a broadcast waits for the sender, so a trainer

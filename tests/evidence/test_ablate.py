@@ -101,8 +101,13 @@ def test_equal_flags_are_one_run_in_the_folder_of_the_first_comparison(table, tm
     """`same` of two is `base` of one, `again` is `dapo`; a flag given at its default changes nothing."""
     one, two = (plan(name, [0, 1], tmp_path, {}) for name in ("one", "two"))
     assert [str(run.folder.relative_to(tmp_path)) for run in two.values()] == [
-        "two/grpo/seed-0", "one/base/seed-0", "one/dapo/seed-0", "two/grpo/seed-1", "one/base/seed-1", "one/dapo/seed-1",
-    ]  # fmt: skip
+        "two/grpo/seed-0",
+        "one/base/seed-0",
+        "one/dapo/seed-0",
+        "two/grpo/seed-1",
+        "one/base/seed-1",
+        "one/dapo/seed-1",
+    ]
     assert two["same", 1] == one["base", 1] and len({*one.values(), *two.values()}) == 6
     table["two"].variants["grpo"] = "--loss cispo --eps_max 5"
     assert plan("two", [0], tmp_path, {})["grpo", 0].folder == one["base", 0].folder

@@ -22,15 +22,32 @@ def run_folder(output, name, evals=(), steps=(), finished=True, **config):
 
 
 def evaluation(step, pass_rate):
-    return {"step": step, "tokens": 1000 * step, "device_hours": 0.0123456789 * step, "flops": 123456 * step,
-            "pass_rate": pass_rate, "n_prompts": 512, "n_samples": 2, "truncated": 0.5}  # fmt: skip
+    return {
+        "step": step,
+        "tokens": 1000 * step,
+        "device_hours": 0.0123456789 * step,
+        "flops": 123456 * step,
+        "pass_rate": pass_rate,
+        "n_prompts": 512,
+        "n_samples": 2,
+        "truncated": 0.5,
+    }
 
 
 def test_a_row_by_hand(tmp_path):
     """Evaluations at steps 0, 2 and 3. Steps 1 and 2 have lags 1 and 2 (largest 3 and 4), entropies .5 and .3, and one
     probe of two, at 2e-7. They keep 128 and 0 of the 32 * 16 = 512 rollouts: an eighth. Step 3 has no probe."""
-    step = {"rows": 128, "lag_mean": 1.0, "lag_max": 3, "ess": 0.9, "entropy": 0.5, "interrupted": 0.25, "truncated": 0.0,
-            "capped_positive": 0.01, "capped_negative": 0.02}  # fmt: skip
+    step = {
+        "rows": 128,
+        "lag_mean": 1.0,
+        "lag_max": 3,
+        "ess": 0.9,
+        "entropy": 0.5,
+        "interrupted": 0.25,
+        "truncated": 0.0,
+        "capped_positive": 0.01,
+        "capped_negative": 0.02,
+    }
     steps = [
         step | {"step": 1, "logprob_gap": 2e-7},
         {"step": 2, "lag_mean": 2.0, "lag_max": 4, "entropy": 0.3, "interrupted": 0.75, "truncated": 0.1},
@@ -44,14 +61,27 @@ def test_a_row_by_hand(tmp_path):
     assert tuple(found) == curves.COLUMNS
     zero, first, second = found.to_dict("records")
     assert [first[name] for name in curves.OF_THE_RUN] == [
-        "law/dapo-0.26/seed-12", "law", "dapo-0.26", "12", "--loss dapo --lr 0.0007", "finished",
-    ]  # fmt: skip
+        "law/dapo-0.26/seed-12",
+        "law",
+        "dapo-0.26",
+        "12",
+        "--loss dapo --lr 0.0007",
+        "finished",
+    ]
     measured = ["2", "2000", "0.0246914", "2.469e+05", "0.09766", "1024"]
     assert [first[name] for name in curves.OF_THE_EVALUATION] == measured
     assert {name: first[name] for name in curves.LOGGED} == {
-        "lag": "1.5", "lag_max": "4", "ess": "0.9", "gap": "2e-07", "entropy": "0.4", "interrupted": "0.5",
-        "truncated": "0.05", "kept": "0.125", "clipped_positive": "0.01", "clipped_negative": "0.02",
-    }  # fmt: skip
+        "lag": "1.5",
+        "lag_max": "4",
+        "ess": "0.9",
+        "gap": "2e-07",
+        "entropy": "0.4",
+        "interrupted": "0.5",
+        "truncated": "0.05",
+        "kept": "0.125",
+        "clipped_positive": "0.01",
+        "clipped_negative": "0.02",
+    }
     assert (first["best"], first["worst"], second["best"]) == ("0.75000", "0.50000", "")
     assert second["gap"] == "" and second["kept"] == "1" and second["lag_max"] == "3"
     assert all(zero[name] == "" for name in curves.LOGGED) and zero["pass_rate"] == "0.00000"
@@ -72,9 +102,13 @@ def test_runs_that_failed_or_did_not_end_are_named(tmp_path, capsys):
     assert curves.main([str(tmp_path), "--output", str(file)]) == 0
     states = {curve.run: curve.state for curve in curves.curves_of(curves.read_rows(file))}
     assert states == {
-        "law/a/seed-0": "failed (exit code 1)", "law/a/seed-1": "unfinished", "law/a/seed-2": "unfinished",
-        "law/a/seed-3": "finished", "law/b/seed-0": "failed (exit code 2)", "law/b/seed-1": "unfinished",
-    }  # fmt: skip
+        "law/a/seed-0": "failed (exit code 1)",
+        "law/a/seed-1": "unfinished",
+        "law/a/seed-2": "unfinished",
+        "law/a/seed-3": "finished",
+        "law/b/seed-0": "failed (exit code 2)",
+        "law/b/seed-1": "unfinished",
+    }
     said = capsys.readouterr().out
     assert all((run in said) == (state != "finished") for run, state in states.items())
     assert "failed (exit code 2): law/b/seed-0, 0 evaluations" in said and "6 runs, 1 of them finished" in said
@@ -97,20 +131,32 @@ def test_a_curve_comes_back(tmp_path):
     curves.write_rows(rows(run), tmp_path / "c.csv.gz")
     (back,) = curves.curves_of(curves.read_rows(tmp_path / "c.csv.gz"))
     assert (back.run, back.comparison, back.variant, back.seed, back.flags) == (
-        "one/dapo/seed-3", "one", "dapo", 3, {"loss": "dapo"},
-    )  # fmt: skip
+        "one/dapo/seed-3",
+        "one",
+        "dapo",
+        3,
+        {"loss": "dapo"},
+    )
     assert back.points["pass_rate"] == pytest.approx(run.points["pass_rate"], abs=5e-6)
     assert back.points["lag"] == pytest.approx(run.points["lag"], rel=1e-3) and np.isnan(back.points["ess"]).all()
     assert {name: back.points[name][2] for name in ("step", "tokens", "device_hours", "flops", "n")} == {
-        "step": 16, "tokens": 100, "device_hours": 0.1, "flops": 1000, "n": 1024,
-    }  # fmt: skip
+        "step": 16,
+        "tokens": 100,
+        "device_hours": 0.1,
+        "flops": 1000,
+        "n": 1024,
+    }
 
 
 @pytest.mark.parametrize(
     "columns, said",
-    [(curves.COLUMNS[1:], "lacks run"), ((*curves.COLUMNS, "reward"), "has reward"), (curves.COLUMNS[::-1], "order"),
-     (("Step", *curves.COLUMNS[2:]), "lacks run, comparison and has Step")],
-)  # fmt: skip
+    [
+        (curves.COLUMNS[1:], "lacks run"),
+        ((*curves.COLUMNS, "reward"), "has reward"),
+        (curves.COLUMNS[::-1], "order"),
+        (("Step", *curves.COLUMNS[2:]), "lacks run, comparison and has Step"),
+    ],
+)
 def test_other_columns_are_refused_by_name(columns, said, tmp_path, capsys):
     file = tmp_path / "c.csv.gz"
     file.write_bytes(gzip.compress((",".join(columns) + "\n").encode()))

@@ -81,8 +81,13 @@ def test_runs_that_fall_or_never_learn_are_named_and_left_out(monkeypatch):
     monkeypatch.setattr(forecasts, "identifiable_from", lambda curve: math.inf)
     falls = graded(1, rates=[*graded().points["pass_rate"][:33], *[0.4] * 8])
     text = law_report.by_reach([graded(), falls, graded(2, rates=[0.1] * 41)])
-    for said in ("1 runs of the graded task", "1 runs that fall", "(law/baseline/seed-1)", "| 3 C_mid | 1 | 1 of 1 |",
-                 "1 that never gain more than 0.1 (law/baseline/seed-2)"):  # fmt: skip
+    for said in (
+        "1 runs of the graded task",
+        "1 runs that fall",
+        "(law/baseline/seed-1)",
+        "| 3 C_mid | 1 | 1 of 1 |",
+        "1 that never gain more than 0.1 (law/baseline/seed-2)",
+    ):
         assert said in text
 
 
@@ -172,8 +177,10 @@ def test_the_noise_ratio_by_hand():
 def test_seeds_needed_by_hand():
     """A of .78, .80, .82 has sd .02: an effect of one sd needs 17 seeds in each of two groups. A variant with .79, .80,
     .81 differs by .01, .00, -.01, sd .01: two sd need 5 seeds in pairs (Student's t; four see it in 3 of 4 cases)."""
-    groups = {"baseline": [graded(s, A=0.78 + 0.02 * s) for s in range(3)],
-              "other": [graded(s, A=0.79 + 0.01 * s) for s in range(3)]}  # fmt: skip
+    groups = {
+        "baseline": [graded(s, A=0.78 + 0.02 * s) for s in range(3)],
+        "other": [graded(s, A=0.79 + 0.01 * s) for s in range(3)],
+    }
     lines = [line.strip("| ").split(" | ") for line in law_report.power_table(groups).splitlines()[2:4]]
     assert [float(sd) for *_, sd, _ in lines] == pytest.approx([0.02, 0.01], abs=1e-3)
     assert [needed for *_, needed in lines] == ["17", "5"]
@@ -182,12 +189,16 @@ def test_seeds_needed_by_hand():
 def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path, monkeypatch):
     """A file made by hand: two seeds of the baseline, and one that failed. The pages name what is left out, and a run
     refitted alone has its row in them. Without a variant there is nothing to compare."""
-    flags, cliff = (curves.differing(ablate.resolved(ablate.COMPARISONS[name].setting))
-                    for name in ("law", "chain"))  # fmt: skip
-    runs = [graded(0, flags=flags), graded(1, flags=flags, A=0.79, entropy=np.linspace(0.5, 0.1, 41)),
-            made("baseline", 2, n=2, comparison="law", state="failed (exit code 1)", flags=flags)]  # fmt: skip
-    runs += [made("chain", 0, n=40, comparison="chain", flags=cliff),
-             made("chain", 1, n=2, comparison="chain", state="unfinished", flags=cliff)]  # fmt: skip
+    flags, cliff = (curves.differing(ablate.resolved(ablate.COMPARISONS[name].setting)) for name in ("law", "chain"))
+    runs = [
+        graded(0, flags=flags),
+        graded(1, flags=flags, A=0.79, entropy=np.linspace(0.5, 0.1, 41)),
+        made("baseline", 2, n=2, comparison="law", state="failed (exit code 1)", flags=flags),
+    ]
+    runs += [
+        made("chain", 0, n=40, comparison="chain", flags=cliff),
+        made("chain", 1, n=2, comparison="chain", state="unfinished", flags=cliff),
+    ]
     greedy = flags | {"eval_temperature": "0.0"}  # in a table of their own, and in no other
     runs += [made("baseline", seed, n=40, every=52.5, comparison="law-greedy", flags=greedy) for seed in range(3)]
     monkeypatch.setattr(forecasts, "identifiable_from", lambda curve: math.inf)  # forty fits a run

@@ -57,8 +57,10 @@ def grid_run(B_p, n, seed, C_mid, points=16, **columns):
 def test_the_grid_finds_the_rollouts_that_are_best_at_each_budget():
     """The curve of n = 4 is ahead at first and stops at .4; that of n = 64 is behind, and ends higher."""
     found = {
-        "16x4": [grid_run(16, 4, 0, 5e3)], "16x64": [grid_run(16, 64, 0, 4e4)], "64x4": [grid_run(64, 4, 0, 9e3)],
-    }  # fmt: skip
+        "16x4": [grid_run(16, 4, 0, 5e3)],
+        "16x64": [grid_run(16, 64, 0, 4e4)],
+        "64x4": [grid_run(64, 4, 0, 9e3)],
+    }
     for curve in found["16x4"] + found["64x4"]:
         curve.points["pass_rate"][:] = np.minimum(curve.points["pass_rate"], 0.4)
     half = other_laws.half_of(found)
@@ -81,8 +83,10 @@ def test_the_findings_of_two_grids_by_hand():
     """Easy: the best n goes from 4 to 64, four powers of two; hard: from 2 to 4, so four powers of two below at the end,
     about: a smooth law overshoots a step. The worst of k ends at .1 with n = 4, and at .3 and .5 with n = 64: Student's t for one degree of
     freedom is 12.706, times .1."""
-    easy = {"16x4": [grid_run(16, 4, seed, 5e3, worst=[0.1] * 17) for seed in (0, 1)],
-            "16x64": [grid_run(16, 64, seed, 4e4, worst=[0.3 + 0.2 * seed] * 17) for seed in (0, 1)]}  # fmt: skip
+    easy = {
+        "16x4": [grid_run(16, 4, seed, 5e3, worst=[0.1] * 17) for seed in (0, 1)],
+        "16x64": [grid_run(16, 64, seed, 4e4, worst=[0.3 + 0.2 * seed] * 17) for seed in (0, 1)],
+    }
     hard = {"16x2": [grid_run(16, 2, 0, 5e3)], "16x4": [grid_run(16, 4, 0, 4e4)]}
     for curve in [*easy["16x4"], *hard["16x2"]]:
         curve.points["pass_rate"][:] = np.minimum(curve.points["pass_rate"], 0.4)

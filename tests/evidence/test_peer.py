@@ -61,10 +61,16 @@ def test_pass_rates_at_equal_times():
     fast = [{"seconds": t, "pass_rate": t / 80} for t in (0.0, 40.0, 80.0)]
     slow = [{"seconds": t, "pass_rate": t / 200} for t in (0.0, 160.0)]
     found = peer.at_equal_times({"ours": fast, "trl": slow})
-    assert {name: values[0] for name, values in found.items()} == pytest.approx({
-        "ours after 1/4": 0.25, "trl after 1/4": 0.1, "ours after 1/2": 0.5, "trl after 1/2": 0.2,
-        "ours after 1": 1.0, "trl after 1": 0.4,
-    })  # fmt: skip
+    assert {name: values[0] for name, values in found.items()} == pytest.approx(
+        {
+            "ours after 1/4": 0.25,
+            "trl after 1/4": 0.1,
+            "ours after 1/2": 0.5,
+            "trl after 1/2": 0.2,
+            "ours after 1": 1.0,
+            "trl after 1": 0.4,
+        }
+    )
 
 
 def test_the_race_trains_a_pretrained_model_as_make_real_does():

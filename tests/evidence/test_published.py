@@ -82,9 +82,11 @@ def test_the_pages_are_what_the_tool_writes(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("run", "cuts", "ends"),
-    [("dense", (10, 15, 20, 25, 30, 35, 40, 50), [(1328, 0.4021), (89367, 0.6402)]),
-     ("moe", (7, 9, 12, 16, 25), [(1241, 0.5177), (44162, 0.6959)])],
-)  # fmt: skip
+    [
+        ("dense", (10, 15, 20, 25, 30, 35, 40, 50), [(1328, 0.4021), (89367, 0.6402)]),
+        ("moe", (7, 9, 12, 16, 25), [(1241, 0.5177), (44162, 0.6959)]),
+    ],
+)
 def test_what_the_figure_shows_later_lies_where_its_early_points_say(run, cuts, ends):
     """At every cut that is named 95 % of the later points. After no point is a ceiling identifiable that leaves out the
     later A."""

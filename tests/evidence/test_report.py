@@ -102,7 +102,7 @@ def test_three_words_for_the_paper():
         ((0.03, 0.04), "refuted", "refuted", "refuted"),
         ((0.005, 0.03), "cannot", "refuted", "refuted"),  # not 0, and perhaps within the margin
         ((math.nan, math.nan), "cannot", "cannot", "cannot"),
-    ):  # fmt: skip
+    ):
         for span, word in ((EQUAL[1:], equal), (near(-0.075)[1:], much), (lower, some)):
             assert figures.against_paper(low, high, *span).startswith(word), (low, high, span)
             assert figures.against_paper(low, high, *span, enough=False) == figures.UNSEEN
