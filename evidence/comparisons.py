@@ -181,8 +181,9 @@ COMPARISONS = {
         axis="device_hours",
         minutes=2.7,
     ),
-    # Committed with its settings before its runs: five lags by four learning rates. A run *falls* as `fall_of` in
-    # figures.py says; no run is left out. Does the highest rate at which none of the seeds falls go as 1 / lag?
+    # Committed with its settings before its runs: five lags by four learning rates. In figures.py `fall_of` says which
+    # runs *fall* and `learns` which *never rise*; all others *stand*, and none is left out. Does the highest rate at
+    # which all seeds stand go as 1 / lag?
     "staleness": Comparison(
         "a map: at which lag and learning rate runs rise, rise slowly, or fall (arXiv 2607.01083)",
         {
