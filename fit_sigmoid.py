@@ -431,7 +431,7 @@ def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: 
     return CurveReport(name or str(source).removesuffix("/eval.jsonl"), x, C, R, unseen, f)
 
 
-def short(v: object) -> str:
+def short(v: Any) -> str:
     """1234567 -> '1.23M'."""
     k = min(max(int((math.log10(abs(v)) + 2e-4) // 3), 0), 3) if v and math.isfinite(v) else 0
     return f"{v / 1000**k:.3g}{('', 'k', 'M', 'G')[k]}"

@@ -43,7 +43,7 @@ rounded head, FP32 product False  0.015
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -128,7 +128,7 @@ class Scorer(nn.Module):
     dtype: the generator's, if not the model's. options: keywords of `token_logprobs`, such as temperature.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, **options: object):
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, **options: Any):
         super().__init__()
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.dtype, self.options = dtype, options

@@ -119,7 +119,7 @@ class Group:
     """The G rollouts of one prompt: the unit of queueing, filtering and batching."""
 
     number: int  # order of admission
-    problem: Problem
+    problem: Any  # a `Problem`
     version: int  # policy version live at admission
     rollouts: list[Rollout]
 
@@ -196,7 +196,7 @@ class Pacer:
         self.peak_under_way = 0  # the most groups that were ever admitted and not yet taken
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
-        self._groups: dict[int, Group | None] = {}  # admitted and not taken, in number order; None while the group runs
+        self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
 
     @property
     def outstanding(self) -> int:
@@ -293,7 +293,7 @@ class Generator:
 
     engine: Any
     problems: Iterator[Problem]  # endless or finite; asked at each admission
-    score: Callable[[Problem, list[list[int]]], list[tuple[float, bool]]]  # (reward, correct) of each; in a thread
+    score: Callable[[Any, list[list[int]]], list[tuple[float, bool]]]  # (reward, correct) of each; in a thread
     pacer: Pacer
     rollouts: int  # G
     _: KW_ONLY

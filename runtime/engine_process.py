@@ -50,13 +50,13 @@ class PartialCompletion:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     pauses: list[int] = field(default_factory=list)  # pauses of generation before the token was sampled
-    prefill_stats: object = None
+    prefill_stats: Any = None
 
 
 class SampledLogprobs:
     """In the place of vLLM's LogprobsLists in its scheduler: a list of numbers for each request, not three arrays."""
 
-    def __init__(self, lists: object):
+    def __init__(self, lists: Any):
         self.values = lists.logprobs[:, 0].tolist()  # column 0 is the sampled token's
         self.starts = lists.cu_num_generated_tokens  # of each request's tokens; None: one token each
 
@@ -94,14 +94,14 @@ class WholeCompletions(Scheduler):
         self._pauses += self.pause_state != PauseState.UNPAUSED and pause_state == PauseState.UNPAUSED
         super().set_pause_state(pause_state)
 
-    def finish_requests(self, request_ids: object, finished_status: object) -> Any:
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         """Aborted requests: what they had sampled goes nowhere."""
         ids = [request_ids] if isinstance(request_ids, str) else self._partial if request_ids is None else request_ids
         for request_id in list(ids):
             self._partial.pop(request_id, None)
         return super().finish_requests(request_ids, finished_status)
 
-    def update_from_output(self, scheduler_output: object, model_runner_output: object) -> Any:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """After each step: vLLM's messages, with only the requests that are done."""
         if model_runner_output.logprobs is not None:
             model_runner_output.logprobs = SampledLogprobs(model_runner_output.logprobs)

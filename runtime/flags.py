@@ -275,7 +275,7 @@ def saved_flags(folder: str) -> Record:
     return saved
 
 
-def runs_code(name: str, value: object) -> bool:
+def runs_code(name: str, value: Any) -> bool:
     """Whether this value of a flag makes a run execute code that comes with a model, a folder or a package."""
     if name == "engine_args":  # all but numbers and plain words may name a class, a module or a file
         given = engine_args(value)
@@ -300,7 +300,7 @@ def _parser(description: str) -> ArgumentParser:
         group = parser.add_argument_group(title, section.__doc__)
         for item in fields(section):
             names = dict.fromkeys([f"--{item.name}", f"--{item.name.replace('_', '-')}"])
-            kind: dict[str, object] = {"choices": get_args(item.type)} if get_args(item.type) else {"type": item.type}
+            kind: dict[str, Any] = {"choices": get_args(item.type)} if get_args(item.type) else {"type": item.type}
             if item.type is bool:
                 kind = {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
             group.add_argument(*names, dest=item.name, default=item.default, help=item.metadata["help"], **kind)

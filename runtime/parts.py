@@ -23,7 +23,7 @@ from runtime import checkpoints
 from runtime.devices import check_memory, count_parameters, devices_in_use, engine_options, merged, new_channel, place
 from runtime.engines import RunEngine, reason_of
 from runtime.evaluation import Evaluator, RunFailed
-from runtime.flags import BUILT_IN, DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
+from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator, restarts
 from runtime.recorder import Recorder
@@ -73,7 +73,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         folder.path.mkdir(parents=True, exist_ok=True)
     model = flags.model or warm_started(flags, ranks)
     task = load_task(flags, judge=ranks.main)
-    if flags.dataset not in BUILT_IN:
+    if isinstance(task, data_sets.DatasetTask):
         ranks.say(prompts_line(task))
     for sentence in check_memory(flags, ranks.accelerator, count_parameters(flags, model)):
         ranks.say(sentence)
@@ -259,7 +259,7 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
         raise UsageError(with_flag_names(str(error))) from error
 
 
-def prompts_line(task: Task) -> str:
+def prompts_line(task: data_sets.DatasetTask) -> str:
     """How many prompts a task of data sets has, and how many rows were left out and why."""
     held_out = Counter(problem.source for problem in task.held_out)
     kept = ", ".join(f"{held_out[name]} of {name}" for name in [*task.sources, *task.eval_sources])

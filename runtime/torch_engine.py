@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from runtime.weights import Weights
 from vllm_engine import Sample
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -73,7 +74,7 @@ class TorchEngine:
         self.logprobs, self.temperatures = torch.zeros(slots, longest + 1), torch.ones(slots, 1)
         self.lengths, self.ends = torch.ones(2, slots, dtype=torch.long)  # tokens so far, and at most
 
-    def prepare(self, weights: object, version: int) -> None:
+    def prepare(self, weights: Weights, version: int) -> None:
         """Keeps a copy of the weights of `version` for the next `start` or `update`."""
         self.new_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
         self.prepared = version

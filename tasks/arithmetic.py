@@ -57,11 +57,10 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
 import math
 import random
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.prompts import Problem, stable_key
+from tasks.prompts import Problem, Task, stable_key
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedTokenizerFast
@@ -131,7 +130,7 @@ def word_tokenizer() -> "PreTrainedTokenizerFast":
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
 
 
-class ChainTask:
+class ChainTask(Task):
     """Chain mod 10. `seed` draws the training pool; the held-out problems are the same for every seed.
 
     `train` has `pool_size` distinct problems, `held_out` has `held_out_size`; both have `ops` = (min, max) operations.
@@ -156,7 +155,6 @@ class ChainTask:
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.thinking_end = None  # the mark is always one token
-        self.skipped, self.counts = Counter[str](), Counter[str]()
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
         self.ops, self.impossible_every = ops, impossible_every
         self.ceiling: float | None = None  # the highest pass rate, where the task knows it

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tasks.judges import Job, RewardPool
-from tasks.prompts import Problem
+from tasks.prompts import Problem, Task
 from tasks.rows import DataSet, parse_data_sets, parse_eval_sets, read_rows
 from tasks.tokens import Endings, encode_prompts, find_endings
 
@@ -64,7 +64,7 @@ class PromptOptions:
     max_prompt_tokens: int | None = None
 
 
-class DatasetTask:
+class DatasetTask(Task):
     """Problems of data sets, judged in worker processes. Made by `load_dataset_task`; `close` ends the workers.
 
     Has what every task has (prompts.py), and `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
     kind: str
 
 
-def verdict_of(value: object) -> Verdict:
+def verdict_of(value: Any) -> Verdict:
     """The verdict that a user's return value means; its numbers may be NumPy's or torch's. Raises TypeError or
     ValueError if it means none."""
     reward, correct = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)

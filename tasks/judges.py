@@ -44,6 +44,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tasks import judge_process
 from tasks.code.sandbox import Sandbox
@@ -60,7 +61,7 @@ class RewardError(RuntimeError):
 class Worker:
     """One worker process and the socket to it, which is never waited on without a deadline."""
 
-    def __init__(self, settings: Mapping[str, object]) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         self.socket, theirs = socket.socketpair()
         self.asked = 0  # the number of the last job, which its reply repeats; that of "ready" is 0
         command = [sys.executable, "-P", judge_process.__file__, json.dumps(settings)]
@@ -144,7 +145,7 @@ class RewardPool:
         self.timeout = timeout
         self.counts: Counter[str] = Counter()  # verdicts by kind
         names = list(dict.fromkeys(rewards))
-        self._settings: dict[str, object] = {
+        self._settings: dict[str, Any] = {
             "rewards": names,
             "timeout": timeout,
             "memory_mb": memory_mb,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ class Problem:
 
 
 class Task(Protocol):
-    """What a task has. `skipped` and `counts` are empty for the built-in ones."""
+    """What a task has. Of data sets, it has `skipped` (rows left out) and `counts` (verdicts so far), too, by kind."""
 
     train: list[Problem]
     held_out: list[Problem]
@@ -43,15 +43,12 @@ class Task(Protocol):
     weights: dict[str, float]  # of each in `PromptStream`; empty: drawn by size
     eval_sources: list[str]  # names of those that it only evaluates, whose problems are in `held_out`, too
     tokenizer: Any
-    stop_ids: Sequence[int]  # of the tokens that end a completion
-    end_of_thinking_ids: Sequence[int]  # this and the next two: see length_control.Interruption
-    phrase_ids: Sequence[int]
+    stop_ids: tuple[int, ...]  # of the tokens that end a completion
+    end_of_thinking_ids: tuple[int, ...]  # this and the next two: see length_control.Interruption
+    phrase_ids: tuple[int, ...]
     thinking_end: Callable[[Sequence[int]], int | None] | None
     ceiling: float | None  # the highest pass rate there can be, where it is known
-    skipped: Counter[str]  # rows left out, by reason
 
-    @property
-    def counts(self) -> Counter[str]: ...  # verdicts so far, by kind
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]: ...
     def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]: ...  # (reward, correct)
     def text(self, ids: Sequence[int]) -> str: ...

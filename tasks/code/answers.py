@@ -75,7 +75,7 @@ class Take(ast.NodeTransformer):
         self.known, self.plain, self.made, self.local = set(vars(builtins)), set[str](), set[str](), set[str]()
         self.first, self.taken, self.begins = 0, list[str](), set[str]()
 
-    def visit(self, node: ast.AST) -> object:
+    def visit(self, node: ast.AST) -> Any:
         path = path_of(node)
         begin, name = path[-1], getattr(path[-1], "id", None)
         asked = name in self.made or any(isinstance(x, ast.Call) and x.func is begin for x in path)
@@ -111,7 +111,7 @@ class Take(ast.NodeTransformer):
         return rest
 
 
-def tests_of(row: JsonObject, tests: object) -> JsonObject | None:
+def tests_of(row: JsonObject, tests: Any) -> JsonObject | None:
     """What is kept of a row as its answer; None if `tests`, the value of its column of tests, is None."""
     return None if tests is None else {"tests": tests} | {name: row.get(name) for name in SETUP_COLUMNS}
 
@@ -123,7 +123,7 @@ def last_program(text: str) -> str | None:
     return textwrap.dedent(program) if before and after else None
 
 
-def read_pairs(tests: object) -> list[tuple[str, str]] | None:
+def read_pairs(tests: Any) -> list[tuple[str, str]] | None:
     """(stdin, stdout) of each test of an `input_output` column; None if it is something else."""
     try:
         tests = json.loads(tests) if isinstance(tests, str) else tests

@@ -56,12 +56,12 @@ class Check:
         """What must be true for the check to pass."""
         self._write({"name": name, "value": bool(value), "bound": "true", "met": bool(value)})
 
-    def figures(self) -> list[dict[str, Any]]:
+    def figures(self) -> list[dict]:
         """What was found so far."""
         file = self.folder / "figures.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: dict) -> None:
         with (self.folder / "figures.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -98,14 +98,14 @@ def none_left(seconds: float) -> bool:
 # ------------------------------------------------------------------------------------------------------- the two sides
 
 
-def qwen3_06b() -> dict[str, Any]:
+def qwen3_06b() -> dict:
     """The shape of Qwen3-0.6B."""
     from plan import QWEN3, SHAPES
 
     return QWEN3 | SHAPES["Qwen/Qwen3-0.6B"]
 
 
-def random_qwen3(folder: Path, shape: dict[str, Any], ends: bool = False) -> str:
+def random_qwen3(folder: Path, shape: dict, ends: bool = False) -> str:
     """Folder of a Qwen3 with random weights. With `ends` it has the built-in task's tokenizer and end token; else vLLM
     would stop there, whatever the request says."""
     from transformers import Qwen3Config, Qwen3ForCausalLM

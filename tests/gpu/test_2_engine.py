@@ -27,8 +27,8 @@ class Sides:
 
     trainer: Any
     generator: Any
-    long: list[Any]
-    short: list[Any]
+    long: list
+    short: list
 
     def push(self, version: int) -> float:
         """Sends the trainer's weights; returns the seconds that the engine was paused."""
@@ -37,7 +37,7 @@ class Sides:
         self.generator.settle()
         return self.generator.counters.sync_seconds - paused
 
-    def sample(self) -> tuple[list[Any], list[Any]]:
+    def sample(self) -> tuple[list, list]:
         """Two completions of each short prompt at the live version, as rows and as rollouts."""
         from runtime.model import Row
 
@@ -45,7 +45,7 @@ class Sides:
         pairs = [(problem, rollout) for problem, group in zip(self.short, groups, strict=True) for rollout in group]
         return [Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in pairs], [r for _, r in pairs]
 
-    def gap(self, rows: list[Any], rollouts: list[Any]) -> float:
+    def gap(self, rows: list, rollouts: list) -> float:
         """Mean difference of log-probs to the trainer as it is now, in nats per token."""
         from runtime.evaluation import logprob_gap
 
@@ -128,7 +128,7 @@ def updates_in_flight(check: Check, tied: bool, count: int, flags: str = "") -> 
         check.figure(f"memory of the {place} over the last five updates, MiB", grown, below=64)
 
 
-def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: list[Any]) -> list[float]:
+def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: list) -> list[float]:
     """Mean |log-prob of transformers - the engine's| of the tokens beside an update: as their versions say, and with
     all versions one token later or earlier."""
     from transformers import AutoModelForCausalLM

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ class Run:
         if self.process.wait() != code:
             raise RuntimeError(f"train.py ended with {self.process.returncode}, not {code}")
 
-    def steps(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    def steps(self, name: str = "metrics.jsonl") -> list[dict]:
         """The records of steps, or of evaluations, so far."""
         from runtime.run_folder import Folder
 
