@@ -78,6 +78,7 @@ class RunFlags:
     probe_every: int = flag(5, "Check generator against trainer log-probs, 16 completions every N steps.", at_least=1)
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
     keep: int = flag(2, "Checkpoints to keep.", at_least=1)
+    trace: bool = flag(False, "Write trace.json, a picture of time for ui.perfetto.dev and evidence/timeline.py.")
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag("none", "Also log here, project `scalerl`.")
 
 

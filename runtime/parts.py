@@ -29,6 +29,7 @@ from runtime.ranks import Ranks, SharedGenerator, restarts
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
+from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tasks import arithmetic, data_sets, warm_start
 from tasks.prompts import PromptStream, Task
@@ -54,6 +55,8 @@ class Parts:
         """Ends the engine, the reward workers and the trackers, whatever happened."""
         self.generator.close()
         self.task.close()
+        if self.recorder.trace:
+            self.recorder.trace.close()
         # DDP goes before the process group ends. Were its reducer the last to hold the group, it would wait for gloo's
         # threads with Python's lock in hand, and they may need that lock to free their last tensors.
         self.trainer.policy = None
@@ -91,6 +94,9 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         generator = new_generator(flags, model, task, prompts, channel, device_environment, control, progress)
     shared = SharedGenerator(generator, channel, ranks)
     recorder = Recorder(flags, ranks, folder, task, prompts, shared)
+    if generator and flags.trace:
+        recorder.trace = Trace(folder.path / "trace.json")
+        recorder.trace.watch(generator)
     evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
     return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator)
 

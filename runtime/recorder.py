@@ -19,6 +19,7 @@ from runtime.flags import Flags, changed_flags, has_adapters
 from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record, json_object
+from runtime.trace import TRAINER, Trace
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream, Task
 
@@ -63,6 +64,7 @@ class Recorder:
     """Measures, prints and writes on rank 0; on the other ranks it does nothing."""
 
     clock: Clock  # rank 0's, once the engine is up
+    trace: Trace | None = None  # rank 0's, if it is asked for
     bar: tqdm
 
     def __init__(
@@ -73,6 +75,7 @@ class Recorder:
         self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
         self.empty_steps = 0  # in a row, with no row left to train on
+        self.step_began = time.time()
         self.seconds = {"trainer_idle": 0.0, "save_seconds": 0.0}  # since the last record
 
     def start_clock(self, parameters: int, devices: int, past: dict[str, float]) -> None:
@@ -97,11 +100,18 @@ class Recorder:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Adds the time of the block to the next step's `trainer_idle` or `save_seconds`."""
-        started = time.monotonic()
+        started, begin = time.monotonic(), time.time()
         try:
             yield
         finally:
             self.seconds[name] += time.monotonic() - started
+            self.traced(name, begin)
+
+    def traced(self, name: str, begin: float) -> None:
+        """A span of the trainer's that ends now; the next step begins here."""
+        if self.trace:
+            self.trace.span(name, begin, TRAINER)
+            self.step_began = time.time()
 
     def sampled(self, groups: Sequence[Group], rewards: Tensor) -> Record:
         """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (n,), and what
@@ -135,6 +145,7 @@ class Recorder:
             metrics = metrics | {"rows": len(batch.rows), "trained_tokens": int(batch.mask.sum())}
             self.clock.trained_tokens += metrics["trained_tokens"]
             self.clock.forwarded += positions
+        self.traced(f"step {progress.step}", self.step_began)
         token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
         now, counters = time.monotonic(), vars(generator.counters).copy()
         passed, since = now - self.logged, {name: counters[name] - self.counters[name] for name in counters}

@@ -1,0 +1,119 @@
+"""What happened when: a trace of a run that https://ui.perfetto.dev opens, and evidence/timeline.py draws.
+
+PROBLEM. Lag, idle shares and stalls are numbers of a step. Why they are so shows only in the order of events: which
+slot held which completion, which weights sampled it, and what the trainer did meanwhile.
+
+The file has one event a line, in the JSON array format of Chrome's traces, whose last bracket may be missing: what a
+killed run leaves can be read. Times are microseconds of the wall clock.
+
+    process 1, the engine     a lane for each slot; a request is a span for each version that sampled it, named by the
+                              version, so that the viewer gives each a color of its own
+    process 2, the pacer      marks: a group is admitted, finished, taken; a span for each update of the weights and
+                              each evaluation
+    process 3, the trainer    spans: waits for groups, the steps, checkpoints
+
+SIMPLIFIED. When a token came is not known, only when a request entered and left: engines send whole completions. So a
+version's span ends where the next update begins.
+"""
+
+import heapq
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from pipeline_rl import Generator, Group
+
+ENGINE, PACER, TRAINER = 1, 2, 3
+
+
+class Trace:
+    """Appends to the file `path`. Both threads may call its methods: a buffered binary file takes each line whole."""
+
+    def __init__(self, path: Path):
+        self.file = path.open("ab", buffering=1 << 16)
+        if not self.file.tell():
+            self.file.write(b"[\n")
+        for process, name in ((ENGINE, "engine"), (PACER, "pacer"), (TRAINER, "trainer")):
+            self.write(ph="M", name="process_name", pid=process, args={"name": name})
+        self.updates = deque[tuple[float, int]](maxlen=64)  # when an update began, and the version that it brought
+
+    def write(self, **event: Any) -> None:
+        """One event, in the names of the format: ph kind, ts begin and dur length in microseconds, pid and tid lane."""
+        self.file.write(f"{json.dumps(event)},\n".encode())
+
+    def span(self, name: str, begin: float, process: int, lane: int = 0, end: float | None = None, **args: Any) -> None:
+        """What lasted from `begin` to `end`, in seconds of the wall clock, or until now."""
+        length = (time.time() if end is None else end) - begin
+        self.write(ph="X", name=name, ts=1e6 * begin, dur=1e6 * length, pid=process, tid=lane, args=args)
+
+    def mark(self, name: str, **args: Any) -> None:
+        """What happened now, in the pacer's lane."""
+        self.write(ph="i", name=name, ts=1e6 * time.time(), pid=PACER, tid=0, s="p", args=args)
+
+    def close(self) -> None:
+        """Writes what is still in memory."""
+        self.file.close()
+
+    def watch(self, generator: Generator) -> None:
+        """From now on every request, update, evaluation, admission, finish and take of `generator` is written."""
+        engine, pacer = generator.engine, generator.pacer
+        sample, update, evaluate = engine.sample, engine.update, generator.evaluate
+        admit, finish, take = pacer.admit, pacer.finish, pacer.take
+        free = [list(range(engine.slots)) for _ in range(engine.replicas)]  # heaps: the lowest lane first
+
+        async def request(prompt_ids: Any, max_tokens: int, salt: str, replica: int, temperature: Any) -> Any:
+            lane, begin, first = heapq.heappop(free[replica]), time.time(), engine.version
+            try:
+                found = await sample(prompt_ids, max_tokens, salt, replica, temperature)
+            finally:
+                heapq.heappush(free[replica], lane)
+            self.request(replica * engine.slots + lane, begin, first)
+            return found
+
+        async def new_weights() -> None:
+            begin, version = time.time(), engine.prepared
+            self.updates.append((begin, version))
+            await update()
+            self.span(f"update to {version}", begin, PACER, 1)
+
+        def evaluation(*args: Any, **options: Any) -> Future:
+            begin, found = time.time(), evaluate(*args, **options)
+            found.add_done_callback(lambda _: self.span("evaluation", begin, PACER, 2))
+            return found
+
+        def admitted() -> int:
+            number = admit()
+            self.mark(f"admit {number}", version=engine.version)
+            return number
+
+        def finished(group: Group) -> None:
+            finish(group)
+            self.mark(f"finish {group.number}")
+
+        def taken(count: int) -> list[Group] | None:
+            groups = take(count)
+            if groups:
+                self.mark(f"take {groups[0].number} to {groups[-1].number}")
+            return groups
+
+        replaced: dict[Any, dict[str, Callable]] = {
+            engine: {"sample": request, "update": new_weights},
+            generator: {"evaluate": evaluation},
+            pacer: {"admit": admitted, "finish": finished, "take": taken},
+        }
+        for owner, methods in replaced.items():
+            vars(owner).update(methods)
+
+    def request(self, lane: int, begin: float, version: int) -> None:
+        """A request that has ended: a span for each version that sampled, of which `version` was the first. There are
+        hundreds in a step, so the lines are put together by hand."""
+        end, updates = time.time(), self.updates
+        inside = [(at, v) for at, v in updates if at > begin] if updates and updates[-1][0] > begin else []
+        for (at, v), (until, _) in itertools.pairwise([(begin, version), *inside, (end, 0)]):
+            times = f'"ts":{1e6 * at:.0f},"dur":{1e6 * (until - at):.0f}'
+            self.file.write(b'{"ph":"X","name":"version %d",%s,"pid":1,"tid":%d},\n' % (v, times.encode(), lane))
