@@ -1,0 +1,275 @@
+"""docs/one_group.md: one group from its prompt to the next token, made again from a recorded step of a real run.
+
+    python evidence/one_group.py             # the page, from docs/results/one_group.json
+    python evidence/one_group.py --record    # that file anew, from a run of its own: a minute
+
+Every number of the page comes from the functions that train.py calls, on the tensors that it makes.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from report import table
+
+import filters
+import losses
+import train
+from pipeline_rl import Group, Pacer
+from runtime.flag_checks import check_flags
+from runtime.flags import parse_flags
+from runtime.parts import Parts, new_parts, start
+from runtime.run_folder import Progress
+from runtime.trainer import LARGEST_NORM
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RECORD, PAGE, TEMPLATE = DOCS / "results" / "one_group.json", DOCS / "one_group.md", Path(__file__).with_suffix(".txt")
+B, G, K = 8, 4, 8
+COMMAND = f"--batch_prompts {B} --rollouts {G} --max_num_seqs {2 * B * G} --max_steps 200"
+FILES = ["--output_dir", "runs/one_group", "--overwrite", "true", "--save_every", "0"]
+Record, Batch = dict[str, Any], dict[str, Tensor]
+
+
+# ---------------------------------------------------------------------------------------------------------- the record
+
+
+def record(argv: Sequence[str]) -> Record:
+    """The first step of such a run that shows all that the page tells; StopIteration if none does."""
+    steps = steps_of(argv)
+    for i, step in enumerate(steps):
+        step["next"] = next_token(steps[i + 1 :], step["version"])
+    dead = [sum(map(is_dead, step["groups"])) for step in steps]
+    return next(step for step, n in zip(steps, dead, strict=True) if 0 < n <= B / 2 and step["next"] and found(step))
+
+
+def steps_of(argv: Sequence[str]) -> list[Record]:
+    """Runs train.py's loop with these flags."""
+    flags = parse_flags([*argv, *FILES], "")
+    check_flags(flags)
+    progress, steps = Progress(random.Random(flags.seed)), list[Record]()
+    parts = new_parts(flags, progress)
+    try:
+        listen(parts, steps)
+        start(flags, parts, progress)
+        train.train(flags, parts, progress)
+    finally:
+        parts.close()
+    return steps
+
+
+def listen(parts: Parts, steps: list[Record]) -> None:
+    """Fills `steps`: of each its groups, how they were admitted, what the trainer thought of them before its update."""
+    trainer, recorder, pacer = parts.trainer, parts.recorder, parts.generator.on_main.pacer
+    gradients, recorded, admit = trainer.gradients, recorder.step, pacer.admit
+    admitted: list[int] = []  # by number: the groups outstanding when it entered
+    scores: list[list[float]] = []  # of the rows that train
+
+    def score_first(batch: Any) -> Any:
+        scores[:] = trainer.score(batch.rows).tolist()
+        return gradients(batch)
+
+    def note(progress: Progress, groups: Sequence[Group], batch: Any, metrics: Record, version: int) -> None:
+        recorded(progress, groups, batch, metrics, version)
+        written = [as_json(parts.task, group) | {"admitted": admitted[group.number]} for group in groups]
+        left = iter(scores)
+        for rollout in (r for group in written if not is_dead(group) for r in group["rollouts"]):
+            rollout["now"] = next(left)[: len(rollout["mask"])]
+        told = {name: metrics.get(name) for name in ("loss", "grad_norm", "lr")}
+        steps.append({"step": progress.step, "version": version, **told, "groups": written})
+
+    def note_admission() -> int:
+        admitted.append(pacer.outstanding)
+        return admit()
+
+    trainer.gradients, recorder.step, pacer.admit = score_first, note, note_admission  # type: ignore[method-assign]
+
+
+def as_json(task: Any, group: Group) -> Record:
+    """A group in words and numbers."""
+    rollouts = []
+    for r in group.rollouts:
+        same = {
+            name: getattr(r, name) for name in ("versions", "mask", "finish_reason", "interrupted", "reward", "correct")
+        }
+        rollouts.append({"words": task.text(r.completion_ids), "then": r.logprobs, **same})
+    told = {"prompt": task.text(group.problem.prompt_ids), "answer": group.problem.answer, "key": group.problem.key}
+    return {"number": group.number, "version": group.version, **told, "rollouts": rollouts}
+
+
+def is_dead(group: Record) -> bool:
+    return len({r["reward"] for r in group["rollouts"]}) == 1
+
+
+def found(step: Record) -> tuple[int, int] | None:
+    """Group and completion to tell of, by place: cut, then ended by itself, with tokens of two versions, one of which
+    DAPO silences."""
+    batch, row = batch_of(step["groups"]), 0
+    silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
+    for place, group in enumerate(step["groups"]):
+        for i, r in enumerate(() if is_dead(group) else group["rollouts"]):
+            cut = r["interrupted"] and r["finish_reason"] == "stop"
+            if cut and len({*r["versions"]}) > 2 and silenced[row + i].any():
+                return place, i
+        row += 0 if is_dead(group) else G
+    return None
+
+
+def next_token(steps: Sequence[Record], version: int) -> Record | None:
+    """A completion of a later step that was under way when `version` + 1 went live: tokens of both, side by side."""
+    for group in (group for step in steps for group in step["groups"]):
+        for r in group["rollouts"]:
+            if (version, version + 1) in pairwise(r["versions"]):
+                return {"number": group["number"], "words": r["words"], "versions": r["versions"]}
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- the step's tensors
+
+
+def batch_of(groups: Sequence[Record], average: str = "prompt") -> Batch:
+    """What train.py makes of these groups: `rewards` and `group_ids` (n,) of all, `kept` (n,), and of the N that train
+    `now`, `then`, `mask`, `token_weights` (N, T), `advantages`, `kept_ids` (N,)."""
+    rollouts = [r for group in groups for r in group["rollouts"]]
+    rewards, group_ids = torch.tensor([r["reward"] for r in rollouts]), torch.arange(len(groups)).repeat_interleave(G)
+    kept = filters.has_variance(rewards, group_ids)
+    rows = [r for r, keep in zip(rollouts, kept.tolist(), strict=True) if keep]
+    made = {name: train.padded([r[name] for r in rows], torch.float32) for name in ("now", "then")}
+    made |= {"rewards": rewards, "group_ids": group_ids, "kept": kept, "kept_ids": group_ids[kept]}
+    mask = train.padded([r["mask"] for r in rows], torch.bool)
+    weights = losses.aggregation_weights(mask, group_ids[kept], average, mask.shape[1])
+    advantages = losses.normalize_advantages(rewards[kept], group_ids[kept])
+    return made | {"mask": mask, "token_weights": weights, "advantages": advantages}
+
+
+def factors(batch: Batch, loss: Callable) -> Tensor:
+    """(N, T) what stands before A ∇log π, from autograd."""
+    now = batch["now"].clone().requires_grad_()
+    token_loss, _ = loss(now, batch["then"], batch["advantages"], batch["mask"])
+    return torch.autograd.grad(-token_loss.sum(), now)[0] / batch["advantages"][:, None]
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def number(x: float | Tensor) -> str:
+    return f"{round(float(x), 3) + 0.0:.3f}"  # + 0: no -0.000
+
+
+def page(step: Record) -> str:
+    """The template with what happened to this step's group."""
+    place, cut = found(step)
+    group, batch = step["groups"][place], batch_of(step["groups"])
+    row = int((batch["kept_ids"] < place).sum()) + cut  # of the completion, among those that train
+    rollout, rows = (
+        group["rollouts"][cut],
+        [[i, words_of(r), versions_of(r)] for i, r in enumerate(group["rollouts"], 1)],
+    )
+    told = {"B": B, "G": G, "k": K, "capacity": Pacer(B, K).capacity, "command": COMMAND, "largest": LARGEST_NORM}
+    told |= {name: step[name] for name in ("step", "version", "lr", "grad_norm", "loss")}
+    told |= {name: group[name] for name in ("number", "prompt", "answer", "admitted")} | {"entered": group["version"]}
+    told |= {"cut": cut + 1, "budget": rollout["mask"].index(0), "A": float(batch["advantages"][row])}
+    told |= {"completions": table(["", "completion", "tokens of each version"], rows)}
+    told |= {"weights": weight_table(step["groups"], place), "tokens": token_table(step, batch, row, rollout)}
+    return TEMPLATE.read_text().format(
+        **told, **judged(step, place, batch), **learned(batch, place), **moved(step, group)
+    )
+
+
+def words_of(rollout: Record) -> str:
+    """Its words; the phrase, which nobody sampled, in bold."""
+    pairs = zip(rollout["mask"], rollout["words"].split(), strict=True)
+    runs = [(sampled, " ".join(word for _, word in some)) for sampled, some in groupby(pairs, key=lambda pair: pair[0])]
+    return " ".join(f"`{text}`" if sampled else f"**`{text}`**" for sampled, text in runs)
+
+
+def versions_of(rollout: Record) -> str:
+    """(5, 5, 5, 6) -> "5 ×3, 6 ×1"; the phrase has none."""
+    sampled = [v for v, m in zip(rollout["versions"], rollout["mask"], strict=True) if m]
+    return ", ".join(f"{v} ×{len(list(some))}" for v, some in groupby(sampled))
+
+
+def judged(step: Record, place: int, batch: Batch) -> dict[str, Any]:
+    """Rewards and advantages of the group, and what the dead groups would do to them."""
+    kept, own = batch["kept"], batch["group_ids"] == place  # (n,) each
+    rewards, raw = batch["rewards"], losses.normalize_advantages(batch["rewards"], batch["group_ids"], "none")
+    std, std_all = (float(x.std(correction=0)) for x in (raw[kept], raw))
+    dead = next(group for group in step["groups"] if is_dead(group))
+    rows = {"reward": rewards[own], "minus the mean": raw[own], "A": batch["advantages"][own[kept]]}
+    shown = [[name, *(f"{float(x):.4g}" for x in row)] for name, row in rows.items()]
+    told = {"mean": float(rewards[own].mean()), "std": std, "std_all": std_all, "P": int(kept.sum()) // G}
+    told |= {
+        "dead": dead["prompt"],
+        "dead_right": sum(r["correct"] for r in dead["rollouts"]),
+        "dropped": B - told["P"],
+    }
+    told |= {"larger": std / std_all, "lighter": told["P"] / B, "together": std / std_all * told["P"] / B}
+    return told | {"advantages": table(["completion", *range(1, G + 1)], shown)}
+
+
+def weight_table(groups: Sequence[Record], place: int) -> str:
+    """Of each completion of a group, under four averages: a thousand times a token's weight, its share of the group."""
+    rows = []
+    for average in ("prompt", "sample", "token", "constant"):
+        batch = batch_of(groups, average)
+        w = batch["token_weights"][batch["kept_ids"] == place]  # (G, T)
+        shares = zip(w.amax(1), w.sum(1) / w.sum(), strict=True)
+        rows.append([f"`{average}`", *(f"{1000 * most:.2f} ({share:.0%})" for most, share in shares)])
+    return table(["average", *(f"{i}: {int(n)} tokens" for i, n in enumerate((w > 0).sum(1), 1))], rows)
+
+
+def token_table(step: Record, batch: Batch, row: int, rollout: Record) -> str:
+    """Each token of a completion: who sampled it, both log-probs, their ratio, and its factor under two losses."""
+    made = [factors(batch, loss)[row] for loss in (losses.cispo, losses.dapo)]  # (T,) each
+    rows = []
+    for t, (word, version) in enumerate(zip(rollout["words"].split(), rollout["versions"], strict=True)):
+        then, now = float(batch["then"][row, t]), float(batch["now"][row, t])
+        measured = map(number, (then, now, math.exp(now - then), *(factor[t] for factor in made)))
+        told = [version, step["version"] - version, *measured] if rollout["mask"][t] else ["–"] * 7
+        rows.append([t + 1, f"`{word}`", *told])
+    return table(["", "token", "version", "lag", "log π_gen", "log π", "ρ", "factor, CISPO", "factor, DAPO"], rows)
+
+
+def learned(batch: Batch, place: int) -> dict[str, Any]:
+    """The loss, and what it sums over."""
+    token_loss, metrics = losses.cispo(*(batch[name] for name in ("now", "then", "advantages", "mask")))
+    silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
+    told = {"n": int(batch["mask"][batch["kept_ids"] == place].sum()), "trained": int(metrics["tokens"])}
+    return told | {"silenced": int(silenced.sum()), "computed": float((batch["token_weights"] * token_loss).sum())}
+
+
+def moved(step: Record, group: Record) -> dict[str, Any]:
+    """What the next token is sampled by, and whether the prompt comes again."""
+    history, later, version = filters.PassRateHistory(), step["next"], step["version"]
+    history.update(group["key"], [r["correct"] for r in group["rollouts"]])
+    last, words = list(pairwise(later["versions"])).index((version, version + 1)), later["words"].split()
+    told = {"next_version": version + 1, "later": later["number"], "last": last + 1, "threshold": history.threshold}
+    told |= {
+        "last_word": words[last],
+        "next_word": words[last + 1],
+        "right": sum(r["correct"] for r in group["rollouts"]),
+    }
+    return told | {"again": "is retired" if history.retired(group["key"]) else "stays"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--record", action="store_true", help="run train.py's loop first, and record a step of it")
+    if parser.parse_args(argv).record:
+        exact = json.dumps(record(COMMAND.split()))
+        RECORD.write_text(json.dumps(json.loads(exact, parse_float=lambda x: round(float(x), 6))) + "\n")
+    PAGE.write_text(page(json.loads(RECORD.read_text())))
+
+
+if __name__ == "__main__":
+    main()
