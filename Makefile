@@ -24,7 +24,7 @@ PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window
 DATA_functions := functions.jsonl:code --unsafe_code true
 DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --batch_prompts 16
 
-.PHONY: setup demo ablate law real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
+.PHONY: setup demo ablate law real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit pages
 
 setup: .venv/installed
 
@@ -77,6 +77,10 @@ gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tes
 
 refit: setup  ## every table of RESULTS.md and docs/results/ from the curves of all runs, and from nothing else
 	.venv/bin/python evidence/ablate.py all --curves docs/results/curves.csv.gz --results docs/results --page RESULTS.md
+
+pages: setup  ## docs/one_group.md and docs/pictures/, from the recorded group and the concept files
+	.venv/bin/python evidence/one_group.py
+	.venv/bin/python evidence/pictures.py
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not gpu"

@@ -13,9 +13,9 @@ The recipe (arXiv 2510.13786), and the file of each part:
     loss         CISPO, averaged per prompt, FP32 logits                       losses.py, fp32_head.py
     predict      a sigmoid of pass rate against compute                        fit_sigmoid.py
 
-This file is the loop, `train`. What it takes to run is in runtime/: the forward and backward pass in trainer.py and
-model.py, the proof that new weights reached the generator in evaluation.py, the parts of a run in parts.py. What is
-asked and who judges the answers is in tasks/.
+This file is the loop, `train`; docs/one_group.md follows one group through it. What it takes to run is in runtime/: the
+forward and backward pass in trainer.py and model.py, the proof that new weights reached the generator in evaluation.py,
+the parts of a run in parts.py. What is asked and who judges the answers is in tasks/.
 
 Two counters: a step consumes one batch of B groups, a version is one optimizer update. A batch whose groups all have
 equal rewards is a step without an update (unless the filter is off), as is one whose gradient is not finite: the
