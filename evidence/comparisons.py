@@ -193,6 +193,11 @@ COMPARISONS = {
         },
         setting=GRADED.replace("2000000", "1200000"),
     ),
+    # Committed before its runs. Its groups.jsonl say how many retired prompts are still solved, and after how long.
+    "review": Comparison(
+        "does it cost to retire solved prompts for good, or do they have to come again?",
+        {"retired": "", "review-0.2": "--review 0.2"},
+    ),
     # Committed with its settings before its runs. At this lag and rate three of seven runs of `schedules` fell, so it
     # can show more falls and fewer. What counts is as in `staleness`; seven seeds, and none is left out.
     "stress": Comparison(

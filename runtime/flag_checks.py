@@ -43,6 +43,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "thinking apply_chat_template end_of_thinking stop_tokens":
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
+    "review": ("prompts that retire (--pass_rate_threshold at most 1)", lambda flags: flags.pass_rate_threshold <= 1),
     "unsafe_code": ("a data set judged by `code`", judged_by_code),
     "generator_devices": ("engines on this host (Ray places its own)",
                           lambda flags: engine_options(flags).get("distributed_executor_backend") != "ray"),

@@ -178,6 +178,7 @@ class FilterFlags:
     zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
+    review: float = flag(0.0, "Share of the retired prompts that come again in each epoch.", at_least=0, below=1)  # F2
     truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: judged, or not trained.")  # O3
 
 

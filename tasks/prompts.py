@@ -95,8 +95,9 @@ def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: in
 
 
 class PromptStream:
-    """Training prompts, epoch after epoch, each epoch in an order of its own. Retired prompts are passed over, and the
-    stream ends when every prompt is retired. With `shuffled=False` every epoch has the order of `problems`.
+    """Training prompts, epoch after epoch, each epoch in an order of its own. Retired prompts are passed over, but for
+    a share `review` of them in each epoch, and the stream ends when every prompt is retired. With `shuffled=False`
+    every epoch has the order of `problems`.
 
     `weights` mixes several data sets (`epoch_order`): each gets its share of an epoch's places. Once all prompts of one
     are retired, the others take its places from the next epoch on.
@@ -112,9 +113,10 @@ class PromptStream:
         retired: Callable[[str], bool],
         weights: dict[str, float] | None = None,
         shuffled: bool = True,
+        review: float = 0.0,
     ) -> None:
         self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
-        self.shuffled = shuffled
+        self.shuffled, self.review = shuffled, review
         self.epoch = self.position = 0
         self.shares = self.weights  # of the sources that had prompts left when this epoch began
         self.first: deque[Problem] = deque()  # prompts that a resumed run must admit before all others
@@ -133,7 +135,7 @@ class PromptStream:
             while self.position < len(self._order):
                 problem = self.problems[self._order[self.position]]
                 self.position += 1
-                if not self.retired(problem.key):
+                if not self.retired(problem.key) or self._comes_again():
                     return problem
             # An epoch of a mixture need not hold every prompt, but two in a row hold all of at least one source.
             left = {problem.source for problem in self.problems if not self.retired(problem.key)}
@@ -141,6 +143,10 @@ class PromptStream:
                 raise StopIteration
             self.shares = {source: weight for source, weight in self.weights.items() if source in left}
             self.epoch, self.position, self._order = self.epoch + 1, 0, None
+
+    def _comes_again(self) -> bool:
+        """Whether the retired prompt at this place is reviewed: drawn anew for each place of a run."""
+        return random.Random(f"{self.seed} review {self.epoch} {self.position}").random() < self.review
 
     def state_dict(self) -> dict[str, object]:
         """The epoch, the position, the epoch's sources, and the keys of `first`."""

@@ -189,6 +189,8 @@ REFUSED = """
 --report_to trackio | pip install trackio, or leave it out
 --max_hours nan | at least 0
 --pass_rate_threshold 0 | above 0 | --pass_rate_threshold 1.1
+--review 1 | below 1 | --review 0.2
+--review 0.1 --pass_rate_threshold 2 | does nothing without prompts that retire | --review 0.1
 --vocabulary 46 | at least 47
 --eps_low nan --loss dapo | at least -1
 --k 0 --schedule ppo_off_policy | at least 1 with --schedule | --k 1 --schedule ppo_off_policy

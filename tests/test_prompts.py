@@ -132,6 +132,18 @@ def test_retired_prompts_are_passed_over_from_the_moment_they_retire():
     assert keys(stream, 47) == [key for key in order[50:] if key not in gone] and stream.epoch == 1
 
 
+def test_a_share_of_the_retired_prompts_is_reviewed():
+    """Of 50 prompts 40 are retired, and a quarter of these comes in each of 200 epochs: 2,000 of 8,000, give or take
+    four standard deviations, 4 sqrt(8000 / 4 * 3 / 4) = 155; and all of the others."""
+    gone = {p.key for p in POOL[:40]}
+    stream, came = PromptStream(POOL, 0, gone.__contains__, review=0.25), []
+    while stream.epoch < 200:
+        came.append(next(stream).key)
+    came.pop()  # of epoch 200
+    assert abs(sum(key in gone for key in came) - 2000) < 155
+    assert sum(key not in gone for key in came) == 200 * 10
+
+
 def test_it_stops_when_every_prompt_is_retired():
     """In the middle of an epoch or at its end, without spinning; the last prompt that is left still comes."""
     gone: set[str] = set()
@@ -183,7 +195,7 @@ def test_a_stream_that_stops_at_any_place_goes_on_as_if_it_had_not(sizes_and_wei
     is retired by then has been so from the start: also inside an epoch that began with fewer sources than there are."""
     (sizes, weights), rng = sizes_and_weights, random.Random(seed)
     gone, problems, retire = set[str](), mixture(**sizes), [rng.random() < share for _ in range(60)]
-    stream = PromptStream(problems, seed, lambda key: key in gone, weights, shuffled)
+    stream = PromptStream(problems, seed, lambda key: key in gone, weights, shuffled, review=0.3)
     stream.first.extend(problems[:2])
 
     def go_on(stream, retire):
@@ -198,7 +210,7 @@ def test_a_stream_that_stops_at_any_place_goes_on_as_if_it_had_not(sizes_and_wei
     saved, at_stop = json.dumps(stream.state_dict()), set(gone)
     never_stopped = go_on(stream, retire[stop:])
     gone = at_stop
-    resumed = PromptStream(problems, seed, lambda key: key in gone, weights, shuffled)
+    resumed = PromptStream(problems, seed, lambda key: key in gone, weights, shuffled, review=0.3)
     resumed.load_state_dict(json.loads(saved))
     assert go_on(resumed, retire[stop:]) == never_stopped
 
