@@ -60,7 +60,8 @@ MAX_LOG_RATIO = 20.0  # float32 exp overflows at 88.7; long before that a ratio 
 def normalize_advantages(
     rewards: Tensor, group_ids: Tensor, how: str = "batch", eps: float = 1e-6, ddof: int = 0
 ) -> Tensor:
-    """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's).
+    """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's,
+    `maxrl` MaxRL's, 2602.02710: divided by the pass rate, as the gradient of its logarithm is).
 
     L2: drop the groups with equal rewards before the call. Their advantages are 0, but a share p of them multiplies the
     step, left in the std by 1 / sqrt(1 - p), in the average (`aggregation_weights`) by 1 - p, in both by sqrt(1 - p).
@@ -69,13 +70,14 @@ def normalize_advantages(
     Args:
         rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN, except
             those of groups with equal rewards, which are 0.
-        how: divide by (std + eps) of all centered rewards (`batch`), of the group's (`prompt`), or by nothing (`none`).
-        eps, ddof: added to the std; 0 for the population std, 1 for the sample std (L3: papers do not say).
+        how: divide by (std + eps) of all centered rewards (`batch`), of the group's (`prompt`), by nothing (`none`), or
+            by the group's mean above its lowest reward (`maxrl`, L8: for rewards of 0 and 1 that is its pass rate).
+        eps, ddof: added to the divisor; 0 for the population std, 1 for the sample std (L3: papers do not say).
     Returns (N,), float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
     Raises ValueError for an unknown `how`, or shapes that do not agree.
     """
-    if how not in ("batch", "prompt", "none"):
-        raise ValueError(f"normalize_advantages: how={how!r} is not one of batch, prompt, none.")
+    if how not in ("batch", "prompt", "none", "maxrl"):
+        raise ValueError(f"normalize_advantages: how={how!r} is not one of batch, prompt, none, maxrl.")
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     _, group, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)  # (P,), (N,), (P,)
@@ -92,6 +94,9 @@ def normalize_advantages(
     centered = torch.where(unequal, values - sum_over_group(values) / sizes[group], 0.0)  # (N,)
     if how == "none":
         return centered
+    if how == "maxrl":  # A = (r - p) / p
+        above_lowest = (sum_over_group(values) / sizes[group] - lowest[group]) + eps  # (N,)
+        return torch.where(unequal, centered / above_lowest, 0.0)  # (N,)
     if how == "batch":  # over sequences, not weighted by tokens; of the centered advantages, not of raw rewards
         variance = (centered - centered.mean()).square().sum() / (len(centered) - ddof)  # ()
     else:
@@ -121,6 +126,21 @@ def cispo(
     # token loss = - sg(min(rho, eps_max)) * A * log pi;  without sg there would be a second term, the gradient of rho
     token_loss = -rho.clamp(max=eps_max).detach() * advantages * logprobs  # (N, T)
     return token_loss, _metrics(log_ratio, rho > eps_max, advantages, trained)
+
+
+def dispo(
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor,
+    *, eps_low: float = 0.2, eps_high: float = 0.28, eps_low_wrong: float = 1.0, eps_high_wrong: float = 4.0,
+) -> LossAndMetrics:  # fmt: skip
+    """CISPO with four bounds: [1 - eps_low, 1 + eps_high] where A > 0, and those of `_wrong` elsewhere (arXiv
+    2602.00983). It found that narrow bounds on wrong answers collapse a run. L9: the numbers are ours, DAPO's for the
+    right answers and ScaleRL's cap of 5 for the wrong ones. The rest as in `cispo`."""
+    logprobs, log_ratio, advantages, trained = _select(logprobs, behaviour_logprobs, advantages, mask)
+    rho = _bounded_exp(log_ratio)  # (N, T)
+    right, wrong = rho.clamp(1 - eps_low, 1 + eps_high), rho.clamp(1 - eps_low_wrong, 1 + eps_high_wrong)  # (N, T)
+    weight = torch.where(advantages > 0, right, wrong).detach()  # (N, T)
+    # token loss = - sg(clip(rho, 1 - eps_low, 1 + eps_high)) * A * log pi, with the bounds of the sign of A
+    return -weight * advantages * logprobs, _metrics(log_ratio, weight != rho, advantages, trained)
 
 
 def _select(logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
@@ -213,7 +233,7 @@ def tis(
     return token_loss, metrics | {"tis_capped": ((mismatch > cap) & trained).sum()}
 
 
-LOSSES = {"cispo": cispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
+LOSSES = {"cispo": cispo, "dispo": dispo, "gspo": gspo, "dapo": dapo, "grpo": grpo, "tis": tis}
 
 
 def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", constant: float | None = None) -> Tensor:
@@ -313,13 +333,15 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
 
     ratio_mean, ratio_max and ess, the effective sample size (sum rho)^2 / (n sum rho^2) as a share in (0, 1], describe
     the tokens' rho before any truncation. L4: whatever the loss, so that runs with different losses compare.
-    capped_positive, capped_negative: share of the tokens with A > 0 (A < 0) that the loss itself capped or clipped.
-    tis_capped (only from `tis`): share of all tokens. A share of no tokens is 0.
+    capped_positive, capped_negative: share of the tokens with A > 0 (A < 0) that the loss itself capped or clipped;
+    masked_positive, masked_negative: that a mask dropped or truncated (only with masks.py). tis_capped (only from
+    `tis`): share of all tokens. A share of no tokens is 0.
     """
     m = {key: float(value) for key, value in metrics.items()}
     summary = {"ratio_mean": m["ratio_sum"] / (m["tokens"] or 1), "ratio_max": m["ratio_max"]}
     summary["ess"] = m["ratio_sum"] ** 2 / (m["tokens"] * m["ratio_sq_sum"] or 1)
-    of = {"capped_positive": "tokens_positive", "capped_negative": "tokens_negative", "tis_capped": "tokens"}
+    of = {f"{what}_{sign}": f"tokens_{sign}" for what in ("capped", "masked") for sign in ("positive", "negative")}
+    of |= {"tis_capped": "tokens"}
     return summary | {name: m[name] / (m[tokens] or 1) for name, tokens in of.items() if name in m}
 
 

@@ -18,8 +18,8 @@ forward and backward pass in trainer.py and model.py, the proof that new weights
 the parts of a run in parts.py. What is asked and who judges the answers is in tasks/.
 
 Two counters: a step consumes one batch of B groups, a version is one optimizer update. A batch whose groups all have
-equal rewards is a step without an update (unless the filter is off), as is one whose gradient is not finite: the
-version stays.
+equal rewards is a step without an update (unless the filter is off), as is one of which a mask leaves no token, or
+whose gradient is not finite: the version stays.
 """
 
 import os
@@ -111,7 +111,7 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                 # An evaluation or a probe (a few completions of held-out prompts, scored by both sides) that still runs
                 # must end on these weights, which sampled it: the engine's log-probs are compared with the trainer's.
                 metrics |= evaluator.finish(progress)
-                metrics |= optimizer_step(trainer, progress)  # v becomes v + 1
+                metrics |= optimizer_step(trainer, progress, metrics)  # v becomes v + 1
 
             late = update_history(parts, progress, groups)
             metrics |= {"retired_in_flight": late, "retired": parts.history.n_retired}
@@ -226,9 +226,12 @@ def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
 
-def optimizer_step(trainer: Trainer, progress: Progress) -> Record:
-    """AdamW's step, and its metrics. A gradient that is not finite changes nothing; BAD_STEPS of them in a row raise
-    RunFailed."""
+def optimizer_step(trainer: Trainer, progress: Progress, found: Record) -> Record:
+    """AdamW's step, and its metrics. A batch of which `found` says that the mask left no token changes nothing, nor
+    does a gradient that is not finite; BAD_STEPS of the latter in a row raise RunFailed."""
+    if found.get("kept_tokens") == 0:
+        trainer.optimizer.zero_grad()
+        return {"grad_norm": 0.0, "updated": 0}
     metrics = trainer.update(progress.version)
     progress.version += int(metrics["updated"])
     progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1

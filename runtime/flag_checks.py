@@ -13,8 +13,20 @@ from pathlib import Path
 
 import torch
 
+import masks
 from runtime.devices import engine_options
-from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, DataFlags, Flags, ScheduleFlags, UsageError, has_adapters
+from runtime.flags import (
+    BUILT_IN,
+    DEFAULTS,
+    PRETRAINED_LR,
+    DataFlags,
+    Flags,
+    LossFlags,
+    ScheduleFlags,
+    UsageError,
+    has_adapters,
+    mask_options,
+)
 from runtime.run_folder import Folder
 
 LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and longer rows slow it down
@@ -29,9 +41,13 @@ def judged_by_code(flags: DataFlags) -> bool:
 # Flags that do nothing without others: their names -> (what they need, whether these flags have it).
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
-    "eps_low": ("--loss gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
-    "eps_high": ("--loss gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
-                 lambda flags: flags.loss in ("gspo", "dapo", "tis")),
+    "eps_low": ("--loss dispo, gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
+    "eps_high": ("--loss dispo, gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
+                 lambda flags: flags.loss not in ("cispo", "grpo")),
+    "eps_low_wrong eps_high_wrong": ("--loss dispo", lambda flags: flags.loss == "dispo"),
+    "mask_low": ("--mask icepop, sequence or geometric",
+                 lambda flags: flags.mask in ("icepop", "sequence", "geometric")),
+    "mask_high": ("a --mask", lambda flags: flags.mask != "none"),
     "penalty_window penalty_on": ("--length_control penalty", lambda flags: flags.length_control == "penalty"),
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
     "tensor_parallel data_parallel engine_args weight_channel":
@@ -59,7 +75,8 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
     changed in place, and a note says so."""
-    groups: list[Callable[[Flags], Iterator[str]]] = [single_flags, schedule, length, data, model, idle_flags, folders]
+    groups: list[Callable[[Flags], Iterator[str]]]
+    groups = [single_flags, schedule, length, data, model, idle_flags, stale_tokens, folders]
     for refusals in groups:
         for sentence in refusals(flags):
             raise UsageError(sentence)
@@ -123,6 +140,8 @@ def data(flags: Flags) -> Iterator[str]:
     filtered = flags.zero_variance_filter or flags.dynamic_sampling
     if flags.rollouts == 1 and flags.max_steps and (filtered or not other_terms):
         yield "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more."
+    if flags.normalize_advantages == "maxrl" and flags.length_control == "penalty" and flags.penalty_on == "all":
+        yield "--normalize_advantages maxrl divides by the pass rate; use --penalty_on correct, or another."
     if flags.dynamic_sampling and flags.reward == "shuffled":
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
     if built_in and flags.reward not in ("task", "shuffled"):
@@ -167,6 +186,18 @@ def idle_flags(flags: Flags) -> Iterator[str]:
         for name in names.split():
             if getattr(flags, name) != DEFAULTS[name] and not has(flags):
                 yield f"--{name} {getattr(flags, name)} does nothing without {what}; change that, or leave it out."
+
+
+def stale_tokens(flags: LossFlags) -> Iterator[str]:
+    """A mask that the loss can use, between limits that leave something."""
+    if flags.mask == "truncate" and flags.loss not in ("dapo", "grpo"):
+        yield f"--mask truncate caps rho, which --loss {flags.loss} caps itself or does not have; use dapo or grpo."
+    elif flags.mask != "none":
+        nothing = torch.zeros(1, 1)
+        try:
+            masks.MASKS[flags.mask](nothing, nothing, nothing, nothing, **mask_options(flags))
+        except ValueError as error:
+            yield f"--mask_low {flags.mask_low} and --mask_high {flags.mask_high}: {error}"
 
 
 def folders(flags: Flags) -> Iterator[str]:

@@ -161,12 +161,21 @@ class ScheduleFlags:
 class LossFlags:
     """Loss, averages, advantages (Eq. 5)."""
 
-    loss: Literal["cispo", "gspo", "dapo", "grpo", "tis"] = flag("cispo", "Policy loss.")
+    loss: Literal["cispo", "dispo", "gspo", "dapo", "grpo", "tis"] = flag("cispo", "Policy loss.")
     aggregation: Literal["prompt", "sample", "token", "constant"] = flag("prompt", "Average of the token losses.")
-    normalize_advantages: Literal["batch", "prompt", "none"] = flag("batch", "Std that divides the advantages.")
+    normalize_advantages: Literal["batch", "prompt", "none", "maxrl"] = flag(
+        "batch", "Std that divides the advantages; `maxrl`: the pass rate."
+    )
     eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
-    eps_low: float = flag(-1.0, "Lower clip of gspo, dapo, grpo, tis; -1: the loss's own default.", at_least=-1)
-    eps_high: float = flag(-1.0, "Upper clip of gspo, dapo, tis; -1: the loss's own default.", at_least=-1)
+    eps_low: float = flag(-1.0, "Lower clip of dispo, gspo, dapo, grpo, tis; -1: the loss's own default.", at_least=-1)
+    eps_high: float = flag(-1.0, "Upper clip of dispo, gspo, dapo, tis; -1: the loss's own default.", at_least=-1)
+    eps_low_wrong: float = flag(-1.0, "DISPO: lower clip where A < 0; -1: its default.", at_least=-1)
+    eps_high_wrong: float = flag(-1.0, "DISPO: upper clip where A < 0; -1: its default.", at_least=-1)
+    mask: Literal["none", "truncate", "icepop", "sequence", "geometric", "deepseek", "dppo", "dppo_kl", "m2po"] = flag(
+        "none", "Stale tokens that no longer count (masks.py), with any loss."
+    )
+    mask_low: float = flag(-1.0, "Lower limit of icepop, sequence, geometric; -1: the mask's own default.", at_least=-1)
+    mask_high: float = flag(-1.0, "Limit of the mask, the upper one of two; -1: its own default.", at_least=-1)
     kl_coef: float = flag(0.0, "Weight of the KL penalty to the initial model; the paper uses none.", at_least=0)
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; the paper uses none.", at_least=0)
 
@@ -325,6 +334,12 @@ def changed_flags(old: Record, new: Record) -> list[str]:
 def eval_temperature(flags: Flags) -> float:
     """The sampling temperature of evaluations."""
     return flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
+
+
+def mask_options(flags: LossFlags) -> dict[str, float]:
+    """The thresholds of --mask; what was not given stays at the mask's own default."""
+    given = {"low": flags.mask_low, "high": flags.mask_high}
+    return {name: value for name, value in given.items() if value >= 0}
 
 
 def has_adapters(flags: ModelFlags) -> bool:

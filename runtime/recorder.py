@@ -74,7 +74,7 @@ class Recorder:
         self.prompts, self.generator = prompts, generator
         self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
-        self.empty_steps = 0  # in a row, with no row left to train on
+        self.empty_steps = 0  # in a row, with no token left to train on
         self.step_began = time.time()
         self.seconds = {"trainer_idle": 0.0, "save_seconds": 0.0}  # since the last record
 
@@ -142,7 +142,8 @@ class Recorder:
         flags, generator, positions = self.flags, self.generator.on_main, 0
         if batch:
             positions = forwarded(batch.rows, flags.share_prompts, flags.tokens_per_microbatch, self.ranks.count)
-            metrics = metrics | {"rows": len(batch.rows), "trained_tokens": int(batch.mask.sum())}
+            metrics = metrics | {"rows": len(batch.rows)}
+            metrics["trained_tokens"] = metrics.get("kept_tokens", int(batch.mask.sum()))
             self.clock.trained_tokens += metrics["trained_tokens"]
             self.clock.forwarded += positions
         self.traced(f"step {progress.step}", self.step_began)
@@ -165,7 +166,7 @@ class Recorder:
         numbers = {name: x for name, x in record.items() if isinstance(x, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
         self.bar.update()
-        self.empty_steps = 0 if batch is not None else self.empty_steps + 1
+        self.empty_steps = 0 if metrics.get("trained_tokens") else self.empty_steps + 1
         for line in [step_line(record), *warnings_of(record, self.empty_steps)]:
             self.ranks.say(line)
 
@@ -208,13 +209,18 @@ def step_line(record: Record) -> str:
 
 
 def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
-    """What a healthy run does not show. `empty_steps`: steps in a row without a row to train on."""
+    """What a healthy run does not show. `empty_steps`: steps in a row without a token to train on."""
     if truncated := length_control.truncation_warning(record["truncated"]):
         yield truncated
     if record.get("entropy", 1.0) < LOW_ENTROPY:
         yield f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more."
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
-        yield f"Warning: {empty_steps} steps in a row had no group with unequal rewards, so nothing was trained."
+        left = (
+            "had no token that the mask keeps"
+            if record.get("kept_tokens") == 0
+            else "had no group with unequal rewards"
+        )
+        yield f"Warning: {empty_steps} steps in a row {left}, so nothing was trained."
     verdicts = record.get("verdicts", {})
     unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))
     if record.get("step") == 1 and unfinished > UNFINISHED:  # once, with the first evaluation's verdicts

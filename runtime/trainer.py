@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 import losses
+import masks
 from runtime.engines import reason_of
-from runtime.flags import Flags, LossFlags, OptimizerFlags, UsageError, has_adapters
+from runtime.flags import Flags, LossFlags, OptimizerFlags, UsageError, has_adapters, mask_options
 from runtime.lora import add_adapters
 from runtime.model import (
     UNREADABLE,
@@ -133,6 +134,9 @@ class Trainer:
         logprobs, entropy = self.policy(microbatch)  # (n, T)
         rows = logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask
         token_loss, metrics = policy_loss(*rows, **options)  # (n, T)
+        if flags.mask != "none":  # which stale tokens still count; the two terms below keep all
+            kept, counts = masks.MASKS[flags.mask](*rows, **mask_options(flags))  # (n, T)
+            token_loss, metrics = token_loss * kept, metrics | counts
         if self.reference is not None:
             kl = losses.kl_penalty(logprobs, self.reference(microbatch)[0], mask)  # k3
             token_loss = token_loss + flags.kl_coef * kl
@@ -150,6 +154,8 @@ class Trainer:
         means = {"loss": merged["loss_sum"].item(), "entropy": merged["entropy_sum"].item() / tokens}
         if "kl_sum" in merged:
             means["kl"] = merged["kl_sum"].item() / tokens
+        if "kept" in merged:
+            means["kept_tokens"] = int(merged["kept"])
         return means | losses.summarize_metrics(merged)
 
     def update(self, version: int) -> dict[str, float]:
@@ -288,6 +294,8 @@ def clip_options(flags: LossFlags) -> dict[str, float]:
     given = {"eps_low": flags.eps_low, "eps_high": flags.eps_high}
     if flags.loss == "grpo":  # one for both sides
         given = {"eps": flags.eps_low}
+    if flags.loss == "dispo":
+        given |= {"eps_low_wrong": flags.eps_low_wrong, "eps_high_wrong": flags.eps_high_wrong}
     return {name: value for name, value in given.items() if value >= 0}
 
 

@@ -221,9 +221,18 @@ REFUSED = """
 --engine_args {"dtype":"float16"} | use --dtype
 --engine_args {"hf_overrides":null} | must be a JSON object
 --eps_max 8 --loss dapo | --loss cispo | --eps_max 5 --loss dapo
---eps_low 0.2 | --loss gspo, dapo | --eps_low 0.1 --loss grpo
---eps_high 0.28 | --loss gspo, dapo | --eps_high 0.28 --loss dapo
+--eps_low 0.2 | --loss dispo, gspo, dapo | --eps_low 0.1 --loss grpo
+--eps_high 0.28 | --loss dispo, gspo, dapo | --eps_high 0.28 --loss dapo
 --eps_high 0.28 --loss grpo | symmetric | --eps_high 0.3 --loss tis
+--eps_high_wrong 4 | --loss dispo | --eps_high_wrong 4 --eps_high 0.3 --loss dispo
+--mask drop | invalid choice | --mask deepseek
+--mask truncate | --loss cispo caps itself | --mask truncate --loss dapo
+--mask truncate --loss gspo | use dapo or grpo | --mask truncate --loss grpo --mask_high 3
+--mask_low 0.5 --mask dppo | icepop, sequence or geometric | --mask_low 0.4 --mask icepop
+--mask_high 0.5 | a --mask | --mask_high 0.5 --mask dppo_kl
+--mask_low 5.1 --mask icepop | low <= high | --mask_low 5.1 --mask_high 5.1 --mask icepop
+--mask_high nan --mask m2po | at least -1 | --mask_high 0 --mask m2po
+--normalize_advantages maxrl --length_control penalty --penalty_on all | pass rate | --normalize_advantages maxrl
 --penalty_window 9 | --length_control penalty
 --penalty_on all --length_control none | --length_control penalty | --penalty_on all --length_control penalty
 --zero_variance_filter false --dynamic_sampling true | --dynamic_sampling false

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CONCEPTS = {"losses", "filters", "length_control", "fp32_head", "pipeline_rl", "vllm_engine", "fit_sigmoid"}
+CONCEPTS = {"losses", "masks", "filters", "length_control", "fp32_head", "pipeline_rl", "vllm_engine", "fit_sigmoid"}
 CONCEPTS |= {"fit_power_law", "isocompute"}  # two more laws, of other papers
 # Each may import those after it, and all may import concept files.
 ROOMS = ("evidence", "tools", "train", "runtime", "tasks")

@@ -114,6 +114,36 @@ def test_eps_max_is_an_absolute_cap_without_a_lower_clamp():
     close(run_ratios("cispo", [5.5, 0.01, 4.9], eps_max=3.0)[2], -f64([3.0, 0.01, 3.0]))
 
 
+def test_dispo_by_hand():
+    """Right answers keep weights in [.8, 1.28], wrong ones in [0, 5]; given bounds are .4, 1.5 and .7, 3. The gradient
+    stays outside of them, -weight * A, and flows through log pi alone: loss -w A ln(pi), pi = .1 e^-2 rho."""
+    rho = [0.1, 0.9, 1.2, 2.0, 6.0]
+    own = {"eps_low": 0.6, "eps_high": 0.5, "eps_low_wrong": 0.3, "eps_high_wrong": 2.0}
+    for a, bounds, weights, counts in [
+        (2.0, {}, [0.8, 0.9, 1.2, 1.28, 1.28], (3, 0)), (-0.5, {}, [0.1, 0.9, 1.2, 2.0, 5.0], (0, 1)),
+        (2.0, own, [0.4, 0.9, 1.2, 1.5, 1.5], (3, 0)), (-0.5, own, [0.7, 0.9, 1.2, 2.0, 3.0], (0, 2)),
+    ]:  # fmt: skip
+        token_loss, metrics, grad = run_ratios("dispo", rho, a, **bounds)
+        close(grad, -a * f64(weights))
+        close(token_loss, -a * f64(weights) * (f64(rho).log() - 2))
+        assert capped(metrics) == counts
+
+
+def test_maxrl_by_hand():
+    """Rewards 1, 0, 0, 0: the pass rate is 1/4, so A = (1 - 1/4) / (1/4) = 3 and -1; three of four right: 1/3 and -1. With
+    -1 for wrong the same, and shaped 1, .5, 0, -1 has a mean of .125, 1.125 above the lowest. eps is added to it."""
+    ids = torch.tensor([4, 9, 4, 9, 4, 9, 4, 9])
+    for wrong in (0, -1):
+        rewards = f64(1, 1, wrong, 1, wrong, 1, wrong, wrong)
+        wanted = f64(3, 1 / 3, -1, 1 / 3, -1, 1 / 3, -1, -1)
+        close(normalize_advantages(rewards, ids, "maxrl", eps=0.0), wanted)
+        close(normalize_advantages(rewards.flip(0), ids.flip(0), "maxrl"), wanted.flip(0), atol=1e-4)
+    one = torch.zeros(4, dtype=torch.long)
+    close(normalize_advantages(f64(1, 0.5, 0, -1), one, "maxrl", eps=0.0), f64(0.875, 0.375, -0.125, -1.125) / 1.125)
+    close(normalize_advantages(f64(1, 0, 0, 0), one, "maxrl", eps=0.25), f64(1.5, -0.5, -0.5, -0.5))
+    assert not normalize_advantages(f64(1, 1, 1, 1), one, "maxrl", eps=0.0).any()
+
+
 @pytest.mark.parametrize("name", ["dapo", "tis", "gspo"])
 def test_clip_quadrants(name):
     """eps_low = .4, eps_high = .5, A = +-1/2, gradient = slope * A. grpo has one eps for both sides: see below."""
@@ -238,6 +268,7 @@ def test_expected_gradient_is_the_policy_gradient(name):
     old = (logits.detach() + 0.2 * torch.randn(5, generator=g, dtype=F64)).log_softmax(0)
     (expected,) = torch.autograd.grad(-(logits.softmax(0) * advantages).sum(), logits)
     options = {"cispo": ["eps_max"], "grpo": ["eps"], "tis": ["eps_low", "eps_high", "cap"]}
+    options["dispo"] = ["eps_low", "eps_high", "eps_low_wrong", "eps_high_wrong"]
     wide = dict.fromkeys(options.get(name, ["eps_low", "eps_high"]), 1e6)
     logp = logits.log_softmax(0)[:, None]  # five rows of one token: row y is the action y
     token_loss, _ = LOSSES[name](logp, mu[:, None], advantages, torch.ones(5, 1), **extra(name, old[:, None]), **wide)
@@ -248,7 +279,7 @@ def test_expected_gradient_is_the_policy_gradient(name):
 def test_no_second_correction_and_ratio_against_the_generator():
     """Weight = pi_train / pi_gen itself, whatever the trainer's old log-probs; they cannot even be given."""
     logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
-    for name in ("cispo", "gspo", "dapo", "grpo"):
+    for name in ("cispo", "dispo", "gspo", "dapo", "grpo"):
         with pytest.raises(TypeError):
             LOSSES[name](logprobs, behaviour, advantages, mask, old_logprobs=old)
     _, _, grad = run("cispo", logprobs, behaviour, old, advantages, mask)
@@ -393,7 +424,7 @@ def test_advantages_belong_to_rows_and_shapes_must_agree(name):
             tis(*good, old_logprobs=torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "tis"])
+@pytest.mark.parametrize("name", ["cispo", "dispo", "dapo", "grpo", "tis"])
 def test_advantages_per_token(name):
     """Different ones act each on its own token, as in rows of one token each, so that any packing will do (for GSPO see
     above)."""

@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]}
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.M | re.S)  # (language, what is in it)
-CONCEPTS = ("losses", "filters", "length_control", "fp32_head", "pipeline_rl", "fit_sigmoid")
+CONCEPTS = ("losses", "masks", "filters", "length_control", "fp32_head", "pipeline_rl", "fit_sigmoid")
 
 
 def test_python_snippets_print_what_they_say():
@@ -90,7 +90,7 @@ def test_every_file_named_exists():
 
 
 @pytest.mark.parametrize(
-    "module", ["losses", "filters", "length_control", "pipeline_rl", "fit_power_law", "isocompute"]
+    "module", ["losses", "masks", "filters", "length_control", "pipeline_rl", "fit_power_law", "isocompute"]
 )
 def test_docstring_examples(module):
     """The examples that are doctests in the module docstrings."""

@@ -148,7 +148,8 @@ def test_step_line_shows_what_was_measured_and_lines_up():
 @pytest.mark.parametrize(("changes", "empty_steps", "said"), [
     ({}, 2, ""), ({}, 4, ""), ({"truncated": 0.07}, 0, "Warning: 7.0% of comp"), ({"truncated": 0.2}, 0, "WARNING: 20"),
     ({"entropy": 0.0009}, 0, "Warning: the entropy is 9.0e-04 nats"), ({}, 3, "3 steps in a row had no group"),
-    ({}, 6, "6 steps in a row had no group"), ({"verdicts": {}}, 0, ""),
+    ({}, 6, "6 steps in a row had no group"), ({"verdicts": {}}, 0, ""), ({"kept_tokens": 0}, 1, ""),
+    ({"kept_tokens": 0}, 3, "3 steps in a row had no token that the mask keeps, so nothing was trained"),
     ({"verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}, 0, "55% of completions never ended their thinking"),
     ({"verdicts": {"unfinished": 11, "wrong": 9}, "step": 2}, 0, ""),  # once
     ({"verdicts": {"unfinished": 10, "wrong": 10}}, 0, ""),

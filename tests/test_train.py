@@ -2,6 +2,7 @@
 which the program may end."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -248,6 +249,26 @@ def test_skipped_steps_release_their_groups_and_make_no_version(run):
     assert [r.get("updated") for r in steps] == [1, None, None, 0, 1, 1]
     assert played.pushes() == [(name, 3) for name in ("push", "release", "release", "release", "push", "push")]
     assert [r["zero_variance_groups"] for r in steps] == [0, 3, 3, 0, 0, 0]
+
+
+def test_a_batch_whose_mask_leaves_no_token_makes_no_version(run, capsys):
+    """As if its groups had equal rewards: at steps 2 to 5 nothing is left, so there is no update, no push and no trained
+    token, the gradient is thrown away, and the third such step in a row warns. They are no bad gradients, of which
+    three in a row end the run."""
+    left = iter([5, 0, 0, 0, 0, 7])
+    thrown = []
+
+    def gradients(trainer, batch):
+        trainer.optimizer = SimpleNamespace(zero_grad=lambda: thrown.append(1))
+        return dict.fromkeys(("ratio_mean", "ratio_max", "ess", "entropy", "loss"), 1.0) | {"kept_tokens": next(left)}
+
+    played = run({}, {"gradients": gradients}, max_steps=6, pass_rate_threshold=2.0)
+    assert [r["version"] for r in played.steps] == [1, 1, 1, 1, 1, 2] and len(thrown) == 4
+    assert [r["updated"] for r in played.steps] == [1, 0, 0, 0, 0, 1]
+    assert [r["trained_tokens"] for r in played.steps] == [5, 0, 0, 0, 0, 7]
+    assert capsys.readouterr().out.count("Warning: 3 steps in a row had no token that the mask keeps") == 1
+    assert played.steps[-1]["trained_tokens_total"] == 12 and played.steps[1]["grad_norm"] == 0
+    assert played.pushes() == [("push", 3), *[("release", 3)] * 4, ("push", 3)]
 
 
 def test_evaluations_that_come_due_while_no_step_makes_an_update(run):

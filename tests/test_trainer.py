@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 import losses
+import masks
 from runtime import checkpoints
 from runtime.flags import Flags, UsageError
 from runtime.model import Policy, Row, full_tensors, whole
@@ -125,6 +126,8 @@ def test_learning_rates_by_hand():
         ("gspo", {}, {}),
         ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
         ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}),
+        ("dispo", {"eps_low": 0.1, "eps_high_wrong": 3.0}, {"eps_low": 0.1, "eps_high_wrong": 3.0}),
+        ("dispo", {"eps_low_wrong": 0.5}, {"eps_low_wrong": 0.5}),
         ("grpo", {}, {}),
         ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
         ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
@@ -175,6 +178,35 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"), [({}, {}), ({"mask_high": 1.05, "mask_low": 0.7}, {"low": 0.7, "high": 1.05})]
+)
+def test_a_mask_multiplies_the_policys_term_and_no_other(model_folder, given, limits):
+    """Of a token that IcePop drops, only the penalty and the entropy are left: the gradient is that of the loss with
+    the mask in its weights, plus theirs. Counts are of all microbatches."""
+    options = {"tokens_per_microbatch": 12, "lr": 1e-3}
+    others, batch = {"kl_coef": 0.3, "entropy_coef": 0.2}, hand_batch()
+    masked = trainer_of(model_folder, mask="icepop", **given, **others, **options)
+    found = masked.gradients(batch)
+    own, plain = trainer_of(model_folder, **options), hand_batch()
+    weights, counts = masks.icepop(
+        own.score(batch.rows), batch.behaviour_logprobs, batch.advantages, batch.mask, **limits
+    )
+    assert found["kept_tokens"] == int(counts["kept"]) == int(weights.sum()) and (
+        0 < found["kept_tokens"] < 18
+    ) == bool(given)
+    for sign, name in ((1, "masked_positive"), (-1, "masked_negative")):
+        of_sign = batch.mask & (batch.advantages[:, None] * sign > 0)
+        assert found[name] == pytest.approx(float((of_sign & (weights == 0)).sum() / of_sign.sum()))
+    plain.token_weights = plain.token_weights * weights
+    own.gradients(plain)
+    rest, nothing = trainer_of(model_folder, **others, **options), hand_batch()
+    nothing.advantages = torch.zeros(8)
+    rest.gradients(nothing)
+    torch.testing.assert_close(gradient_of(masked), gradient_of(own) + gradient_of(rest), atol=1e-6, rtol=1e-4)
+    assert "kept_tokens" not in own.gradients(plain)
 
 
 @pytest.mark.long
