@@ -146,7 +146,7 @@ def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monke
             new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
     shown = warm_start.DEMONSTRATIONS["graded"]
     assert asked == [warm_start.warm_start_of("xs", shown, 64), warm_start.warm_start_of("m", shown)]
-    (sorted_ones, *_, shuffled), (others, *_, as_before) = streams
+    (sorted_ones, *_, shuffled, _), (others, *_, as_before, _) = streams
     likely = [arithmetic.easiness(problem) for problem in sorted_ones]
     assert likely == sorted(likely, reverse=True) and 0 not in likely and (shuffled, as_before) == (False, True)
     assert others == arithmetic.graded_task(0, 10).train
