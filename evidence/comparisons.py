@@ -7,6 +7,8 @@ with. Equal flags are one run, wherever they occur, in the folder of the first c
 import math
 from dataclasses import dataclass, field
 
+from masks import MASKS
+
 # The setting of the final sweeps: the graded task, whose ceiling of .80 is known by construction, run to about
 # eleven C_mid (.17M tokens each), with 30 evaluations of 512 problems twice each. It was chosen on seeds 101 to 106,
 # which are never used for results. --max_ready keeps the lag at 1 to 2 unless a row changes it.
@@ -216,6 +218,12 @@ COMPARISONS = {
             "grpo": "--loss grpo",
             "tis": "--loss tis",
         },
+        setting=f"{GRADED.replace('2000000', '1200000')} {HELD[8]}",
+    ),
+    # The same cell and the same rules, committed before its runs.
+    "masks": Comparison(
+        "a lag of 8 at a rate where some runs fall: which stale tokens count (masks.py)",
+        {"none": ""} | {mask: f"--mask {mask}" for mask in MASKS if mask != "truncate"},
         setting=f"{GRADED.replace('2000000', '1200000')} {HELD[8]}",
     ),
     "aggregation": Comparison(
