@@ -457,12 +457,12 @@ class Generator:
         self.engine.prepare(weights, version)
         self._pushing = self._run(self._push(release))
         if self.engine.trainer_waits:
-            self.settle()
+            self._wait(self._pushing)  # with several trainer processes, the others are inside the transfer
 
     def settle(self) -> None:
-        """Waits until the last pushed weights are live."""
+        """Waits until the last pushed weights are live, or until the caller wants to stop."""
         if self._pushing is not None:
-            self._wait(self._pushing)
+            self._wait(self._pushing, may_stop=True)
             self._pushing = None
 
     def evaluate(

@@ -11,16 +11,18 @@ engine's cache, CUDA's own memory):
 """
 
 import os
+import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from psutil import virtual_memory
 
-from runtime.flags import DEFAULTS, EngineFlags, Flags, ModelFlags, UsageError, engine_args, has_adapters
+from runtime.flags import EngineFlags, Flags, ModelFlags, UsageError, engine_args, has_adapters
 from runtime.model import UNREADABLE
 from runtime.run_folder import Record
-from runtime.weights import Channel, FileWeights, TransferWeights
+from runtime.weights import Channel, FileWeights, MessageWeights, TransferWeights
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
@@ -33,7 +35,7 @@ RECEIVING = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer c
 class Placement(NamedTuple):
     """Where the engines are, and how weights reach them."""
 
-    channel: str  # file, ipc or nccl
+    channel: str  # file, ipc, nccl or message
     devices: list[int]  # this host's GPUs that engines use; none without a GPU, or if Ray places the engines
     share: float  # of a GPU's memory that an engine takes
 
@@ -51,7 +53,8 @@ def place(flags: EngineFlags) -> Placement:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
     devices = generator_devices(flags, count, trainers) if count else []
     shared = [device for device in devices if device < trainers]
-    automatic = "file" if not count else "ipc" if shared else "nccl"
+    remote = on_ray(flags)
+    automatic = "message" if remote and not count else "file" if not count else "ipc" if shared else "nccl"
     channel = automatic if flags.weight_channel == "auto" else flags.weight_channel
     if channel == "nccl" and shared:
         raise UsageError("--weight_channel nccl needs --generator_devices that no trainer process uses; or use `ipc`.")
@@ -60,12 +63,27 @@ def place(flags: EngineFlags) -> Placement:
             f"--weight_channel ipc needs engines on the trainers' own GPUs, 0 to {trainers - 1}, but "
             f"--generator_devices are {devices}; use `nccl` and other GPUs, or `file`."
         )
-    if count and not devices and channel != "nccl":
-        raise UsageError(f"--weight_channel {channel} reaches no engine that Ray places; use `nccl`.")
-    if channel != "nccl" and flags.weight_address != DEFAULTS["weight_address"]:
-        raise UsageError(f"--weight_address is for --weight_channel nccl, not for `{channel}`; leave it out.")
+    if remote and channel not in ("nccl", "message"):
+        raise UsageError(f"--weight_channel {channel} reaches no engine that Ray places; use `nccl` or `message`.")
+    if remote and os.environ.get("RANK", "0") == "0":
+        check_ray()
     usual = SHARED if shared else RECEIVING if channel == "nccl" else VLLM_SHARE
     return Placement(channel, devices, engine_options(flags).get("gpu_memory_utilization", usual))
+
+
+def check_ray() -> None:
+    """Its package is installed, and VLLM_HOST_IP, where workers meet the trainer, is this host's. Raises UsageError."""
+    if not find_spec("ray"):
+        raise UsageError("--engine_args with Ray: pip install -r requirements-ray.txt on every host, or leave it out.")
+    address = os.environ.get("VLLM_HOST_IP", "")
+    try:
+        with socket.socket() as probe:
+            probe.bind((address or "nowhere.invalid", 0))
+    except OSError as error:
+        raise UsageError(
+            f"VLLM_HOST_IP={address} is no address of this host, and engines that Ray places meet the trainer there; "
+            "set it to what this host's `ray start` has as --node-ip-address."
+        ) from error
 
 
 def trainers_here() -> int:
@@ -93,10 +111,11 @@ def new_channel(flags: EngineFlags, accelerator: "Accelerator") -> tuple[Channel
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [visible[i] if len(visible) > i and visible[i] else str(i) for i in placement.devices]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
-    if placement.channel == "file":
-        channel: Channel = FileWeights(rank)
+    if placement.channel in ("file", "message"):
+        channel: Channel = MessageWeights(rank) if placement.channel == "message" else FileWeights(rank)
     else:
-        channel = TransferWeights(placement.channel, rank, engine_workers(flags), flags.weight_address)
+        address = os.environ["VLLM_HOST_IP"] if on_ray(flags) else "127.0.0.1"
+        channel = TransferWeights(placement.channel, rank, engine_workers(flags), address)
     if placement.share in (SHARED, RECEIVING) and "gpu_memory_utilization" not in engine_options(flags):
         channel.engine_args["gpu_memory_utilization"] = placement.share
         if rank == 0:
@@ -107,7 +126,7 @@ def new_channel(flags: EngineFlags, accelerator: "Accelerator") -> tuple[Channel
 def generator_devices(flags: EngineFlags, count: int, trainers: int) -> list[int]:
     """Which of this host's `count` GPUs the engines use, of which the first `trainers` train: those given, else free
     ones, else the trainers' own; none if Ray places the engines. Raises UsageError."""
-    if engine_options(flags).get("distributed_executor_backend") == "ray":
+    if on_ray(flags):
         return []
     needed = engine_workers(flags)
     if flags.generator_devices:
@@ -152,6 +171,11 @@ def engine_options(flags: EngineFlags) -> Record:
     options = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
     options = {name: count for name, count in options.items() if count > 1}
     return options | ({"trust_remote_code": True} if flags.trust_remote_code else {}) | given
+
+
+def on_ray(flags: EngineFlags) -> bool:
+    """Whether Ray places the engines' workers, on any host."""
+    return engine_options(flags).get("distributed_executor_backend") == "ray"
 
 
 def engine_workers(flags: EngineFlags) -> int:

@@ -1,6 +1,7 @@
 """What lives inside vLLM's processes: it is imported there, through vLLM's own arguments, never by the trainer.
 
-    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's, for mixtures of experts too
+    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's, for mixtures of experts and
+                         for weights from another host, too
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
     skip_inner_tokens    a request's cache blocks are looked at when it enters or fills one, not at every token
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -41,6 +43,13 @@ class WeightReceiver(vllm_engine.WeightReceiver):
             if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
                 layer.quant_method.moe_kernel = None  # experts are repacked only by a kernel that is new
         super().load_weight_file(path)
+
+    def load_weight_bytes(self, data: bytes) -> None:
+        """The same with the bytes of such a file, which is on another host."""
+        with NamedTemporaryFile(dir="/dev/shm") as file:
+            file.write(data)
+            file.flush()
+            self.load_weight_file(file.name)
 
 
 @dataclass

@@ -3,14 +3,16 @@
 one process of many   its own devices, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
 a death               is seen while a call waits for an answer that never comes; train.py then goes on in a new process
 faster messages       engines on a CPU send a completion once (engine_process.WholeCompletions)
-Ray                   workers on other hosts, which have none of our files
+Ray                   workers on other hosts (ray_engine.py)
 """
 
 import asyncio
 import importlib.util
+import math
 import os
 import re
 import signal
+import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import vllm_engine
 from pipeline_rl import EngineFailed
+from runtime import hosts
+from runtime.ranks import restarts
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
@@ -27,6 +31,7 @@ if TYPE_CHECKING:  # its import takes seconds
 # What torch.distributed.run tells its processes. The engine's are not among them: they would look for its store.
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
+PATIENCE = 300.0  # seconds in which an engine must have answered a call; vLLM gives a step as long
 
 
 @dataclass(eq=False)
@@ -37,20 +42,21 @@ class RunEngine(vllm_engine.VLLMEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.args.get("distributed_executor_backend") == "ray":
-            # Ray's workers run on other hosts, which have none of our files, folders and processes.
-            self.args.pop("worker_extension_cls", None)
-            self.environment = {name: x for name, x in self.environment.items() if name not in self.channel.environment}
-        else:
-            self.environment |= LOOPBACK
+        self.on_ray = self.args.get("distributed_executor_backend") == "ray"
+        self.environment |= {} if self.on_ray else LOOPBACK
         self._versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
 
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
+        if self.on_ray:
+            workers = math.prod(self.args.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
+            if refused := hosts.refusal(workers, self.model, hosts.PATIENCE if restarts() else 0.0):
+                raise EngineFailed(refused)
         try:
             await super().start()
         except Exception as error:  # vLLM raises many kinds, bare Exception among them
-            raise EngineFailed(f"vLLM does not start ({reason_of(error)})") from error
+            advice = "take a model that vLLM can run here, or check --dtype and --engine_args"
+            raise EngineFailed(f"vLLM does not start ({reason_of(error)}); {advice}") from error
 
     def new_vllm(self) -> "AsyncLLM":
         """vLLM's AsyncLLM, which survives Ctrl-C and sees no devices but its own."""
@@ -65,6 +71,10 @@ class RunEngine(vllm_engine.VLLMEngine):
         with environment(
             self.environment, self.device_environment | dict.fromkeys(filter(LAUNCHER.fullmatch, os.environ))
         ):
+            if self.on_ray:
+                from runtime.ray_engine import RayExecutor
+
+                self.args["distributed_executor_backend"] = RayExecutor
             return super().new_vllm()
 
     def read(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
@@ -89,14 +99,14 @@ class RunEngine(vllm_engine.VLLMEngine):
 
 
 async def watched(vllm: "AsyncLLM", calls: Coroutine) -> Any:
-    """The result of calls to `vllm`, which are never answered if its process dies meanwhile. Raises vLLM's
-    EngineDeadError."""
+    """The result of calls to `vllm`, which are never answered if its process dies or is frozen meanwhile. Raises
+    vLLM's EngineDeadError."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    task = asyncio.ensure_future(calls)
+    task, end = asyncio.ensure_future(calls), time.monotonic() + PATIENCE
     try:
         while not (await asyncio.wait([task], timeout=0.1))[0]:
-            if vllm.errored:
+            if vllm.errored or time.monotonic() > end:
                 raise EngineDeadError
         return task.result()
     finally:

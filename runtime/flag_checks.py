@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import masks
-from runtime.devices import engine_options
+from runtime.devices import engine_options, on_ray
 from runtime.flags import (
     BUILT_IN,
     DEFAULTS,
@@ -62,7 +62,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "review": ("prompts that retire (--pass_rate_threshold at most 1)", lambda flags: flags.pass_rate_threshold <= 1),
     "unsafe_code": ("a data set judged by `code`", judged_by_code),
     "generator_devices": ("engines on this host (Ray places its own)",
-                          lambda flags: engine_options(flags).get("distributed_executor_backend") != "ray"),
+                          lambda flags: not on_ray(flags)),
     "interruption_phrase": ("--length_control interruption and a --dataset",
                             lambda flags: flags.length_control == "interruption" and flags.dataset not in BUILT_IN),
 }  # fmt: skip

@@ -56,6 +56,7 @@ GONE: dict[str, tuple[object, str]] = {
     "threads": (1, "OMP_NUM_THREADS in the environment"),
     "tis_cap": (2.0, "the cap of 2, in losses.py"),
     "tis_level": ("token", "the ratio of each token, in losses.py"),
+    "weight_address": ("127.0.0.1", "VLLM_HOST_IP in the environment, this host's address"),
     "weight_decay": (0.01, "the paper's 0.01, in runtime/trainer.py"),
 }
 
@@ -149,10 +150,9 @@ class ScheduleFlags:
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)
     data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.", at_least=1)
     generator_devices: str = flag("", "Generator: this host's GPUs as 2,3; empty takes free ones, else the trainer's.")
-    weight_channel: Literal["auto", "file", "ipc", "nccl"] = flag(
-        "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs)."
+    weight_channel: Literal["auto", "file", "ipc", "nccl", "message"] = flag(
+        "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs), `message` (Ray)."
     )
-    weight_address: str = flag("127.0.0.1", "nccl: address of rank 0's host; another for engines on other hosts.")
     engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"block_size": 64}.')
     max_restarts: int = flag(3, "Times that a run goes on by itself after a fault of the generator.", at_least=0)
 

@@ -109,10 +109,7 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
     except EngineFailed as error:
         if restarts():
             raise RunFailed(f"after restart {restarts()} {error}") from error
-        raise UsageError(
-            f"--model {flags.model or 'built in'}: {error}. Take a model that vLLM can run here, or check "
-            "--dtype and --engine_args."
-        ) from error
+        raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error
     recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
     recorder.open(progress.step)
 

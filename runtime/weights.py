@@ -4,11 +4,13 @@ PROBLEM. The generator is half way through its sequences when the trainer has ma
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
 without a second copy of the model on the trainer's devices.
 
-Two ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only,
+Three ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only,
 while the engine is paused.
 
     FileWeights       a safetensors file in shared memory, which engines on this host read. Any device. The trainer
                       goes on as soon as it is written.
+    MessageWeights    the same file's bytes in vLLM's own message to its workers, on whichever host. Any device, and
+                      at most 4 GiB; the engine pauses for as long as they travel.
     TransferWeights   vLLM's own channels between GPUs: `ipc` (trainer and engine on the same GPU: handles of its
                       memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
                       trainer waits until it is done.
@@ -113,12 +115,19 @@ class FileWeights(vllm_engine.WeightFile):
                 pass
 
 
+class MessageWeights(FileWeights):
+    """Of the file, the engine gets the bytes: its workers may be on other hosts."""
+
+    async def deliver(self, vllm: Any) -> None:
+        """Brings the weights prepared last into a paused vLLM."""
+        await vllm.collective_rpc("load_weight_bytes", args=(self.path.read_bytes(),))
+
+
 class TransferWeights:
     """Weight channel through vLLM's own trainer-side engines.
 
     backend: `ipc` or `nccl`. rank: of this trainer process; rank 0 sends. workers: processes of all engines together
-    (tensor x pipeline x data parallel). address: of this host, where the workers meet rank 0 for `nccl`; another than
-    loopback for engines on other hosts.
+    (tensor x pipeline x data parallel). address: of this host, where the workers meet rank 0 for `nccl`.
     """
 
     trainer_waits = True  # the engine reads the trainer's own tensors

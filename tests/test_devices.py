@@ -10,6 +10,7 @@ from runtime import devices
 from runtime.devices import check_memory, count_parameters, new_channel, place
 from runtime.flag_checks import check_flags
 from runtime.flags import UsageError, parse_flags
+from runtime.weights import MessageWeights
 
 RAY = '--engine_args {"distributed_executor_backend":"ray"}'
 
@@ -24,6 +25,8 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.2")
+    monkeypatch.setattr(devices, "find_spec", lambda name: True)  # Ray
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     check_flags(given(flags))
@@ -42,20 +45,26 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
         (1, 1, "--weight_channel file", "file", "0", 0, 0.35),
         (2, 1, "", "nccl", "1", 1, 0.85),  # the free one; the parts of a transfer come on top of what the engine takes
         (2, 1, "--weight_channel file", "file", "1", 0, None),
-        (2, 1, "--weight_address 10.0.0.1", "nccl", "1", 1, 0.85),
         (8, 4, "--data_parallel 4", "nccl", "4,5,6,7", 4, 0.85),
         (8, 4, "--data_parallel 2 --tensor_parallel 2 --generator_devices 7,6,5,4", "nccl", "7,6,5,4", 4, 0.85),
         (8, 8, "--data_parallel 8", "ipc", "0,1,2,3,4,5,6,7", 8, 0.35),  # every trainer shares its own
         (8, 4, "--generator_devices 4 --weight_channel file", "file", "4", 0, None),
         (4, 2, "--generator_devices 1 --weight_channel file", "file", "1", 0, 0.35),  # shared, and that is fine
         (8, 8, f"--tensor_parallel 8 {RAY}", "nccl", None, 8, 0.85),
+        (0, 1, RAY, "message", None, 0, None),
+        (8, 8, f"{RAY} --weight_channel message", "message", None, 0, None),
+        (1, 1, "--weight_channel message", "message", "0", 0, 0.35),
         (1, 1, "--packed true --tokens_per_microbatch 9999 --attn_implementation flex_attention", "ipc", "0", 1, 0.35),
         (1, 1, "--packed true --tokens_per_microbatch 4096", "ipc", "0", 1, 0.35),
     ],
 )
 def test_devices_and_channel(monkeypatch, capsys, gpus, trainers, flags, kind, seen, workers, share):
     channel, environment = made_on(monkeypatch, gpus, trainers, flags)
-    assert (getattr(channel, "backend", "file"), getattr(channel, "workers", 0)) == (kind, workers)
+    by_message = "message" if isinstance(channel, MessageWeights) else "file"
+    assert (getattr(channel, "backend", by_message), getattr(channel, "workers", 0)) == (kind, workers)
+    assert getattr(channel, "address", "127.0.0.1") == (
+        "127.0.0.2" if kind == "nccl" and "ray" in flags else "127.0.0.1"
+    )
     assert environment.get("CUDA_VISIBLE_DEVICES") == seen
     ours = None if "gpu_memory" in flags else share  # a given share is vLLM's argument already
     assert channel.engine_args.get("gpu_memory_utilization") == ours
@@ -85,14 +94,31 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
     (2, 4, "", "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
     (8, 4, f"{RAY} --weight_channel file", "channel file .* Ray"),
     (8, 4, f"{RAY} --weight_channel ipc", "channel ipc .* Ray"),
-    (1, 1, "--weight_address 10.0.0.1", "--weight_address .* not for `ipc`; leave it out"),
-    (2, 1, "--weight_address 10.0.0.1 --weight_channel file", "--weight_address .* not for `file`"),
+    (0, 1, f"{RAY} --weight_channel file", "channel file .* Ray"),
+    (0, 1, f"{RAY} --weight_channel nccl", "this host has none"),
     (1, 1, "--packed true --tokens_per_microbatch 4097", "--packed true .* masks of 4097 x 4097; .* to 4096, or add"),
     (1, 1, "--share_prompts true --tokens_per_microbatch 4097", "--share_prompts true .*; lower .* to 4096, or leave"),
 ])  # fmt: skip
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, flags, words):
     with pytest.raises(UsageError, match=words):
         made_on(monkeypatch, gpus, trainers, flags)
+
+
+@pytest.mark.parametrize("address", ["", "192.0.2.1", "no host"])
+def test_ray_that_is_not_installed_and_an_address_that_is_not_this_hosts(monkeypatch, address):
+    """Engines of Ray could not reach it. Of the other trainer processes' hosts nothing is asked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("VLLM_HOST_IP", address)
+    said = {
+        False: "--engine_args with Ray: pip install -r requirements-ray.txt",
+        True: f"VLLM_HOST_IP={address} is no ",
+    }
+    for has_ray, sentence in said.items():
+        monkeypatch.setattr(devices, "find_spec", lambda name, has_ray=has_ray: has_ray)
+        with pytest.raises(UsageError, match=f"^{sentence}"):
+            place(given(RAY))
+    monkeypatch.setenv("RANK", "1")
+    assert place(given(RAY)).channel == "message"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from fake_engine import FakeVLLM, generating, install_fake_vllm, problems, wait_until
 
 from pipeline_rl import EngineFailed, GeneratorFailed
+from runtime import engines, hosts
 from runtime.engines import RunEngine, environment, reason_of
 from vllm_engine import VLLMEngine, vllm_environment
 
@@ -107,18 +108,26 @@ def test_each_replica_is_warmed_up_and_a_request_goes_to_the_one_it_names(made):
     assert made[0].placed == [0, 1, 2, 2]
 
 
-def test_ray_workers_get_nothing_of_this_host():
-    """No folder, process or file of ours is on their hosts, and they must not listen on loopback."""
-    channel = Channel()
-    channel.engine_args = {"worker_extension_cls": "ours.Receiver"}
-    channel.environment = {"VLLM_RPC_BASE_PATH": "/here"}
-    here = new_engine(channel=channel)
-    assert here.args["worker_extension_cls"] == "ours.Receiver"
-    assert here.environment.items() >= {"VLLM_RPC_BASE_PATH": "/here", "VLLM_HOST_IP": "127.0.0.1"}.items()
-    ray = new_engine(channel=channel, engine_args={"distributed_executor_backend": "ray"})
-    assert "worker_extension_cls" not in ray.args
-    assert not {"VLLM_RPC_BASE_PATH", "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} & set(ray.environment)
+def test_ray_workers_do_not_listen_on_loopback():
+    """They are on other hosts; what they must not get of this one is in ray_engine.py."""
+    here, ray = new_engine(), new_engine(engine_args={"distributed_executor_backend": "ray"})
+    assert here.environment["VLLM_HOST_IP"] == "127.0.0.1"
+    assert not {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} & set(ray.environment)
     assert "VLLM_NO_USAGE_STATS" in ray.environment
+
+
+def test_an_engine_that_does_not_answer_is_dead(made, monkeypatch):
+    """As a frozen one: after PATIENCE, whatever the trainer waits for."""
+    monkeypatch.setattr(engines, "PATIENCE", 0.3)
+
+    async def never(name, args=()):
+        await asyncio.Event().wait()
+
+    with generating(problems(2), new_engine()) as generator:
+        made[0].collective_rpc = never
+        generator.push({}, 1, 0)
+        with pytest.raises(GeneratorFailed, match="EngineDeadError"):
+            generator.settle()
 
 
 # ------------------------------------------------------------------------------------------------- deaths
@@ -160,6 +169,18 @@ def test_a_death_ends_every_wait_of_the_trainer(made, monkeypatch, place):
 
 
 # ------------------------------------------------------------------------------------------------- the start
+
+
+@pytest.mark.parametrize(("restart", "seconds"), [("0", 0.0), ("1", 60.0)])
+def test_ray_is_asked_before_vllm_starts(made, monkeypatch, restart, seconds):
+    """For as many processes as all engines have. A run that goes on waits a minute for its engines' host."""
+    asked = []
+    monkeypatch.setattr(hosts, "refusal", lambda *asks: asked.append(asks) or "no device is free")
+    monkeypatch.setenv("SCALERL_RESTARTS", restart)
+    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 3}
+    with pytest.raises(EngineFailed, match="^no device is free$"):
+        asyncio.run(new_engine(engine_args={"distributed_executor_backend": "ray"} | sizes).start())
+    assert asked == [(6, "model", seconds)] and not made
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(made, monkeypatch):

@@ -504,6 +504,22 @@ def test_a_stop_loses_no_group_that_is_ready():
         assert generator.take(1)[0].number == 0
 
 
+def test_a_stop_does_not_wait_for_weights_that_never_arrive():
+    """As when the engine's host is cut off: the next push, or whatever waits for the last one, ends."""
+    stop = [False]
+
+    class CutOff(FakeEngine):
+        async def update(self) -> None:
+            await asyncio.Event().wait()
+
+    with generating(problems(1), CutOff(), stop_requested=lambda: stop[0]) as generator:
+        generator.push({}, 1, 0)
+        stop[0] = True
+        for wait in (lambda: generator.push({}, 2, 0), generator.settle):
+            with pytest.raises(StopRequested):
+                wait()
+
+
 def test_min_ready_ends_with_the_prompts():
     """Two groups are ready and one must stay: the trainer waits while a third prompt runs, and gets them once there is
     none."""

@@ -443,7 +443,7 @@ RAISED = [  # where in the generator's thread, at which call, what, and what is 
         "update",
         1,
         TypeError("odd"),
-        "--model built in: the generator failed: TypeError: odd. Take a model",
+        "--model built in: the generator failed: TypeError: odd.",
     ),
 ]
 

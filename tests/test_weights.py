@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from runtime import weights
-from runtime.weights import FileWeights, Meta, TransferWeights
+from runtime.weights import FileWeights, MessageWeights, Meta, TransferWeights
 
 
 @pytest.fixture
@@ -63,6 +63,22 @@ def test_a_reader_of_the_old_weights_keeps_them(channel):
         before = channel.path.read_bytes()
         channel.prepare({"a": torch.ones(3)})
         assert old.read() == before != channel.path.read_bytes()
+
+
+def test_a_message_has_the_files_bytes(monkeypatch):
+    """Engines on other hosts see no file of this one."""
+    monkeypatch.setattr(weights, "PREFIX", "scalerl-test-")
+    channel, sent = MessageWeights(), []
+
+    async def collective_rpc(name, args):
+        sent.append((name, *args))
+
+    channel.prepare({"a": torch.ones(3), "b": torch.zeros(2).bfloat16()})
+    asyncio.run(channel.deliver(SimpleNamespace(collective_rpc=collective_rpc)))
+    [(name, data)] = sent
+    found = load(data)
+    assert name == "load_weight_bytes" and found["a"].tolist() == [1, 1, 1] and found["b"].dtype == torch.bfloat16
+    channel.close()
 
 
 class Gathered:

@@ -1,0 +1,123 @@
+"""Hosts on one machine: network namespaces on one link, each with a shared memory and a Ray folder of its own. They share
+the file system, and so the checkout, its .venv and the models are at the same paths. It needs root and `ip`."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = ":".join(str(ROOT / folder) for folder in ("", "tests", "tests/engine", "tests/hosts"))  # of our modules
+LACKS = "root" if os.geteuid() else "" if shutil.which("ip") else "`ip` (Debian: iproute2)"
+
+
+class Host:
+    """A host with one address, on the bridge's link. It lives as long as a process that sleeps in it."""
+
+    def __init__(self, number: int):
+        self.address, self.name = f"10.77.0.{number}", f"scalerl-{os.getpid()}-{number}"
+        ip("netns", "add", self.name)
+        ip("-n", self.name, "link", "set", "lo", "up")
+        folders = "mkdir -p /tmp/ray; for at in /dev/shm /tmp/ray; do mount -t tmpfs -o size=2g none $at; done"
+        script = f"mount --make-rprivate /; hostname {self.name}; {folders}; echo ready; exec sleep infinity"
+        command = ["ip", "netns", "exec", self.name, "unshare", "--mount", "--uts", "--ipc", "sh", "-c", script]
+        self.sleeper = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.sleeper.stdout.readline() == b"ready\n"
+
+    def start(self, *command: Any, **options: Any) -> subprocess.Popen:
+        """A process there, in the checkout's folder."""
+        enter = ["nsenter", f"--target={self.sleeper.pid}", "--mount", "--uts", "--ipc", "--net", f"--wd={ROOT}"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_HOST_IP": self.address, "GLOO_SOCKET_IFNAME": "eth0"}
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": PATHS} | options.pop("env", {})
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # hidden GPUs, of which Ray would count none
+        return subprocess.Popen([*enter, *map(str, command)], env=environment, text=True, **options)
+
+    def run(self, *command: Any, timeout: float = 120) -> str:
+        """What it prints on stdout."""
+        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        out, _ = process.communicate(timeout=timeout)
+        assert process.returncode == 0, (command, out[-3000:])
+        return out
+
+    def ray(self, *arguments: str) -> str:
+        """`ray start` with little memory, or another command."""
+        if arguments[0] == "start":
+            arguments += ("--num-cpus=1", "--object-store-memory=80000000", f"--node-ip-address={self.address}")
+            arguments += ("--include-dashboard=false",) if "--head" in arguments else ()
+        return self.run(Path(sys.executable).with_name("ray"), *arguments)
+
+    def pids(self) -> list[int]:
+        """Of its processes, the one that sleeps left out."""
+        found = subprocess.check_output(["ip", "netns", "pids", self.name], text=True).split()
+        return sorted({int(pid) for pid in found} - {self.sleeper.pid})
+
+    def processes(self) -> dict[int, str]:
+        """Their command lines."""
+        lines = {}
+        for pid in self.pids():
+            try:
+                lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return {pid: line for pid, line in lines.items() if line}  # a zombie has none
+
+    def shared_memory(self) -> list[str]:
+        """Names in /dev/shm."""
+        return self.run("ls", "/dev/shm").split()
+
+    def kill(self, *signal: str) -> None:
+        """SIGKILL, or another signal, to all its processes."""
+        subprocess.run(["kill", *(signal or ("-KILL",)), *map(str, self.pids())], stderr=subprocess.DEVNULL)
+
+    def cut(self) -> None:
+        """Takes its link down."""
+        ip("-n", self.name, "link", "set", "eth0", "down")
+
+    def join(self) -> None:
+        """Brings it up again."""
+        ip("-n", self.name, "link", "set", "eth0", "up")
+
+    def end(self) -> None:
+        """Leaves nothing of it."""
+        end = time.monotonic() + 10
+        while self.pids() and time.monotonic() < end:
+            self.kill()
+            time.sleep(0.1)
+        self.sleeper.kill()
+        self.sleeper.wait()
+        ip("netns", "del", self.name)
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[Sequence[Host]]:
+    """`count` hosts that reach each other, and nothing else."""
+    new_folder = not Path("/tmp/ray").exists()
+    bridge = f"scalerl-{os.getpid()}-0"
+    ip("netns", "add", bridge)
+    made: list[Host] = []
+    try:
+        ip("-n", bridge, "link", "add", "switch", "type", "bridge")
+        ip("-n", bridge, "link", "set", "switch", "up")
+        for number in range(1, count + 1):
+            made.append(host := Host(number))
+            ends = f"eth0 netns {host.name} type veth peer name to{number} netns {bridge}"
+            ip("link", "add", *ends.split())
+            ip("-n", bridge, "link", "set", f"to{number}", "master", "switch", "up")
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+            host.join()
+        yield made
+    finally:
+        for host in made:
+            host.end()
+        ip("netns", "del", bridge)
+        if new_folder:
+            Path("/tmp/ray").rmdir()
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
