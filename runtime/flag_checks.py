@@ -55,7 +55,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),
     "size vocabulary": ("the built-in model (no --model)", lambda flags: not flags.model),
-    "difficulty prompt_order": ("--dataset graded", lambda flags: flags.dataset == "graded"),
+    "difficulty": ("--dataset graded", lambda flags: flags.dataset == "graded"),
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "thinking apply_chat_template end_of_thinking stop_tokens":
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
@@ -148,6 +148,10 @@ def data(flags: Flags) -> Iterator[str]:
         yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
     if judged_by_code(flags) and not flags.unsafe_code:
         yield "--dataset judged by code runs what the model writes; read docs/code.md, then add --unsafe_code true."
+    if flags.prompt_order == "easy_first" and flags.dataset != "graded":
+        yield "--prompt_order easy_first is for --dataset graded; sort your rows (tools/score.py) and give `file`."
+    if flags.prompt_order == "file" and (built_in or "=" in flags.dataset):
+        yield "--prompt_order file is for data sets without weights; leave out one of the two."
     if not built_in and not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
 

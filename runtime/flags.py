@@ -112,7 +112,9 @@ class DataFlags:
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: half of them, by the first model's pass rate.")
-    prompt_order: Literal["shuffled", "easy_first"] = flag("shuffled", "Graded: order of the prompts in each epoch.")
+    prompt_order: Literal["shuffled", "easy_first", "file"] = flag(
+        "shuffled", "Of the prompts in each epoch: `easy_first` for graded, `file` as a data set has them."
+    )
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")

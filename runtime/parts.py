@@ -253,13 +253,16 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
         flags.stop_tokens, flags.held_out, flags.max_prompt_tokens,
     )  # fmt: skip
     try:
-        return data_sets.load_dataset_task(
+        loaded = data_sets.load_dataset_task(
             flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
             reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, unsafe_code=flags.unsafe_code,
             eval_dataset=flags.eval_dataset, judge=judge,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error
+    if flags.prompt_order == "file":
+        loaded.as_in_file()
+    return loaded
 
 
 def prompts_line(task: data_sets.DatasetTask) -> str:

@@ -122,6 +122,11 @@ class DatasetTask(Task):
         self.train += [found[key] for key in sorted(found.keys() - self._split - trained)]
         self.skipped += Counter(duplicate_prompt=before - len(self.train) - len(self.held_out))
 
+    def as_in_file(self) -> None:
+        """Puts `train` into the order of the rows."""
+        place = {key: i for i, (_, key) in enumerate(self._prompts)}
+        self.train.sort(key=lambda problem: place[problem.key])
+
     def check_split(self) -> None:
         """Raises ValueError if a data set has nothing left to train on or to evaluate, now that all are there."""
         for name in self.sources:

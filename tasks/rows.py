@@ -124,11 +124,11 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
         if messages is None:
             skipped["prompt_is_no_text"] += 1
             continue
-        text = "\n\n".join(message["content"] for message in messages)
+        text = text_of(messages)
         if not text.strip() or messages[-1]["role"] == "assistant":
             skipped["ends_with_assistant" if text.strip() else "empty_prompt"] += 1
             continue
-        key = stable_key(" ".join(text.split()))
+        key = key_of(text)
         prompts.add(key)
         answer = given
         if reward in VERIFIERS:
@@ -224,6 +224,16 @@ def prompt_messages(value: object) -> list[dict[str, str]] | None:
     if not messages or not all(isinstance(m.get(name), str) for m in messages for name in ("role", "content")):
         return None
     return [{"role": m["role"], "content": clean_text(m["content"])} for m in messages]
+
+
+def text_of(messages: Sequence[dict[str, str]]) -> str:
+    """The text of a prompt."""
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def key_of(text: str) -> str:
+    """A problem's key: the hash of its prompt's text with its white space made equal."""
+    return stable_key(" ".join(text.split()))
 
 
 def final_answer(value: object) -> str | None:

@@ -168,6 +168,17 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
         assert len(every) == len(set(every)) and {p.source for p in task.train} == set(names.split(","))
 
 
+def test_the_order_of_the_file(load):
+    """--prompt_order file: training prompts as the rows have them, whatever their hashes are; the held-out ones stay."""
+    rows = sums(40)
+    shuffled, task = load(rows, held_out=5), load(rows, held_out=5)
+    task.as_in_file()
+    asked = [stable_key(row["question"]) for row in rows]
+    assert [p.key for p in task.train] == [key for key in asked if key in keys(task.train)]
+    assert [p.key for p in shuffled.train] == sorted(keys(task.train)) != [p.key for p in task.train]
+    assert keys(shuffled.held_out) == keys(task.held_out)
+
+
 def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tokenizer, load):
     """The second has ten prompts of the first, which stay with it. One of them, 36 + 2, is among the ten smallest
     SHA-256 of either, so the second holds out nine."""

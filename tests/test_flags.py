@@ -242,7 +242,8 @@ REFUSED = """
 --size xl --model a/b | no --model
 --vocabulary 100 --model a/b | no --model
 --difficulty easy --dataset chain | --dataset graded
---prompt_order easy_first --dataset chain | --dataset graded
+--prompt_order easy_first --dataset chain | is for --dataset graded | --prompt_order easy_first
+--prompt_order file | for data sets without weights | --prompt_order shuffled
 --thinking true | a --dataset | --thinking true --end_of_thinking DONE DATA
 --held_out 5 | a --dataset | --held_out 5 DATA
 --eval_dataset a=b.jsonl | a --dataset
