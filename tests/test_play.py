@@ -1,0 +1,554 @@
+"""docs/play.html. Its script "logic" runs under node and is held against the files whose names it keeps: Pacer, losses,
+readers, fits. Then the whole page is used in a real browser, wide and narrow."""
+
+import collections
+import csv
+import gzip
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_fit import READ, ROWS, STEPS, C, R, lines
+from test_fit import csv as csv_of
+
+import losses
+import pipeline_rl
+from fit_sigmoid import FORMS, fit, sigmoid
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "play.html"
+HTML = PAGE.read_text()
+LOGIC = re.search(r'<script id="logic">\n(.*?)</script>', HTML, re.S).group(1)
+NODE, CHROMIUM = shutil.which("node"), next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+
+
+def needs(program: str | None, name: str) -> None:
+    """Skips where a program is missing; in CI (.ci/run, GitHub) it must be there."""
+    if program is None and os.environ.get("CI"):
+        pytest.fail(f"{name} is missing, so docs/play.html is not tested: install {name} (.ci/run does)")
+    if program is None:
+        pytest.skip(f"{name} is missing: docs/play.html is not tested here")
+
+
+def js(call: str, *inputs):
+    """What the function `call` of the page returns for each input, with infinity and NaN as such."""
+    needs(NODE, "node")
+    code = f"""{LOGIC}
+    const plain = (_, v) => typeof v === "number" && !Number.isFinite(v) ? String(v) : v;
+    const call = {call};
+    console.log(JSON.stringify(JSON.parse(require("fs").readFileSync(0, "utf8")).map((input) => {{
+      try {{ return call(input); }} catch (error) {{ return error.message; }}
+    }}), plain));"""
+    done = subprocess.run([NODE, "-e", code], input=json.dumps(inputs), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def test_one_file_without_a_network_of_at_most_900_lines():
+    assert len(HTML.splitlines()) <= 900
+    addresses = set(re.findall(r"https?://[^\s\"'<`]+", HTML))
+    assert addresses <= {"http://www.w3.org/2000/svg"} and "default-src 'none'" in HTML
+    assert not re.search(r"<(script|img|link|iframe)[^>]*\b(src|href)=(?!\"data:)", HTML)
+
+
+def test_each_dial_begins_with_a_question_and_folds_its_answer():
+    sections = re.findall(r"<section.*?</section>", HTML, re.S)
+    assert len(sections) == 4
+    for section in sections:
+        question = re.search(r'class="question">(.*?)</p>', section, re.S).group(1)
+        assert question.endswith("?") and section.index('class="question"') < section.index("<input")
+        assert "<details><summary>What was measured</summary>" in section
+        for name in re.findall(r'for="(.*?)"', section):
+            assert f'id="{name}"' in section
+    links = re.findall(r'href="([^"#]+)"', HTML)
+    assert len(links) > 6 and all((PAGE.parent / link).exists() for link in links if not link.startswith("data:"))
+
+
+def test_its_curves_are_the_published_ones():
+    (runs,) = js("() => RUNS", 0)
+    with (ROOT / "docs" / "results" / "figure1.csv").open() as file:
+        paper = collections.defaultdict(list)
+        for row in csv.DictReader(file):
+            paper[row["run"]].append((1000 * float(row["k_gpu_hours"]), float(row["pass_rate"])))
+    with gzip.open(ROOT / "docs" / "results" / "curves.csv.gz", "rt") as file:
+        ours = collections.defaultdict(list)
+        for row in csv.DictReader(file):
+            ours[row["run"]].append((float(row["tokens"]), float(row["pass_rate"])))
+    names = "law/baseline/seed-0", "chain/chain/seed-0", "schedules/lag-8/seed-6"
+    expected = [*(ours[name] for name in names), paper["dense"], paper["moe"]]
+    for run, points in zip(runs, expected, strict=True):
+        assert list(zip(run["C"], run["R"], strict=True)) == [pytest.approx(point) for point in points], run["name"]
+
+
+# -------------------------------------------------------------------------------------------------- who may start: Pacer
+
+
+def walk(seed):
+    """A Pacer's B, k and schedule, 60 calls, and what each of them gives, errors among them."""
+    rng = random.Random(seed)
+    schedule = rng.choice(["pipeline", "pipeline", "ppo_off_policy"])
+    batch, k = rng.randint(1, 5), rng.randint(schedule != "pipeline", 4)
+    pacer, calls, found = pipeline_rl.Pacer(batch, k, schedule=schedule), [], []
+    for _ in range(60):
+        name = rng.choice(["admit"] * 4 + ["finish"] * 3 + ["take", "release"])
+        running = pacer.waiting_for()
+        value = {"admit": 0, "finish": rng.choice(running) if running else 7, "take": pacer.take_size,
+                 "release": rng.choice([pacer.training, pacer.take_size])}[name]  # fmt: skip
+        try:
+            if name == "finish":
+                result = pacer.finish(pipeline_rl.Group(value, None, 0, []))
+            elif name == "take":
+                taken = pacer.take(value)
+                result = taken and [group.number for group in taken]
+            else:
+                result = pacer.admit() if name == "admit" else pacer.release(value)
+        except (RuntimeError, KeyError, ValueError):
+            result = "error"
+        calls.append((name, value))
+        found.append([result, pacer.may_admit(), pacer.outstanding, pacer.ready, pacer.waiting_for()])
+    return {"batch": batch, "k": k, "schedule": schedule, "calls": calls}, found
+
+
+def test_the_pacer_is_that_of_pipeline_rl_in_200_settings():
+    inputs, expected = zip(*map(walk, range(200)), strict=True)
+    found = js("""({ batch, k, schedule, calls }) => {
+      const pacer = new Pacer(batch, k, schedule), running = () => [...pacer.groups.keys()].filter((i) => !pacer.groups.get(i));
+      return calls.map(([name, value]) => {
+        let result = null;
+        try { result = pacer[name](value) ?? null; } catch { result = "error"; }
+        return [result, pacer.may_admit(), pacer.outstanding, pacer.ready, running()];
+      });
+    }""", *inputs)  # fmt: skip
+    assert found == list(expected)
+    results = [step[0] for steps in expected for step in steps]
+    assert results.count("error") > 1000 and sum(isinstance(result, list) for result in results) > 300
+
+
+@pytest.mark.parametrize(
+    ("k", "schedule", "batch", "slots"), [(0, "pipeline", 2, 3), (3, "pipeline", 3, 7), (2, "ppo_off_policy", 2, 9)]
+)
+def test_its_simulation_is_that_of_pipeline_rl(monkeypatch, k, schedule, batch, slots):
+    """On the same lengths: lags of all tokens, empty slots, waiting."""
+    lengths = [random.Random(number).randint(10, 60) for number in range(2000)]
+
+    class Known:
+        def __init__(self, seed):
+            self.left = iter(lengths)
+
+        def randint(self, low, high):
+            return next(self.left)
+
+    monkeypatch.setattr(pipeline_rl.random, "Random", Known)
+    lags, empty, waited = pipeline_rl.simulate(k, schedule, batch, slots)
+    setting = {"k": k, "schedule": schedule, "batch": batch, "slots": slots, "lengths": lengths}
+    (found,) = js("(setting) => simulate({ ...setting, length: (number) => setting.lengths[number] })", setting)
+    counts = collections.Counter(lags)
+    assert found["lags"] == [counts[lag] for lag in range(max(counts) + 1)]
+    assert (found["empty"], found["waited"]) == pytest.approx((empty, waited))
+
+
+def test_the_shares_that_the_page_tells_are_those_that_it_shows():
+    """77, 34 and 2 % of waiting, of `python pipeline_rl.py`, come out on the lengths of the page as well."""
+    call = "(k) => Math.round(100 * simulate({ k, batch: 8, slots: 24, length: lengths(25, false) }).waited)"
+    k0, k2, k8 = js(call, 0, 2, 8)
+    assert f"{k0} % of the time with k = 0, {k2} % with k = 2, and {k8} % with k = 8" in " ".join(HTML.split())
+
+
+def test_whichever_finishes_first_breaks_the_bound():
+    """And the order of admission keeps it, with lengths that differ by a factor of sixteen."""
+    call = "(hasty) => simulate({ k: 1, batch: 2, slots: 4, length: lengths(25, true), hasty }).lags.length - 1"
+    strict, hasty = js(call, False, True)
+    assert strict == 1 and hasty > 3
+
+
+# ------------------------------------------------------------------------------------------------- factors and averages
+
+
+def test_the_factors_are_the_gradients_of_losses_py():
+    ratios = [0.13, 0.5, 0.79, 0.81, 0.996, 0.998, 1.0, 1.003, 1.005, 1.19, 1.21, 1.25, 1.27, 1.9, 2.1, 4.9, 5.1, 8.0]
+    grid = [(name, ratio, A) for name in losses.LOSSES for ratio in ratios for A in (1.0, -1.0)]
+    expected = []
+    for name, ratio, A in grid:
+        now = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
+        then, more = (
+            -torch.tensor([[ratio]], dtype=torch.float64).log(),
+            {"old_logprobs": now.detach()} if name == "tis" else {},
+        )
+        token_loss, _ = losses.LOSSES[name](now, then, torch.tensor([A]), torch.ones(1, 1), **more)
+        (gradient,) = torch.autograd.grad(-token_loss.sum(), now)
+        expected.append(gradient.item() / A)
+    assert js("([name, ratio, A]) => factor(name, ratio, A)", *grid) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("groups", [[[10, 100], [50, 50]], [[1, 200], [3, 70]]])
+def test_the_token_weights_are_those_of_losses_py(groups):
+    sizes = [size for group in groups for size in group]
+    mask = torch.tensor([[1.0] * size + [0.0] * (200 - size) for size in sizes], dtype=torch.float64)
+    averages = ["sample", "prompt", "token", "constant"]
+    for how, found in zip(averages, js(f"(how) => token_weights({groups}, how).flat()", *averages), strict=True):
+        weights = losses.aggregation_weights(mask, torch.tensor([0, 0, 1, 1]), how, 100)[:, 0]
+        assert found == pytest.approx(weights.tolist())
+
+
+# --------------------------------------------------------------------------------------------------------------- the fit
+
+
+def hundred():
+    """(C, R, n or None) of 40 cuts of runs of ours, 16 of the paper's, and 44 made curves."""
+    with gzip.open(ROOT / "docs" / "results" / "curves.csv.gz", "rt") as file:
+        ours = collections.defaultdict(list)
+        for row in csv.DictReader(file):
+            ours[row["run"]].append([float(row["tokens"]), float(row["pass_rate"]), float(row["n"])])
+    with (ROOT / "docs" / "results" / "figure1.csv").open() as file:
+        paper = collections.defaultdict(list)
+        for row in csv.DictReader(file):
+            paper[row["run"]].append([1000 * float(row["k_gpu_hours"]), float(row["pass_rate"])])
+    found = []
+    for i, name in enumerate(sorted(ours)[::9][:40]):
+        points = np.array(ours[name])
+        points = points[points[:, 0] <= (0.2, 0.35, 0.5, 1)[i % 4] * points[-1, 0]].T
+        found.append((points[0], points[1], points[2]))
+    found += [(*np.array(points[:stop]).T, None) for points in paper.values() for stop in range(6, 31, 3)[:8]]
+    rng = np.random.default_rng(0)
+    for i in range(100 - len(found)):
+        c = np.linspace(0 if i % 3 else 0.05, 1, rng.integers(7, 40))
+        r = sigmoid(c, rng.uniform(0, 0.3), rng.uniform(0.4, 1), rng.uniform(0.6, 5), rng.uniform(0.1, 1.5))
+        r = [r, r, r, r[::-1], 0 * r + 0.4, 0.1 + 0.6 * c, np.where(c > 0.7, r - 0.3, r)][i % 7]
+        n = None if i % 2 else rng.choice([64, 512, 4096])
+        noise = rng.normal(0, 0.01, c.size) if n is None else rng.binomial(n, np.clip(r, 0, 1)) / n - r
+        found.append((1e6 * c, np.clip(r + noise, 0, 1), None if n is None else np.full(c.size, float(n))))
+    return found
+
+
+def compare_fits(curves):
+    """A, R0, B, C_mid, the form, the sentence of the verdict, all intervals, and the bands of curve and evaluation."""
+    call = """({ C, R, n }) => {
+      const f = fit(C, R, n), end = C.at(-1), at = [0, end / 3, end, 2 * end, 20 * end];
+      return { ...f, best: 0, allowed: Object.keys(f.allowed), at: at.map((c) => predict(f, c, f.form)),
+        band: at.map((c) => interval(f, c)), noisy: at.map((c) => interval(f, c, true)) };
+    }"""
+    inputs = [{"C": c.tolist(), "R": r.tolist(), "n": None if n is None else n.tolist()} for c, r, n in curves]
+    reasons = []
+    for (c, r, n), found in zip(curves, js(call, *inputs), strict=True):
+        f, at = fit(c, r, n_samples=n), np.array([0, c[-1] / 3, c[-1], 2 * c[-1], 20 * c[-1]])
+        reasons.append(f.reason)
+        assert (found["reason"], found["form"]) == (f.reason, f.form)
+        assert sorted(found["allowed"]) == sorted(f.allowed)
+        for name in ("R0", "A", "B", "C_mid", "dispersion"):
+            close(found[name], getattr(f, name), rel=1e-4)
+        for name, ends in f.intervals.items():
+            close(found["intervals"][name], ends, rel=1e-4)
+        close(found["at"], f.predict(at, f.form), abs=1e-5)
+        close(np.array(found["band"], dtype=float).T, f.interval(at), abs=1e-5)
+        close(np.array(found["noisy"], dtype=float).T, f.interval(at, noise=True), abs=1e-5)
+    return reasons
+
+
+def close(found, expected, **tolerance):
+    assert np.array(found, dtype=float) == pytest.approx(np.array(expected, dtype=float), nan_ok=True, **tolerance)
+
+
+def test_the_fit_is_that_of_fit_sigmoid():
+    assert len(compare_fits(hundred()[3:100:24])) == 5
+
+
+@pytest.mark.medium
+def test_the_fit_is_that_of_fit_sigmoid_on_100_curves():
+    """And there are curves of each verdict among them."""
+    reasons = compare_fits(hundred())
+    assert len(reasons) == 100
+    for words in ("", "the run falls", "does not rise", "ceilings from", "too few"):
+        assert sum(reason == words or (bool(words) and words in reason) for reason in reasons) >= 2, words
+
+
+def test_shares_and_quantiles_are_those_of_scipy():
+    from scipy.special import stdtrit
+
+    u = np.linspace(-60, 60, 4001)
+    for found, share in zip(js(f"(form) => {u.tolist()}.map(FORMS[form])", *FORMS), FORMS.values(), strict=True):
+        assert np.abs(np.array(found) - share(u)).max() < 1e-11
+    dofs = [1, 2, 3, 4, 5, 9, 30, 61, 400]
+    assert js("student", *dofs) == pytest.approx(stdtrit(dofs, 0.975).tolist(), rel=1e-12)
+
+
+@pytest.mark.medium
+def test_when_to_ask_again_is_what_fit_sigmoid_says():
+    curves = [curve for curve in hundred()[:60:6] if not fit(*curve[:2], n_samples=curve[2]).identifiable]
+    inputs = [{"C": c.tolist(), "R": r.tolist(), "n": None if n is None else n.tolist()} for c, r, n in curves]
+    found = js("({ C, R, n }) => ask_again(fit(C, R, n))", *inputs)
+    expected = [fit(c, r, n_samples=n).ask_again() for c, r, n in curves]
+    close(found, expected, rel=1e-9)
+    assert len(curves) > 4 and np.isfinite(expected).sum() > 2
+
+
+# ---------------------------------------------------------------------------------------------------------------- logs
+
+OWN = """({ text, y, x, scale, samples, first }) => {
+  const log = read_log(text), found = guess(log), named = (name) => log.columns.find((c) => c === name || c.endsWith("/" + name) || c.endsWith(" - " + name));
+  return pick(log, { x: x ? named(x) : found.x, y: y ? named(y) : found.y, scale, samples, first });
+}"""
+
+
+def own(text, y="", x="", scale=1.0, samples="", first=False):
+    needs(NODE, "node")
+    return {"text": text, "y": y, "x": x, "scale": scale, "samples": samples, "first": first}
+
+
+def test_the_logs_of_many_frameworks_are_read_as_by_tools_fit():
+    inputs = [
+        own(text, more.get("y", ""), more.get("x", ""), more.get("scale", 1.0),
+            more["samples"] if more.get("samples", "").isdigit() else "", more.get("x_start") == "first")
+        for text, more, *_ in READ.values()
+    ]  # fmt: skip
+    for (name, (_, more, _, c, n)), found in zip(READ.items(), js(OWN, *inputs), strict=True):
+        assert isinstance(found, dict), (name, found)
+        found["C"] == pytest.approx(c) and found["R"] == pytest.approx(R), name
+        if more.get("samples") != "n_prompts":  # a column, which the page has no field for
+            assert found["n"] == (None if n is None else [n] * 20), name
+
+
+PRINTED = {
+    "TRL": "".join(f"{{'eval_loss': 0.1, 'eval_reward': {r}, 'epoch': {i / 10}}}\n 10%|# | 1/20\n" for i, r in enumerate(R)),
+    "TRL, strings": "".join(f"{{'eval_reward': '{r}', 'x': None, 'step': '{i}'}}\n" for i, r in enumerate(R)),
+    "verl": "".join(f"(Task pid=7) step:{5 * i} - actor/lr:1e-06 - val-core/gsm8k/reward/mean@1:{r} - x:np.float64(2.0)\n"
+                    for i, r in enumerate(R)),
+    "two columns without names": "".join(f"{c} {r}\n" for c, r in zip(C, R, strict=True)),
+    "quotes": '"my, tokens","the ""acc"""\n' + "".join(f'"{c}",{r}\n' for c, r in zip(C, R, strict=True)),
+    "NaN": lines([*ROWS[:3], ROWS[3] | {"pass_rate": float("nan")}, *ROWS[3:]]),
+}  # fmt: skip
+
+
+def test_printed_logs_and_bare_columns_are_read_without_a_choice():
+    found = js(OWN, *(own(text) for text in PRINTED.values()))
+    expected = [np.arange(20) / 10, np.arange(20), STEPS, C, C, C]
+    for name, run, c in zip(PRINTED, found, expected, strict=True):
+        assert isinstance(run, dict), (name, run)
+        assert run["C"] == pytest.approx(c) and run["R"] == pytest.approx(R), name
+
+
+def test_a_record_that_stands_there_twice_counts_once():
+    """And of a last line that is being written nothing counts; a clock that ran before step 0 has trained nothing."""
+    rows = [ROWS[0] | {"tokens": 700.0}, *ROWS[1:], ROWS[3], ROWS[3] | {"n_prompts": 51}, ROWS[4] | {"pass_rate": None}]
+    (found,) = js(OWN, own(lines(rows) + '{"step": 100, "tokens": 1e6, "pass'))
+    assert sorted(found["C"]) == sorted([*C, C[3]]) and sorted(found["n"])[-1] == 102
+
+
+BAD = [  # (text, more, words of the sentence)
+    ("", {}, "nothing to read"),
+    ("\x00\x01\x02", {}, "no text"),
+    ("hello", {}, "no log that is known"),
+    ("<html><body>404</body></html>\n", {}, "no log that is known"),
+    ("tokens,pass_rate\n", {}, "no rows"),
+    (lines(ROWS[:3]) + '{"tokens": 1, "pass_\n' + lines(ROWS[3:]), {}, "Line 4 is not JSON"),
+    (lines(ROWS[:3]) + "[3]\n", {}, "Record 4"),
+    ('{"log_history": []}', {}, "no records"),
+    ('{"log_history": 7}', {}, "no record with"),
+    (csv_of(("tokens", "a", "b"), C, R, R), {}, "Choose the column of the reward"),
+    (csv_of(("tokens", "pass_rate"), C, 100 * R), {}, "choose “in percent”"),
+    (csv_of(("tokens", "pass_rate"), C, 2 * R - 1), {}, "choose “from −1 to 1”"),
+    (csv_of(("tokens", "pass_rate"), -C, R), {}, "at least 0"),
+    (csv_of(("tokens", "pass_rate"), 1e9 + C, R), {}, "Compute counts from the first row"),
+    (csv_of(("tokens", "pass_rate"), C, R).replace("0.1\n", "high\n", 1), {}, "“high” in the column pass_rate is no number"),
+    (csv_of(("tokens", "pass_rate"), C, R), {"samples": "many"}, "number above 0, not “many”"),
+    (csv_of(("tokens", "pass_rate"), C, 100 * R), {"scale": 0.01}, "too few"),
+]  # fmt: skip
+
+
+def test_bad_input_is_a_sentence():
+    found = js(OWN, *(own(text, **more) for text, more, _ in BAD[:-1]))
+    for (text, _, words), said in zip(BAD, found, strict=False):
+        assert isinstance(said, str) and words in said, (text[:40], said)
+
+
+def test_many_points_are_averaged_and_said_to_be():
+    """The mean of all and the number of samples stay as they were."""
+    c = np.arange(10_000.0)
+    r = sigmoid(c, 0.1, 0.8, 2, 2000).round(4)
+    (found,) = js(OWN, own(csv_of(("tokens", "pass_rate"), c, r), samples="10"))
+    n = np.array(found["n"])
+    assert len(n) <= 300 and n.sum() == 100_000 and found["C"][0] == 0
+    assert (n @ found["R"]) / n.sum() == pytest.approx(r.mean()) and "averaged" in " ".join(found["notes"])
+
+
+# --------------------------------------------------------------------------------------------------------- the browser
+
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync --remote-debugging-pipe --hide-scrollbars""".split()
+
+
+class Browser:
+    """Chromium with one page, over its debugging pipe: messages of JSON that end in a zero byte."""
+
+    def __init__(self, folder: Path):
+        to_read, self.to = os.pipe()
+        self.back, to_write = os.pipe()
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        shell = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash", *command]  # it wants these two numbers
+        self.process = subprocess.Popen(
+            shell, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(to_read)
+        os.close(to_write)
+        self.read, self.number, self.events, self.session = b"", 0, [], {}
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        self.session = {"sessionId": self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method, **params):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params} | self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.read:
+                part = os.read(self.back, 1 << 16)
+                assert part, "the browser has ended"
+                self.read += part
+            line, self.read = self.read.split(b"\0", 1)
+            answer = json.loads(line)
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def open(self, width: int):
+        self("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+        self("Page.navigate", url=PAGE.as_uri())
+        self.until("document.readyState === 'complete' && document.title")
+
+    def eval(self, expression: str):
+        answer = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def until(self, expression: str, seconds: float = 30):
+        """The value of the expression, once it is true."""
+        end = time.monotonic() + seconds
+        while not (value := self.eval(expression)):
+            assert time.monotonic() < end, (expression, self.eval("document.body.innerText"))
+            time.sleep(0.05)
+        return value
+
+    def press(self, element: str, key: str):
+        self.eval(f"document.getElementById('{element}').focus()")
+        for kind in ("keyDown", "keyUp"):
+            self("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
+
+    def said(self, section: str) -> str:
+        return self.eval(f"document.getElementById('{section}-said').textContent")
+
+    def fitted(self, words: str, seconds: float = 30) -> str:
+        """What is said of the fit, once these words are in it."""
+        said = "document.getElementById('forecast-said').textContent"
+        return self.until(f"(text => text.includes({json.dumps(words)}) && text)({said})", seconds)
+
+    def paste(self, text: str):
+        self.eval(f"""document.getElementById("forecast-said").textContent = "";
+          document.getElementById("paste").value = {json.dumps(text)};
+          document.getElementById("paste").dispatchEvent(new Event("input"));""")
+
+    def drop(self, make: str, name: str):
+        """A file with the text that the expression `make` gives."""
+        self.eval(f"""(() => {{ const data = new DataTransfer(); data.items.add(new File([{make}], "{name}"));
+          const event = new DragEvent("drop", {{ dataTransfer: data, bubbles: true, cancelable: true }});
+          document.getElementById("forecast").dispatchEvent(event); }})()""")
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(10)
+        os.close(self.to)
+        os.close(self.back)
+
+
+KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "End": 35, "Home": 36, " ": 32}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    needs(CHROMIUM, "chromium")
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+    wrong = [event for event in browser.events if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
+    asked = {
+        event["params"]["request"]["url"].split(":")[0]
+        for event in browser.events
+        if event["method"] == "Network.requestWillBeSent"
+    }
+    assert wrong == [] and asked <= {"file", "blob", "data"}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("width", [1200, 360])
+def test_the_dials_move_in_a_browser(browser, width):
+    """With the keyboard, the mouse and a file that is dropped; nothing is wider than the screen."""
+    browser.open(width)
+    browser.fitted("expects")
+    assert browser.eval("document.documentElement.scrollWidth") <= width
+    assert browser.eval(
+        "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg').childElementCount > 20)"
+    )
+    for section, dial in (("staleness", "k"), ("ratios", "ratio"), ("averages", "a")):
+        before = browser.said(section)
+        browser.press(dial, "ArrowRight")
+        assert before and browser.said(section) != before
+    browser.press("hasty", " ")
+    browser.press("slow", " ")
+    assert "it is broken" in browser.said("staleness")
+    browser.press("cut", "End")
+    browser.fitted("The ceiling is identifiable: 0.79")
+    browser.press("cut", "Home")
+    browser.fitted("too few")
+    browser.eval("document.getElementById('curve').scrollIntoView()")
+    box = browser.eval("(b => [b.left, b.top, b.width])(document.getElementById('curve').getBoundingClientRect())")
+    for kind, share in (("mousePressed", 0.1), ("mouseMoved", 0.3), ("mouseMoved", 0.5), ("mouseReleased", 0.5)):
+        browser("Input.dispatchMouseEvent", type=kind, x=box[0] + 38 + share * (box[2] - 70), y=box[1] + 100,
+                button="left", buttons=1, clickCount=1)  # fmt: skip
+    assert "16 of 31" in browser.eval("document.getElementById('cut-at').textContent")
+    browser.fitted("identifiable: 0.7")
+    browser.press("later", " ")
+    assert "later evaluations" in browser.said("forecast")
+
+
+@pytest.mark.medium
+def test_bad_logs_are_answered_in_the_page(browser):
+    browser.open(360)
+    for text, more, words in BAD:
+        if text and not {"samples"} & set(more) and "percent" not in words:
+            browser.paste(text)
+            browser.fitted(words if "too few" not in words else "taken as percent")
+            assert browser.eval("document.querySelectorAll('#curve svg text').length") > 5
+    for text, words in (
+        ("tokens,pass_rate\n5,0.5\n", "1 usable points are too few"),
+        (csv_of(("tokens", "pass_rate"), C, 0 * R + 0.3), "does not rise beyond its noise"),
+        (csv_of(("tokens", "pass_rate"), C, R[::-1]), "the run falls"),
+    ):
+        browser.paste(text)
+        browser.fitted(words)
+    falls = csv_of(("tokens", "pass_rate"), C, np.where(C > 700_000, 0.2, R))
+    browser.paste(falls)
+    browser.fitted("20 evaluations")
+    browser.press("cut", "End")
+    browser.fitted("the run falls")
+
+
+@pytest.mark.medium
+def test_a_million_rows_are_read(browser):
+    browser.open(1200)
+    rows = "`${i},1.5,${(0.1 + 0.7 / (1 + (3e5 / (i + 1)) ** 2)).toFixed(4)}`"
+    begun = time.monotonic()
+    browser.drop(f"'tokens,loss,pass_rate\\n' + Array.from({{length: 1e6}}, (_, i) => {rows}).join('\\n')", "big.csv")
+    said = browser.fitted("1,000,000 evaluations", 60)
+    assert "averaged into" in said and "identifiable" in said
+    print(f"a million rows: {time.monotonic() - begun:.1f} s")
