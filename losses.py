@@ -306,11 +306,13 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, estim
 def _metrics(log_ratio: Tensor, capped: Tensor, advantages: Tensor, trained: Tensor) -> dict[str, Tensor]:
     """Sums, counts and maxima over trained tokens, before any truncation; 0-d tensors that stay on the device."""
     rho = torch.where(trained, _bounded_exp(log_ratio.detach()), 0.0).double()  # (N, T) float64: any split adds up
+    log_rho = log_ratio.detach().double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (N, T), 0 outside the mask
     positive, negative = trained & (advantages > 0), trained & (advantages < 0)  # (N, T)
     return {
         "tokens": trained.sum(),
         "ratio_sum": rho.sum(),
         "ratio_sq_sum": rho.square().sum(),
+        "log_ratio_sq_sum": log_rho.square().sum(),
         "ratio_max": rho.max() if rho.numel() else rho.sum(),  # an empty microbatch or rank has no maximum
         "tokens_positive": positive.sum(),
         "tokens_negative": negative.sum(),
@@ -333,6 +335,7 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
 
     ratio_mean, ratio_max and ess, the effective sample size (sum rho)^2 / (n sum rho^2) as a share in (0, 1], describe
     the tokens' rho before any truncation. L4: whatever the loss, so that runs with different losses compare.
+    log_ratio_rms, root mean square of log rho: how far, in nats, a token's log-prob typically is from the generator's.
     capped_positive, capped_negative: share of the tokens with A > 0 (A < 0) that the loss itself capped or clipped;
     masked_positive, masked_negative: that a mask dropped or truncated (only with masks.py). tis_capped (only from
     `tis`): share of all tokens. A share of no tokens is 0.
@@ -340,6 +343,7 @@ def summarize_metrics(metrics: dict[str, Tensor]) -> dict[str, float]:
     m = {key: float(value) for key, value in metrics.items()}
     summary = {"ratio_mean": m["ratio_sum"] / (m["tokens"] or 1), "ratio_max": m["ratio_max"]}
     summary["ess"] = m["ratio_sum"] ** 2 / (m["tokens"] * m["ratio_sq_sum"] or 1)
+    summary["log_ratio_rms"] = (m["log_ratio_sq_sum"] / (m["tokens"] or 1)) ** 0.5
     of = {f"{what}_{sign}": f"tokens_{sign}" for what in ("capped", "masked") for sign in ("positive", "negative")}
     of |= {"tis_capped": "tokens"}
     return summary | {name: m[name] / (m[tokens] or 1) for name, tokens in of.items() if name in m}

@@ -143,7 +143,7 @@ class Evaluator:
 
     def finish(self, progress: Progress) -> dict[str, float]:
         """Waits for what is under way, records an evaluation, and compares the log-probs. Must come before the weights
-        change. Returns {"logprob_gap": nats per token}, or {} if nothing was under way. Raises RunFailed."""
+        change. Returns {"logprob_gap", "mismatch_rms"}, in nats, or {} if nothing was under way. Raises RunFailed."""
         if (check := self.under_way) is None:
             return {}
         rows, behaviour = self.ranks.from_main(lambda: self._result(check, progress.rng))
@@ -152,7 +152,8 @@ class Evaluator:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
             if eval_temperature(self.flags) != self.flags.temperature:
                 return {}  # the trainer's log-probs are those at --temperature, at which probes sample
-        gap = logprob_gap(self.trainer.score(rows), behaviour, rows, experts(self.trainer.model.config) > 1)
+        gaps = logprob_gaps(self.trainer.score(rows), behaviour, rows)
+        gap = logprob_gap(gaps, experts(self.trainer.model.config) > 1)
         largest = LARGEST_GAP[self.flags.dtype]
         if not gap <= largest:  # NaN, too
             raise RunFailed(
@@ -160,7 +161,7 @@ class Evaluator:
                 f"more than {largest} ({self.flags.dtype}): the generator has other weights than the trainer, or "
                 "computes with less precision (TF32, quantisation)"
             )
-        return {"logprob_gap": gap}
+        return {"logprob_gap": gap, "mismatch_rms": torch.cat(gaps).square().mean().sqrt().item()}
 
     def _result(self, check: Check, rng: random.Random) -> tuple[list[Row], list[list[float]]]:
         """Rank 0 waits for the rollouts; returns some of them as rows, with the generator's log-probs."""
@@ -236,16 +237,20 @@ def sha256(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
 
 
-def logprob_gap(own: torch.Tensor, behaviour: list[list[float]], rows: list[Row], mixture_of_experts: bool) -> float:
-    """Mean |trainer's log-prob - generator's| over trained tokens, in nats per token; `own` is (N, T).
+def logprob_gaps(own: torch.Tensor, behaviour: list[list[float]], rows: list[Row]) -> list[torch.Tensor]:
+    """|trainer's log-prob - generator's| of each row's trained tokens, in nats; `own` is (N, T)."""
+    return [
+        (own[i, : len(row.mask)] - torch.tensor(behaviour[i])).abs()[torch.tensor(row.mask, dtype=torch.bool)]
+        for i, row in enumerate(rows)
+    ]
+
+
+def logprob_gap(gaps: list[torch.Tensor], mixture_of_experts: bool) -> float:
+    """Mean gap over all tokens, in nats per token.
 
     For a mixture of experts it is the median row's mean: rounding may send a token to another expert, which puts its
     row far off, while old weights would put every row off.
     """
-    gaps = [
-        (own[i, : len(row.mask)] - torch.tensor(behaviour[i])).abs()[torch.tensor(row.mask, dtype=torch.bool)]
-        for i, row in enumerate(rows)
-    ]
     if mixture_of_experts:
         return torch.stack([gap.mean() for gap in gaps]).median().item()
     return torch.cat(gaps).mean().item()

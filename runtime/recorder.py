@@ -4,6 +4,7 @@ Those of an evaluation are in evaluation.py; what a run says at its end is in cl
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ class Recorder:
         self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
         self.empty_steps = 0  # in a row, with no token left to train on
+        self.mismatch: float | None = None  # `mismatch_rms` of the last completions that a single version sampled
         self.step_began = time.time()
         self.seconds = {"trainer_idle": 0.0, "save_seconds": 0.0}  # since the last record
 
@@ -91,6 +93,8 @@ class Recorder:
             for line in changed_flags(json_object(self.folder.path / "config.json") or {}, settings):
                 self.ranks.say(line)
             self.folder.replace("config.json", json.dumps(settings, indent=1))
+            for record in self.folder.read("metrics.jsonl"):  # of the run before a resume
+                self.mismatch = record.get("mismatch_rms", self.mismatch)
             self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
             self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
         name = {"name": str(self.folder.path) + (f" from step {step}" if step else "")}  # no tracker takes steps back
@@ -146,6 +150,9 @@ class Recorder:
             metrics["trained_tokens"] = metrics.get("kept_tokens", int(batch.mask.sum()))
             self.clock.trained_tokens += metrics["trained_tokens"]
             self.clock.forwarded += positions
+            self.mismatch = metrics.get("mismatch_rms", self.mismatch)
+            if self.mismatch is not None:
+                metrics["staleness_rms"] = staleness(metrics["log_ratio_rms"], self.mismatch)
         self.traced(f"step {progress.step}", self.step_began)
         token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
         now, counters = time.monotonic(), vars(generator.counters).copy()
@@ -192,6 +199,20 @@ def shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "interrupted": sum(rollout.interrupted for rollout in rollouts) / n,
         "truncated": length_control.truncation_rate(rollout.finish_reason for rollout in rollouts),
     }
+
+
+def staleness(log_ratio: float, mismatch: float) -> float:
+    """What age adds to the ratio, as a root mean square in nats (Missing Old Logits, arXiv 2605.12070).
+
+    rho = pi_now / mu = (pi_v / mu) * (pi_now / pi_v), with mu and pi_v the generator's and the trainer's probability at
+    the version v that sampled the token: the mismatch of the two programs, times staleness. Of the batch only the
+    product is known, since the trainer no longer has the weights of v. But on the completions of the weights check it
+    still had them, so the size of the first factor is known there. Squares of the logarithms add up,
+        E[log(rho)^2] = E[log(pi_v / mu)^2] + E[log(pi_now / pi_v)^2],
+    if the two are uncorrelated. Tokens that rest on keys and values of older weights differ for a third reason, which
+    the weights check leaves out and which counts as staleness here. It costs no forward pass.
+    """
+    return math.sqrt(max(log_ratio**2 - mismatch**2, 0.0))
 
 
 def step_line(record: Record) -> str:

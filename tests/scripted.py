@@ -149,7 +149,7 @@ class ScriptedTrainer:
 
     def gradients(self, batch):
         self.batches.append(batch)
-        names = ("ratio_mean", "ratio_max", "ess", "entropy", "loss")
+        names = ("ratio_mean", "ratio_max", "log_ratio_rms", "ess", "entropy", "loss")
         return dict.fromkeys(names, 1.0)
 
     def update(self, version):

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from scripted import ScriptedTrainer
 
 from pipeline_rl import Rollout
-from runtime.evaluation import RunFailed, evaluation_line, figures, logprob_gap, sha256
+from runtime.evaluation import RunFailed, evaluation_line, figures, logprob_gap, logprob_gaps, sha256
 from runtime.model import Row
 
 # ---------------------------------------------------------------------------------------------------- what is recorded
@@ -92,8 +93,23 @@ def test_the_gap_by_hand():
     rows = [Row([1], [5, 6, 7], [1, 0, 1]), Row([1], [5], [1])]
     own = torch.tensor([[-1.0, 0.0, -2.0], [-1.0, 0.0, 0.0]])
     behaviour = [[-1.1, -9.0, -1.8], [-1.6]]
-    assert logprob_gap(own, behaviour, rows, False) == pytest.approx(0.3)
-    assert logprob_gap(own, behaviour, rows, True) == pytest.approx(0.15)
+    gaps = logprob_gaps(own, behaviour, rows)
+    assert [gap.tolist() for gap in gaps] == [pytest.approx([0.1, 0.2]), pytest.approx([0.6])]
+    assert logprob_gap(gaps, False) == pytest.approx(0.3) and logprob_gap(gaps, True) == pytest.approx(0.15)
+
+
+def test_the_ratio_taken_apart_at_each_step(run):
+    """Log-ratios of .1 in each step, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and
+    .08: sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, in each step, also between the checks."""
+    mismatch = property(lambda generator: -0.06 if generator.version < 6 else -0.08)
+    gradients = {"gradients": lambda self, batch: ScriptedTrainer.gradients(self, batch) | {"log_ratio_rms": 0.1}}
+    played = run({"logprob": mismatch}, gradients, dtype="bfloat16", eval_every=100)
+    steps, recorder = played.steps, played.parts.recorder
+    assert [r["step"] for r in steps if "mismatch_rms" in r] == [1, 4, 7]
+    assert [r["staleness_rms"] for r in steps] == pytest.approx([0.08] * 6 + [0.06] * 2)
+    recorder.mismatch = None
+    recorder.open(8)  # as a resumed run does: the last mismatch is in the log
+    assert recorder.mismatch == pytest.approx(0.08)
 
 
 def test_weights_that_did_not_move_end_the_run(run):
@@ -104,6 +120,7 @@ def test_weights_that_did_not_move_end_the_run(run):
         run({"mixed": True})
     played = run({"logprob": -5e-5})
     assert played.steps[0]["logprob_gap"] == pytest.approx(5e-5) and played.progress.step == 8
+    assert played.steps[0]["mismatch_rms"] == pytest.approx(5e-5)
     assert run({"logprob": -0.08}, dtype="bfloat16").progress.step == 8
     with pytest.raises(RunFailed, match=r"by 1\.2e-01 .* than 0.1 \(bfloat16\): .* weights .* precision"):
         run({"logprob": -0.12}, dtype="bfloat16")

@@ -100,9 +100,17 @@ def test_cispo_by_hand():
     # before truncation: 2 + 10 + .5 = 12.5;  4 + 100 + .25 = 104.25;  ess = 12.5^2 / (3 * 104.25) = .4996003
     wanted = {"tokens": 3, "ratio_sum": 12.5, "ratio_sq_sum": 104.25, "ratio_max": 10, "tokens_positive": 2}
     wanted |= {"tokens_negative": 1, "capped_positive": 1, "capped_negative": 0}
+    wanted |= {"log_ratio_sq_sum": 6.262804}  # ln(2)^2 + ln(10)^2 + ln(.5)^2 = .480453 + 5.301898 + .480453
     assert floats(metrics) == pytest.approx(wanted)
     assert summarize_metrics(metrics) == pytest.approx(
-        {"ratio_mean": 12.5 / 3, "ratio_max": 10, "ess": 0.4996003, "capped_positive": 0.5, "capped_negative": 0}
+        {
+            "ratio_mean": 12.5 / 3,
+            "ratio_max": 10,
+            "log_ratio_rms": 1.444854,
+            "ess": 0.4996003,
+            "capped_positive": 0.5,
+            "capped_negative": 0,
+        }
     )
 
 

@@ -1,6 +1,7 @@
 """runtime/recorder.py: the clock that counts compute, what is written and printed of a step, and the run's end."""
 
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from scripted import ScriptedGenerator
 from pipeline_rl import Counters
 from runtime import flag_checks, recorder
 from runtime.closing import closing_fits, closing_table
-from runtime.recorder import Clock, step_line, warnings_of
+from runtime.recorder import Clock, staleness, step_line, warnings_of
 from runtime.run_folder import Folder
 from tasks import arithmetic
 
@@ -143,6 +144,12 @@ def test_step_line_shows_what_was_measured_and_lines_up():
     for name in ("ratio_mean", "ratio_max", "ess", "entropy", "grad_norm"):
         del skipped[name]
     assert "rho" not in step_line(skipped) and "waits 0.50/0.25 s" in step_line(skipped)
+
+
+def test_staleness_by_hand():
+    """A triangle of sides 3, 4 and 5; a mismatch that is larger than the whole leaves nothing; NaN is not hidden."""
+    assert staleness(5.0, 3.0) == pytest.approx(4.0) and staleness(0.1, 0.0) == pytest.approx(0.1)
+    assert staleness(0.1, 0.2) == 0.0 and math.isnan(staleness(math.nan, 0.1))
 
 
 @pytest.mark.parametrize(("changes", "empty_steps", "said"), [

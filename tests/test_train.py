@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from replay import Replay, arguments, assert_same_logs, record_rollouts, without_times
-from scripted import ScriptedGenerator, batch_of, problem, rollout
+from scripted import ScriptedGenerator, ScriptedTrainer, batch_of, problem, rollout
 
 import pipeline_rl
 import train
@@ -260,7 +260,7 @@ def test_a_batch_whose_mask_leaves_no_token_makes_no_version(run, capsys):
 
     def gradients(trainer, batch):
         trainer.optimizer = SimpleNamespace(zero_grad=lambda: thrown.append(1))
-        return dict.fromkeys(("ratio_mean", "ratio_max", "ess", "entropy", "loss"), 1.0) | {"kept_tokens": next(left)}
+        return ScriptedTrainer.gradients(trainer, batch) | {"kept_tokens": next(left)}
 
     played = run({}, {"gradients": gradients}, max_steps=6, pass_rate_threshold=2.0)
     assert [r["version"] for r in played.steps] == [1, 1, 1, 1, 1, 2] and len(thrown) == 4

@@ -26,6 +26,7 @@ from runtime.flags import Flags, UsageError
 from runtime.model import Policy, Row, full_tensors, whole
 from runtime.parts import Parts
 from runtime.ranks import Ranks
+from runtime.recorder import staleness
 from runtime.trainer import ADAMW, Trainer, TrainingBatch, clip_options, hold_in_bfloat16, learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -227,6 +228,26 @@ def test_microbatches_and_ranks_change_nothing(model_folder, loss, layout, token
     torch.testing.assert_close(sum(gradients) / ranks, gradient_of(whole), atol=1e-6, rtol=1e-4)
     assert sum(s["loss"] for s in summaries) == pytest.approx(summary["loss"], rel=1e-4)
     assert max(s["ratio_max"] for s in summaries) == pytest.approx(summary["ratio_max"], rel=1e-5)
+
+
+def test_the_ratio_is_mismatch_times_staleness(model_folder):
+    """The oracle has what a run has not, the log-probs of the weights that sampled: 1,800 tokens scored by them, with
+    noise of .05 nats on top as the generator's, then other weights. What `staleness` says from the batch's log-ratios
+    and the noise alone is the root mean square of log pi_now - log pi_v to 3 %."""
+    trainer, batch = trainer_of(model_folder, tokens_per_microbatch=999), hand_batch()
+    batch.rows, batch.mask = batch.rows * 100, batch.mask.repeat(100, 1)
+    batch.advantages, batch.token_weights = batch.advantages.repeat(100), batch.token_weights.repeat(100, 1)
+    noise = 0.05 * torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
+    then = trainer.score(batch.rows)
+    batch.behaviour_logprobs = then + noise
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    age = (trainer.score(batch.rows) - then)[batch.mask].square().mean().sqrt().item()
+    mismatch = noise[batch.mask].square().mean().sqrt().item()
+    total = trainer.gradients(batch)["log_ratio_rms"]
+    assert total > 1.1 * age and age > mismatch / 3
+    assert staleness(total, mismatch) == pytest.approx(age, rel=0.03)
 
 
 def test_update_warms_up_clips_and_throws_bad_gradients_away(monkeypatch, model_folder):

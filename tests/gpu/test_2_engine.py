@@ -47,9 +47,10 @@ class Sides:
 
     def gap(self, rows: list, rollouts: list) -> float:
         """Mean difference of log-probs to the trainer as it is now, in nats per token."""
-        from runtime.evaluation import logprob_gap
+        from runtime.evaluation import logprob_gap, logprob_gaps
 
-        return logprob_gap(self.trainer.score(rows), [r.logprobs for r in rollouts], rows, mixture_of_experts=False)
+        gaps = logprob_gaps(self.trainer.score(rows), [r.logprobs for r in rollouts], rows)
+        return logprob_gap(gaps, mixture_of_experts=False)
 
 
 @contextmanager
