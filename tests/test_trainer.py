@@ -103,9 +103,9 @@ def gradient_of(trainer: Trainer) -> torch.Tensor:
 
 def test_the_policy_is_gone_when_the_process_group_ends(monkeypatch, new_accelerator):
     """A DDP policy that still lives then waits, at times for ever, for a thread of gloo's that waits for it."""
-    accelerator, ended, idle = new_accelerator(), [], SimpleNamespace(close=lambda: None)
+    accelerator, ended, idle = new_accelerator(), [], SimpleNamespace(close=lambda: None, trace=None)
     trainer = SimpleNamespace(policy=accelerator.prepare(torch.nn.Linear(2, 2)))
-    parts = Parts(Ranks(accelerator), None, idle, trainer, None, None, idle, None, None)
+    parts = Parts(Ranks(accelerator), None, idle, trainer, None, None, idle, idle, None)
     policy = weakref.ref(trainer.policy)
     monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(policy() is None))
     parts.close()
