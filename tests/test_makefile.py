@@ -62,7 +62,7 @@ def test_tests_see_no_gpu(tmp_path):
 def test_the_workflow_runs_what_ci_runs():
     """One list of checks, in `.ci/run`; each of its lines is a target of the Makefile."""
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert workflow.count("- run:") == 1 and "- run: bash .ci/run" in workflow
+    assert workflow.count("- run:") == 1 and '- run: sudo -E env "PATH=$PATH" bash .ci/run' in workflow
     targets = [line.split()[1] for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
     makefile = (ROOT / "Makefile").read_text().splitlines()
     assert {"test", "lint", "typecheck"} <= set(targets)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from two_hosts import Host
 
 from runtime.run_folder import Folder
@@ -42,11 +43,11 @@ class Pair:
 class Run:
     """train.py on A, with an engine that Ray places."""
 
-    def __init__(self, pair: Pair, folder: Path, *flags: Any):
+    def __init__(self, pair: Pair, folder: Path, *flags: Any, **options: Any):
         self.folder, self.log = folder, folder.with_suffix(".log")
         command = [sys.executable, "train.py", "--output_dir", folder, "--engine_args", RAY, *FLAGS, *flags]
         with self.log.open("a") as log:
-            self.process = pair.a.start(*command, stdout=log, stderr=log)
+            self.process = pair.a.start(*command, stdout=log, stderr=log, **options)
 
     @property
     def said(self) -> str:
@@ -57,6 +58,11 @@ class Run:
         """Of its steps."""
         found = Folder(self.folder).read("metrics.jsonl") if (self.folder / "metrics.jsonl").exists() else []
         return [record for record in found if "step" in record]
+
+    def signal(self, number: int) -> None:
+        """To train.py itself: `process` is what waits for it outside its host."""
+        for child in psutil.Process(self.process.pid).children():
+            child.send_signal(number)
 
     def ended(self) -> bool:
         """Whether it has ended."""

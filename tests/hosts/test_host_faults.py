@@ -23,17 +23,14 @@ def run(pair: Pair, tmp_path: Path) -> Run:
     made = Run(pair, tmp_path / "run", *LONG)
     made.wait(made.steps_on(12))
     yield made
-    while not made.ended():  # it may replace itself
-        made.process.kill()
-        made.process.wait()
-    for pid, line in pair.a.processes().items():
-        if "EngineCore" in line:
-            os.kill(pid, signal.SIGKILL)
+    while not made.ended():
+        made.signal(signal.SIGKILL)
+        time.sleep(0.1)
 
 
 def worker(pair: Pair) -> int:
     """The engine's process on B."""
-    [pid] = [pid for pid, line in pair.b.processes().items() if "Worker" in line]
+    [pid] = [pid for pid, line in pair.b.processes().items() if line.startswith("ray::RayWorker")]
     return pid
 
 
@@ -73,7 +70,7 @@ def test_sigterm_while_the_link_is_cut(pair: Pair, run: Run) -> None:
     """It is obeyed at once."""
     pair.b.cut()
     time.sleep(10)
-    run.process.terminate()
+    run.signal(signal.SIGTERM)
     ends = run.wait(run.ended, 60, may_end=True)
     say("SIGTERM while the link is cut", ends_after=ends)
     assert run.process.returncode == 143
@@ -130,8 +127,7 @@ def test_host_frozen(pair: Pair, run: Run) -> None:
 def test_trainer_killed(pair: Pair, run: Run, tmp_path: Path) -> None:
     """The engines' host ends its engine and takes the next run."""
     pid = worker(pair)
-    run.process.kill()
-    run.process.wait()
+    run.signal(signal.SIGKILL)
     ended = run.wait(lambda: pid not in pair.b.pids(), may_end=True)
     engines = run.wait(lambda: not any("EngineCore" in line for line in pair.a.processes().values()), may_end=True)
     again = Run(pair, tmp_path / "next", "--max_steps", 3)

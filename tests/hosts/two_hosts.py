@@ -1,15 +1,16 @@
-"""Hosts on one machine: network namespaces on one link, each with a shared memory and a Ray folder of its own. They share
-the file system, and so the checkout, its .venv and the models are at the same paths. It needs root and `ip`."""
+"""Hosts on one machine: network namespaces on one link, each with processes, a shared memory and a Ray folder of its own.
+They share the file system, and so the checkout, its .venv and the models are at the same paths. It needs root and `ip`."""
 
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = ":".join(str(ROOT / folder) for folder in ("", "tests", "tests/engine", "tests/hosts"))  # of our modules
@@ -17,44 +18,46 @@ LACKS = "root" if os.geteuid() else "" if shutil.which("ip") else "`ip` (Debian:
 
 
 class Host:
-    """A host with one address, on the bridge's link. It lives as long as a process that sleeps in it."""
+    """A host with one address, on the bridge's link. It lives as long as its first process."""
 
     def __init__(self, number: int):
         self.address, self.name = f"10.77.0.{number}", f"scalerl-{os.getpid()}-{number}"
         ip("netns", "add", self.name)
         ip("-n", self.name, "link", "set", "lo", "up")
         folders = "mkdir -p /tmp/ray; for at in /dev/shm /tmp/ray; do mount -t tmpfs -o size=2g none $at; done"
-        script = f"mount --make-rprivate /; hostname {self.name}; {folders}; echo ready; exec sleep infinity"
-        command = ["ip", "netns", "exec", self.name, "unshare", "--mount", "--uts", "--ipc", "sh", "-c", script]
-        self.sleeper = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self.sleeper.stdout.readline() == b"ready\n"
+        script = f"hostname {self.name}; {folders}; echo ready; while true; do sleep 1; done"  # it buries orphans
+        new = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
+        command = ["ip", "netns", "exec", self.name, *new, "sh", "-c", script]
+        self.outside = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self.outside.stdout.readline() == b"ready\n"
+        [self.init] = psutil.Process(self.outside.pid).children()
 
     def start(self, *command: Any, **options: Any) -> subprocess.Popen:
         """A process there, in the checkout's folder."""
-        enter = ["nsenter", f"--target={self.sleeper.pid}", "--mount", "--uts", "--ipc", "--net", f"--wd={ROOT}"]
+        enter = ["nsenter", f"--target={self.init.pid}", *"--mount --uts --ipc --pid --net".split(), f"--wd={ROOT}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_HOST_IP": self.address, "GLOO_SOCKET_IFNAME": "eth0"}
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": PATHS} | options.pop("env", {})
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # hidden GPUs, of which Ray would count none
         return subprocess.Popen([*enter, *map(str, command)], env=environment, text=True, **options)
 
-    def run(self, *command: Any, timeout: float = 120) -> str:
-        """What it prints on stdout."""
-        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    def run(self, *command: Any, timeout: float = 120, **options: Any) -> str:
+        """What it prints."""
+        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
         out, _ = process.communicate(timeout=timeout)
         assert process.returncode == 0, (command, out[-3000:])
         return out
 
-    def ray(self, *arguments: str) -> str:
+    def ray(self, *arguments: str, **options: Any) -> str:
         """`ray start` with little memory, or another command."""
         if arguments[0] == "start":
             arguments += ("--num-cpus=1", "--object-store-memory=80000000", f"--node-ip-address={self.address}")
             arguments += ("--include-dashboard=false",) if "--head" in arguments else ()
-        return self.run(Path(sys.executable).with_name("ray"), *arguments)
+        return self.run(Path(sys.executable).with_name("ray"), *arguments, **options)
 
     def pids(self) -> list[int]:
-        """Of its processes, the one that sleeps left out."""
-        found = subprocess.check_output(["ip", "netns", "pids", self.name], text=True).split()
-        return sorted({int(pid) for pid in found} - {self.sleeper.pid})
+        """Of its processes, as this process sees them; its first one is left out."""
+        found = {int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name]).split()}
+        return sorted(found - {self.outside.pid, self.init.pid, *(child.pid for child in self.init.children())})
 
     def processes(self) -> dict[int, str]:
         """Their command lines."""
@@ -84,12 +87,8 @@ class Host:
 
     def end(self) -> None:
         """Leaves nothing of it."""
-        end = time.monotonic() + 10
-        while self.pids() and time.monotonic() < end:
-            self.kill()
-            time.sleep(0.1)
-        self.sleeper.kill()
-        self.sleeper.wait()
+        self.init.kill()  # and all others with it
+        self.outside.wait()
         ip("netns", "del", self.name)
 
 

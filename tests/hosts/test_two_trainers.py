@@ -1,0 +1,39 @@
+"""Two hosts that train, one process each: FSDP2 over gloo, by accelerate's launcher as on GPUs."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from two_hosts import ROOT, hosts
+
+from tasks import warm_start
+
+PROGRAM = ROOT / "tests" / "distributed_worker.py"
+FSDP2 = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "configs" / "fsdp2.yaml", "--num_processes", 2]
+
+
+@pytest.mark.slow
+def test_two_hosts_train_as_one_process(permitted: None, tmp_path: Path) -> None:
+    """Weights, scores, loss and gradient norm after five steps, to 1e-6 (float32)."""
+    shape = replace(warm_start.SHAPES["xs"], hidden_size=32, head_dim=16, intermediate_size=48)
+    warm_start.new_model(shape, seed=0).save_pretrained(tmp_path / "model")
+    flags = ["--model", tmp_path / "model", "--lr", "0.01", "--tokens_per_microbatch", "64"]
+    subprocess.run([sys.executable, PROGRAM, "steps", tmp_path / "one", "14", *flags], check=True, timeout=120)
+    with hosts(2) as pair:
+        place = ["--num_machines", 2, "--main_process_ip", pair[0].address, "--main_process_port", 29500]
+        steps = ["steps", tmp_path / "two", "14", *flags]
+        started = [
+            host.start(sys.executable, *FSDP2, *place, "--machine_rank", rank, PROGRAM, *steps)
+            for rank, host in enumerate(pair)
+        ]
+        assert [process.wait(timeout=240) for process in started] == [0, 0]
+    one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
+    assert one.keys() == two.keys()
+    apart = max((two[name] - tensor).abs().max().item() for name, tensor in one.items())
+    print(f"\nlargest difference {apart:.1e} of {len(one)} tensors")
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6)
