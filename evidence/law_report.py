@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
 FITTED = CUTS | {"all of it": 1.0}
-LEVELS = (0.9, 0.8, 0.7)  # of the effective sample size
+LEVELS = {"ess": (0.9, 0.8, 0.7), "truncated": (0.05, 0.1)}  # an alarm below, and above
 REACHES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)  # C_mid
 CHAIN_FAILS = (
     "**Where the law fails.** The task `chain`, with a budget too short for its longest chains: all short chains are "
@@ -271,19 +271,16 @@ def page(runs: LawRuns) -> str:
 # ------------------------------------------------------------------------------------------------ what the logs know
 
 
-def low_of(run: Evaluations, level: float) -> int | None:
-    """Number of the first evaluation with an ESS below `level` since the one before, None if there is none."""
-    return first(run.points["ess"] < level)
-
-
-def alarm_row(runs: Sequence[Evaluations], level: float) -> Row:
-    """Announced falls, lead and false alarms of an ESS below a level."""
-    found = [(fall_of(run), low_of(run, level)) for run in runs]
+def alarm_row(runs: Sequence[Evaluations], name: str, level: float) -> Row:
+    """Announced falls, lead and false alarms of an `ess` below a level, or of a share `truncated` above one."""
+    sign = -1 if name == "ess" else 1
+    found = [(fall_of(run), first(sign * run.points[name] > sign * level)) for run in runs]
     fallen = [(fall, at) for fall, at in found if fall is not None]
     calm = [at is not None for fall, at in found if fall is None]
     leads = [fall - at for fall, at in fallen if at is not None and at < fall]
     lead = f"{np.median(leads):g} ({min(leads)} to {max(leads)})" if leads else "–"
-    return [f"{level:g}", f"{len(leads)} of {len(fallen)}", lead, f"{sum(calm)} of {len(calm)}"]
+    what = f"ESS below {level:g}" if name == "ess" else f"truncated above {level:.0%}"
+    return [what, f"{len(leads)} of {len(fallen)}", lead, f"{sum(calm)} of {len(calm)}"]
 
 
 def logs_page(runs: Sequence[Evaluations]) -> str:
@@ -296,13 +293,14 @@ def logs_page(runs: Sequence[Evaluations]) -> str:
         + (f" (in brackets its number): {', '.join(falling)}." if falling else ".")
         + (f" Left out are {len(never)} runs that never gain more than {FALL:g}: {', '.join(never)}." if never else "")
         + " Runs on half of the problems (`--difficulty`) are not looked at.",
-        "An effective sample size (ESS) below a level, as a mean over the steps since the evaluation before, gives an "
-        "alarm. One before the fall announces it, and its lead is the number of evaluations between them. One in a run "
-        "that never falls is a false alarm. The levels were chosen after a look at these runs, so the next ones will "
-        "be announced less well.",
+        "An alarm is an effective sample size (ESS) below a level, or a share of truncated completions above one, as a "
+        "mean over the steps since the evaluation before. One before the fall announces it, and its lead is the number "
+        "of evaluations between them. One in a run that never falls is a false alarm. The levels of the ESS were "
+        "chosen after a look at these runs, so the next ones will be announced less well. Those of truncation are the "
+        "paper's: where thinking is interrupted, it announces nothing.",
         table(
-            ["ESS below", "falls announced", "lead, median (range)", "false alarms"],
-            [alarm_row(runs, level) for level in LEVELS],
+            ["alarm", "falls announced", "lead, median (range)", "false alarms"],
+            [alarm_row(runs, name, level) for name, levels in LEVELS.items() for level in levels],
         ),
     ]
     return "\n\n".join(text) + "\n"
