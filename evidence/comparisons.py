@@ -237,6 +237,28 @@ COMPARISONS = {
         {"batch": "", "prompt": "--normalize_advantages prompt", "none": "--normalize_advantages none"},
         paper={"prompt": EQUAL, "none": EQUAL},
     ),
+    "recipes": Comparison(  # batches 5/3 as large where zero-variance groups leave them: there 1280 for 768
+        "prevalent recipes as the paper ran them again (Figure 2); the head is FP32 in all, as in float32 it must be",
+        {
+            "scalerl": "",
+            "deepseek-grpo": "--loss grpo --aggregation sample --normalize_advantages prompt --schedule ppo_off_policy "
+            "--k 8 --max_ready 0 --zero_variance_filter false --pass_rate_threshold 1.1",
+            "qwen2.5-dapo": "--loss dapo --normalize_advantages prompt --schedule ppo_off_policy --k 8 "
+            "--max_ready 0 --batch_prompts 53 --pass_rate_threshold 1.1",
+            "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 53 "
+            "--pass_rate_threshold 1.1",
+            "minimax-m1": "--normalize_advantages prompt --schedule ppo_off_policy --k 8 --batch_prompts 53 "
+            "--max_ready 0 --pass_rate_threshold 1.1",
+        },
+        paper={
+            "deepseek-grpo": near(-0.12), "qwen2.5-dapo": near(-0.095), "magistral": near(-0.075), "minimax-m1": EQUAL,
+        },
+    ),
+    "length": Comparison(
+        "how thinking is kept short, and what is cut off (section 3.2)",
+        {"interruption": "", "penalty": "--length_control penalty", "none": "--length_control none"},
+        paper={"penalty": EQUAL},
+    ),
     "batch": Comparison(  # there 512, 768 and 2048 completions
         "prompts per optimizer step, at equal tokens",
         {
