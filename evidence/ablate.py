@@ -26,6 +26,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import law_report
 import other_laws
+import staleness
 import sweep
 from comparisons import COMPARISONS
 from curves import Evaluations, InputError, as_word, collect, curves_of, differing, read_rows
@@ -198,7 +199,10 @@ def write_reports(
         print(f"in no comparison, so in no report: {', '.join(stray)}")
     blocks, rows = {}, []
     for name, (found, left_out) in matches.items():
-        rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
+        if not (args.comparison == "all" and name in staleness.LAB):
+            rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
+    if lab := {name: matches[name][0] for name in staleness.LAB if matches.get(name, ({}, []))[0]}:
+        save(staleness.page(lab), folder / "staleness.md")
     if matches.get("law", ({}, []))[0]:
         blocks |= write_law(matches, curves, folder)
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:

@@ -1,0 +1,102 @@
+"""The page docs/results/staleness.md: at which lag and learning rate runs stand, and what changes it.
+
+A run *falls* where an evaluation lies more than FALL below the best before it, *never rises* if it gains no more than
+that, and else *stands*. Counts of few runs are compared by Fisher's exact test, without a correction for their number.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from curves import Evaluations
+from figures import Groups, Row, fall_of, final, interval, learns, needed, over_steps
+from report import amount, table, with_ends
+from scipy.stats import fisher_exact
+
+LAB = ("staleness", "stress", "masks")  # comparisons that have this page in the place of their own
+OUTCOMES = ("stands", "falls", "never rises")
+
+
+def outcome(run: Evaluations) -> str:
+    """One of OUTCOMES."""
+    return "never rises" if not learns(run) else "falls" if fall_of(run) is not None else "stands"
+
+
+def counted(runs: Sequence[Evaluations]) -> str:
+    """ "3 stand", or what the runs did otherwise: "1 stands, 2 fall"."""
+    found = Counter(map(outcome, runs))
+    plural = {"stands": "stand", "falls": "fall", "never rises": "never rise"}
+    return ", ".join(f"{n} {o if n == 1 else plural[o]}" for o in OUTCOMES if (n := found[o]))
+
+
+def map_table(groups: Groups) -> str:
+    """A row for each lag and a column for each rate: outcomes, mean pass rate at the end, mean ESS."""
+    cells: dict[str, dict[str, str]] = {}
+    for variant, runs in groups.items():
+        lag, rate = variant.removeprefix("lag-").split("-lr-")
+        end, ess = np.mean([final(run) for run in runs]), np.mean([over_steps(run, "ess") for run in runs])
+        cells.setdefault(lag, {})[rate] = f"{counted(runs)}; {end:.2f}; {ess:.2f}"
+    rates = sorted({rate for row in cells.values() for rate in row}, key=float)
+    rows = [[lag, *(cells[lag].get(rate, "–") for rate in rates)] for lag in sorted(cells, key=int)]
+    return table(["lag held at", *(f"rate {rate}" for rate in rates)], rows)
+
+
+def highest_that_stand(groups: Groups) -> dict[int, float]:
+    """{lag: the highest learning rate at which, as at all lower ones, every seed stands}; 0 where there is none."""
+    standing: dict[int, dict[float, bool]] = {}
+    for variant, runs in groups.items():
+        lag, rate = variant.removeprefix("lag-").split("-lr-")
+        standing.setdefault(int(lag), {})[float(rate)] = all(outcome(run) == "stands" for run in runs)
+    found = {}
+    for lag, rates in sorted(standing.items()):
+        fails = min((rate for rate, stands in rates.items() if not stands), default=float("inf"))
+        found[lag] = max((rate for rate in rates if rate < fails), default=0.0)
+    return found
+
+
+def survivors_table(groups: Groups, rate: float) -> str:
+    """A row for each variant: outcomes, Fisher's p against the first, pass rate at the end, tokens to `rate`."""
+    first = next(iter(groups.values()))
+    rows: list[Row] = []
+    for variant, runs in groups.items():
+        stand, base = (sum(outcome(run) == "stands" for run in some) for some in (runs, first))
+        p = fisher_exact([[stand, len(runs) - stand], [base, len(first) - base]]).pvalue
+        known = [tokens for run in runs if np.isfinite(tokens := needed(run, rate, "tokens"))]
+        rows.append(
+            [
+                variant,
+                str(len(runs)),
+                counted(runs),
+                "–" if runs is first else f"{p:.2f}",
+                with_ends(interval([final(run) for run in runs])),
+                with_ends(interval(known)) + ("" if len(known) == len(runs) else f" ({len(known)} of {len(runs)})"),
+                amount(float(np.mean([over_steps(run, "ess") for run in runs]))),
+                amount(float(np.mean([over_steps(run, "entropy") for run in runs]))),
+            ]
+        )
+    head = ["variant", "seeds", "outcome", "p", "pass rate at the end", f"tokens to {rate:g}", "ESS", "entropy"]
+    return table(head, rows)
+
+
+def page(found: Mapping[str, Groups], rate: float = 0.5) -> str:
+    """Markdown; of LAB those that have runs."""
+    text = [
+        "# How old may a token be, and what keeps a run standing",
+        "Graded task, torch engine, 1.2M sampled tokens, a lag that is held. A run *falls* where an evaluation lies "
+        "more than .1 below the best before it, *never rises* if it gains no more than that, and else *stands*. The p "
+        "is of Fisher's exact test against the first row, not corrected for the number of rows. Settings and rules "
+        "were committed before the runs; none is left out.",
+    ]
+    if lab := found.get("staleness"):
+        highest = ", ".join(f"{rate:g} at a lag of {lag}" for lag, rate in highest_that_stand(lab).items() if rate)
+        text += [
+            "## Lag and learning rate",
+            "The paper of the staleness rule (arXiv 2607.01083) expects a stable rate that goes as 1 / lag. The "
+            "highest of these rates at which, as at all lower ones, every seed stands: "
+            f"{highest or 'none'}. Cells: outcomes; pass rate at the end; effective sample size.",
+            map_table(lab),
+        ]
+    for name, head in (("stress", "The recipe without one ingredient, and other losses"), ("masks", "Masks")):
+        if groups := found.get(name):
+            text += [f"## {head}", "A lag of 8 at a rate of 7e-4.", survivors_table(groups, rate)]
+    return "\n\n".join(text) + "\n"

@@ -1,0 +1,49 @@
+"""evidence/staleness.py: outcomes, the map and the table of survivors, by hand."""
+
+import numpy as np
+import pytest
+import staleness
+from made_curves import made
+
+RISES, FALLS, FLAT = [0.1, 0.4, 0.7, 0.75], [0.1, 0.6, 0.7, 0.3], [0.1, 0.15, 0.05, 0.0]
+
+
+def runs(variant, *rates):
+    return [made(variant, seed, rates=np.array(some), ess=[np.nan, 0.9, 0.9, 0.9]) for seed, some in enumerate(rates)]
+
+
+def test_outcomes():
+    """A fall is from the best before by more than .1, wherever the run ends; one that never gained .1 cannot fall."""
+    found = runs("v", RISES, FALLS, FLAT, [0.1, 0.7, 0.55, 0.75])
+    assert [staleness.outcome(run) for run in found] == ["stands", "falls", "never rises", "falls"]
+    assert staleness.counted(found) == "1 stands, 2 fall, 1 never rises"
+
+
+def test_the_map_and_the_highest_rate_that_stands():
+    """At a lag of 8 a rate of 4e-4 stands and 8e-4 does not, so that 2e-3, which happens to stand, does not count."""
+    groups = {
+        "lag-8-lr-8e-4": runs("a", RISES, FALLS),
+        "lag-8-lr-2e-3": runs("b", RISES),
+        "lag-8-lr-4e-4": runs("c", RISES, RISES),
+        "lag-1-lr-8e-4": runs("d", RISES),
+        "lag-16-lr-4e-4": runs("e", FLAT),
+    }
+    assert staleness.highest_that_stand(groups) == {1: 8e-4, 8: 4e-4, 16: 0.0}
+    lines = staleness.map_table(groups).split("\n")
+    assert lines[0] == "| lag held at | rate 4e-4 | rate 8e-4 | rate 2e-3 |"
+    assert lines[2] == "| 1 | – | 1 stands; 0.72; 0.90 | – |"  # the end is the mean of the last two evaluations
+    assert lines[3] == "| 8 | 2 stand; 0.72; 0.90 | 1 stands, 1 falls; 0.61; 0.90 | 1 stands; 0.72; 0.90 |"
+
+
+def test_survivors():
+    """Of seven and seven, 7 against 2 that stand: Fisher's p is 2 C(9, 7) / C(14, 7) = 72 / 3432 = .021."""
+    groups = {"recipe": runs("recipe", *[RISES] * 7), "other": runs("other", *[RISES] * 2, *[FALLS] * 5)}
+    recipe, other = staleness.survivors_table(groups, 0.5).split("\n")[2:]
+    assert recipe.startswith("| recipe | 7 | 7 stand | – | 0.725")
+    assert other.startswith("| other | 7 | 2 stand, 5 fall | 0.02 |")
+    assert pytest.approx(0.021, abs=5e-4) == 72 / 3432
+
+
+def test_the_page_has_what_was_run():
+    text = staleness.page({"stress": {"scalerl": runs("scalerl", RISES, RISES)}})
+    assert "## The recipe without one ingredient" in text and "## Lag and" not in text and "## Masks" not in text
