@@ -234,7 +234,8 @@ def optimizer_step(trainer: Trainer, progress: Progress, found: Record) -> Recor
         return {"grad_norm": 0.0, "updated": 0}
     metrics = trainer.update(progress.version)
     progress.version += int(metrics["updated"])
-    progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1
+    if not metrics.get("overflow"):  # of float16, which a smaller scale of the loss mends
+        progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1
     if progress.bad_steps >= BAD_STEPS:
         raise RunFailed(f"the gradient was not finite {progress.bad_steps} times in a row (a lower --lr may help)")
     return metrics

@@ -64,7 +64,7 @@ class VLLMEngine:
     channel: Any = None  # how weights reach it; None: a `WeightFile`
     temperature: float = 1.0  # of sampling; the log-probs are those at it
     max_num_seqs: int = 256  # requests inside it at once
-    dtype: str = "float32"  # of its weights and products, or "bfloat16"
+    dtype: str = "float32"  # of its weights and products; or "bfloat16", "float16"
     seed: int = 0  # of its sampling
     engine_args: dict[str, Any] = field(default_factory=dict)  # more of vLLM's AsyncEngineArgs
 

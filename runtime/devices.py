@@ -231,7 +231,7 @@ def gpu_needs(flags: Flags, accelerator: "Accelerator", parameters: int) -> Iter
     (_, devices, share), here = place(flags), accelerator.local_process_index
     free, total = torch.cuda.mem_get_info(accelerator.device)
     copy = getattr(torch, flags.dtype).itemsize * parameters
-    sharded = accelerator.is_fsdp2 or flags.dtype == "bfloat16"  # whose mixed precision is that of FSDP2
+    sharded = accelerator.is_fsdp2 or flags.dtype != "float32"  # whose mixed precision is that of FSDP2
     states = state_bytes(flags) * parameters / (accelerator.num_processes if sharded else 1)
     initial = copy if flags.kl_coef else 0  # a second model
     yield "a trainer", here, states + initial, free - share * total * (here in devices)

@@ -90,7 +90,9 @@ class ModelFlags:
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
     vocabulary: int = flag(47, "Built-in model: rows of its head; beyond its 47 words they mean nothing.", at_least=47)
-    dtype: Literal["float32", "bfloat16"] = flag("float32", "Dtype of generator and forward pass; weights stay FP32.")
+    dtype: Literal["float32", "bfloat16", "float16"] = flag(
+        "float32", "Dtype of generator and forward pass; weights stay FP32. float16 scales the loss."
+    )
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")

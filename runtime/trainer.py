@@ -6,8 +6,8 @@ It joins the policy (model.py), the losses (losses.py) and accelerate. What it m
   up. Data parallelism averages gradients, hence the factor `ranks` on the loss.
 - A gradient that is not finite changes nothing and is counted.
 - The learning rate depends on the policy version only, so that a resumed run has the same schedule.
-- In bfloat16 the forward and backward pass have weights in bfloat16, as the generator does; the weights that the
-  optimizer steps, the sums of gradients and its moments stay FP32.
+- In bfloat16 and float16 the forward and backward pass have weights in that dtype, as the generator does; the weights
+  that the optimizer steps, the sums of gradients and its moments stay FP32. In float16 the loss is scaled.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # their imports take seconds
 # Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
 ADAMW: dict[str, object] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
 LARGEST_NORM = 1.0  # O2: of the gradient, which is clipped to it
+GROWTH_INTERVAL = 2000  # steps without overflow, after which the loss scale of float16 doubles
 
 
 @dataclass
@@ -76,8 +77,11 @@ class Trainer:
             self.reference = self._policy(reference).to(accelerator.device)
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(learns, lr=flags.lr, **ADAMW, fused=True)
-        if self.dtype == torch.bfloat16:
-            hold_in_bfloat16(accelerator)
+        if self.dtype != torch.float32:
+            hold_in(accelerator, self.dtype)
+        self.loss_scale = LossScale() if self.dtype == torch.float16 else None
+        if self.loss_scale:
+            accelerator.register_for_checkpointing(self.loss_scale)
         self.policy, self.optimizer = accelerator.prepare(self._policy(model), optimizer)
         self.model = accelerator.unwrap_model(self.policy).model
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
@@ -116,7 +120,8 @@ class Trainer:
             with self.accelerator.no_sync(self.policy) if wait else nullcontext():
                 loss, metrics = self._loss(microbatch, batch)
                 # Data parallelism averages the ranks' gradients.
-                self.accelerator.backward(loss * self.accelerator.num_processes)
+                scale = self.loss_scale.scale if self.loss_scale else 1.0
+                self.accelerator.backward(loss * self.accelerator.num_processes * scale)
             parts.append(metrics)
         return self._summary(parts)
 
@@ -160,6 +165,10 @@ class Trainer:
 
     def update(self, version: int) -> dict[str, float]:
         """The optimizer step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""
+        if self.loss_scale:
+            for parameter in self.policy.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.loss_scale.scale)  # of FP32, by a power of two: exact
         norm = self.accelerator.clip_grad_norm_(self.policy.parameters(), LARGEST_NORM)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # FSDP2 returns a shard of it
         completions = self.flags.batch_prompts * self.flags.rollouts
@@ -169,11 +178,41 @@ class Trainer:
                 group["lr"] = lr
             self.optimizer.step()
         self.optimizer.zero_grad()
-        return {"grad_norm": norm, "lr": lr, "updated": int(finite)}
+        step = {"grad_norm": norm, "lr": lr, "updated": int(finite)}
+        return step | (self.loss_scale.update(finite) if self.loss_scale else {})
 
 
-def hold_in_bfloat16(accelerator: Accelerator) -> None:
-    """Parameters in bfloat16 for the forward and backward pass, over FP32 weights, gradients and moments: the mixed
+class LossScale:
+    """Loss scaling for float16, by the rule and with the numbers of torch.amp.GradScaler.
+
+    The smallest float16 is 6e-8, and gradients of single activations are smaller: they would be 0. So the loss is
+    multiplied by S before the backward pass and the FP32 gradient divided by it after. Where that overflows, the batch
+    is lost and S halves; after 2,000 steps in a row that did not, it doubles.
+    """
+
+    def __init__(self) -> None:
+        self.scale, self.good_steps = 2.0**16, 0  # S; since it last changed
+
+    def update(self, finite: bool) -> dict[str, float]:
+        """Counts a step. Returns the S that it had, and whether another S may mend it."""
+        step = {"loss_scale": self.scale, "overflow": int(not finite and self.scale > 1)}
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if step["overflow"]:
+            self.scale /= 2
+        elif self.good_steps == GROWTH_INTERVAL:
+            self.scale, self.good_steps = self.scale * 2, 0
+        return step
+
+    def state_dict(self) -> dict[str, float]:
+        """For accelerate, which saves it with a checkpoint."""
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
+
+
+def hold_in(accelerator: Accelerator, dtype: torch.dtype) -> None:
+    """Parameters in `dtype` for the forward and backward pass, over FP32 weights, gradients and moments: the mixed
     precision of FSDP2, on one process as on many. accelerate offers FSDP2 to several GPUs only, but nothing in it needs
     them: its state is told here."""
     from accelerate import FullyShardedDataParallelPlugin, PartialState
@@ -184,7 +223,7 @@ def hold_in_bfloat16(accelerator: Accelerator) -> None:
         # One process is a group of its own, in which nothing travels: torch's "fake" group gives back what it is given,
         # on any device, and so a GPU needs no communicator of NCCL's.
         torch.distributed.init_process_group("fake", rank=0, world_size=1)
-    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", mixed_precision_policy=policy
     )

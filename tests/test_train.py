@@ -279,6 +279,13 @@ def test_evaluations_that_come_due_while_no_step_makes_an_update(run):
     assert played.generator.calls.count(("evaluate", 10)) == 4 and played.generator.temperatures.count(None) == 1
 
 
+def test_an_overflow_of_float16_is_no_bad_gradient(run):
+    """Four steps in a row that a smaller scale mends are lost and counted, and the run goes on."""
+    bad = {"bad": frozenset(range(1, 5))}
+    overflow = {"update": lambda self, version: ScriptedTrainer.update(self, version) | {"overflow": 1}}
+    assert [r["updated"] for r in run({}, bad | overflow, max_steps=6).steps] == [1, 0, 0, 0, 0, 1]
+
+
 def test_gradients_that_stay_bad_end_the_run(run):
     with pytest.raises(train.RunFailed, match="not finite 3 times in a row"):
         run(trainer={"bad": [2, 3, 4]})

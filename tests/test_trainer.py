@@ -27,7 +27,7 @@ from runtime.model import Policy, Row, full_tensors, whole
 from runtime.parts import Parts
 from runtime.ranks import Ranks
 from runtime.recorder import staleness
-from runtime.trainer import ADAMW, Trainer, TrainingBatch, clip_options, hold_in_bfloat16, learning_rate
+from runtime.trainer import ADAMW, LossScale, Trainer, TrainingBatch, clip_options, hold_in, learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE = {"vocab_size": 23, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
@@ -404,7 +404,7 @@ def test_one_process_is_a_group_of_its_own_on_a_gpu_too(monkeypatch, new_acceler
     """It needs no NCCL. torch says that its "fake" group's results are wrong; with one rank they are what went in."""
     accelerator, group = new_accelerator(), torch.distributed
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    hold_in_bfloat16(accelerator)
+    hold_in(accelerator, torch.bfloat16)
     sent, objects = torch.arange(1.0, 5.0), [None]
     for collective in (group.all_gather_single, group.reduce_scatter_single):
         found = torch.zeros(4)
@@ -416,6 +416,73 @@ def test_one_process_is_a_group_of_its_own_on_a_gpu_too(monkeypatch, new_acceler
     group.scatter_object_list(objects, ["own"])  # as a sharded checkpoint is planned
     assert objects == ["own"]
     group.barrier()
+
+
+# ------------------------------------------------------------------------------------------------------------- float16
+
+
+def test_float16_scales_the_loss(tmp_path, new_accelerator):
+    """A loss of a millionth: its gradients at single activations are below the smallest float16, 6e-8, so without a
+    scale the gradient is off by more than a tenth, and with it equal to float32's to a hundredth. Weights, gradients and
+    moments are FP32, the generator's weights float16; the log-probs are those of the model in float16, to the bit."""
+    folder, batch, found = saved_model("Qwen3", tmp_path), hand_batch(), {}
+    batch.token_weights = batch.token_weights * 1e-6
+    for name in ("float32", "float16", "unscaled"):
+        dtype = "float16" if name == "unscaled" else name
+        trainer = trainer_of(folder, 0, 1, new_accelerator(), dtype=dtype, tokens_per_microbatch=9)
+        if name == "unscaled":
+            trainer.loss_scale.scale = 1.0
+        trainer.gradients(batch)
+        scale = trainer.loss_scale.scale if trainer.loss_scale else 1.0
+        found[name] = torch.cat([whole(p.grad).flatten() for p in trainer.model.parameters()]) / scale
+        assert found[name].dtype == torch.float32
+    wanted = found["float32"].norm()
+    assert (found["float16"] - found["float32"]).norm() < 0.01 * wanted
+    assert (found["unscaled"] - found["float32"]).norm() > 0.1 * wanted
+    trainer = trainer_of(folder, 0, 1, new_accelerator(), dtype="float16")
+    model = copy.deepcopy(trainer_of(folder).model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half()
+    oracle, parts = trainer_of(folder), trainer._microbatches(batch.rows)
+    oracle.policy = Policy(model)
+    with torch.no_grad():
+        assert all(torch.equal(trainer.policy(part)[0], oracle.policy(part)[0]) for part in parts)
+    trainer.policy.reshard()
+    assert {x.dtype for _, x in trainer.weights.items()} == {torch.float16}
+    trainer.loss_scale.scale = 2.0**10
+    trainer.gradients(hand_batch())
+    norm = torch.cat([whole(p.grad).flatten() for p in trainer.model.parameters()]).norm().item() / 2**10
+    assert trainer.update(0) == pytest.approx({"grad_norm": norm, "lr": trainer.optimizer.param_groups[0]["lr"],
+                                               "updated": 1, "loss_scale": 2**10, "overflow": 0}, rel=1e-4)  # fmt: skip
+    assert {x.dtype for state in trainer.optimizer.state.values() for x in state.values()} == {torch.float32}
+
+
+def test_a_loss_scale_that_overflows_is_halved(monkeypatch, tmp_path, new_accelerator):
+    """2^40 overflows float16 and changes nothing; a quarter of it would, too, so each step halves. At 2^10 three good
+    steps double it. A NaN at a scale of 1 is the fault of no scale."""
+    monkeypatch.setattr("runtime.trainer.GROWTH_INTERVAL", 3)
+    trainer = trainer_of(saved_model("Qwen3", tmp_path), 0, 1, new_accelerator(), dtype="float16", warmup_steps=0)
+    trainer.loss_scale.scale = 2.0**40
+    before = [whole(p.detach()).clone() for p in trainer.model.parameters()]
+    for scale in (2**40, 2**39):
+        trainer.gradients(hand_batch())
+        step = trainer.update(0)
+        assert (step["updated"], step["overflow"], step["loss_scale"]) == (0, 1, scale)
+    assert all(torch.equal(whole(p.detach()), b) for p, b in zip(trainer.model.parameters(), before, strict=True))
+    assert trainer.loss_scale.scale == 2**38 and not trainer.optimizer.state
+    trainer.loss_scale.scale, scales = 2.0**10, []
+    for version in range(7):
+        trainer.gradients(hand_batch())
+        step = trainer.update(version)
+        assert (step["updated"], step["overflow"]) == (1, 0)
+        scales.append(step["loss_scale"])
+    assert scales == [2**10] * 3 + [2**11] * 3 + [2**12]
+    assert not all(torch.equal(whole(p.detach()), b) for p, b in zip(trainer.model.parameters(), before, strict=True))
+    assert LossScale().update(False) == {"loss_scale": 2**16, "overflow": 1}
+    least = LossScale()
+    least.load_state_dict({"scale": 1.0, "good_steps": 2})
+    assert least.update(False) == {"loss_scale": 1, "overflow": 0}
+    assert least.state_dict() == {"scale": 1.0, "good_steps": 0}  # nor has it gone on
 
 
 @pytest.mark.long
@@ -430,7 +497,7 @@ def test_the_reference_of_a_bfloat16_run_is_its_first_policy(tmp_path, new_accel
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator):
     """Two steps, or one, a checkpoint, a new trainer and the other. A trainer of another dtype refuses the checkpoint."""
     folder, found = saved_model("Qwen3", tmp_path / "model"), []
@@ -439,16 +506,20 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
         trainer = trainer_of(folder, 0, 1, accelerator, dtype=dtype, lr=1e-2, warmup_steps=0, tokens_per_microbatch=9)
         if resumed:
             checkpoints.load(accelerator, tmp_path / "checkpoint")
+        elif dtype == "float16":
+            trainer.loss_scale.scale = 2.0**10
         for version in (1,) if resumed else (0, 1):
             trainer.gradients(hand_batch())
             trainer.update(version)
+            if trainer.loss_scale:
+                assert trainer.loss_scale.state_dict() == {"scale": 2.0**10, "good_steps": version + 1}
             if version == 0:
                 accelerator.save_state(str(tmp_path / "checkpoint"))
         found.append(dict(full_tensors(trainer.model, torch.float32)))
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in found[0].values())
     accelerator = new_accelerator()
-    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    other = {"float32": "bfloat16", "bfloat16": "float32", "float16": "float32"}[dtype]
     trainer_of(folder, 0, 1, accelerator, dtype=other)
     with pytest.raises(checkpoints.CheckpointError, match="is not what this trainer saves, .*: give dtype and la"):
         checkpoints.load(accelerator, tmp_path / "checkpoint")
