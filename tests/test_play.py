@@ -582,6 +582,14 @@ def test_bad_logs_are_answered_in_the_page(browser):
     ):
         browser.paste(text)
         browser.fitted(words)
+    assert (
+        browser.eval("!document.getElementById('columns').hidden && document.getElementById('y').value") == "pass_rate"
+    )
+    browser.paste("hello")  # nothing of the log before is left
+    browser.fitted("no log that is known")
+    assert browser.eval(
+        "document.getElementById('columns').hidden && log === null && !document.querySelector('#curve circle')"
+    )
     falls = csv_of(("tokens", "pass_rate"), C, np.where(C > 700_000, 0.2, R))
     browser.paste(falls)
     browser.fitted("20 evaluations")
