@@ -34,7 +34,7 @@ NODE, CHROMIUM = shutil.which("node"), next(filter(None, map(shutil.which, ("chr
 def needs(program: str | None, name: str) -> None:
     """Skips where a program is missing; in CI (.ci/run, GitHub) it must be there."""
     if program is None and os.environ.get("CI"):
-        pytest.fail(f"{name} is missing, so docs/play.html is not tested: install {name} (.ci/run does)")
+        pytest.fail(f"{name} is missing, so docs/play.html is not tested: install it")
     if program is None:
         pytest.skip(f"{name} is missing: docs/play.html is not tested here")
 
