@@ -3,10 +3,10 @@
 PROBLEM. A token of an old policy, or of a generator that computes otherwise, has a ratio rho = pi / pi_gen far from 1.
 A loss limits how much it weighs (losses.py). But at any weight it may say little about the current policy.
 
-IDEA. Drop it. A mask is multiplied into any loss: 0 where a token no longer counts, 1 where it does.
+IDEA. Drop it. A mask is multiplied into a loss: 0 where a token no longer counts, 1 where it does.
 
     mask        drops, for A > 0              drops, for A < 0              low, high   source
-    truncate    nothing: makes rho at most `high`, for either sign               2      Yao et al. 2025
+    truncate    nothing: scales rho down to `high`, in a loss without a cap      2      Yao et al. 2025
     icepop      rho outside [low, high]       the same                      .5   5      IcePop; GLM-5, 2602.15763
     sequence    the row, if the product of its rho is outside [low, high]   .5   2      Liu et al. 2025
     geometric   the row, if their geometric mean is outside [low, high]     .99  1.01   Liu et al. 2025
@@ -18,8 +18,8 @@ IDEA. Drop it. A mask is multiplied into any loss: 0 where a token no longer cou
                 those with the largest (log rho)^2, until the mean of the others is at most `high`
 
 `dppo` measures the probability that has moved, and no ratio: 1e-4 that became 1e-3 has moved by .0009 and stays, .61
-that became .3 goes. `dppo`, `dppo_kl` and `m2po` drop only what has moved as A pushes it, as PPO's clip does. L6: what
-is dropped stays in the denominators of `aggregation_weights`, so a step of which half is dropped is half as large.
+that became .3 goes, if A < 0. `dppo`, `dppo_kl` and `m2po` drop only what has moved as A pushes it, as PPO's clip does. L6: what
+is dropped stays in the denominators of `aggregation_weights`, so a step shrinks with what is dropped.
 
 SYMBOLS. N rows (completions) · T positions, padded · A advantage · pi, pi_gen the trainer's and the generator's
 probability of the sampled token · KL of the two distributions "this token, or another" · mask 1 on tokens that train.
@@ -28,13 +28,12 @@ SIMPLIFIED. Weights carry no gradient. L7: `m2po` looks at the rows that it is g
 cut into microbatches. The masks on rows take rows packed end to end for one.
 
 >>> now, then = torch.tensor([[0.30, 1e-3]]).log(), torch.tensor([[0.61, 1e-4]]).log()  # rho = 0.49 and 10
->>> for name in ("truncate", "icepop", "dppo", "m2po"):
-...     weights, metrics = MASKS[name](now, then, torch.tensor([-1.0]), torch.ones(1, 2))
-...     print(f"{name:9}", [round(weight, 2) for weight in weights[0].tolist()], int(metrics["kept"]))
-truncate  [1.0, 0.2] 2
-icepop    [0.0, 0.0] 0
-dppo      [0.0, 1.0] 1
-m2po      [0.0, 1.0] 1
+>>> for name in ("icepop", "dppo", "m2po"):
+...     kept = [MASKS[name](now, then, torch.tensor([A]), torch.ones(1, 2))[0].tolist()[0] for A in (1.0, -1.0)]
+...     print(f"{name:7} A > 0 {kept[0]}   A < 0 {kept[1]}")
+icepop  A > 0 [0.0, 0.0]   A < 0 [0.0, 0.0]
+dppo    A > 0 [1.0, 1.0]   A < 0 [0.0, 1.0]
+m2po    A > 0 [1.0, 0.0]   A < 0 [0.0, 1.0]
 """
 
 import functools
