@@ -26,8 +26,9 @@ def test_twenty_steps(pair: Pair, tmp_path: Path) -> None:
     run = Run(pair, tmp_path / "run", "--max_steps", 20)
     assert run.end() == 0, run.said[-3000:]
     steps = run.records()
-    assert [record["step"] for record in steps] == list(range(1, 21)) and steps[-1]["version"] >= 15
-    assert max(record["logprob_gap"] for record in steps) < 1e-6
+    assert [record["step"] for record in steps] == list(range(1, 21))
+    gaps = [record["logprob_gap"] for record in steps if "logprob_gap" in record]  # a step without an update has none
+    assert len(gaps) >= 15 and max(gaps) < 1e-6
     check_nothing_is_left(pair, before)
 
 
