@@ -61,8 +61,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
     "review": ("prompts that retire (--pass_rate_threshold at most 1)", lambda flags: flags.pass_rate_threshold <= 1),
     "unsafe_code": ("a data set judged by `code`", judged_by_code),
-    "generator_devices": ("engines on this host (Ray places its own)",
-                          lambda flags: not on_ray(flags)),
+    "generator_devices": ("engines on this host (Ray places its own)", lambda flags: not on_ray(flags)),
     "interruption_phrase": ("--length_control interruption and a --dataset",
                             lambda flags: flags.length_control == "interruption" and flags.dataset not in BUILT_IN),
 }  # fmt: skip
