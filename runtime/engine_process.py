@@ -1,6 +1,6 @@
 """What lives inside vLLM's processes: it is imported there, through vLLM's own arguments, never by the trainer.
 
-    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's, and mixtures of experts, bytes
+    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's; experts and bytes, too
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), but it sends a request's tokens when the request is done:
                          token by token, packing and unpacking took as much time as computing them (CPU, small model)
     skip_inner_tokens    a request's cache blocks are looked at when it enters or fills one, not at every token
