@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from psutil import virtual_memory
 
-from runtime.flags import EngineFlags, Flags, ModelFlags, UsageError, engine_args, has_adapters
+from runtime.flags import EngineFlags, Flags, ModelFlags, UsageError, engine_args, generator_fp32_head, has_adapters
 from runtime.model import UNREADABLE
 from runtime.run_folder import Record
 from runtime.weights import Channel, FileWeights, MessageWeights, TransferWeights
@@ -165,9 +165,11 @@ def engine_options(flags: EngineFlags) -> Record:
     overrides = given.get("hf_overrides", {})
     if not isinstance(overrides, dict):
         raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
-    ours = "float32" if flags.fp32_head else flags.dtype
+    ours = "float32" if generator_fp32_head(flags) else flags.dtype
     if (head := overrides.get("head_dtype", ours)) != ours:
-        raise UsageError(f"--engine_args head_dtype {head!r} is not the trainer's, {ours!r}; set --fp32_head for both.")
+        raise UsageError(
+            f"--engine_args head_dtype {head!r} is not {ours!r}; set --fp32_head for both, --one_sided_head for one."
+        )
     options = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
     options = {name: count for name, count in options.items() if count > 1}
     return options | ({"trust_remote_code": True} if flags.trust_remote_code else {}) | given

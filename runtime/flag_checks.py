@@ -40,6 +40,8 @@ def judged_by_code(flags: DataFlags) -> bool:
 
 # Flags that do nothing without others: their names -> (what they need, whether these flags have it).
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
+    "one_sided_head": ("--engine vllm and --dtype bfloat16 or float16",
+                       lambda flags: flags.engine == "vllm" and flags.dtype != "float32"),
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
     "eps_low": ("--loss dispo, gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": ("--loss dispo, gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"

@@ -94,6 +94,9 @@ class ModelFlags:
         "float32", "Dtype of generator and forward pass; weights stay FP32. float16 scales the loss."
     )
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
+    one_sided_head: bool = flag(
+        False, "As an experiment: the generator's head has the precision that --fp32_head has not."
+    )
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
@@ -338,6 +341,11 @@ def changed_flags(old: Record, new: Record) -> list[str]:
 def eval_temperature(flags: Flags) -> float:
     """The sampling temperature of evaluations."""
     return flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
+
+
+def generator_fp32_head(flags: ModelFlags) -> bool:
+    """Whether the generator's logits are an FP32 product, as the trainer's are with --fp32_head."""
+    return flags.fp32_head != flags.one_sided_head
 
 
 def mask_options(flags: LossFlags) -> dict[str, float]:

@@ -23,7 +23,7 @@ from runtime import checkpoints
 from runtime.devices import check_memory, count_parameters, devices_in_use, engine_options, merged, new_channel, place
 from runtime.engines import RunEngine, reason_of
 from runtime.evaluation import Evaluator, RunFailed
-from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
+from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError, generator_fp32_head
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator, restarts
 from runtime.recorder import Recorder
@@ -197,7 +197,7 @@ def new_generator(
     else:
         engine = RunEngine(
             model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
-            merged(fp32_head.GENERATOR_ARGS if flags.fp32_head else {}, engine_options(flags)),
+            merged(fp32_head.GENERATOR_ARGS if generator_fp32_head(flags) else {}, engine_options(flags)),
             device_environment=device_environment,
         )  # fmt: skip
     return Generator(

@@ -14,7 +14,7 @@ from fp32_head import GENERATOR_ARGS
 from runtime import flag_checks
 from runtime.devices import engine_options, engine_workers, merged
 from runtime.flag_checks import HOLDS, check_flags, lr_note
-from runtime.flags import DEFAULTS, GONE, SECTIONS, Flags, UsageError, changed_flags, parse_flags
+from runtime.flags import DEFAULTS, GONE, SECTIONS, Flags, UsageError, changed_flags, generator_fp32_head, parse_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = "--dataset rows.jsonl --model org/model "  # rows of one's own
@@ -77,6 +77,12 @@ def test_engine_args_do_not_undo_the_fp32_head(command):
         line = f'--dtype bfloat16 --fp32_head {fp32_head} --engine_args {{"hf_overrides":{{"head_dtype":{head}}}}}'
         assert re.search("head_dtype .*--fp32_head", command(line)[1])
     assert command('--dtype bfloat16 --engine_args {"hf_overrides":{"head_dtype":"float32"}}')[0]
+    one_sided = "--dtype bfloat16 --one_sided_head true --engine_args "
+    assert command(one_sided + '{"hf_overrides":{"head_dtype":"bfloat16"}}')[0]
+    assert command(one_sided + '{"hf_overrides":{"head_dtype":"float32"}}')[1].endswith("--one_sided_head for one.")
+    assert [generator_fp32_head(Flags(fp32_head=a, one_sided_head=b)) for a in (True, False) for b in (True, False)] == [
+        False, True, True, False,
+    ]  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
@@ -233,6 +239,7 @@ REFUSED = """
 --mask_low 5.1 --mask icepop | low <= high | --mask_low 5.1 --mask_high 5.1 --mask icepop
 --mask_high nan --mask m2po | at least -1 | --mask_high 0 --mask m2po
 --normalize_advantages maxrl --length_control penalty --penalty_on all | pass rate | --normalize_advantages maxrl
+--one_sided_head true | --dtype bfloat16 or float16 | --one_sided_head true --dtype float16
 --penalty_window 9 | --length_control penalty
 --penalty_on all --length_control none | --length_control penalty | --penalty_on all --length_control penalty
 --zero_variance_filter false --dynamic_sampling true | --dynamic_sampling false
