@@ -96,12 +96,11 @@ def listen(parts: Parts, steps: list[Record]) -> None:
 
 def as_json(task: Any, group: Group) -> Record:
     """A group in words and numbers."""
-    rollouts = []
-    for r in group.rollouts:
-        same = {
-            name: getattr(r, name) for name in ("versions", "mask", "finish_reason", "interrupted", "reward", "correct")
-        }
-        rollouts.append({"words": task.text(r.completion_ids), "then": r.logprobs, **same})
+    names = ("versions", "mask", "reward", "correct")
+    rollouts = [
+        {name: getattr(r, name) for name in names} | {"words": task.text(r.completion_ids), "then": r.logprobs}
+        for r in group.rollouts
+    ]
     told = {"prompt": task.text(group.problem.prompt_ids), "answer": group.problem.answer, "key": group.problem.key}
     return {"number": group.number, "version": group.version, **told, "rollouts": rollouts}
 
@@ -117,7 +116,7 @@ def found(step: Record) -> tuple[int, int] | None:
     silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
     for place, group in enumerate(step["groups"]):
         for i, r in enumerate(() if is_dead(group) else group["rollouts"]):
-            cut = r["interrupted"] and r["finish_reason"] == "stop"
+            cut = 0 in r["mask"] and r["words"].endswith("<eos>")
             if cut and len({*r["versions"]}) > 2 and silenced[row + i].any():
                 return place, i
         row += 0 if is_dead(group) else G
@@ -125,11 +124,13 @@ def found(step: Record) -> tuple[int, int] | None:
 
 
 def next_token(steps: Sequence[Record], version: int) -> Record | None:
-    """A completion of a later step that was under way when `version` + 1 went live: tokens of both, side by side."""
+    """Of a completion that was under way when `version` + 1 went live, the last token of the one and the next of the
+    other."""
     for group in (group for step in steps for group in step["groups"]):
         for r in group["rollouts"]:
-            if (version, version + 1) in pairwise(r["versions"]):
-                return {"number": group["number"], "words": r["words"], "versions": r["versions"]}
+            for i, pair in enumerate(pairwise(r["versions"]), 1):
+                if pair == (version, version + 1):
+                    return {"number": group["number"], "place": i, "words": r["words"].split()[i - 1 : i + 1]}
     return None
 
 
@@ -161,41 +162,36 @@ def factors(batch: Batch, loss: Callable) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------ the page
 
 
-def number(x: float | Tensor) -> str:
-    return f"{round(float(x), 3) + 0.0:.3f}"  # + 0: no -0.000
-
-
 def page(step: Record) -> str:
     """The template with what happened to this step's group."""
     place, cut = found(step)
     group, batch = step["groups"][place], batch_of(step["groups"])
     row = int((batch["kept_ids"] < place).sum()) + cut  # of the completion, among those that train
-    rollout, rows = (
-        group["rollouts"][cut],
-        [[i, words_of(r), versions_of(r)] for i, r in enumerate(group["rollouts"], 1)],
-    )
+    rollout, history = group["rollouts"][cut], filters.PassRateHistory()
+    history.update(group["key"], [r["correct"] for r in group["rollouts"]])
+    token_loss, metrics = losses.cispo(*(batch[name] for name in ("now", "then", "advantages", "mask")))
+    silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
     told = {"B": B, "G": G, "k": K, "capacity": Pacer(B, K).capacity, "command": COMMAND, "largest": LARGEST_NORM}
-    told |= {name: step[name] for name in ("step", "version", "lr", "grad_norm", "loss")}
-    told |= {name: group[name] for name in ("number", "prompt", "answer", "admitted")} | {"entered": group["version"]}
-    told |= {"cut": cut + 1, "budget": rollout["mask"].index(0), "A": float(batch["advantages"][row])}
-    told |= {"completions": table(["", "completion", "tokens of each version"], rows)}
-    told |= {"weights": weight_table(step["groups"], place), "tokens": token_table(step, batch, row, rollout)}
-    return TEMPLATE.read_text().format(
-        **told, **judged(step, place, batch), **learned(batch, place), **moved(step, group)
-    )
+    told |= {"step": step, "group": group, "next_version": step["version"] + 1, "metrics": metrics}
+    told |= {"cut": cut + 1, "budget": rollout["mask"].index(0), "A": batch["advantages"][row]}
+    told |= {"n": batch["mask"][batch["kept_ids"] == place].sum(), "silenced": silenced.sum()}
+    told |= {"loss": (batch["token_weights"] * token_loss).sum(), "history": history}
+    told |= {"again": "is retired" if history.retired(group["key"]) else "stays"}
+    told |= {"completions": completion_table(group), "weights": weight_table(step["groups"], place)}
+    told |= {"right": sum(r["correct"] for r in group["rollouts"]), "tokens": token_table(step, batch, row, rollout)}
+    return TEMPLATE.read_text().format(**told, **judged(step, place, batch))
 
 
-def words_of(rollout: Record) -> str:
-    """Its words; the phrase, which nobody sampled, in bold."""
-    pairs = zip(rollout["mask"], rollout["words"].split(), strict=True)
-    runs = [(sampled, " ".join(word for _, word in some)) for sampled, some in groupby(pairs, key=lambda pair: pair[0])]
-    return " ".join(f"`{text}`" if sampled else f"**`{text}`**" for sampled, text in runs)
-
-
-def versions_of(rollout: Record) -> str:
-    """(5, 5, 5, 6) -> "5 ×3, 6 ×1"; the phrase has none."""
-    sampled = [v for v, m in zip(rollout["versions"], rollout["mask"], strict=True) if m]
-    return ", ".join(f"{v} ×{len(list(some))}" for v, some in groupby(sampled))
+def completion_table(group: Record) -> str:
+    """Words, in bold the phrase that nobody sampled, and versions: (5, 5, 5, 6) is "5 ×3, 6 ×1"."""
+    rows = []
+    for i, r in enumerate(group["rollouts"], 1):
+        pairs = list(zip(r["mask"], r["words"].split(), r["versions"], strict=True))
+        texts = [(m, " ".join(word for _, word, _ in some)) for m, some in groupby(pairs, key=lambda pair: pair[0])]
+        versions = [(v, len(list(some))) for v, some in groupby(v for m, _, v in pairs if m)]
+        words = " ".join(f"`{text}`" if sampled else f"**`{text}`**" for sampled, text in texts)
+        rows.append([i, words, ", ".join(f"{v} ×{n}" for v, n in versions)])
+    return table(["", "completion", "tokens of each version"], rows)
 
 
 def judged(step: Record, place: int, batch: Batch) -> dict[str, Any]:
@@ -233,32 +229,11 @@ def token_table(step: Record, batch: Batch, row: int, rollout: Record) -> str:
     rows = []
     for t, (word, version) in enumerate(zip(rollout["words"].split(), rollout["versions"], strict=True)):
         then, now = float(batch["then"][row, t]), float(batch["now"][row, t])
-        measured = map(number, (then, now, math.exp(now - then), *(factor[t] for factor in made)))
+        values = (then, now, math.exp(now - then), *(float(factor[t]) for factor in made))
+        measured = (f"{round(x, 3) + 0.0:.3f}" for x in values)  # + 0: no -0.000
         told = [version, step["version"] - version, *measured] if rollout["mask"][t] else ["–"] * 7
         rows.append([t + 1, f"`{word}`", *told])
     return table(["", "token", "version", "lag", "log π_gen", "log π", "ρ", "factor, CISPO", "factor, DAPO"], rows)
-
-
-def learned(batch: Batch, place: int) -> dict[str, Any]:
-    """The loss, and what it sums over."""
-    token_loss, metrics = losses.cispo(*(batch[name] for name in ("now", "then", "advantages", "mask")))
-    silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
-    told = {"n": int(batch["mask"][batch["kept_ids"] == place].sum()), "trained": int(metrics["tokens"])}
-    return told | {"silenced": int(silenced.sum()), "computed": float((batch["token_weights"] * token_loss).sum())}
-
-
-def moved(step: Record, group: Record) -> dict[str, Any]:
-    """What the next token is sampled by, and whether the prompt comes again."""
-    history, later, version = filters.PassRateHistory(), step["next"], step["version"]
-    history.update(group["key"], [r["correct"] for r in group["rollouts"]])
-    last, words = list(pairwise(later["versions"])).index((version, version + 1)), later["words"].split()
-    told = {"next_version": version + 1, "later": later["number"], "last": last + 1, "threshold": history.threshold}
-    told |= {
-        "last_word": words[last],
-        "next_word": words[last + 1],
-        "right": sum(r["correct"] for r in group["rollouts"]),
-    }
-    return told | {"again": "is retired" if history.retired(group["key"]) else "stays"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
