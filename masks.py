@@ -18,8 +18,8 @@ IDEA. Drop it. A mask is multiplied into a loss: 0 where a token no longer count
                 those with the largest (log rho)^2, until the mean of the others is at most `high`
 
 `dppo` measures the probability that has moved, and no ratio: 1e-4 that became 1e-3 has moved by .0009 and stays, .61
-that became .3 goes, if A < 0. `dppo`, `dppo_kl` and `m2po` drop only what has moved as A pushes it, as PPO's clip does. L6: what
-is dropped stays in the denominators of `aggregation_weights`, so a step shrinks with what is dropped.
+that became .3 goes, if A < 0. `dppo`, `dppo_kl` and `m2po` drop only what has moved as A pushes it, as PPO's clip does.
+L6: what is dropped stays in the denominators of `aggregation_weights`, so a step shrinks with what is dropped.
 
 SYMBOLS. N rows (completions) · T positions, padded · A advantage · pi, pi_gen the trainer's and the generator's
 probability of the sampled token · KL of the two distributions "this token, or another" · mask 1 on tokens that train.

@@ -33,7 +33,7 @@ PRINTED = {
     "pipeline_rl": "lag",
     "vllm_engine": "check_arrival",
     "losses": "1.667",
-    "masks": "m2po      [0.0, 1.0] 1",
+    "masks": "m2po    A > 0 [1.0, 0.0]   A < 0 [0.0, 1.0]",
     "filters": "['b', 'c']",
     "length_control": "[0.0, -0.5, -1.0]",
     "fp32_head": "master  head, FP32 product True   0.008",
