@@ -287,6 +287,7 @@ COMPARISONS = {
             "l": "--size l --lr 5.7e-4",
             "xl": "--size xl --lr 4.8e-4",
         },
+        paper={"xs": LOWER, "s": LOWER, "l": HIGHER, "xl": HIGHER},  # ScaleRL's 8B and 17B x 16: .610 and .710
         setting=f"{GRADED} --max_sampled_tokens 1000000 --eval_every 5",
         minutes=2.2,
     ),
