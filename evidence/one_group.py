@@ -147,7 +147,8 @@ def batch_of(groups: Sequence[Record], average: str = "prompt") -> Batch:
     made = {name: train.padded([r[name] for r in rows], torch.float32) for name in ("now", "then")}
     made |= {"rewards": rewards, "group_ids": group_ids, "kept": kept, "kept_ids": group_ids[kept]}
     mask = train.padded([r["mask"] for r in rows], torch.bool)
-    weights = losses.aggregation_weights(mask, group_ids[kept], average, mask.shape[1])
+    longest = parse_flags(COMMAND.split(), "").most_sampled
+    weights = losses.aggregation_weights(mask, group_ids[kept], average, longest)
     advantages = losses.normalize_advantages(rewards[kept], group_ids[kept])
     return made | {"mask": mask, "token_weights": weights, "advantages": advantages}
 
@@ -173,6 +174,7 @@ def page(step: Record) -> str:
     silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
     told = {"B": B, "G": G, "k": K, "capacity": Pacer(B, K).capacity, "command": COMMAND, "largest": LARGEST_NORM}
     told |= {"step": step, "group": group, "next_version": step["version"] + 1, "metrics": metrics}
+    told["skipped"] = step["step"] - told["next_version"]
     told |= {"cut": cut + 1, "budget": rollout["mask"].index(0), "A": batch["advantages"][row]}
     told |= {"n": batch["mask"][batch["kept_ids"] == place].sum(), "silenced": silenced.sum()}
     told |= {"loss": (batch["token_weights"] * token_loss).sum(), "history": history}
