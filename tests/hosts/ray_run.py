@@ -32,11 +32,11 @@ class Pair:
         self.b.ray("start", f"--address={self.a.address}:6379", "--num-gpus=1")
 
     def left(self) -> list[tuple[list[str], list[str]]]:
-        """Of each host its processes, but for Ray's idle ones, and names in shared memory."""
+        """Of each host its processes, but for Ray's idle ones, names in shared memory, and Ray's sessions."""
         found = []
         for host in (self.a, self.b):
             processes = sorted(line[:90] for line in host.processes().values() if not line.startswith("ray::IDLE"))
-            found.append((processes, host.shared_memory()))
+            found.append((processes, host.shared_memory() + host.run("ls", "/tmp/ray").split()))
         return found
 
 
