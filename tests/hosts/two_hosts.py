@@ -25,7 +25,7 @@ class Host:
         ip("netns", "add", self.name)
         ip("-n", self.name, "link", "set", "lo", "up")
         folders = "mkdir -p /tmp/ray; for at in /dev/shm /tmp/ray; do mount -t tmpfs -o size=2g none $at; done"
-        script = f"hostname {self.name}; {folders}; echo ready; while true; do sleep 1; done"  # it buries orphans
+        script = f"hostname {self.name}; {folders}; trap '' CHLD; echo ready; exec sleep infinity"  # buries orphans
         new = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
         command = ["ip", "netns", "exec", self.name, *new, "sh", "-c", script]
         self.outside = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -57,7 +57,7 @@ class Host:
     def pids(self) -> list[int]:
         """Of its processes, as this process sees them; its first one is left out."""
         found = {int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name]).split()}
-        return sorted(found - {self.outside.pid, self.init.pid, *(child.pid for child in self.init.children())})
+        return sorted(found - {self.outside.pid, self.init.pid})
 
     def processes(self) -> dict[int, str]:
         """Their command lines."""
