@@ -14,6 +14,9 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = ":".join(str(ROOT / folder) for folder in ("", "tests", "tests/engine", "tests/hosts"))  # of our modules
+BURY = (
+    "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"  # no zombies
+)
 LACKS = "root" if os.geteuid() else "" if shutil.which("ip") else "`ip` (Debian: iproute2)"
 
 
@@ -25,7 +28,7 @@ class Host:
         ip("netns", "add", self.name)
         ip("-n", self.name, "link", "set", "lo", "up")
         folders = "mkdir -p /tmp/ray; for at in /dev/shm /tmp/ray; do mount -t tmpfs -o size=2g none $at; done"
-        script = f"hostname {self.name}; {folders}; trap '' CHLD; echo ready; exec sleep infinity"  # buries orphans
+        script = f"hostname {self.name}; {folders}; echo ready; exec {sys.executable} -S -c '{BURY}'"
         new = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
         command = ["ip", "netns", "exec", self.name, *new, "sh", "-c", script]
         self.outside = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
