@@ -85,7 +85,8 @@ def page(found: Mapping[str, Groups], rate: float = 0.5) -> str:
         "Graded task, torch engine, 1.2M sampled tokens, a lag that is held. A run *falls* where an evaluation lies "
         "more than .1 below the best before it, *never rises* if it gains no more than that, and else *stands*. The p "
         "is of Fisher's exact test against the first row, not corrected for the number of rows. Settings and rules "
-        "were committed before the runs; none is left out.",
+        "were committed before the runs; none is left out. Three seeds are planned for the map and seven for the other "
+        "tables: nothing is concluded from rows that have fewer.",
     ]
     if lab := found.get("staleness"):
         highest = ", ".join(f"{rate:g} at a lag of {lag}" for lag, rate in highest_that_stand(lab).items() if rate)
