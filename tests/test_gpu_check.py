@@ -168,6 +168,7 @@ def test_each_engine_finds_a_place(harness, count, monkeypatch):
 
     monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "check_ray", lambda: None)  # test_devices.py has it
 
     def placed(flags: str) -> tuple:
         return devices.place(parse_flags(shlex.split(flags), ""))[:2]
