@@ -107,6 +107,8 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
     try:
         parts.generator.start(trainer.weights, progress.version)
     except EngineFailed as error:
+        if recorder.trace and not flags.resume:
+            (parts.folder.path / "trace.json").unlink()  # or the folder would not be empty, and hold no run
         if restarts():
             raise RunFailed(f"after restart {restarts()} {error}") from error
         raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error

@@ -66,10 +66,10 @@ class Trace:
         admit, finish, take = pacer.admit, pacer.finish, pacer.take
         free = [list(range(engine.slots)) for _ in range(engine.replicas)]  # heaps: the lowest lane first
 
-        async def request(prompt_ids: Any, max_tokens: int, salt: str, replica: int, temperature: Any) -> Any:
+        async def request(prompt: Any, most: int, salt: str, replica: int = 0, temperature: float | None = None) -> Any:
             lane, begin, first = heapq.heappop(free[replica]), time.time(), engine.version
             try:
-                found = await sample(prompt_ids, max_tokens, salt, replica, temperature)
+                found = await sample(prompt, most, salt, replica, temperature)
             finally:
                 heapq.heappush(free[replica], lane)
             self.request(replica * engine.slots + lane, begin, first)

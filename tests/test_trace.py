@@ -1,5 +1,6 @@
 """runtime/trace.py and evidence/timeline.py: what is written is what happened, and a trace without its end is drawn."""
 
+import asyncio
 import json
 from contextlib import closing
 from itertools import pairwise
@@ -56,6 +57,16 @@ def test_the_pacer_and_the_updates_are_there_in_their_order(traced):
         names.index("finish 1") < names.index("take 0 to 1") < names.index("update to 1") < names.index("take 2 to 3")
     )
     assert names.count("evaluation") == 1 and "update to 2" in names
+
+
+def test_the_warm_up_of_an_engine_gives_no_temperature(tmp_path):
+    """vLLM's engine samples once by itself when it starts, with four arguments."""
+    engine = FakeEngine(slots=4)
+    with closing(Generator(engine, iter([]), no_reward, Pacer(2, 1), 2)) as generator:
+        trace = Trace(tmp_path / "trace.json")
+        trace.watch(generator)
+        assert asyncio.run(engine.sample([0, 0], 2, "warm-up", 0)).completion_ids == [9, 9]
+        trace.close()
 
 
 def test_a_trace_goes_on_in_the_same_file(tmp_path):
