@@ -13,7 +13,7 @@ from figures import Groups, Row, fall_of, final, interval, learns, needed, over_
 from report import amount, table, with_ends
 from scipy.stats import fisher_exact
 
-LAB = ("staleness", "stress", "masks")  # comparisons that have this page in the place of their own
+LAB = ("staleness", "stress", "survivors")  # comparisons that have this page in the place of their own
 OUTCOMES = ("stands", "falls", "never rises")
 
 
