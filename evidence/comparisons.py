@@ -220,8 +220,8 @@ COMPARISONS = {
         },
         setting=f"{GRADED.replace('2000000', '1200000')} {HELD[8]}",
     ),
-    # Committed before its runs, with the rules of `staleness`. At 7e-4 nearly all runs of `stress` stand, which shows what
-    # does harm and not what helps; at this rate all three of `unstable` fell. Seven seeds, and none is left out.
+    # Committed before its runs, with the rules of `staleness`. At 7e-4 nearly all runs of `stress` stand, which shows
+    # what does harm and not what helps; at this rate all three of `unstable` fell. Seven seeds, and none is left out.
     "survivors": Comparison(
         "a lag of 8 at a rate where the recipe falls: which losses and which masks of stale tokens (masks.py) survive",
         {
