@@ -47,10 +47,10 @@ demo: setup  ## the default run: the graded task with the complete recipe, two m
 ablate: setup  ## two variants of the recipe, three seeds each, and what changed: five minutes
 	.venv/bin/python evidence/ablate.py losses --only cispo-5 dapo-0.26 --seeds 3 --jobs 2 --budget 600k --output runs/ablate
 
-law: $(LAW)/installed  ## the law without training: a published run forecast from four cuts, and one where the law fails
+law: $(LAW)/installed  ## the law without training: the paper's longest run, one of ours, and one where the law fails
 	mkdir -p runs
-	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl docs/results/chain.jsonl --fit-until 0.15 0.2 0.25 0.5 \
-	--plot runs/law.png
+	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
+	$(LAW)/bin/python fit_sigmoid.py docs/results/paper_8b.jsonl --fit-until 0.15 0.25 0.5 --plot runs/law.png
 
 .venv-law/installed: requirements.txt
 	$(PYTHON) -m venv $(@D)

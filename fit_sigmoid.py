@@ -477,14 +477,15 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
     figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
     for axes, r in zip(figure.axes, (r for row in rows for r in row), strict=True):
         f, end = r.fit, float(np.nanmax(r.C, initial=0.0))
-        title = f"{r.name}\n{f.C.size} points of {r.C.size}"
+        title = f"{Path(r.name).stem}: {f.C.size} of {r.C.size} points"
         axes.plot(r.C[~r.unseen], r.R[~r.unseen], "o", color="C0", ms=4, label="fitted")
         axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="not seen by the fit")
         if f.best:
-            grid, title = np.linspace(0, end, 200), f"{title}, {f.C[-1] / f.C_mid:.1f} C_mid: A {span(f.A_interval, 2)}"
+            grid, title = np.linspace(0, end, 200), f"{title}, {f.C[-1] / end:.0%} of the compute"
             axes.plot(grid, f.predict(grid, f.form), color="black", lw=1, label=f"forecast, {f.form}")
             axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="evaluations")
             axes.plot([1.04 * end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
+            title = f"{title}\nceiling A in {span(f.A_interval, 2)}"
         axes.set_title(f"{title}\n{'not ' * bool(f.reason)}identifiable", fontsize=8)
         axes.set(ylim=(0, 1.02), xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
         axes.xaxis.set_major_formatter(lambda v, _: short(v))

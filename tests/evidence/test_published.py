@@ -9,7 +9,7 @@ import pytest
 from figures import saturating_power
 from published import BASE, CUTS, KHATRI, SIZES, TAN, K, curve, fits, inside, overtakes, paper_grid, read, usual
 
-from fit_sigmoid import SigmoidFit, short, sigmoid
+from fit_sigmoid import SigmoidFit, load, short, sigmoid
 
 pytestmark = pytest.mark.medium
 
@@ -97,3 +97,9 @@ def test_what_the_figure_shows_later_lies_where_its_early_points_say(run, cuts, 
         assert inside(f, C[f.n_points :], R[f.n_points :]) >= 0.95 * (C.size - f.n_points)
     A = fits(run)[-1].A
     assert [f.C[-1] for f in fits(run) if f.identifiable and not f.A_interval[0] <= A <= f.A_interval[1]] == []
+
+
+def test_the_run_of_make_law_is_the_dense_run():
+    """Its compute in whole GPU-hours."""
+    x, C, R, _ = load(DOCS / "results" / "paper_8b.jsonl")
+    assert x == "device_hours" and np.array_equal([C, R], read("dense").round(4))
