@@ -36,6 +36,7 @@ LOGGED = {  # column -> key of metrics.jsonl; `kept` is the share of the rollout
     "lag": "lag_mean", "lag_max": "lag_max", "ess": "ess", "gap": "logprob_gap", "entropy": "entropy",
     "interrupted": "interrupted", "truncated": "truncated", "kept": "rows",
     "clipped_positive": "capped_positive", "clipped_negative": "capped_negative",
+    "mismatch": "mismatch_rms", "staleness": "staleness_rms",
 }  # fmt: skip
 NUMBERS = (*OF_THE_EVALUATION, *OF_K, *LOGGED)
 COLUMNS = (*OF_THE_RUN, *NUMBERS)

@@ -4,6 +4,7 @@ A run *falls* where an evaluation lies more than FALL below the best before it, 
 that, and else *stands*. Counts of few runs are compared by Fisher's exact test, without a correction for their number.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -71,11 +72,52 @@ def survivors_table(groups: Groups, rate: float) -> str:
                 with_ends(interval([final(run) for run in runs])),
                 with_ends(interval(known)) + ("" if len(known) == len(runs) else f" ({len(known)} of {len(runs)})"),
                 amount(float(np.mean([over_steps(run, "ess") for run in runs]))),
-                amount(float(np.mean([over_steps(run, "entropy") for run in runs]))),
+                with_ends(interval([e for run in runs if np.isfinite(e := entropy_at(run, rate))])),
             ]
         )
-    head = ["variant", "seeds", "outcome", "p", "pass rate at the end", f"tokens to {rate:g}", "ESS", "entropy"]
+    head = [
+        "variant",
+        "seeds",
+        "outcome",
+        "p",
+        "pass rate at the end",
+        f"tokens to {rate:g}",
+        "ESS",
+        f"entropy at {rate:g}",
+    ]
     return table(head, rows)
+
+
+def entropy_at(run: Evaluations, rate: float) -> float:
+    """Entropy of the steps before the first evaluation that reaches a pass rate; NaN if none does."""
+    reached = np.flatnonzero(run.rates >= rate)
+    return float(run.points["entropy"][reached[0]]) if reached.size else math.nan
+
+
+def entropy_table(groups: Groups, rates: Sequence[float] = (0.3, 0.5, 0.7)) -> str:
+    """A row for each variant: mean entropy when each pass rate is first reached."""
+    rows = []
+    for variant, runs in groups.items():
+        found = [[e for run in runs if np.isfinite(e := entropy_at(run, rate))] for rate in rates]
+        rows.append([variant, str(len(runs)), *(with_ends(interval(some)) for some in found)])
+    return table(["variant", "seeds", *(f"entropy at {rate:g}" for rate in rates)], rows)
+
+
+def parts_table(groups: Groups) -> str:
+    """What the ratio is made of: a row for the runs that stand, and one for those that fall, up to their fall."""
+    rows = []
+    for name in OUTCOMES[:2]:
+        runs = [run for some in groups.values() for run in some if outcome(run) == name]
+        parts: list[list[float]] = [[], [], []]
+        for run in runs:
+            until = fall_of(run) or len(run.rates)
+            for part, column in zip(parts, ("mismatch", "staleness", "ess"), strict=True):
+                values = run.points[column][1:until]
+                part.append(float(np.mean(values[np.isfinite(values)][-3:])) if np.isfinite(values).any() else math.nan)
+        cells = [[v for v in part if np.isfinite(v)] for part in parts]
+        medians = [f"{np.median(v):.2g} ({min(v):.2g} to {max(v):.2g})" if v else "–" for v in cells]
+        rows.append([{"stands": "stand", "falls": "fall"}[name], str(len(cells[1])), *medians])
+    return table(["runs that", "n", "mismatch, nats", "staleness, nats", "ESS"], rows)
 
 
 def page(found: Mapping[str, Groups], rate: float = 0.5) -> str:
@@ -97,7 +139,25 @@ def page(found: Mapping[str, Groups], rate: float = 0.5) -> str:
             f"{highest or 'none'}. Cells: outcomes; pass rate at the end; effective sample size.",
             map_table(lab),
         ]
-    for name, head in (("stress", "The recipe without one ingredient, and other losses"), ("masks", "Masks")):
+    cells = (
+        ("stress", "The recipe without one ingredient, and other losses, at a rate of 7e-4"),
+        ("survivors", "Which losses and which masks survive, at a rate of 1e-3"),
+    )
+    for name, head in cells:
         if groups := found.get(name):
-            text += [f"## {head}", "A lag of 8 at a rate of 7e-4.", survivors_table(groups, rate)]
+            text += [f"## {head}", "A lag of 8.", survivors_table(groups, rate)]
+    if len(lab := {f"{name}/{variant}": runs for name in LAB for variant, runs in found.get(name, {}).items()}) > 1:
+        text += [
+            "## What the ratio is made of before a fall",
+            "The ratio of trainer and generator is the mismatch of the two programs at one version times the staleness "
+            "of the weights (arXiv 2605.12070). Root mean squares of their logarithms, and the effective sample size, "
+            "over the last three evaluations before the fall, or of the run: median over runs, and range.",
+            parts_table(lab),
+        ]
+    if batch := found.get("batch"):
+        text += [
+            "## Entropy at equal pass rate",
+            "Three batch sizes at equal tokens, and a lag that is not held.",
+            entropy_table(batch),
+        ]
     return "\n\n".join(text) + "\n"

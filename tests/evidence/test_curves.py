@@ -49,7 +49,7 @@ def test_a_row_by_hand(tmp_path):
         "capped_negative": 0.02,
     }
     steps = [
-        step | {"step": 1, "logprob_gap": 2e-7},
+        step | {"step": 1, "logprob_gap": 2e-7, "mismatch_rms": 1e-7, "staleness_rms": 0.03},
         {"step": 2, "lag_mean": 2.0, "lag_max": 4, "entropy": 0.3, "interrupted": 0.75, "truncated": 0.1},
         step | {"step": 3, "rows": 512},
     ]
@@ -81,6 +81,8 @@ def test_a_row_by_hand(tmp_path):
         "kept": "0.125",
         "clipped_positive": "0.01",
         "clipped_negative": "0.02",
+        "mismatch": "1e-07",
+        "staleness": "0.03",
     }
     assert (first["best"], first["worst"], second["best"]) == ("0.75000", "0.50000", "")
     assert second["gap"] == "" and second["kept"] == "1" and second["lag_max"] == "3"

@@ -47,3 +47,22 @@ def test_survivors():
 def test_the_page_has_what_was_run():
     text = staleness.page({"stress": {"scalerl": runs("scalerl", RISES, RISES)}})
     assert "## The recipe without one ingredient" in text and "## Lag and" not in text and "## Masks" not in text
+
+
+def test_entropy_at_equal_pass_rate():
+    """.5 is first reached at the third evaluation, whose steps had an entropy of .2; .8 never."""
+    run = made("v", rates=np.array([0.1, 0.4, 0.6, 0.5, 0.7]), entropy=[np.nan, 0.4, 0.2, 0.3, 0.1])
+    assert staleness.entropy_at(run, 0.5) == 0.2 and np.isnan(staleness.entropy_at(run, 0.8))
+    lines = staleness.entropy_table({"v": [run]}, (0.4, 0.8)).split("\n")
+    assert lines[2] == "| v | 1 | 0.4 | – |"
+
+
+def test_parts_of_the_ratio_end_before_the_fall():
+    """The fall is at the fourth evaluation: the .9 of its steps does not count, nor does what comes after the last
+    three of the run that stands: (.2 + .3 + .4) / 3 = .3."""
+    some = dict.fromkeys(("mismatch", "ess"), [np.nan, 1.0, 1.0, 1.0, 1.0])
+    stands = made("a", rates=np.array([0.1, 0.4, 0.6, 0.7, 0.75]), staleness=[np.nan, 0.1, 0.2, 0.3, 0.4], **some)
+    falls = made("a", seed=1, rates=np.array([0.1, 0.4, 0.6, 0.2, 0.1]), staleness=[np.nan, 0.1, 0.3, 0.9, 0.9], **some)
+    stand, fall = staleness.parts_table({"a": [stands, falls]}).split("\n")[2:]
+    assert stand == "| stand | 1 | 1 (1 to 1) | 0.3 (0.3 to 0.3) | 1 (1 to 1) |"
+    assert fall == "| fall | 1 | 1 (1 to 1) | 0.2 (0.2 to 0.2) | 1 (1 to 1) |"
