@@ -202,7 +202,8 @@ def write_reports(
         if not (args.comparison == "all" and name in staleness.LAB):
             rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
     if lab := {name: matches[name][0] for name in staleness.LAB if matches.get(name, ({}, []))[0]}:
-        save(staleness.page(lab | {"batch": matches.get("batch", ({}, []))[0]}), folder / "staleness.md")
+        reviews = pd.read_csv(path) if (path := folder / "retired.csv").exists() else None
+        save(staleness.page(lab | {"batch": matches.get("batch", ({}, []))[0]}, reviews), folder / "staleness.md")
     if matches.get("law", ({}, []))[0]:
         blocks |= write_law(matches, curves, folder)
     if len(found := matches.get("sizes", ({}, []))[0]) > 2:

@@ -4,17 +4,20 @@ A run *falls* where an evaluation lies more than FALL below the best before it, 
 that, and else *stands*. Counts of few runs are compared by Fisher's exact test, without a correction for their number.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from curves import Evaluations
 from figures import Groups, Row, fall_of, final, interval, learns, needed, over_steps
 from report import amount, table, with_ends
 from scipy.stats import fisher_exact
 
 LAB = ("staleness", "stress", "survivors")  # comparisons that have this page in the place of their own
+AGES = (0, 20, 50, 100, math.inf)  # in steps since a prompt retired
 OUTCOMES = ("stands", "falls", "never rises")
 
 
@@ -120,7 +123,22 @@ def parts_table(groups: Groups) -> str:
     return table(["runs that", "n", "mismatch, nats", "staleness, nats", "ESS"], rows)
 
 
-def page(found: Mapping[str, Groups], rate: float = 0.5) -> str:
+def retired_table(reviews: pd.DataFrame) -> str:
+    """A row for each range of ages: reviews, the share of right rollouts, and of prompts as good as when they retired.
+
+    `reviews` is the file of evidence/retired.py. Intervals are over runs.
+    """
+    rows = []
+    for low, high in itertools.pairwise(AGES):
+        some = reviews[(reviews["age"] > low) & (reviews["age"] <= high)]
+        share = (some["right"] / some["rollouts"]).groupby(some["run"])
+        solved = (some["right"] >= 0.9 * some["rollouts"]).groupby(some["run"])
+        age = f"{low + 1} to {high}" if math.isfinite(high) else f"more than {low}"
+        rows.append([age, str(len(some)), with_ends(interval(share.mean())), with_ends(interval(solved.mean()))])
+    return table(["steps since then", "reviews", "right rollouts", "prompts at .9 or more"], rows)
+
+
+def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate: float = 0.5) -> str:
     """Markdown; of LAB those that have runs."""
     text = [
         "# How old may a token be, and what keeps a run standing",
@@ -159,5 +177,11 @@ def page(found: Mapping[str, Groups], rate: float = 0.5) -> str:
             "## Entropy at equal pass rate",
             "Three batch sizes at equal tokens, and a lag that is not held.",
             entropy_table(batch),
+        ]
+    if reviews is not None:
+        text += [
+            "## Are retired prompts still solved?",
+            f"Runs with `--review` ({reviews['run'].nunique()}), in which some retired prompts come again.",
+            retired_table(reviews),
         ]
     return "\n\n".join(text) + "\n"

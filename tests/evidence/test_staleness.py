@@ -1,9 +1,11 @@
 """evidence/staleness.py: outcomes, the map and the table of survivors, by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import staleness
 from made_curves import made
+from retired import reviews
 
 RISES, FALLS, FLAT = [0.1, 0.4, 0.7, 0.75], [0.1, 0.6, 0.7, 0.3], [0.1, 0.15, 0.05, 0.0]
 
@@ -60,9 +62,26 @@ def test_entropy_at_equal_pass_rate():
 def test_parts_of_the_ratio_end_before_the_fall():
     """The fall is at the fourth evaluation: the .9 of its steps does not count, nor does what comes after the last
     three of the run that stands: (.2 + .3 + .4) / 3 = .3."""
-    some = dict.fromkeys(("mismatch", "ess"), [np.nan, 1.0, 1.0, 1.0, 1.0])
+    some = {name: [np.nan, 1.0, 1.0, 1.0, 1.0] for name in ("mismatch", "ess")}
     stands = made("a", rates=np.array([0.1, 0.4, 0.6, 0.7, 0.75]), staleness=[np.nan, 0.1, 0.2, 0.3, 0.4], **some)
     falls = made("a", seed=1, rates=np.array([0.1, 0.4, 0.6, 0.2, 0.1]), staleness=[np.nan, 0.1, 0.3, 0.9, 0.9], **some)
     stand, fall = staleness.parts_table({"a": [stands, falls]}).split("\n")[2:]
     assert stand == "| stand | 1 | 1 (1 to 1) | 0.3 (0.3 to 0.3) | 1 (1 to 1) |"
     assert fall == "| fall | 1 | 1 (1 to 1) | 0.2 (0.2 to 0.2) | 1 (1 to 1) |"
+
+
+def test_reviews_are_what_comes_after_a_prompt_retires():
+    """Prompt a: 8 of 16, then 16 and 16 of 16, 40 of 48 in all, so that it stays; b retires in step 0 with 15 of 16 and
+    comes again in steps 2 and 30, two and thirty steps later."""
+    steps = {
+        0: [["a", 8, 16], ["b", 15, 16]],
+        1: [["a", 16, 16]],
+        2: [["a", 16, 16], ["b", 12, 16]],
+        30: [["b", 16, 16]],
+    }
+    records = [{"step": step, "groups": groups} for step, groups in steps.items()]
+    found = list(reviews(records, 0.9))
+    assert found == [(2, 2, 12, 16), (30, 30, 16, 16)]
+    frame = pd.DataFrame([("seed-0", *row) for row in found], columns=["run", "step", "age", "right", "rollouts"])
+    lines = staleness.retired_table(frame).split("\n")
+    assert lines[2:4] == ["| 1 to 20 | 1 | 0.75 | 0 |", "| 21 to 50 | 1 | 1 | 1 |"]
