@@ -475,19 +475,22 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
 
     figure = Figure(figsize=(max(2.6 * len(rows[0]) + 1, 6), 2.6 * len(rows) + 1), layout="constrained")
     figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
+    bottom = max(0.0, min(float(np.nanmin(r.R, initial=1.0)) for row in rows for r in row) - 0.1)
     for axes, r in zip(figure.axes, (r for row in rows for r in row), strict=True):
         f, end = r.fit, float(np.nanmax(r.C, initial=0.0))
-        title = f"{Path(r.name).stem}: {f.C.size} of {r.C.size} points"
+        name = Path(r.name).stem.replace("_", " ")
+        title = f"{name}, {f.C.size} of {r.C.size} points"
         axes.plot(r.C[~r.unseen], r.R[~r.unseen], "o", color="C0", ms=4, label="fitted")
-        axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="not seen by the fit")
+        axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="came later")
         if f.best:
-            grid, title = np.linspace(0, end, 200), f"{title}, {f.C[-1] / end:.0%} of the compute"
-            axes.plot(grid, f.predict(grid, f.form), color="black", lw=1, label=f"forecast, {f.form}")
+            grid, title = np.linspace(0, end, 200), f"{name}, {f.C[-1] / end:.0%} of the compute"
+            seen = grid <= f.C[-1]  # beyond it the band is the forecast, and one curve would say too much
+            axes.plot(grid[seen], f.predict(grid[seen], f.form), color="black", lw=1, label="best fit")
             axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="evaluations")
             axes.plot([1.04 * end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
-            title = f"{title}\nceiling A in {span(f.A_interval, 2)}"
-        axes.set_title(f"{title}\n{'not ' * bool(f.reason)}identifiable", fontsize=8)
-        axes.set(ylim=(0, 1.02), xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
+            title = f"{title}\nceiling in {span(f.A_interval, 2)}"
+        axes.set_title(f"{title}, {'not ' * bool(f.reason)}identifiable", fontsize=8)
+        axes.set(ylim=(bottom, 1.02), xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
         axes.xaxis.set_major_formatter(lambda v, _: short(v))
     figure.axes[0].legend(fontsize=7)
     figure.savefig(path, dpi=130)
