@@ -489,7 +489,7 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
             axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="95% of later")
             axes.plot([1.04 * end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
             title = f"{title}\nceiling in {span(f.A_interval, 2)}"
-        axes.set_title(f"{title}, {'not ' * bool(f.reason)}identifiable", fontsize=8)
+        axes.set_title(f"{title}, {'not ' * bool(f.reason)}identifiable", fontsize=9)
         axes.set(ylim=(bottom, 1.02), xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
         axes.xaxis.set_major_formatter(lambda v, _: short(v))
     figure.axes[0].legend(fontsize=7)
