@@ -270,8 +270,8 @@ COMPARISONS = {
         {"interruption": "", "penalty": "--length_control penalty", "none": "--length_control none"},
         paper={"penalty": EQUAL},
     ),
-    # Committed before its runs, after a look at one pilot of each (seed 100). A problem of 2, 3 or 4 operations needs 6,
-    # 9 or 12 tokens of thinking; the paper's longer context is slower at first, higher in the end (Table 1).
+    # Committed before its runs, after a look at a pilot of each (seed 100). A problem of 2, 3 or 4 operations needs 6, 9
+    # or 12 tokens of thinking; the paper's longer context is slower at first, higher in the end (Table 1).
     "context": Comparison(
         "a thinking budget that the longest problems need, and two that are shorter (the paper: 32k and 14k tokens)",
         {"14-18": "", "9-11": "--min_budget 9 --max_budget 11", "6-8": "--min_budget 6 --max_budget 8"},

@@ -47,6 +47,9 @@ def test_survivors():
 
 
 def test_the_page_has_what_was_run():
+    """Findings first: from the row of which most runs stand to that of which fewest do."""
+    found = {"survivors": {"a": runs("a", RISES, FALLS), "b": runs("b", FLAT, FALLS), "c": runs("c", RISES)}}
+    assert staleness.findings(found).endswith("from best to worst: c 0 of 1, a 1 of 2, b 2 of 2.")
     text = staleness.page({"stress": {"scalerl": runs("scalerl", RISES, RISES)}})
     assert "## The recipe without one ingredient" in text and "## Lag and" not in text and "## Masks" not in text
 
