@@ -484,9 +484,9 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
         axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="came later")
         if f.best:
             grid, title = np.linspace(0, end, 200), f"{name}, {f.C[-1] / end:.0%} of the compute"
-            for on, dash in ((grid <= f.C[-1], "-"), (grid >= f.C[-1], ":")):  # beyond it the band is the forecast
-                axes.plot(grid[on], f.predict(grid[on], f.form), dash, color="black", lw=1)
-            axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="95% of later")
+            seen = grid <= f.C[-1]  # beyond it many curves fit: the forecast is the band
+            axes.plot(grid[seen], f.predict(grid[seen], f.form), color="black", lw=1)
+            axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="forecast, 95%")
             axes.plot([1.04 * end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
             title = f"{title}\nceiling in {span(f.A_interval, 2)}"
         axes.set_title(f"{title}, {'not ' * bool(f.reason)}identifiable", fontsize=9)

@@ -270,7 +270,7 @@ COMPARISONS = {
         {"interruption": "", "penalty": "--length_control penalty", "none": "--length_control none"},
         paper={"penalty": EQUAL},
     ),
-    # Committed before its runs, after a look at a pilot of each (seed 100). A problem of 2, 3 or 4 operations needs 6, 9
+    # Committed before its runs, after a pilot of each (seed 100). A problem of 2, 3 or 4 operations needs 6, 9
     # or 12 tokens of thinking; the paper's longer context is slower at first, higher in the end (Table 1).
     "context": Comparison(
         "a thinking budget that the longest problems need, and two that are shorter (the paper: 32k and 14k tokens)",
