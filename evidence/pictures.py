@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -219,7 +220,37 @@ def moving_cut(figure: "Figure") -> None:
     figure.axes[0].legend(once.values(), once, loc="lower right", ncols=2)
 
 
-HEIGHTS = {gradient_factor: 3.4, gantt: 6.0, token_weights: 3.0, dead_groups: 3.0, bfloat16: 2.0, moving_cut: 3.2}
+def grpo_and_scalerl(figure: "Figure") -> None:
+    """Both recipes on the graded task, three seeds each, and where their first halves say that they will end."""
+    rows = pd.read_csv(DOCS / "results" / "curves.csv.gz").query("state == 'finished'")
+    curve, ceiling = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
+    recipes = {"GRPO": ("recipes/deepseek-grpo", COLORS[2], "--"), "ScaleRL": ("law/baseline", COLORS[1], "-")}
+    for i, (name, (folder, color, dash)) in enumerate(recipes.items()):
+        for seed in range(3):
+            run = rows.query(f"run == '{folder}/seed-{seed}'")
+            C, R, n = (run[column].to_numpy() for column in ("tokens", "pass_rate", "n"))
+            curve.plot(C, R, color=color, ls=dash, lw=1.5, label=name if seed == 0 else None)
+            half = C.max() / 2 >= C
+            f, x = fit_sigmoid.fit(C[half], R[half], n_samples=n[half]), i + 0.2 * (seed - 1)
+            ceiling.plot([x, x], f.A_interval, color=color, ls=dash, lw=3)
+            ceiling.plot(x, R[-2:].mean(), "ko", ms=5, mfc="white", label="its end" if not (i or seed) else None)
+    curve.set(title="three seeds of each recipe", xlabel="sampled tokens", ylabel="pass rate", ylim=(0, 1))
+    curve.xaxis.set_major_formatter(lambda v, _: fit_sigmoid.short(v))
+    ceiling.set(title="ceiling, forecast from half of a run", xlim=(-0.6, 1.6))
+    ceiling.set_xticks(range(2), recipes)
+    curve.legend(loc="lower right")
+    ceiling.legend(loc="lower right")
+
+
+HEIGHTS = {
+    gradient_factor: 3.4,
+    grpo_and_scalerl: 3.4,
+    gantt: 6.0,
+    token_weights: 3.0,
+    dead_groups: 3.0,
+    bfloat16: 2.0,
+    moving_cut: 3.2,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
