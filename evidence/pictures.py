@@ -220,31 +220,36 @@ def moving_cut(figure: "Figure") -> None:
     figure.axes[0].legend(once.values(), once, loc="lower right", ncols=2)
 
 
-def grpo_and_scalerl(figure: "Figure") -> None:
-    """Both recipes on the graded task, three seeds each, and where their first halves say that they will end."""
+def speed_and_ceiling(figure: "Figure") -> None:
+    """Three seeds each of the graded task: two recipes that differ in speed, and two thinking budgets of which the
+    shorter has a lower ceiling, forecast from 40 % of their compute."""
     rows = pd.read_csv(DOCS / "results" / "curves.csv.gz").query("state == 'finished'")
-    curve, ceiling = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
-    recipes = {"GRPO": ("recipes/deepseek-grpo", COLORS[2], "--"), "ScaleRL": ("law/baseline", COLORS[1], "-")}
-    for i, (name, (folder, color, dash)) in enumerate(recipes.items()):
-        for seed in range(3):
-            run = rows.query(f"run == '{folder}/seed-{seed}'")
-            C, R, n = (run[column].to_numpy() for column in ("tokens", "pass_rate", "n"))
-            curve.plot(C, R, color=color, ls=dash, lw=1.5, label=name if seed == 0 else None)
-            half = C.max() / 2 >= C
-            f, x = fit_sigmoid.fit(C[half], R[half], n_samples=n[half]), i + 0.2 * (seed - 1)
-            ceiling.plot([x, x], f.A_interval, color=color, ls=dash, lw=3)
-            ceiling.plot(x, R[-2:].mean(), "ko", ms=5, mfc="white", label="its end" if not (i or seed) else None)
-    curve.set(title="three seeds of each recipe", xlabel="sampled tokens", ylabel="pass rate", ylim=(0, 1))
-    curve.xaxis.set_major_formatter(lambda v, _: fit_sigmoid.short(v))
-    ceiling.set(title="ceiling, forecast from half of a run", xlim=(-0.6, 1.6))
-    ceiling.set_xticks(range(2), recipes)
-    curve.legend(loc="lower right")
-    ceiling.legend(loc="lower right")
+    speed, ceiling = figure.subplots(1, 2, sharey=True)
+    recipe, looks = "law/baseline", ((COLORS[1], "-"), (COLORS[2], "--"))
+    shown = {speed: {"ScaleRL": recipe, "GRPO": "recipes/deepseek-grpo"}}
+    shown |= {ceiling: {"thinking of up to 18 tokens": recipe, "up to 11 tokens": "context/9-11"}}
+    for axes, folders in shown.items():
+        for (name, folder), (color, dash) in zip(folders.items(), looks, strict=True):
+            for seed in range(3):
+                run = rows.query(f"run == '{folder}/seed-{seed}'")
+                C, R, n = (run[column].to_numpy() for column in ("tokens", "pass_rate", "n"))
+                axes.plot(C, R, color=color, ls=dash, lw=1.2, label=name if seed == 0 else None)
+                if axes is speed:
+                    continue
+                seen = 0.4 * C.max() >= C
+                f, grid = fit_sigmoid.fit(C[seen], R[seen], n_samples=n[seen]), np.linspace(0.4 * C.max(), C.max(), 50)
+                axes.fill_between(grid, *f.interval(grid, noise=True), color=color, alpha=0.15, lw=0)
+        axes.xaxis.set_major_formatter(lambda v, _: fit_sigmoid.short(v))
+        axes.set(xlabel="sampled tokens", ylim=(0, 1))
+        axes.legend(loc="lower right")
+    speed.set(title="speed", ylabel="pass rate", xlim=(0, 1e6))
+    ceiling.axvline(0.8e6, color="black", ls=":", lw=1)
+    ceiling.set(title="ceiling; the bands are forecasts from the dotted line", xlim=(0, 2e6))
 
 
 HEIGHTS = {
     gradient_factor: 3.4,
-    grpo_and_scalerl: 3.4,
+    speed_and_ceiling: 3.4,
     gantt: 6.0,
     token_weights: 3.0,
     dead_groups: 3.0,
