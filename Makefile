@@ -49,8 +49,10 @@ ablate: setup  ## two variants of the recipe, three seeds each, and what changed
 
 law: $(LAW)/installed  ## the law without training: the paper's longest run, one of ours, and one where the law fails
 	mkdir -p runs
-	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
-	$(LAW)/bin/python fit_sigmoid.py docs/results/paper_8b.jsonl --fit-until 0.15 0.25 --plot runs/law.png
+	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
+	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
+	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/paper_8b.jsonl --fit-until 0.15 0.25 --plot runs/law.png
+	@echo; echo pictures: runs/ours.png runs/chain.png runs/law.png
 
 .venv-law/installed: requirements.txt
 	$(PYTHON) -m venv $(@D)

@@ -4,16 +4,17 @@
     python tools/fit.py checkpoint-500/trainer_state.json    # TRL: eval_reward against step
     python tools/fit.py run.jsonl --y mean@1 --samples 1319  # verl: val-core/openai/gsm8k/reward/mean@1
 
-A file is CSV (as spreadsheets, wandb and TensorBoard write it), JSON lines, or one JSON document, a list or one that
-holds a list under `log_history`. Names of nested records are joined by "/", without the `data` of verl. A column is
-named in full, or by what stands behind " - " (wandb's run in front of it) or a "/". Records without the reward do not
-count, and one that stands there twice counts once.
+A file is CSV (as spreadsheets, wandb and TensorBoard write it), JSON lines, what verl prints (`step:7 - name:0.5`), or
+one JSON document, a list or one that holds a list under `log_history`. Names of nested records are joined by "/",
+without the `data` of verl. A column is named in full, or by what stands behind " - " (wandb's run in front of it) or a
+"/". Records without the reward do not count, and one that stands there twice counts once.
 """
 
 import argparse
 import csv
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fit_sigmoid
 
 REWARDS = ("pass_rate", "eval_reward", "Value")  # ours, TRL's, TensorBoard's; "Step" is TensorBoard's, "_step" wandb's
-HINTS = {"compute starts at": "--x-start first", "percents": "--scale 0.01"}  # by the words of an error
+HINTS = {  # by the words of an error
+    "compute starts at": "--x-start first",
+    "percents": "--scale 0.01; of a sum of rewards name one, with --y",
+}
 ERRORS = (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError, csv.Error)
 
 
@@ -33,6 +37,8 @@ def records(path: str | Path) -> list[dict[str, Any]]:
     """The records of a file, flat. A last line that is still being written is none."""
     text = Path(path).read_text(encoding="utf-8-sig")
     *lines, last = text.split("\n")
+    if printed := re.findall(r"step:(\d+) - (.*)", text):  # verl's console
+        return [{"step": n, **dict(v.rsplit(":", 1) for v in rest.split(" - ") if ":" in v)} for n, rest in printed]
     if not text.lstrip().startswith(("{", "[")):
         lines = text.splitlines() or [""]
         reader = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True)
@@ -125,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code, 2 for bad input."""
     parser = argparse.ArgumentParser(description="Fit reward against compute with a sigmoid (arXiv 2510.13786, Eq. 1).")
     add = parser.add_argument
-    add("files", nargs="+", help="CSV, JSON lines, TRL's trainer_state.json; several runs are compared")
+    add("files", nargs="+", help="CSV, JSON lines, verl's console, TRL's trainer_state.json; several runs are compared")
     add("--x", default="", metavar="COLUMN", help="compute (default: tokens, device_hours, flops or step)")
     add("--x-start", default="0", metavar="C", help="subtract this from the compute, or 'first': its least value")
     add("--y", default="", metavar="COLUMN", help=f"the reward, from 0 to 1 (default: {', '.join(REWARDS)})")
