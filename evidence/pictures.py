@@ -226,19 +226,22 @@ def speed_and_ceiling(figure: "Figure") -> None:
     rows = pd.read_csv(DOCS / "results" / "curves.csv.gz").query("state == 'finished'")
     speed, ceiling = figure.subplots(1, 2, sharey=True)
     recipe, looks = "law/baseline", ((COLORS[1], "-"), (COLORS[2], "--"))
+    grid = np.linspace(0.8e6, 2e6, 50)
     shown = {speed: {"ScaleRL": recipe, "GRPO": "recipes/deepseek-grpo"}}
     shown |= {ceiling: {"thinking of up to 18 tokens": recipe, "up to 11 tokens": "context/9-11"}}
     for axes, folders in shown.items():
         for (name, folder), (color, dash) in zip(folders.items(), looks, strict=True):
+            bands = []
             for seed in range(3):
                 run = rows.query(f"run == '{folder}/seed-{seed}'")
                 C, R, n = (run[column].to_numpy() for column in ("tokens", "pass_rate", "n"))
-                axes.plot(C, R, color=color, ls=dash, lw=1.2, label=name if seed == 0 else None)
-                if axes is speed:
-                    continue
-                seen = 0.4 * C.max() >= C
-                f, grid = fit_sigmoid.fit(C[seen], R[seen], n_samples=n[seen]), np.linspace(0.4 * C.max(), C.max(), 50)
-                axes.fill_between(grid, *f.interval(grid, noise=True), color=color, alpha=0.15, lw=0)
+                axes.plot(C, R, color=color, ls=dash, lw=1.0, label=name if seed == 0 else None)
+                if axes is ceiling:
+                    seen = 0.4 * C.max() >= C
+                    bands.append(fit_sigmoid.fit(C[seen], R[seen], n_samples=n[seen]).interval(grid, noise=True))
+            if bands:
+                low, high = np.min(bands, 0)[0], np.max(bands, 0)[1]
+                axes.fill_between(grid, low, high, color=color, alpha=0.2, lw=0)
         axes.xaxis.set_major_formatter(lambda v, _: fit_sigmoid.short(v))
         axes.set(xlabel="sampled tokens", ylim=(0, 1))
         axes.legend(loc="lower right")
@@ -249,7 +252,7 @@ def speed_and_ceiling(figure: "Figure") -> None:
 
 HEIGHTS = {
     gradient_factor: 3.4,
-    speed_and_ceiling: 3.4,
+    speed_and_ceiling: 2.9,
     gantt: 6.0,
     token_weights: 3.0,
     dead_groups: 3.0,
