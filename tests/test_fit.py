@@ -46,7 +46,7 @@ READ = {
         json.dumps({"best_metric": None, "global_step": 95, "log_history": [*OTHERS, *TRL]}, indent=2), {}, "step", STEPS, None),
     "verl": (lines([{"step": 1, "data": {"actor/loss": 1.0}}, *VERL]), {"y": "mean@1", "samples": "1319"}, "step", STEPS, 1319),
     "what verl prints": (
-        "".join(f"(pid=1) step:{5 * i} - perf/total_num_tokens:{C[i]} - val-core/gsm8k/reward/mean@1:{r!r}\n(pid=1) INFO\n"
+        "".join(f"(pid=1) step:{5 * i} - perf/total_num_tokens:{C[i]} - val-core/openai/gsm8k/reward/mean@1:{r!r}\n(pid=1) INFO\n"
                 for i, r in enumerate(R.tolist())),
         {"x": "total_num_tokens", "y": "mean@1"}, "perf/total_num_tokens", C, None),
     "a spreadsheet": ("\ufeff" + csv(("gpu hours ", "acc"), C, R, by=";"), {"x": "gpu hours", "y": "acc"}, "gpu hours", C, None),
