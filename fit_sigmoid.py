@@ -475,15 +475,17 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
 
     figure = Figure(figsize=(max(2.6 * len(rows[0]) + 1, 6), 2.6 * len(rows) + 1), layout="constrained")
     figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
+    shown = {r.name: Path(r.name).name.removesuffix(".jsonl") for row in rows for r in row}
+    if len(set(shown.values())) < len(shown):  # a/seed-0 and b/seed-0
+        shown = {name: name for name in shown}
     bottom = max(0.0, min(float(np.nanmin(r.R, initial=1.0)) for row in rows for r in row) - 0.1)
     for axes, r in zip(figure.axes, (r for row in rows for r in row), strict=True):
         f, end = r.fit, float(np.nanmax(r.C, initial=0.0))
-        name = Path(r.name).stem.replace("_", " ")
-        title = f"{name}, {f.C.size} of {r.C.size} points"
+        title = f"{shown[r.name]}, {f.C.size} of {r.C.size} points"
         axes.plot(r.C[~r.unseen], r.R[~r.unseen], "o", color="C0", ms=4, label="fitted")
         axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="came later")
         if f.best:
-            grid, title = np.linspace(0, end, 200), f"{name}, {f.C[-1] / end:.0%} of the compute"
+            grid, title = np.linspace(0, end, 200), f"{shown[r.name]}, {f.C[-1] / end:.0%} of the compute"
             seen = grid <= f.C[-1]  # beyond it many curves fit: the forecast is the band
             axes.plot(grid[seen], f.predict(grid[seen], f.form), color="black", lw=1)
             axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="forecast, 95%")

@@ -45,10 +45,12 @@ READ = {
     "trainer_state.json of TRL": (
         json.dumps({"best_metric": None, "global_step": 95, "log_history": [*OTHERS, *TRL]}, indent=2), {}, "step", STEPS, None),
     "verl": (lines([{"step": 1, "data": {"actor/loss": 1.0}}, *VERL]), {"y": "mean@1", "samples": "1319"}, "step", STEPS, 1319),
+    "ours, with a sample that looks like verl's console": (
+        lines([row | {"sample": "at step:3 - x:1"} for row in ROWS]), {}, "tokens", C, 100),
     "what verl prints": (
-        "".join(f"(pid=1) step:{5 * i} - perf/total_num_tokens:{C[i]} - val-core/openai/gsm8k/reward/mean@1:{r!r}\n(pid=1) INFO\n"
+        "".join(f"(pid=1) step:{5 * i} - perf/all:tokens:{C[i]} - val-core/openai/gsm8k/reward/mean@1:{r!r}\n(pid=1) INFO\n"
                 for i, r in enumerate(R.tolist())),
-        {"x": "total_num_tokens", "y": "mean@1"}, "perf/total_num_tokens", C, None),
+        {"x": "all:tokens", "y": "mean@1"}, "perf/all:tokens", C, None),
     "a spreadsheet": ("\ufeff" + csv(("gpu hours ", "acc"), C, R, by=";"), {"x": "gpu hours", "y": "acc"}, "gpu hours", C, None),
     "wandb": (csv(("Step", "run-1 - eval/acc", "run-1 - eval/acc__MIN"), STEPS, R, 0 * R),
               {"y": "eval/acc"}, "Step", STEPS, None),

@@ -133,6 +133,18 @@ def test_plot_has_a_panel_for_each_report(tmp_path):
     assert np.abs(image.imread(tmp_path / "d.png") - a).max() > 0.5  # other markers, another band
 
 
+def test_titles_are_short_where_they_stay_different(monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    for names in (("runs/a", "logs/b.jsonl"), ("a/seed-0", "b/seed-0")):
+        plot_curves([[curve(records(), 0.5, name=name)] for name in names], "none.png")
+    titles = [axes.get_title().split(",")[0] for one in drawn for axes in one.axes]
+    assert titles == ["a", "b", "a/seed-0", "b/seed-0"]
+    dots, line = drawn[0].axes[0].lines[0], drawn[0].axes[0].lines[2]
+    assert line.get_xdata().max() <= dots.get_xdata().max()  # the fit is drawn only as far as it was fitted
+
+
 # ----------------------------------------------------------------------------------------------------- the command line
 
 ROW = records(1)[0]

@@ -37,9 +37,9 @@ def records(path: str | Path) -> list[dict[str, Any]]:
     """The records of a file, flat. A last line that is still being written is none."""
     text = Path(path).read_text(encoding="utf-8-sig")
     *lines, last = text.split("\n")
-    if printed := re.findall(r"step:(\d+) - (.*)", text):  # verl's console
-        return [{"step": n, **dict(v.rsplit(":", 1) for v in rest.split(" - ") if ":" in v)} for n, rest in printed]
     if not text.lstrip().startswith(("{", "[")):
+        if printed := re.findall(r"\bstep:(\d+) - (\S+:.*)", text):  # verl's console
+            return [{"step": n, **dict(v.rsplit(":", 1) for v in rest.split(" - ") if ":" in v)} for n, rest in printed]
         lines = text.splitlines() or [""]
         reader = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True)
         reader.fieldnames = [name.strip() for name in reader.fieldnames or []]

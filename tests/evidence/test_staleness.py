@@ -74,17 +74,16 @@ def test_parts_of_the_ratio_end_before_the_fall():
 
 
 def test_reviews_are_what_comes_after_a_prompt_retires():
-    """Prompt a: 8 of 16, then 16 and 16 of 16, 40 of 48 in all, so that it stays; b retires in step 0 with 15 of 16 and
-    comes again in steps 2 and 30, two and thirty steps later."""
+    """Prompt a: 8 of 16, then 16 and 16 of 16, 40 of 48 in all, so that it stays; b retires in step 1 with 15 of 16 and
+    comes again in steps 21 and 22, twenty and twenty-one steps later."""
     steps = {
-        0: [["a", 8, 16], ["b", 15, 16]],
-        1: [["a", 16, 16]],
-        2: [["a", 16, 16], ["b", 12, 16]],
-        30: [["b", 16, 16]],
+        0: [["a", 8, 16]],
+        1: [["a", 16, 16], ["b", 15, 16]],
+        21: [["a", 16, 16], ["b", 12, 16]],
+        22: [["b", 16, 16]],
     }
-    records = [{"step": step, "groups": groups} for step, groups in steps.items()]
-    found = list(reviews(records, 0.9))
-    assert found == [(2, 2, 12, 16), (30, 30, 16, 16)]
+    found = list(reviews([{"step": step, "groups": groups} for step, groups in steps.items()], 0.9))
+    assert found == [(21, 20, 12, 16), (22, 21, 16, 16)]
     frame = pd.DataFrame([("seed-0", *row) for row in found], columns=["run", "step", "age", "right", "rollouts"])
     lines = staleness.retired_table(frame).split("\n")
     assert lines[2:4] == ["| 1 to 20 | 1 | 0.75 | 0 |", "| 21 to 50 | 1 | 1 | 1 |"]
