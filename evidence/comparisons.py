@@ -237,6 +237,20 @@ COMPARISONS = {
         | {mask: f"--mask {mask}" for mask in MASKS if mask != "truncate"},
         setting=f"{GRADED.replace('2000000', '1200000')} {HELD[8]} --lr 1e-3",
     ),
+    # Committed before its runs, with the rules of `staleness`, at the rate and lag of `stress`, where the recipe stands
+    # in float32: does a coarser type bring runs down, and does the head save them? Three seeds; real vLLM.
+    "precision": Comparison(
+        "a lag of 8 in 16 bits: bfloat16 with and without the FP32 head, float16 with a scaled loss, float32",
+        {
+            "bfloat16": "--dtype bfloat16",
+            "bfloat16-head": "--dtype bfloat16 --fp32_head false",
+            "one-sided-head": "--dtype bfloat16 --one_sided_head true",
+            "float16": "--dtype float16",
+            "float32": "",
+        },
+        setting=f"{VLLM} {HELD[8]}",
+        minutes=2.7,
+    ),
     "aggregation": Comparison(
         "the average of the token losses",
         {"prompt": "", "sample": "--aggregation sample", "token": "--aggregation token",

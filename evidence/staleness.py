@@ -16,7 +16,7 @@ from figures import Groups, Row, fall_of, final, interval, learns, needed, over_
 from report import amount, table, with_ends
 from scipy.stats import fisher_exact
 
-LAB = ("staleness", "stress", "survivors")  # comparisons that have this page in the place of their own
+LAB = ("staleness", "stress", "survivors", "precision")  # comparisons that have this page in the place of their own
 AGES = (0, 20, 50, 100, math.inf)  # in steps since a prompt retired
 OUTCOMES = ("stands", "falls", "never rises")
 
@@ -184,6 +184,7 @@ def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate:
     cells = (
         ("stress", "The recipe without one ingredient, and other losses, at a rate of 7e-4"),
         ("survivors", "Which losses and which masks survive, at a rate of 1e-3"),
+        ("precision", "16 bits, with real vLLM, at a rate of 7e-4"),
     )
     for name, head in cells:
         if groups := found.get(name):
