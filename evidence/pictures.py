@@ -220,39 +220,30 @@ def moving_cut(figure: "Figure") -> None:
     figure.axes[0].legend(once.values(), once, loc="lower right", ncols=2)
 
 
-def speed_and_ceiling(figure: "Figure") -> None:
-    """Three seeds each of the graded task: two recipes that differ in speed, and two thinking budgets of which the
-    shorter has a lower ceiling, forecast from 40 % of their compute."""
+def speed_and_falls(figure: "Figure") -> None:
+    """Published runs, up to seven seeds each. Left: sampling and training at once, or in turns, on one clock. Right: stale
+    tokens at a high learning rate, with CISPO's upper bound and with DISPO's four."""
     rows = pd.read_csv(DOCS / "results" / "curves.csv.gz").query("state == 'finished'")
-    speed, ceiling = figure.subplots(1, 2, sharey=True)
-    recipe, looks = "law/baseline", ((COLORS[1], "-"), (COLORS[2], "--"))
-    grid = np.linspace(0.8e6, 2e6, 50)
-    shown = {speed: {"ScaleRL": recipe, "GRPO": "recipes/deepseek-grpo"}}
-    shown |= {ceiling: {"thinking of up to 18 tokens": recipe, "up to 11 tokens": "context/9-11"}}
-    for axes, folders in shown.items():
+    looks = ((COLORS[1], "-"), (COLORS[2], "--"))
+    panels = {
+        "speed": {"PipelineRL": "schedules/pipeline-8", "in turns of 8 updates": "schedules/ppo-off-policy-8"},
+        "stability: a lag of 8, and a high learning rate": {"DISPO": "survivors/dispo", "CISPO": "survivors/cispo-5"},
+    }
+    for axes, (title, folders), x in zip(figure.subplots(1, 2, sharey=True), panels.items(), ("s", "k"), strict=True):
         for (name, folder), (color, dash) in zip(folders.items(), looks, strict=True):
-            bands = []
-            for seed in range(3):
+            for seed in range(7):
                 run = rows.query(f"run == '{folder}/seed-{seed}'")
-                C, R, n = (run[column].to_numpy() for column in ("tokens", "pass_rate", "n"))
-                axes.plot(C, R, color=color, ls=dash, lw=1.0, label=name if seed == 0 else None)
-                if axes is ceiling:
-                    seen = 0.4 * C.max() >= C
-                    bands.append(fit_sigmoid.fit(C[seen], R[seen], n_samples=n[seen]).interval(grid, noise=True))
-            if bands:
-                low, high = np.min(bands, 0)[0], np.max(bands, 0)[1]
-                axes.fill_between(grid, low, high, color=color, alpha=0.2, lw=0)
-        axes.xaxis.set_major_formatter(lambda v, _: fit_sigmoid.short(v))
-        axes.set(xlabel="sampled tokens", ylim=(0, 1))
-        axes.legend(loc="lower right")
-    speed.set(title="speed", ylabel="pass rate", xlim=(0, 1e6))
-    ceiling.axvline(0.8e6, color="black", ls=":", lw=1)
-    ceiling.set(title="ceiling; the bands are forecasts from the dotted line", xlim=(0, 2e6))
+                C = run["device_hours"] * 1800 if x == "s" else run["tokens"] / 1000  # two cores: 1,800 s a device-hour
+                axes.plot(C, run["pass_rate"], color=color, ls=dash, lw=1.0, label=name if seed == 0 else None)
+        axes.set(xlabel="seconds" if x == "s" else "thousand sampled tokens", ylim=(0, 1), title=title)
+        axes.legend(loc="upper left", ncols=2)
+        axes.set_xlim(0)
+    figure.axes[0].set(ylabel="pass rate", xlim=(0, 100))
 
 
 HEIGHTS = {
     gradient_factor: 3.4,
-    speed_and_ceiling: 2.9,
+    speed_and_falls: 2.9,
     gantt: 6.0,
     token_weights: 3.0,
     dead_groups: 3.0,

@@ -1,7 +1,6 @@
 """The README, the pages of docs/ and the module docstrings say what is so: snippets run; flags, files and tests that are
 named exist; every bug to be found is one line away from the code."""
 
-import ast
 import contextlib
 import doctest
 import importlib
@@ -19,7 +18,6 @@ README = (ROOT / "README.md").read_text()
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]}
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.M | re.S)  # (language, what is in it)
-CONCEPTS = ("losses", "masks", "filters", "length_control", "fp32_head", "pipeline_rl", "fit_sigmoid")
 
 
 def test_python_snippets_print_what_they_say():
@@ -32,21 +30,6 @@ def test_python_snippets_print_what_they_say():
             exec(compile(code, "README.md", "exec"), {})
         said = re.findall(r"print\(.*\)\s+# (.*)", code)
         assert out.getvalue().split("\n")[:-1] == said
-
-
-def test_the_loop_calls_what_the_concept_files_have():
-    """The README's loop is no program, but it is Python, and its functions are ours under their own names."""
-    (loop,) = [code for language, code in BLOCKS if language == "py" and "collect" in code]
-    assert len(loop.splitlines()) <= 25
-    calls = [node.func for node in ast.walk(ast.parse(loop)) if isinstance(node, ast.Call)]
-    called = {function.id for function in calls if isinstance(function, ast.Name)}
-    ours = {name for concept in CONCEPTS for name in vars(importlib.import_module(concept))}
-    recipe = "has_variance normalize_advantages aggregation_weights token_logprobs cispo fit"
-    assert set(recipe.split()) <= called & ours
-    functions = ast.walk(ast.parse((ROOT / "train.py").read_text()))
-    loop_words = {node.name for node in functions if isinstance(node, ast.FunctionDef)}
-    assert {"collect", "shaped_rewards", "optimizer_step", "update_history"} <= called & loop_words
-    assert called - ours - loop_words <= {"log"}
 
 
 def test_every_flag_named_exists():
