@@ -221,8 +221,8 @@ def moving_cut(figure: "Figure") -> None:
 
 
 def speed_and_falls(figure: "Figure") -> None:
-    """Published runs, up to seven seeds each. Left: sampling and training at once, or in turns, on one clock. Right: stale
-    tokens at a high learning rate, with CISPO's upper bound and with DISPO's four."""
+    """Published runs, up to seven seeds each. Left: sampling and training at once, or in turns, on one clock. Right:
+    stale tokens at a high learning rate, with CISPO's upper bound and with DISPO's four."""
     rows = pd.read_csv(DOCS / "results" / "curves.csv.gz").query("state == 'finished'")
     looks = ((COLORS[1], "-"), (COLORS[2], "--"))
     panels = {
