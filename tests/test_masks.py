@@ -50,6 +50,26 @@ def batches(draw):
     return logprobs, behaviour, tensor(st.sampled_from([-1.5, 0, 0.5])), tensor(st.booleans(), torch.bool)
 
 
+# (mask, limits): weights of the two rows below, for A > 0 and for A < 0, as the published code of others computes them:
+# verl 0.9.1 (rollout_corr_helper and core_algos), SkyRL 0.3.0 (dppo again), TRL 1.16.0 (deepseek).
+PEERS = [
+    ("icepop", {}, [[1, 0, 1, 1], [1, 0, 1, 1]], [[1, 0, 1, 1], [1, 0, 1, 1]]),
+    ("sequence", {}, [[0] * 4, [1] * 4], [[0] * 4, [1] * 4]),
+    ("geometric", {"low": 0.9, "high": 1.1}, [[0] * 4, [0] * 4], [[0] * 4, [0] * 4]),
+    ("dppo", {}, [[0, 1, 1, 1], [1, 1, 1, 1]], [[1, 1, 1, 1], [0, 1, 1, 1]]),
+    ("dppo_kl", {}, [[0, 1, 1, 1], [1, 0, 1, 1]], [[1, 1, 1, 1], [0, 1, 0, 1]]),
+    ("deepseek", {}, [[1] * 4, [1] * 4], [[1] * 4, [1] * 4]),
+    ("deepseek", {"high": 0.05}, [[1] * 4, [1] * 4], [[0] * 4, [1] * 4]),
+]
+
+
+@pytest.mark.parametrize("name, limits, positive, negative", PEERS)
+def test_the_code_of_others_drops_the_same(name, limits, positive, negative):
+    pi, pi_gen = [[0.85, 0.012, 0.34, 0.88], [0.42, 0.11, 0.25, 0.44]], [[0.6, 0.05, 0.3, 0.9], [0.7, 0.02, 0.4, 0.5]]
+    assert weights_of(name, pi, pi_gen, [1, 1], **limits)[0] == positive
+    assert weights_of(name, pi, pi_gen, [-1, -1], **limits)[0] == negative
+
+
 # ----------------------------------------------------------------------------------------------------- values by hand
 
 
