@@ -27,7 +27,7 @@ import torch
 
 from length_control import COLLAPSE_TRUNCATION
 from pipeline_rl import Rollout
-from runtime.flags import Flags, eval_temperature, has_adapters
+from runtime.flags import Flags, has_adapters
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder, shares
@@ -79,6 +79,7 @@ class Evaluator:
     ):
         self.flags, self.ranks, self.task, self.trainer = flags, ranks, task, trainer
         self.generator, self.recorder = generator, recorder
+        self.temperature = flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
         self.sources = [*task.sources, *task.eval_sources]
         of = {source: [problem for problem in task.held_out if problem.source == source] for source in self.sources}
         self.problems = [problem for problems in of.values() for problem in problems[: flags.eval_problems]]
@@ -139,7 +140,7 @@ class Evaluator:
         """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""
         compute = self.recorder.clock.now() if self.ranks.main else {}
         record = {"step": progress.step, "version": progress.version} | compute
-        future = self.generator.evaluate(self.problems, self.flags.eval_samples, eval_temperature(self.flags))
+        future = self.generator.evaluate(self.problems, self.flags.eval_samples, self.temperature)
         self.under_way = Check(future, self.problems, progress.version, record)
 
     def finish(self, progress: Progress) -> dict[str, float]:
@@ -151,7 +152,7 @@ class Evaluator:
         self.under_way = None
         if check.record is not None:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
-            if eval_temperature(self.flags) != self.flags.temperature:
+            if self.temperature != self.flags.temperature:
                 return {}  # the trainer's log-probs are those at --temperature, at which probes sample
         gaps = logprob_gaps(self.trainer.score(rows), behaviour, rows)
         gap = logprob_gap(gaps, experts(self.trainer.model.config) > 1)

@@ -20,10 +20,10 @@ import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
-from runtime.devices import check_memory, count_parameters, devices_in_use, engine_options, merged, new_channel, place
+from runtime.devices import devices_in_use, engine_options, generator_fp32_head, merged, new_channel, place
 from runtime.engines import RunEngine, reason_of
 from runtime.evaluation import Evaluator, RunFailed
-from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError, generator_fp32_head
+from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator, restarts
 from runtime.recorder import Recorder
@@ -78,8 +78,6 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     task = load_task(flags, judge=ranks.main)
     if isinstance(task, data_sets.DatasetTask):
         ranks.say(prompts_line(task))
-    for sentence in check_memory(flags, ranks.accelerator, count_parameters(flags, model)):
-        ranks.say(sentence)
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold)
     shuffled = flags.prompt_order == "shuffled"

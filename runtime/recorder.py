@@ -16,7 +16,7 @@ from tqdm import tqdm
 import filters
 import length_control
 from pipeline_rl import Generator, Group, Rollout, lags
-from runtime.flags import Flags, changed_flags, has_adapters
+from runtime.flags import OF_ONE_CALL, Flags, has_adapters
 from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record, json_object
@@ -90,8 +90,10 @@ class Recorder:
         """Writes the flags, says which of them a resumed run has otherwise than before, and shows the progress bar."""
         settings = vars(self.flags)
         if self.ranks.main:
-            for line in changed_flags(json_object(self.folder.path / "config.json") or {}, settings):
-                self.ranks.say(line)
+            before = json_object(self.folder.path / "config.json") or {}
+            for name, value in settings.items():
+                if name not in OF_ONE_CALL and before.get(name, value) != value:
+                    self.ranks.say(f"--{name} is now {value} (it was {before[name]})")
             self.folder.replace("config.json", json.dumps(settings, indent=1))
             for record in self.folder.read("metrics.jsonl"):  # of the run before a resume
                 self.mismatch = record.get("mismatch_rms", self.mismatch)

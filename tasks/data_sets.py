@@ -194,21 +194,6 @@ class DatasetTask(Task):
         self._pool.close()
 
 
-def rewards_of(reward: str, named: Sequence[DataSet], evaluated: Mapping[str, DataSet]) -> dict[str, str]:
-    """{source: its reward} of all data sets, those that are only evaluated last. `reward` is one name for all that name
-    none, or one for each, separated by commas. Raises ValueError."""
-    sets = [(data.name, data) for data in named] + list(evaluated.items())
-    if twice := evaluated.keys() & {data.name for data in named}:
-        raise ValueError(f"`eval_dataset` {min(twice)}: a name is that of a data set to train on; give another")
-    rewards = [name.strip() for name in reward.split(",")]
-    if len(rewards) > 1 and any(data.reward for _, data in sets):
-        raise ValueError(f"`dataset` or `eval_dataset` names rewards, too; leave out `reward` {reward}")
-    if len(rewards) not in (1, len(sets)):
-        raise ValueError(f"`reward` must be one name or one for each of the {len(sets)} data sets, got {reward!r}")
-    rewards = rewards * len(sets) if len(rewards) == 1 else rewards
-    return {source: data.reward or name for (source, data), name in zip(sets, rewards, strict=True)}
-
-
 def load_dataset_task(
     dataset: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -224,12 +209,15 @@ def load_dataset_task(
     """A task of one data set or several, named as `rows.parse_data_sets` reads them, and of sets that are only
     evaluated, as `rows.parse_eval_sets` does.
 
-    `reward` is one name or several, see `rewards_of` and judges.py (also for `unsafe_code`). `judge` False ends the
+    `reward` is that of all data sets that name none, see judges.py (also for `unsafe_code`). `judge` False ends the
     worker processes once the rows are checked, for a process that never scores. Raises ValueError naming the option to
     change, in backticks.
     """
     named, evaluated = parse_data_sets(dataset), parse_eval_sets(eval_dataset)
-    rewards = rewards_of(reward, named, evaluated)
+    trained = {data.name: data for data in named}
+    if twice := evaluated.keys() & trained.keys():
+        raise ValueError(f"`eval_dataset` {min(twice)}: a name is that of a data set to train on; give another")
+    rewards = {source: data.reward or reward for source, data in (trained | evaluated).items()}
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
     phrase, stops = options.interruption_phrase, options.stop_tokens
