@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fp32_head import GENERATOR_ARGS
 from runtime.flags import EngineFlags, ModelFlags, UsageError, engine_args
 from runtime.run_folder import Record
 from runtime.weights import Channel, FileWeights, MessageWeights, TransferWeights
@@ -23,7 +24,7 @@ class Placement(NamedTuple):
     """Where the engines are, and how weights reach them."""
 
     channel: str  # file, ipc, nccl or message
-    devices: list[int]  # this host's GPUs that engines use; none without a GPU, or if Ray places the engines
+    devices: list[int]  # this host's GPUs that engines use; none if there is none, or Ray places the engines
     share: float  # of a GPU's memory that an engine takes
 
 
@@ -144,8 +145,8 @@ OWN_FLAG |= {f"{name}_size": name for name in ("tensor_parallel", "data_parallel
 
 
 def engine_options(flags: EngineFlags) -> Record:
-    """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
-    contradict --fp32_head."""
+    """The engine arguments of vLLM that the flags ask for, those of an FP32 head among them. Raises UsageError for
+    arguments that cannot be read, or that contradict --fp32_head."""
     given = engine_args(flags.engine_args)
     for name in OWN_FLAG.keys() & given.keys():
         raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
@@ -157,9 +158,13 @@ def engine_options(flags: EngineFlags) -> Record:
         raise UsageError(
             f"--engine_args head_dtype {head!r} is not {ours!r}; set --fp32_head for both, --one_sided_head for one."
         )
-    options = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
-    options = {name: count for name, count in options.items() if count > 1}
-    return options | ({"trust_remote_code": True} if flags.trust_remote_code else {}) | given
+    sizes = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
+    options: Record = {name: count for name, count in sizes.items() if count > 1} | given
+    if flags.trust_remote_code:
+        options = {"trust_remote_code": True} | options
+    if generator_fp32_head(flags):
+        options["hf_overrides"] = GENERATOR_ARGS["hf_overrides"] | overrides
+    return options
 
 
 def generator_fp32_head(flags: ModelFlags) -> bool:
@@ -175,13 +180,3 @@ def on_ray(flags: EngineFlags) -> bool:
 def engine_workers(flags: EngineFlags) -> int:
     """Processes of all engines together: tensor x data x pipeline parallel."""
     return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
-
-
-def merged(options: Record, more: Record) -> Record:
-    """Both, where `more` wins; dicts within them are merged, too."""
-    both = {
-        name: merged(options[name], more[name])
-        for name in options.keys() & more.keys()
-        if isinstance(options[name], dict) and isinstance(more[name], dict)
-    }
-    return options | more | both

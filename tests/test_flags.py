@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import train
 from fp32_head import GENERATOR_ARGS
 from runtime import flag_checks
-from runtime.devices import engine_options, engine_workers, generator_fp32_head, merged
+from runtime.devices import engine_options, engine_workers, generator_fp32_head
 from runtime.flag_checks import HOLDS, check_flags, lr_note
 from runtime.flags import DEFAULTS, SECTIONS, Flags, UsageError, parse_flags
 from runtime.gone import GONE
@@ -61,18 +61,18 @@ def test_a_command_line_by_hand():
 
 def test_engine_options_by_hand():
     """One device says nothing. Ray's workers are tensor x data x pipeline parallel; --engine_args is a JSON object."""
-    assert engine_options(flags_with()) == {} and engine_workers(flags_with()) == 1
+    assert engine_options(flags_with()) == GENERATOR_ARGS and engine_workers(flags_with()) == 1
     given = {"pipeline_parallel_size": 3, "a": {"b": [1, "x,y"]}, "c": None}
     flags = flags_with(tensor_parallel=2, data_parallel=4, trust_remote_code=True, engine_args=json.dumps(given))
     wanted = {"tensor_parallel_size": 2, "data_parallel_size": 4, "trust_remote_code": True}
-    assert engine_options(flags) == wanted | given and engine_workers(flags) == 24
+    assert engine_options(flags) == wanted | given | GENERATOR_ARGS and engine_workers(flags) == 24
 
 
 def test_engine_args_do_not_undo_the_fp32_head(command):
     """Other overrides of the model's configuration are added to it; one that contradicts --fp32_head is refused."""
     flags, _ = command('--engine_args {"hf_overrides":{"rope_theta":1000000,"text_config":{"x":1}}}')
     overrides = {"head_dtype": "float32", "rope_theta": 1000000, "text_config": {"x": 1}}
-    assert merged(GENERATOR_ARGS, engine_options(flags)) == {"hf_overrides": overrides}
+    assert engine_options(flags) == {"hf_overrides": overrides}
     assert GENERATOR_ARGS == {"hf_overrides": {"head_dtype": "float32"}}
     for fp32_head, head in (("true", '"bfloat16"'), ("true", "null"), ("false", '"float32"')):
         line = f'--dtype bfloat16 --fp32_head {fp32_head} --engine_args {{"hf_overrides":{{"head_dtype":{head}}}}}'
