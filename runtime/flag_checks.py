@@ -15,17 +15,7 @@ import torch
 
 import masks
 from runtime.devices import engine_options, on_ray
-from runtime.flags import (
-    BUILT_IN,
-    DEFAULTS,
-    PRETRAINED_LR,
-    DataFlags,
-    Flags,
-    LossFlags,
-    ScheduleFlags,
-    UsageError,
-    has_adapters,
-)
+from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, has_adapters
 from runtime.run_folder import Folder
 from runtime.trainer import mask_options
 
@@ -33,7 +23,7 @@ LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and l
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
-def judged_by_code(flags: DataFlags) -> bool:
+def judged_by_code(flags: Flags) -> bool:
     """Whether a data set's reward runs what the model wrote."""
     return flags.reward == "code" or bool(re.search(":code(=|,|$)", f"{flags.dataset},{flags.eval_dataset}"))
 
@@ -75,9 +65,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
     changed in place, and a note says so."""
-    groups: list[Callable[[Flags], Iterator[str]]]
-    groups = [single_flags, schedule, length, data, model, idle_flags, stale_tokens, folders]
-    for refusals in groups:
+    for refusals in (single_flags, schedule, length, data, model, idle_flags, stale_tokens, folders):
         for sentence in refusals(flags):
             raise UsageError(sentence)
     engine_options(flags)  # raises UsageError itself
@@ -103,7 +91,7 @@ def single_flags(flags: Flags) -> Iterator[str]:
             yield f"--{item.name} must be {wanted}{' and below 2^63' if value >= 2**63 else ''}, not {value}."
 
 
-def schedule(flags: ScheduleFlags) -> Iterator[str]:
+def schedule(flags: Flags) -> Iterator[str]:
     """Whether batches ever become ready, and a group fits the engine."""
     size, pipeline, behind = flags.batch_prompts, flags.schedule == "pipeline", flags.min_ready
     if not pipeline and flags.k < 1:
@@ -182,7 +170,7 @@ def idle_flags(flags: Flags) -> Iterator[str]:
                 yield f"--{name} {getattr(flags, name)} does nothing without {what}; change that, or leave it out."
 
 
-def stale_tokens(flags: LossFlags) -> Iterator[str]:
+def stale_tokens(flags: Flags) -> Iterator[str]:
     """A mask that the loss can use, between limits that leave something."""
     if flags.mask == "truncate" and flags.loss not in ("dapo", "grpo"):
         yield f"--mask truncate caps rho, which --loss {flags.loss} caps itself or does not have; use dapo or grpo."

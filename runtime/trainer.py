@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # their imports take seconds
 # Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
 ADAMW: dict[str, object] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
 LARGEST_NORM = 1.0  # O2: of the gradient, which is clipped to it
+LAYOUTS: tuple[Layout, Layout] = ("padded", "shared")  # without and with --share_prompts
 GROWTH_INTERVAL = 2000  # steps without overflow, after which the loss scale of float16 doubles
 
 
@@ -79,7 +80,7 @@ class Trainer:
         return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
 
     def _microbatches(self, rows: list[Row]) -> list[Microbatch]:
-        here, layout = self.accelerator, cast(Layout, "shared" if self.flags.share_prompts else "padded")
+        here, layout = self.accelerator, LAYOUTS[self.flags.share_prompts]
         most, rank, ranks = self.flags.tokens_per_microbatch, here.process_index, here.num_processes
         mine = microbatches(rows, most, rank=rank, ranks=ranks, layout=layout)
         return [microbatch.to(here.device) for microbatch in mine]
