@@ -57,7 +57,7 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
     for new weights (`ppo_off_policy`). With several trainer processes, each runs this loop on the same groups.
 
     Shapes: a batch has B groups (prompts) of G rollouts, n = B·G in all, of which N train. T: tokens of the longest
-    completion among these. v: the policy version. `parts` are the objects of the run, `progress` a checkpoint saves.
+    completion among these. v: the policy version. `parts`: the objects of the run. `progress`: what a checkpoint saves.
     """
     generator, trainer, evaluator, recorder = parts.generator, parts.trainer, parts.evaluator, parts.recorder
     evaluator.begin_if_due(progress)
