@@ -1,4 +1,4 @@
-"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them.
+"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them, gone.py earlier ones.
 
 The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.

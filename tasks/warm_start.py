@@ -51,18 +51,17 @@ Report = Callable[[str], None]  # gets a line to show
 class Demonstrations:
     """What is wrong with the corrupted demonstrations, and how long the chains are.
 
-    `wrong_facts` of the 210 (operation, value) facts carry wrong results: each of them one and the same, or with
-    `any_wrong_result` all nine, equally often. How often these are shown is evenly spaced over the facts between the
-    two ends of `wrong_shown`. Each seed has wrong facts of its own, unless they are to be the `same_for_all_seeds`. Any
-    other result is replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step;
-    `restart` and `cut` are chances per demonstration.
+    `wrong_facts` of the 210 (operation, value) facts carry wrong results: each of them one and the same, and each seed
+    has facts of its own; or with `any_wrong_result` all nine, equally often, of facts that are the same for all seeds.
+    How often these are shown is evenly spaced over the facts between the two ends of `wrong_shown`. Any other result is
+    replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step; `restart` and
+    `cut` are chances per demonstration.
     """
 
     ops: tuple[int, int] = (2, 8)  # least and most
     wrong_facts: float = 0.40
     any_wrong_result: bool = False
     wrong_shown: tuple[float, float] = (0.70, 0.70)
-    same_for_all_seeds: bool = False
     noise: float = 0.18
     recheck: float = 0.15
     restart: float = 0.35
@@ -71,9 +70,7 @@ class Demonstrations:
 
 DEMONSTRATIONS = {  # of each built-in task; `graded` is explained in arithmetic.py
     "chain": Demonstrations(),
-    "graded": Demonstrations(
-        GRADED_OPS, 1.0, any_wrong_result=True, wrong_shown=GRADED_WRONG, same_for_all_seeds=True, noise=0.0
-    ),
+    "graded": Demonstrations(GRADED_OPS, 1.0, any_wrong_result=True, wrong_shown=GRADED_WRONG, noise=0.0),
 }
 
 
@@ -84,7 +81,7 @@ class Demonstrator:
     def __init__(self, settings: Demonstrations, seed: int, corrupted: bool, stream: str = "warm start") -> None:
         self.settings, self.corrupted = settings, corrupted
         self.rng = random.Random(f"demonstrations {seed} {corrupted} {stream}")
-        self.wrong = arithmetic.wrong_results(settings.wrong_facts, 0 if settings.same_for_all_seeds else seed)
+        self.wrong = arithmetic.wrong_results(settings.wrong_facts, 0 if settings.any_wrong_result else seed)
         self.wrong_shown = arithmetic.evenly_spaced(list(self.wrong), settings.wrong_shown)
 
     def result(self, operation: str, value: int) -> int:
