@@ -27,6 +27,7 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -55,11 +56,8 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
     """The loop. While a step is computed here, the generator samples the groups of the next ones (`pipeline`), or waits
     for new weights (`ppo_off_policy`). With several trainer processes, each runs this loop on the same groups.
 
-    Shapes: a batch has B groups (prompts) of G rollouts, n = B·G in all. N of these train. T is the number of tokens of
-    the longest completion among them. v is the policy version.
-
-    `parts` holds the objects of the run; `.on_main` is what only rank 0 has. `progress` is what a checkpoint saves; its
-    `taken` are the groups taken and not yet trained on, whose prompts a resumed run samples again.
+    Shapes: a batch has B groups (prompts) of G rollouts, n = B·G in all, of which N train. T: tokens of the longest
+    completion among these. v: the policy version. `parts`: the objects of the run. `progress`: what a checkpoint saves.
     """
     generator, trainer, evaluator, recorder = parts.generator, parts.trainer, parts.evaluator, parts.recorder
     evaluator.begin_if_due(progress)
@@ -68,26 +66,19 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
         # `pipeline` takes B groups, which are one batch. `ppo_off_policy` takes k·B groups, all sampled by the same
         # policy, and makes k steps before the generator gets new weights.
         batches = [taken[i : i + flags.batch_prompts] for i in range(0, len(taken), flags.batch_prompts)]
-        old_logprobs = score_before_the_steps(flags, trainer, batches)
-        for groups, old in zip(batches, old_logprobs, strict=True):
+        for groups, old in zip(batches, score_before_the_steps(flags, trainer, batches), strict=True):
             version = progress.version  # the lag of a token is this version minus the token's
             rollouts, rows = flat(groups)  # n of each
             group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)  # (n,) of groups, not of prompts
-
-            rng = random.Random(f"{flags.seed} {progress.step}")  # for `--reward shuffled` only
-            rewards = shaped_rewards(rollouts, flags, rng)  # (n,)
+            rewards = shaped_rewards(rollouts, flags, random.Random(f"{flags.seed} {progress.step}"))  # (n,)
             metrics = recorder.sampled(groups, rewards)
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
             # average are taken, or the size of the step would depend on how many there are.
-            varied = filters.has_variance(rewards, group_ids)  # (n,)
-            kept = varied if flags.zero_variance_filter else torch.ones_like(varied)  # (n,)
-
+            kept = filters.has_variance(rewards, group_ids) | (not flags.zero_variance_filter)  # (n,)
             advantages = torch.zeros_like(rewards)  # (n,)
             advantages[kept] = losses.normalize_advantages(rewards[kept], group_ids[kept], flags.normalize_advantages)
-
-            # O3: truncated rollouts may leave, but only now, after the mean and the std were taken with them. Before,
-            # a group's mean would be that of its short ones.
+            # O3: truncated rollouts may leave, but only now. Before, a group's mean would be that of its short ones.
             if flags.truncated_rollouts == "drop":
                 truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])  # (n,)
                 metrics["truncated_dropped"] = int((kept & truncated).sum())
@@ -95,39 +86,31 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
 
             batch = None
             if kept.any():
-                trained = kept.nonzero().squeeze(1).tolist()  # N of the n
-                mask = padded([rollouts[i].mask for i in trained], torch.bool)  # (N, T)
-                behaviour = padded([rollouts[i].logprobs for i in trained], torch.float32)  # (N, T)
-                # The average of the loss, as one weight per token: per prompt, per sample, over all tokens, or
-                # over the tokens that there could be (`constant`).
-                token_weights = losses.aggregation_weights(
-                    mask, group_ids[kept], flags.aggregation, flags.most_sampled
-                )  # (N, T)
-                batch = TrainingBatch([rows[i] for i in trained], behaviour, mask, advantages[kept], token_weights)
-                if old is not None:
-                    batch.old_logprobs = old[kept, : mask.shape[1]]  # (N, T)
-
+                trained, rows = list(compress(rollouts, kept)), list(compress(rows, kept))  # N of the n
+                mask = padded([rollout.mask for rollout in trained], torch.bool)  # (N, T)
+                behaviour = padded([rollout.logprobs for rollout in trained], torch.float32)  # (N, T)
+                # The average of the loss, as one weight per token (N, T): per prompt, per sample, over all tokens, ...
+                token_weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, flags.most_sampled)
+                old = None if old is None else old[kept, : mask.shape[1]]  # (N, T), for TIS
+                batch = TrainingBatch(rows, behaviour, mask, advantages[kept], token_weights, old)
                 metrics |= trainer.gradients(batch)  # forward, loss, backward: runtime/trainer.py
-                # An evaluation or a probe (a few completions of held-out prompts, scored by both sides) that still runs
-                # must end on these weights, which sampled it: the engine's log-probs are compared with the trainer's.
+                # An evaluation or a probe that still runs must end on these weights, which sampled it.
                 metrics |= evaluator.finish(progress)
                 metrics |= optimizer_step(trainer, progress, metrics)  # v becomes v + 1
 
-            late = update_history(parts, progress, groups)
-            metrics |= {"retired_in_flight": late, "retired": parts.history.n_retired}
+            metrics |= update_history(parts, progress, groups)  # solved prompts are retired
             progress.step += 1
             del progress.taken[: len(groups)]
             recorder.step(progress, groups, batch, metrics, version)
 
-        # Push in flight: running requests go on with the new weights. These groups count as outstanding until those are
-        # live, or are released now if no step made a new version.
+        # Push in flight: running requests go on with the new weights. Until these are live, the groups are outstanding.
         if progress.version > first_version:
             generator.push(trainer.weights, progress.version, release=len(taken))
         else:
             generator.release(len(taken))
         recorder.samples(progress.step, groups)  # of the last batch
         evaluator.begin_if_due(progress)  # every `eval_every` steps; it runs during the next step
-        if crossed(flags.save_every, first_step, progress.step):
+        if flags.save_every and progress.step // flags.save_every > first_step // flags.save_every:
             save(flags, parts, progress)
 
 
@@ -150,10 +133,8 @@ def wait_for_groups(flags: Flags, parts: Parts, progress: Progress) -> list[Grou
         return None
     try:
         with parts.recorder.timed("trainer_idle"):
-            if flags.dynamic_sampling:
-                groups = refill(flags, parts, progress)
-            else:
-                groups = generator.take(generator.pacer.take_size)
+            take = generator.pacer.take_size
+            groups = refill(flags, parts, progress) if flags.dynamic_sampling else generator.take(take)
     except (pipeline_rl.Exhausted, filters.NoVariedGroups) as reason:
         retired = f"{parts.history.n_retired} of {len(parts.task.train)} prompts are retired"
         say(f"{reason}; {retired}. The run ends.")
@@ -241,19 +222,14 @@ def optimizer_step(trainer: Trainer, progress: Progress, found: Record) -> Recor
     return metrics
 
 
-def update_history(parts: Parts, progress: Progress, groups: Sequence[Group]) -> int:
+def update_history(parts: Parts, progress: Progress, groups: Sequence[Group]) -> Record:
     """No-positive-resampling: counts what these groups solved in the pass-rate history, which retires solved prompts.
-    Returns how many groups are of a prompt that was retired while they were in flight."""
+    `retired_in_flight` are the groups of a prompt that was retired while they were under way."""
     late = sum(parts.history.retired(group.problem.key) for group in groups)
     for group in groups:
         parts.history.update(group.problem.key, [rollout.correct for rollout in group.rollouts])
     parts.recorder.consumed(progress.step, groups)
-    return late
-
-
-def crossed(every: int, before: int, after: int) -> bool:
-    """Whether a multiple of `every` lies in (before, after]; 0 means never."""
-    return every > 0 and after // every > before // every
+    return {"retired_in_flight": late, "retired": parts.history.n_retired}
 
 
 # ---------------------------------------------------------------------------------------------------- the run's end
@@ -271,17 +247,12 @@ def save(flags: Flags, parts: Parts, progress: Progress) -> Path | None:
         return checkpoints.save(parts.ranks, parts.folder, progress.step, state, flags.keep)
 
 
-def evaluate(parts: Parts, progress: Progress) -> None:
-    """One evaluation of the weights as they are, from its begin to its end."""
-    parts.evaluator.begin_evaluation(progress)
-    parts.evaluator.finish(progress)
-
-
 def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
     """The last evaluation, a checkpoint from which a longer run may go on, the final model, and the law on this run."""
     parts.evaluator.finish(progress)
     if progress.evaluated != progress.step:
-        evaluate(parts, progress)
+        parts.evaluator.begin_evaluation(progress)
+        parts.evaluator.finish(progress)
     if flags.save_every or flags.resume:  # a resume from an older checkpoint would cut the logs back to it
         save(flags, parts, progress)
     closing.save_model(parts, progress)

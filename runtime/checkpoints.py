@@ -9,11 +9,10 @@ Loading a checkpoint runs no code that it may contain. torch's weights-only load
 where torch unpickles without it (`.metadata` of FSDP2), `check_pickles` reads the file first.
 """
 
-import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from filters import PassRateHistory
 from pipeline_rl import Generator
+from runtime.engines import environment
 from runtime.ranks import Ranks
 from runtime.run_folder import LOGS, Folder, Progress, Record, disk, json_object
 from tasks.prompts import PromptStream
@@ -59,10 +59,9 @@ def state_of(
     progress: Progress, history: PassRateHistory, prompts: PromptStream, generator: Generator, compute: Record
 ) -> Record:
     """What state.json says of a run. Read between two events of the generator's thread, which draws from `prompts`."""
-    flying, stream = generator.in_loop(
-        lambda generator: ([problem.key for problem in generator.under_way.values()], prompts.state_dict())
-    )
-    stream["first"] = [group.problem.key for group in progress.taken] + flying + stream["first"]
+    flying, stream = generator.in_loop(lambda generator: (list(generator.under_way.values()), prompts.state_dict()))
+    in_flight = [*(group.problem for group in progress.taken), *flying]
+    stream["first"] = [problem.key for problem in in_flight] + stream["first"]
     return progress.state_dict() | {"history": history.state_dict(), "prompts": stream, "compute": compute}
 
 
@@ -100,8 +99,8 @@ def readable(folder: Folder, state: Record) -> bool:
 
 def load(accelerator: "Accelerator", checkpoint: Path) -> None:
     """Model, optimizer and random states of a checkpoint, on every rank. Raises CheckpointError."""
-    shards, whole = (checkpoint / name for name in ("pytorch_model_fsdp_0", "model.safetensors"))
-    wanted, other = (shards, whole) if getattr(accelerator, "is_fsdp2", False) else (whole, shards)
+    names = "pytorch_model_fsdp_0", "model.safetensors"  # shards, and the whole model
+    wanted, other = (checkpoint / name for name in (names if getattr(accelerator, "is_fsdp2", False) else names[::-1]))
     if other.exists() and not wanted.exists():
         raise CheckpointError(
             f"{other} is not what this trainer saves, {wanted.name}: give dtype and launcher as before"
@@ -154,13 +153,6 @@ def check_pickles(checkpoint: Path) -> None:
         unpickled(file)
 
 
-@contextmanager
-def weights_only() -> Iterator[None]:
+def weights_only() -> AbstractContextManager:
     """Every `torch.load` in the block loads weights only, also where its caller asks for more, as FSDP2's does."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name, "0")
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ[name] = before
+    return environment({}, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})

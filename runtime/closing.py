@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import fit_sigmoid
 from fit_sigmoid import CurveReport, SigmoidFit, short
@@ -18,9 +17,8 @@ from runtime.run_folder import Folder, Progress, Record, disk
 def save_model(parts: Parts, progress: Progress) -> None:
     """The final model in Hugging Face format, in float32, adapters merged and also apart. A collective. Raises OSError
     for a full or read-only disk."""
-    state: dict[str, Tensor] = {}
-    for name, tensor in full_tensors(parts.trainer.model, torch.float32):  # on every rank
-        state |= {name: tensor.cpu()} if parts.ranks.main else {}
+    tensors = full_tensors(parts.trainer.model, torch.float32)  # on every rank
+    state = {name: tensor.cpu() for name, tensor in tensors if parts.ranks.main}
     adapter = adapter_tensors(parts.trainer.model)  # likewise
     if not parts.ranks.main:
         return
@@ -47,7 +45,7 @@ def report(parts: Parts, k: int) -> str:
 
 
 def pass_rates(evaluations: Sequence[Record]) -> dict[str, list[float]]:
-    """A run's pass rates: over all that is trained on (""), and of each data set that the last evaluation has."""
+    """Pass rates over all that is trained on (""), and of each data set that the last evaluation has."""
     names = ["", *evaluations[-1].get("data_sets", {})]
     return {name: [record["pass_rate"] for record in of_data_set(evaluations, name)] for name in names}
 

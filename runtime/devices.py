@@ -1,26 +1,14 @@
-"""Which devices the engines use, by which channel weights reach them, and whether the machine can hold the run.
-
-All of it is asked before the model is loaded. What P parameters need at least; the rest comes on top (activations, the
-engine's cache, CUDA's own memory):
-
-    a trainer's GPU    16 P bytes: FP32 weights, gradient, two moments of AdamW; under FSDP2 divided by the ranks. With
-                       LoRA adapters 4 P, and 16 for each parameter of theirs, which are left out here
-    an engine's GPU    2 P bytes, in float32 4 P, divided by tensor x pipeline parallel, within its share of the GPU
-    the host           4 P bytes for each trainer process: every rank loads the FP32 weights before FSDP2 shards them
-    a checkpoint       12 P bytes: weights and moments; with adapters 4 P
-"""
+"""Which devices the engines use, and by which channel weights reach them: asked before the model is loaded."""
 
 import os
 import socket
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from psutil import virtual_memory
 
-from runtime.flags import EngineFlags, Flags, ModelFlags, UsageError, engine_args, generator_fp32_head, has_adapters
-from runtime.model import UNREADABLE
+from fp32_head import GENERATOR_ARGS
+from runtime.flags import EngineFlags, ModelFlags, UsageError, engine_args
 from runtime.run_folder import Record
 from runtime.weights import Channel, FileWeights, MessageWeights, TransferWeights
 
@@ -36,7 +24,7 @@ class Placement(NamedTuple):
     """Where the engines are, and how weights reach them."""
 
     channel: str  # file, ipc, nccl or message
-    devices: list[int]  # this host's GPUs that engines use; none without a GPU, or if Ray places the engines
+    devices: list[int]  # this host's GPUs that engines use; none if there is none, or Ray places the engines
     share: float  # of a GPU's memory that an engine takes
 
 
@@ -157,8 +145,8 @@ OWN_FLAG |= {f"{name}_size": name for name in ("tensor_parallel", "data_parallel
 
 
 def engine_options(flags: EngineFlags) -> Record:
-    """The engine arguments of vLLM that the flags ask for. Raises UsageError for arguments that cannot be read, or that
-    contradict --fp32_head."""
+    """The engine arguments of vLLM that the flags ask for, those of an FP32 head among them. Raises UsageError for
+    arguments that cannot be read, or that contradict --fp32_head."""
     given = engine_args(flags.engine_args)
     for name in OWN_FLAG.keys() & given.keys():
         raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
@@ -170,9 +158,18 @@ def engine_options(flags: EngineFlags) -> Record:
         raise UsageError(
             f"--engine_args head_dtype {head!r} is not {ours!r}; set --fp32_head for both, --one_sided_head for one."
         )
-    options = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
-    options = {name: count for name, count in options.items() if count > 1}
-    return options | ({"trust_remote_code": True} if flags.trust_remote_code else {}) | given
+    sizes = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
+    options: Record = {name: count for name, count in sizes.items() if count > 1} | given
+    if flags.trust_remote_code:
+        options = {"trust_remote_code": True} | options
+    if generator_fp32_head(flags):
+        options["hf_overrides"] = GENERATOR_ARGS["hf_overrides"] | overrides
+    return options
+
+
+def generator_fp32_head(flags: ModelFlags) -> bool:
+    """Whether the generator's logits are an FP32 product, as the trainer's are with --fp32_head."""
+    return flags.fp32_head != flags.one_sided_head
 
 
 def on_ray(flags: EngineFlags) -> bool:
@@ -183,78 +180,3 @@ def on_ray(flags: EngineFlags) -> bool:
 def engine_workers(flags: EngineFlags) -> int:
     """Processes of all engines together: tensor x data x pipeline parallel."""
     return flags.tensor_parallel * flags.data_parallel * int(engine_options(flags).get("pipeline_parallel_size", 1))
-
-
-def merged(options: Record, more: Record) -> Record:
-    """Both, where `more` wins; dicts within them are merged, too."""
-    both = {
-        name: merged(options[name], more[name])
-        for name in options.keys() & more.keys()
-        if isinstance(options[name], dict) and isinstance(more[name], dict)
-    }
-    return options | more | both
-
-
-# -------------------------------------------------------------------------------------------------------------- memory
-
-
-def check_memory(flags: Flags, accelerator: "Accelerator", parameters: int) -> Iterator[str]:
-    """A sentence if the host's memory is too small, and if a save may be cut short. Raises UsageError for a GPU that is
-    too small whatever the batch."""
-    states, trainers, has_gpu = state_bytes(flags), trainers_here(), torch.cuda.is_available()
-    if has_gpu:
-        for who, device, needed, room in gpu_needs(flags, accelerator, parameters):
-            if needed > room:
-                raise UsageError(
-                    f"--model: {who} needs at least {gigabytes(needed)} of GPU {device} and finds {gigabytes(room)}; "
-                    "take a smaller model, larger GPUs or more of them (configs/fsdp2.yaml, --tensor_parallel)."
-                )
-    needed, available = trainers * parameters * (4 if has_gpu else states), virtual_memory().available
-    if needed > available:
-        yield (
-            f"{trainers} trainer processes load {gigabytes(needed)} into this host's memory, which has "
-            f"{gigabytes(available)}; start fewer, or Linux may kill them"
-        )
-    patience = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
-    if "TORCHELASTIC_RUN_ID" in os.environ and (seconds := min(12, states) * parameters / 1e9) > patience:
-        yield (
-            f"a checkpoint has {seconds:.0f} GB, {seconds:.0f} s at 1 GB/s, but the launcher kills what still saves "
-            f"{patience:.0f} s after SIGTERM; set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={3 * seconds:.0f}"
-        )
-
-
-def state_bytes(flags: ModelFlags) -> int:
-    """Bytes that a trainer holds for each parameter of the model."""
-    return 4 if has_adapters(flags) else 16
-
-
-def gpu_needs(flags: Flags, accelerator: "Accelerator", parameters: int) -> Iterator[tuple[str, int, float, float]]:
-    """(who, on which GPU, bytes it needs, bytes it finds) of this rank's trainer and of this host's engines."""
-    (_, devices, share), here = place(flags), accelerator.local_process_index
-    free, total = torch.cuda.mem_get_info(accelerator.device)
-    copy = getattr(torch, flags.dtype).itemsize * parameters
-    sharded = accelerator.is_fsdp2 or flags.dtype != "float32"  # whose mixed precision is that of FSDP2
-    states = state_bytes(flags) * parameters / (accelerator.num_processes if sharded else 1)
-    initial = copy if flags.kl_coef else 0  # a second model
-    yield "a trainer", here, states + initial, free - share * total * (here in devices)
-    for device in devices if "quantization" not in engine_options(flags) else ():
-        memory = share * torch.cuda.get_device_properties(device).total_memory
-        yield "an engine", device, copy * flags.data_parallel / engine_workers(flags), memory
-
-
-def count_parameters(flags: ModelFlags, model: str) -> int:
-    """Of a folder or hub id, by its configuration alone; 0 if it does not load, which the trainer will say."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=flags.trust_remote_code)
-        with torch.device("meta"):  # shapes without data
-            net = AutoModelForCausalLM.from_config(config, trust_remote_code=flags.trust_remote_code)
-    except UNREADABLE:
-        return 0
-    return sum(parameter.numel() for parameter in net.parameters())  # a tied head is one with the embedding
-
-
-def gigabytes(count: float) -> str:
-    """As 9.54 GB."""
-    return f"{count / 1e9:.3g} GB"

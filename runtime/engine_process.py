@@ -33,11 +33,7 @@ class WeightReceiver(vllm_engine.WeightReceiver):
     """Mixed into vLLM's worker (`worker_extension_cls`): loads a weight file into the running model."""
 
     def load_weight_file(self, path: str) -> None:
-        """Replaces all weights by those of the safetensors file `path`, between two engine steps.
-
-        Raises:
-            RuntimeError: the file lacks a weight of the model.
-        """
+        """Replaces all weights by those of the safetensors file `path`. Raises RuntimeError if it lacks one."""
         for layer in self.model_runner.get_model().modules() if not torch.cuda.is_available() else ():
             if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
                 layer.quant_method.moe_kernel = None  # experts are repacked only by a kernel that is new

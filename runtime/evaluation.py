@@ -2,8 +2,7 @@
 
 Weights that never arrive raise no error: the generator samples from an old policy, and training becomes worse for no
 visible reason. So the trainer scores what the generator sampled. On completions that one version sampled from prompt to
-end, the two sides' log-probs must agree up to rounding, or the run ends. (Tokens sampled over older keys and values may
-differ with nothing wrong.)
+end, the two sides' log-probs must agree up to rounding, or the run ends.
 
 The completions are those of an evaluation (unless it has a temperature of its own), or, between evaluations, of a
 probe: one completion for each of a few held-out prompts. Both run while the trainer computes the next gradient, and are
@@ -27,7 +26,7 @@ import torch
 
 from length_control import COLLAPSE_TRUNCATION
 from pipeline_rl import Rollout
-from runtime.flags import Flags, eval_temperature, has_adapters
+from runtime.flags import Flags, has_adapters
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder, shares
@@ -79,6 +78,7 @@ class Evaluator:
     ):
         self.flags, self.ranks, self.task, self.trainer = flags, ranks, task, trainer
         self.generator, self.recorder = generator, recorder
+        self.temperature = flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
         self.sources = [*task.sources, *task.eval_sources]
         of = {source: [problem for problem in task.held_out if problem.source == source] for source in self.sources}
         self.problems = [problem for problems in of.values() for problem in problems[: flags.eval_problems]]
@@ -139,7 +139,7 @@ class Evaluator:
         """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""
         compute = self.recorder.clock.now() if self.ranks.main else {}
         record = {"step": progress.step, "version": progress.version} | compute
-        future = self.generator.evaluate(self.problems, self.flags.eval_samples, eval_temperature(self.flags))
+        future = self.generator.evaluate(self.problems, self.flags.eval_samples, self.temperature)
         self.under_way = Check(future, self.problems, progress.version, record)
 
     def finish(self, progress: Progress) -> dict[str, float]:
@@ -151,7 +151,7 @@ class Evaluator:
         self.under_way = None
         if check.record is not None:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
-            if eval_temperature(self.flags) != self.flags.temperature:
+            if self.temperature != self.flags.temperature:
                 return {}  # the trainer's log-probs are those at --temperature, at which probes sample
         gaps = logprob_gaps(self.trainer.score(rows), behaviour, rows)
         gap = logprob_gap(gaps, experts(self.trainer.model.config) > 1)
@@ -194,19 +194,19 @@ class Evaluator:
             record["data_sets"] = {source: figures(of[source]) for source in apart}
             record["pass_rate_of"] = {source: found["pass_rate"] for source, found in record["data_sets"].items()}
         recorder.folder.append("eval.jsonl", record)
-        counts = {"step": record["step"], "n_samples": record["n_samples"], "correct": correct_of(trained)}
+        correct = {source: [sum(r.correct for r in group) for group in groups] for source, groups in of.items()}
+        counts = {"step": record["step"], "n_samples": record["n_samples"]}
+        counts["correct"] = [count for source in task.sources for count in correct[source]]
         if task.eval_sources:
-            counts["data_sets"] = {source: correct_of(of[source]) for source in task.eval_sources}
+            counts["data_sets"] = {source: correct[source] for source in task.eval_sources}
         recorder.folder.append("eval_counts.jsonl", counts)
         rates = {f"eval/{source}/pass_rate": rate for source, rate in record.get("pass_rate_of", {}).items()}
         self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
         say(evaluation_line(record))
-        if record["step"] == 0 and record["truncated"] > COLLAPSE_TRUNCATION:
-            budget = "answer_budget" if self.flags.length_control == "interruption" else "max_budget"
-            say(
-                f"Warning: {record['truncated']:.0%} of completions are truncated before any training; raise "
-                f"--{budget}, which is {getattr(self.flags, budget)}."
-            )
+        if record["step"] == 0 and (share := record["truncated"]) > COLLAPSE_TRUNCATION:
+            name = "answer_budget" if self.flags.length_control == "interruption" else "max_budget"
+            raised = f"raise --{name}, which is {getattr(self.flags, name)}"
+            say(f"Warning: {share:.0%} of completions are truncated before any training; {raised}.")
 
 
 def figures(groups: Sequence[Sequence[Rollout]]) -> Record:
@@ -215,11 +215,6 @@ def figures(groups: Sequence[Sequence[Rollout]]) -> Record:
     found["mean_length"] = found.pop("length")
     solved = sum(any(rollout.correct for rollout in group) for group in groups)
     return found | {"pass_at_k": solved / len(groups), "n_prompts": len(groups), "n_samples": len(groups[0])}
-
-
-def correct_of(groups: Sequence[Sequence[Rollout]]) -> list[int]:
-    """How many samples of each problem are correct."""
-    return [sum(rollout.correct for rollout in group) for group in groups]
 
 
 def evaluation_line(record: Record) -> str:

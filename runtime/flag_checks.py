@@ -15,27 +15,17 @@ import torch
 
 import masks
 from runtime.devices import engine_options, on_ray
-from runtime.flags import (
-    BUILT_IN,
-    DEFAULTS,
-    PRETRAINED_LR,
-    DataFlags,
-    Flags,
-    LossFlags,
-    ScheduleFlags,
-    UsageError,
-    has_adapters,
-    mask_options,
-)
+from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, has_adapters
 from runtime.run_folder import Folder
+from runtime.trainer import mask_options
 
 LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and longer rows slow it down
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
-def judged_by_code(flags: DataFlags) -> bool:
+def judged_by_code(flags: Flags) -> bool:
     """Whether a data set's reward runs what the model wrote."""
-    return "code" in flags.reward.split(",") or bool(re.search(":code(=|,|$)", f"{flags.dataset},{flags.eval_dataset}"))
+    return flags.reward == "code" or bool(re.search(":code(=|,|$)", f"{flags.dataset},{flags.eval_dataset}"))
 
 
 # Flags that do nothing without others: their names -> (what they need, whether these flags have it).
@@ -46,7 +36,6 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "eps_low": ("--loss dispo, gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": ("--loss dispo, gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
                  lambda flags: flags.loss not in ("cispo", "grpo")),
-    "eps_low_wrong eps_high_wrong": ("--loss dispo", lambda flags: flags.loss == "dispo"),
     "mask_low": ("--mask icepop, sequence or geometric",
                  lambda flags: flags.mask in ("icepop", "sequence", "geometric")),
     "mask_high": ("a --mask", lambda flags: flags.mask != "none"),
@@ -76,9 +65,7 @@ USUAL = {  # values for real models, where the default suits the built-in task
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Flags that have no effect, or that must be rounded, are
     changed in place, and a note says so."""
-    groups: list[Callable[[Flags], Iterator[str]]]
-    groups = [single_flags, schedule, length, data, model, idle_flags, stale_tokens, folders]
-    for refusals in groups:
+    for refusals in (single_flags, schedule, length, data, model, idle_flags, stale_tokens, folders):
         for sentence in refusals(flags):
             raise UsageError(sentence)
     engine_options(flags)  # raises UsageError itself
@@ -104,7 +91,7 @@ def single_flags(flags: Flags) -> Iterator[str]:
             yield f"--{item.name} must be {wanted}{' and below 2^63' if value >= 2**63 else ''}, not {value}."
 
 
-def schedule(flags: ScheduleFlags) -> Iterator[str]:
+def schedule(flags: Flags) -> Iterator[str]:
     """Whether batches ever become ready, and a group fits the engine."""
     size, pipeline, behind = flags.batch_prompts, flags.schedule == "pipeline", flags.min_ready
     if not pipeline and flags.k < 1:
@@ -158,21 +145,11 @@ def data(flags: Flags) -> Iterator[str]:
 
 
 def model(flags: Flags) -> Iterator[str]:
-    """Files and packages that are there, an engine and an attention for this model."""
-    if flags.attn_implementation == "flash_attention_2":
-        if flags.share_prompts:
-            yield "--share_prompts needs a mask, which flash_attention_2 does not take; leave one of them out."
-        if flags.dtype == "float32":
-            yield "--attn_implementation flash_attention_2 has no float32; add --dtype bfloat16."
-        if not (find_spec("flash_attn") or find_spec("kernels")):
-            yield "--attn_implementation flash_attention_2: pip install flash-attn, or leave it out for sdpa."
-    length, masked = flags.tokens_per_microbatch, flags.attn_implementation in ("", "sdpa", "eager")
-    if length > LONGEST_MASK and torch.cuda.is_available():  # without one a CPU computes no other way
-        needs = f"true needs masks of {length} x {length}; lower --tokens_per_microbatch to {LONGEST_MASK}"
-        if flags.share_prompts:
-            yield f"--share_prompts {needs}, or leave it out."
-        if flags.packed and masked:
-            yield f"--packed {needs}, or add --attn_implementation flash_attention_2."
+    """Files and packages that are there, and an engine for this model."""
+    positions = flags.tokens_per_microbatch
+    if flags.share_prompts and positions > LONGEST_MASK and torch.cuda.is_available():  # a CPU computes no other way
+        needs = f"a mask of {positions} x {positions}; lower --tokens_per_microbatch to {LONGEST_MASK}"
+        yield f"--share_prompts true needs {needs}, or leave it out."
     if Path(flags.model).is_absolute() and not Path(flags.model, "config.json").is_file():
         yield f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json."
     if has_adapters(flags) and not find_spec("peft"):
@@ -193,7 +170,7 @@ def idle_flags(flags: Flags) -> Iterator[str]:
                 yield f"--{name} {getattr(flags, name)} does nothing without {what}; change that, or leave it out."
 
 
-def stale_tokens(flags: LossFlags) -> Iterator[str]:
+def stale_tokens(flags: Flags) -> Iterator[str]:
     """A mask that the loss can use, between limits that leave something."""
     if flags.mask == "truncate" and flags.loss not in ("dapo", "grpo"):
         yield f"--mask truncate caps rho, which --loss {flags.loss} caps itself or does not have; use dapo or grpo."

@@ -1,4 +1,4 @@
-"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them.
+"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them, gone.py earlier ones.
 
 The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
+from runtime.gone import GONE
 from runtime.run_folder import Record, json_object
 
 
@@ -31,34 +32,6 @@ BUILT_IN = ("graded", "chain")  # the tasks that need no --model
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
 OF_ONE_CALL = ("resume", "output_dir", "overwrite")  # never taken over by a resumed run
-# A flag that is gone -> (its default, what stands instead).
-GONE: dict[str, tuple[object, str]] = {
-    "adam_eps": (1e-15, "the paper's 1e-15, in runtime/trainer.py"),
-    "beta1": (0.9, "0.9, in runtime/trainer.py"),
-    "beta2": (0.95, "0.95, in runtime/trainer.py"),
-    "cache_dir": ("runs/cache", "runs/cache beside train.py"),
-    "clip_grad": (1.0, "the largest norm of 1, in runtime/trainer.py"),
-    "dry_run": (False, "the check that every run begins with, before anything is loaded or written"),
-    "eval_only": (False, "--max_steps 0, a run that only evaluates"),
-    "gpu_memory_utilization": (0.0, """--engine_args '{"gpu_memory_utilization": 0.5}'"""),
-    "kl_estimator": ("k3", "k3, whose gradient is one"),
-    "lora_alpha": (32, "32, in runtime/lora.py"),
-    "lora_targets": ("all-linear", "every linear layer but the head"),
-    "lr_schedule": ("constant", "the constant rate of the paper; lower --lr at a --resume"),
-    "max_device_hours": (0.0, "--max_hours"),
-    "max_tokens": (0, "--max_sampled_tokens"),
-    "pass_rate_window": ("cumulative", "the whole history of a prompt, as in the paper"),
-    "peak_tflops": (0.0, "`flops` and `seconds` in the logs"),
-    "push_to_hub": ("", "hf upload OUTPUT_DIR/model"),
-    "rambling": (0.35, "the usual warm start, in tasks/"),
-    "restart_window": (100, "--max_restarts, which counts since the command began"),
-    "reward_errors": ("raise", "a reward function that catches its own errors and returns 0"),
-    "threads": (1, "OMP_NUM_THREADS in the environment"),
-    "tis_cap": (2.0, "the cap of 2, in losses.py"),
-    "tis_level": ("token", "the ratio of each token, in losses.py"),
-    "weight_address": ("127.0.0.1", "VLLM_HOST_IP in the environment, this host's address"),
-    "weight_decay": (0.01, "the paper's 0.01, in runtime/trainer.py"),
-}
 
 
 @dataclass
@@ -90,15 +63,10 @@ class ModelFlags:
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
     vocabulary: int = flag(47, "Built-in model: rows of its head; beyond its 47 words they mean nothing.", at_least=47)
-    dtype: Literal["float32", "bfloat16", "float16"] = flag(
-        "float32", "Dtype of generator and forward pass; weights stay FP32. float16 scales the loss."
-    )
+    dtype: Literal["float32", "bfloat16", "float16"] = flag("float32", "Of both sides' passes; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
-    one_sided_head: bool = flag(
-        False, "As an experiment: the generator's head has the precision that --fp32_head has not."
-    )
+    one_sided_head: bool = flag(False, "Experiment: the generator's head has the precision that --fp32_head has not.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
-    attn_implementation: str = flag("", "Attention of the trainer: sdpa, eager, flash_attention_2; empty: its default.")
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
     lora_rank: int = flag(0, "LoRA: rank of adapters, trained in the place of all linear layers; 0: none.", at_least=0)
     lora_adapter: str = flag("", "LoRA: folder of a saved adapter to go on from, which has its own rank.")
@@ -117,9 +85,7 @@ class DataFlags:
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: half of them, by the first model's pass rate.")
-    prompt_order: Literal["shuffled", "easy_first", "file"] = flag(
-        "shuffled", "Of the prompts in each epoch: `easy_first` for graded, `file` as a data set has them."
-    )
+    prompt_order: Literal["shuffled", "easy_first", "file"] = flag("shuffled", "`easy_first` (graded), `file`: as is.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")
@@ -127,16 +93,12 @@ class DataFlags:
     held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
     reward: str = flag(
-        "task",
-        "`task`: the data's own (exact for chain, math else); `math`, `exact`, `code`, `module:function`, one for each "
-        "data set; `shuffled`: the task's, permuted within the batch, as a control.",
+        "task", "`task`: exact for chain, else math; `math`, `exact`, `code`, `module:function`; `shuffled`: a control."
     )
     unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
-    thinking: Literal["auto", "true", "false"] = flag(
-        "auto", "Whether the model thinks first; `auto`: if its tokenizer knows </think>; `false`: all of it is judged."
-    )
+    thinking: Literal["auto", "true", "false"] = flag("auto", "Whether it thinks; `auto`: if it knows </think>.")
     end_of_thinking: str = flag("", "Text that ends thinking; empty finds it from the tokenizer.")
     interruption_phrase: str = flag("", "Text appended to thinking that is cut; empty means the paper's.")
     stop_tokens: str = flag("", "Comma-separated tokens that end a completion; empty finds them from the tokenizer.")
@@ -176,8 +138,6 @@ class LossFlags:
     eps_max: float = flag(5.0, "CISPO: absolute cap on rho.", above=0)
     eps_low: float = flag(-1.0, "Lower clip of dispo, gspo, dapo, grpo, tis; -1: the loss's own default.", at_least=-1)
     eps_high: float = flag(-1.0, "Upper clip of dispo, gspo, dapo, tis; -1: the loss's own default.", at_least=-1)
-    eps_low_wrong: float = flag(-1.0, "DISPO: lower clip where A < 0; -1: its default.", at_least=-1)
-    eps_high_wrong: float = flag(-1.0, "DISPO: upper clip where A < 0; -1: its default.", at_least=-1)
     mask: Literal["none", "truncate", "icepop", "sequence", "geometric", "deepseek", "dppo", "dppo_kl", "m2po"] = flag(
         "none", "Stale tokens that no longer count (masks.py), with any loss."
     )
@@ -224,15 +184,13 @@ class OptimizerFlags:
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
-    packed: bool = flag(False, "Pack sequences end to end instead of padding sorted rows.")
-    share_prompts: bool = flag(False, "Pack them, and compute a prompt once for all rows of a microbatch that have it.")
+    share_prompts: bool = flag(False, "Rows end to end; a prompt is computed once for all rows that have it.")
 
 
 SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, FilterFlags, LengthFlags, LossFlags, OptimizerFlags)
 
 
-# What a function is given: `flags: ModelFlags` takes the flags of a run, and mypy sees that it reads its section only.
-# Where it needs several, they have a name.
+# A function takes the section that it reads, and mypy sees that it reads no other. Two sections together have a name.
 class EngineFlags(ScheduleFlags, ModelFlags):
     """What an engine is started with."""
 
@@ -299,9 +257,7 @@ def runs_code(name: str, value: Any) -> bool:
         given = engine_args(value)
         plain = (isinstance(v, int | float | None) or re.fullmatch(r"[\w-]*", str(v)) for v in given.values())
         return bool(given.get("trust_remote_code")) or not all(plain)
-    if name in ("reward", "attn_implementation"):  # module:function; a kernel of the hub, OWNER/NAME
-        return ":" in value or "/" in value
-    return name in ("trust_remote_code", "unsafe_code") and value
+    return ":" in value if name == "reward" else name in ("trust_remote_code", "unsafe_code") and value
 
 
 class _Parser(ArgumentParser):
@@ -330,28 +286,6 @@ def _boolean(text: str) -> bool:
     if text.lower() not in values:
         raise ArgumentTypeError(f"must be true or false, not {text}")
     return values[text.lower()]
-
-
-def changed_flags(old: Record, new: Record) -> list[str]:
-    """A line for each flag whose value differs from that of the run before its resume."""
-    changed = [name for name in new if name not in OF_ONE_CALL and name in old and new[name] != old[name]]
-    return [f"--{name} is now {new[name]} (it was {old[name]})" for name in changed]
-
-
-def eval_temperature(flags: Flags) -> float:
-    """The sampling temperature of evaluations."""
-    return flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
-
-
-def generator_fp32_head(flags: ModelFlags) -> bool:
-    """Whether the generator's logits are an FP32 product, as the trainer's are with --fp32_head."""
-    return flags.fp32_head != flags.one_sided_head
-
-
-def mask_options(flags: LossFlags) -> dict[str, float]:
-    """The thresholds of --mask; what was not given stays at the mask's own default."""
-    given = {"low": flags.mask_low, "high": flags.mask_high}
-    return {name: value for name, value in given.items() if value >= 0}
 
 
 def has_adapters(flags: ModelFlags) -> bool:

@@ -9,11 +9,10 @@ It joins a Hugging Face causal LM to the concept files. What it must get right:
   FSDP would wait for it forever.
 - The head is multiplied as the generator multiplies it (`fp32_head`): in the dtype of both sides, an FP32 product.
 
-The rows of a microbatch have one of three layouts, which differ in time and memory only:
+The rows of a microbatch have one of two layouts, which differ in time and memory only:
 
 - `padded` on the right: under causal attention no real token sees padding, so no attention mask is needed.
-- `packed` end to end: position ids that restart at 0 keep attention inside each sequence.
-- `shared`: packed, and rows that begin with the same prompt have it once. Its completions follow it, each at the
+- `shared`: end to end, and rows that begin with the same prompt have it once. Its completions follow it, each at the
   positions that it would have alone, and a mask lets each see the prompt and itself.
 
 Symbols: N rows (rollouts), T completion positions, R x L input positions, M tokens that train, H hidden size, V
@@ -78,7 +77,7 @@ class Row:
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
-Layout = Literal["padded", "packed", "shared"]
+Layout = Literal["padded", "shared"]
 
 
 def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
@@ -104,7 +103,7 @@ def cut_rows(batch: Sequence[Row], rows: Sequence[int], tokens: float, layout: L
         cost = len(batch[row])
         if pieces and layout == "padded":
             cost = len(batch[pieces[-1][0]])  # the longest row's length
-        elif pieces and layout == "shared" and batch[pieces[-1][-1]].prompt_ids == batch[row].prompt_ids:
+        elif pieces and batch[pieces[-1][-1]].prompt_ids == batch[row].prompt_ids:
             cost = len(batch[row].completion_ids)
         if not pieces or used + cost > tokens:
             pieces.append([])

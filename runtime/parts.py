@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 
-import fp32_head
 import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
-from runtime.devices import check_memory, count_parameters, devices_in_use, engine_options, merged, new_channel, place
+from runtime.devices import devices_in_use, engine_options, new_channel, place
 from runtime.engines import RunEngine, reason_of
 from runtime.evaluation import Evaluator, RunFailed
-from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError, generator_fp32_head
+from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator, restarts
 from runtime.recorder import Recorder
@@ -78,8 +77,6 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     task = load_task(flags, judge=ranks.main)
     if isinstance(task, data_sets.DatasetTask):
         ranks.say(prompts_line(task))
-    for sentence in check_memory(flags, ranks.accelerator, count_parameters(flags, model)):
-        ranks.say(sentence)
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold)
     shuffled = flags.prompt_order == "shuffled"
@@ -199,8 +196,7 @@ def new_generator(
     else:
         engine = RunEngine(
             model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
-            merged(fp32_head.GENERATOR_ARGS if generator_fp32_head(flags) else {}, engine_options(flags)),
-            device_environment=device_environment,
+            engine_options(flags), device_environment=device_environment,
         )  # fmt: skip
     return Generator(
         engine, prompts, task.score, new_pacer(flags), flags.rollouts,
@@ -211,10 +207,8 @@ def new_generator(
 
 def new_pacer(flags: ScheduleFlags) -> Pacer:
     """Who may enter the engine, and when."""
-    return Pacer(
-        flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=flags.max_ready or None,
-        min_ready=flags.min_ready,
-    )  # fmt: skip
+    most = flags.max_ready or None
+    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=most, min_ready=flags.min_ready)
 
 
 def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interruption | None:
@@ -234,8 +228,8 @@ def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interrupt
 
 
 def load_task(flags: Flags, judge: bool = True) -> Task:
-    """The built-in task, or that of data sets; see tasks/ for what a task has. Without `judge`, on ranks that score
-    nothing, no reward worker outlives the check of the rows. Raises UsageError."""
+    """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
+    the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
         return arithmetic.ChainTask(seed=flags.seed, pool_size=flags.prompts)
     if flags.dataset == "graded":

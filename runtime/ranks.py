@@ -88,12 +88,8 @@ def restart(folder: Path, environment: dict[str, str]) -> NoReturn:
 
 
 class SharedGenerator:
-    """The generator as every rank calls it. Rank 0 drives the real one; the others take part in what is a collective:
-    gathering the weights for the channel, and raising what a push raised.
-
-    generator: rank 0's `Generator`; None on the other ranks.
-    channel: this rank's weight channel.
-    """
+    """The generator as every rank calls it. Rank 0 drives the real one (`generator`, None on the others); all take part
+    in what is a collective: gathering the weights for this rank's `channel`, and raising what a push raised."""
 
     def __init__(self, generator: Generator | None, channel: Channel, ranks: Ranks):
         self.generator, self.channel, self.ranks = generator, channel, ranks

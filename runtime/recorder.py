@@ -16,7 +16,7 @@ from tqdm import tqdm
 import filters
 import length_control
 from pipeline_rl import Generator, Group, Rollout, lags
-from runtime.flags import Flags, changed_flags, has_adapters
+from runtime.flags import OF_ONE_CALL, Flags, has_adapters
 from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record, json_object
@@ -33,8 +33,7 @@ class Clock:
     """The compute of a run so far, without start-up and without evaluation's share of the time.
 
     parameters: P, those that each token is multiplied with. devices: accelerators in use on both sides, or CPU cores.
-    past: what a run before a resume had used. frozen: a frozen weight needs no gradient, a third of training's FLOPs
-    (those of the adapters in its place are few, and left out).
+    past: what a run before a resume had used. frozen: such a weight needs no gradient, a third of training's FLOPs.
     """
 
     def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float], frozen: bool):
@@ -90,8 +89,10 @@ class Recorder:
         """Writes the flags, says which of them a resumed run has otherwise than before, and shows the progress bar."""
         settings = vars(self.flags)
         if self.ranks.main:
-            for line in changed_flags(json_object(self.folder.path / "config.json") or {}, settings):
-                self.ranks.say(line)
+            before = json_object(self.folder.path / "config.json") or {}
+            for name, value in settings.items():
+                if name not in OF_ONE_CALL and before.get(name, value) != value:
+                    self.ranks.say(f"--{name} is now {value} (it was {before[name]})")
             self.folder.replace("config.json", json.dumps(settings, indent=1))
             for record in self.folder.read("metrics.jsonl"):  # of the run before a resume
                 self.mismatch = record.get("mismatch_rms", self.mismatch)
@@ -206,11 +207,10 @@ def staleness(log_ratio: float, mismatch: float) -> float:
 
     rho = pi_now / mu = (pi_v / mu) * (pi_now / pi_v), with mu and pi_v the generator's and the trainer's probability at
     the version v that sampled the token: the mismatch of the two programs, times staleness. Of the batch only the
-    product is known, since the trainer no longer has the weights of v. But on the completions of the weights check it
-    still had them, so the size of the first factor is known there. Squares of the logarithms add up,
-        E[log(rho)^2] = E[log(pi_v / mu)^2] + E[log(pi_now / pi_v)^2],
-    if the two are uncorrelated. Tokens that rest on keys and values of older weights differ for a third reason, which
-    the weights check leaves out and which counts as staleness here. It costs no forward pass.
+    product is known, but on the completions of the weights check the trainer still had the weights of v, so the size of
+    the first factor is known there. Squares of the logarithms add up if the two are uncorrelated:
+        E[log(rho)^2] = E[log(pi_v / mu)^2] + E[log(pi_now / pi_v)^2]
+    Keys and values of older weights, which the weights check leaves out, count as staleness here.
     """
     return math.sqrt(max(log_ratio**2 - mismatch**2, 0.0))
 
@@ -236,12 +236,8 @@ def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
     if record.get("entropy", 1.0) < LOW_ENTROPY:
         yield f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more."
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
-        left = (
-            "had no token that the mask keeps"
-            if record.get("kept_tokens") == 0
-            else "had no group with unequal rewards"
-        )
-        yield f"Warning: {empty_steps} steps in a row {left}, so nothing was trained."
+        had = "token that the mask keeps" if record.get("kept_tokens") == 0 else "group with unequal rewards"
+        yield f"Warning: {empty_steps} steps in a row had no {had}, so nothing was trained."
     verdicts = record.get("verdicts", {})
     unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))
     if record.get("step") == 1 and unfinished > UNFINISHED:  # once, with the first evaluation's verdicts

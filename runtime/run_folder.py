@@ -85,7 +85,7 @@ class Folder:
         return [f.name for f in found if f.is_symlink() or (f.exists() and f.is_file() == (f.name == "checkpoints"))]
 
     def append(self, name: str, record: Record) -> None:
-        """One more line of the JSON-lines file `name`."""
+        """One more line of `name`."""
         with disk(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 

@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from pipeline_rl import Generator, Group
+from pipeline_rl import Generator
 
 ENGINE, PACER, TRAINER = 1, 2, 3
 
@@ -46,14 +46,14 @@ class Trace:
         """One event, in the names of the format: ph kind, ts begin and dur length in microseconds, pid and tid lane."""
         self.file.write(f"{json.dumps(event)},\n".encode())
 
-    def span(self, name: str, begin: float, process: int, lane: int = 0, end: float | None = None, **args: Any) -> None:
+    def span(self, name: str, begin: float, process: int, lane: int = 0, end: float | None = None) -> None:
         """What lasted from `begin` to `end`, in seconds of the wall clock, or until now."""
         length = (time.time() if end is None else end) - begin
-        self.write(ph="X", name=name, ts=1e6 * begin, dur=1e6 * length, pid=process, tid=lane, args=args)
+        self.write(ph="X", name=name, ts=1e6 * begin, dur=1e6 * length, pid=process, tid=lane)
 
-    def mark(self, name: str, **args: Any) -> None:
+    def mark(self, name: str) -> None:
         """What happened now, in the pacer's lane."""
-        self.write(ph="i", name=name, ts=1e6 * time.time(), pid=PACER, tid=0, s="p", args=args)
+        self.write(ph="i", name=name, ts=1e6 * time.time(), pid=PACER, tid=0, s="p")
 
     def close(self) -> None:
         """Writes what is still in memory."""
@@ -63,7 +63,6 @@ class Trace:
         """From now on every request, update, evaluation, admission, finish and take of `generator` is written."""
         engine, pacer = generator.engine, generator.pacer
         sample, update, evaluate = engine.sample, engine.update, generator.evaluate
-        admit, finish, take = pacer.admit, pacer.finish, pacer.take
         free = [list(range(engine.slots)) for _ in range(engine.replicas)]  # heaps: the lowest lane first
 
         async def request(prompt: Any, most: int, salt: str, replica: int = 0, temperature: float | None = None) -> Any:
@@ -86,28 +85,24 @@ class Trace:
             found.add_done_callback(lambda _: self.span("evaluation", begin, PACER, 2))
             return found
 
-        def admitted() -> int:
-            number = admit()
-            self.mark(f"admit {number}", version=engine.version)
-            return number
+        def marked(method: Callable, name: Callable[..., str]) -> Callable:
+            """`method`, which leaves a mark: its name from what the method returned and was given; none if empty."""
 
-        def finished(group: Group) -> None:
-            finish(group)
-            self.mark(f"finish {group.number}")
+            def call(*given: Any) -> Any:
+                found = method(*given)
+                if text := name(found, *given):
+                    self.mark(text)
+                return found
 
-        def taken(count: int) -> list[Group] | None:
-            groups = take(count)
-            if groups:
-                self.mark(f"take {groups[0].number} to {groups[-1].number}")
-            return groups
+            return call
 
-        replaced: dict[Any, dict[str, Callable]] = {
-            engine: {"sample": request, "update": new_weights},
-            generator: {"evaluate": evaluation},
-            pacer: {"admit": admitted, "finish": finished, "take": taken},
-        }
-        for owner, methods in replaced.items():
-            vars(owner).update(methods)
+        vars(engine).update(sample=request, update=new_weights)
+        vars(generator).update(evaluate=evaluation)
+        vars(pacer).update(
+            admit=marked(pacer.admit, lambda number: f"admit {number}"),
+            finish=marked(pacer.finish, lambda _, group: f"finish {group.number}"),
+            take=marked(pacer.take, lambda some, _: f"take {some[0].number} to {some[-1].number}" if some else ""),
+        )
 
     def request(self, lane: int, begin: float, version: int) -> None:
         """A request that has ended: a span for each version that sampled, of which `version` was the first. There are

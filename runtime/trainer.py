@@ -13,40 +13,28 @@ It joins the policy (model.py), the losses (losses.py) and accelerate. What it m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import losses
 import masks
-from runtime.engines import reason_of
-from runtime.flags import Flags, LossFlags, OptimizerFlags, UsageError, has_adapters, mask_options
-from runtime.lora import add_adapters
-from runtime.model import (
-    UNREADABLE,
-    CheckpointTensors,
-    Layout,
-    Microbatch,
-    Policy,
-    Row,
-    active_parameters,
-    make_microbatch,
-    microbatches,
-    recompute_layers,
-)
+from runtime.flags import Flags, LossFlags, OptimizerFlags
+from runtime.loading import load_model
+from runtime.model import CheckpointTensors, Layout, Microbatch, Policy, Row, active_parameters, microbatches
 
 if TYPE_CHECKING:  # their imports take seconds
     from accelerate import Accelerator
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 # Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
 ADAMW: dict[str, object] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
 LARGEST_NORM = 1.0  # O2: of the gradient, which is clipped to it
+LAYOUTS: tuple[Layout, Layout] = ("padded", "shared")  # without and with --share_prompts
 GROWTH_INTERVAL = 2000  # steps without overflow, after which the loss scale of float16 doubles
 
 
@@ -92,9 +80,9 @@ class Trainer:
         return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
 
     def _microbatches(self, rows: list[Row]) -> list[Microbatch]:
-        here, most = self.accelerator, self.flags.tokens_per_microbatch
-        rank, ranks = here.process_index, here.num_processes
-        mine = microbatches(rows, most, rank=rank, ranks=ranks, layout=layout_of(self.flags))
+        here, layout = self.accelerator, LAYOUTS[self.flags.share_prompts]
+        most, rank, ranks = self.flags.tokens_per_microbatch, here.process_index, here.num_processes
+        mine = microbatches(rows, most, rank=rank, ranks=ranks, layout=layout)
         return [microbatch.to(here.device) for microbatch in mine]
 
     @torch.no_grad()
@@ -231,94 +219,6 @@ def hold_in(accelerator: Accelerator, dtype: torch.dtype) -> None:
     accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
 
 
-def load_model(flags: Flags, folder: str) -> PreTrainedModel:
-    """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute."""
-    from transformers import AutoModelForCausalLM
-
-    options: dict[str, object] = {"dtype": torch.float32, "trust_remote_code": flags.trust_remote_code}
-    if flags.attn_implementation:
-        options["attn_implementation"] = flags.attn_implementation
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
-    except UNREADABLE as error:
-        reason = reason_of(error).split(". ")[0]  # the advice of torch's loader is not ours
-        raise UsageError(f"--model {folder} does not load as a causal LM ({reason}).") from error
-    absent = sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"])
-    if absent:  # transformers has made random ones
-        raise UsageError(
-            f"--model {folder}: its weights lack {absent[0]}, or have it in another shape ({len(absent)} such "
-            "tensors); get the whole model."
-        )
-    if flags.share_prompts and (other := sorted(set(attention_kinds(model.config)) - {"full_attention"})):
-        raise UsageError(
-            f"--share_prompts true needs full attention, and {folder} has {', '.join(other)}; leave it out."
-        )
-    if not has_plain_head(model):
-        raise UsageError(
-            f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "
-            "(as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
-        )
-    layout = layout_of(flags)
-    if layout != "padded" and not keeps_rows_apart(model, layout):
-        raise UsageError(
-            f"--{'packed' if layout == 'packed' else 'share_prompts'} true: in one microbatch the rows of {folder} "
-            f"({type(model).__name__}) change each other's log-probs, since its layers do not read position ids; leave "
-            "it out."
-        )
-    if hasattr(model, "peft_config"):  # transformers has loaded both
-        raise UsageError(f"--model {folder} is an adapter; give its base as --model and this as --lora_adapter.")
-    if has_adapters(flags):
-        add_adapters(flags, model, folder, flags.seed)
-    if flags.gradient_checkpointing and not recompute_layers(model):
-        raise UsageError(f"--gradient_checkpointing true: {type(model).__name__} has no layers for it; leave it out.")
-    return model
-
-
-@contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Flash attention does not run on a CPU."""
-    attention = model.config._attn_implementation
-    model.config._attn_implementation = "eager"
-    yield
-    model.config._attn_implementation = attention
-
-
-@torch.no_grad()
-def keeps_rows_apart(model: PreTrainedModel, layout: Layout) -> bool:
-    """Whether three short rows have the log-probs in one microbatch of that layout that each has alone, up to rounding.
-    Layers that do not read position ids see what lies before (Mamba, convolutions) or count on (OPT)."""
-    pairs = ([1, 2, 3], [4, 5, 6, 7]), ([1, 2, 3], [8, 9, 7, 6]), ([9], [3, 1, 2, 5])
-    rows = [Row(prompt, completion, [1] * 4) for prompt, completion in pairs]
-    with eager_attention(model):
-        alone, together = (
-            torch.cat([Policy(model)(make_microbatch(rows, cut, 4, layout))[0] for cut in cuts])
-            for cuts in ([[0], [1], [2]], [[0, 1, 2]])
-        )
-    return torch.allclose(together, alone, rtol=0, atol=5e-5 * float(alone.std()))
-
-
-@torch.no_grad()
-def has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them. Granite,
-    Cohere and Gemma 2 scale or cap theirs. Takes two forward passes of four tokens on the CPU, before any sharding."""
-    body, head, ids = model.base_model, model.get_output_embeddings(), torch.arange(4)[None]
-    if body is model or head is None:
-        return False
-    with eager_attention(model):
-        hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
-        logits = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
-    plain = nn.functional.linear(hidden, head.weight, head.bias)
-    return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
-
-
-def attention_kinds(config: PretrainedConfig) -> list[str]:
-    """The attention of each layer, in transformers' words."""
-    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return list(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
-
-
 def learning_rate(flags: OptimizerFlags, completions: int, version: int) -> float:
     """Learning rate of the step from `version` to `version` + 1: linear warm-up, then constant, as in the paper."""
     # lr min(1, (v + 1) / warm-up), with `sqrt` that times sqrt(B G / 1024)
@@ -333,11 +233,10 @@ def clip_options(flags: LossFlags) -> dict[str, float]:
     given = {"eps_low": flags.eps_low, "eps_high": flags.eps_high}
     if flags.loss == "grpo":  # one for both sides
         given = {"eps": flags.eps_low}
-    if flags.loss == "dispo":
-        given |= {"eps_low_wrong": flags.eps_low_wrong, "eps_high_wrong": flags.eps_high_wrong}
     return {name: value for name, value in given.items() if value >= 0}
 
 
-def layout_of(flags: OptimizerFlags) -> Layout:
-    """How the rows of a microbatch are laid out."""
-    return "shared" if flags.share_prompts else "packed" if flags.packed else "padded"
+def mask_options(flags: LossFlags) -> dict[str, float]:
+    """The thresholds of --mask; what was not given stays at the mask's own default."""
+    given = {"low": flags.mask_low, "high": flags.mask_high}
+    return {name: value for name, value in given.items() if value >= 0}

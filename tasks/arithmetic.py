@@ -1,8 +1,7 @@
 """The two built-in tasks, chain mod 10: `chain`, and `graded`, the default, which is made so that the law can be seen.
 
-PROBLEM. A run that shows what ScaleRL does needs a task that a model of 0.2M parameters learns on a laptop in minutes,
-and that still has what makes reasoning hard: the answer takes a chain of steps, one wrong step spoils the rest, and
-thinking that is longer than its budget is cut.
+PROBLEM. A run that shows what ScaleRL does needs a task that a tiny model learns on a laptop in minutes, and that still
+has what makes reasoning hard: a chain of steps, of which one wrong one spoils the rest, and a budget for thinking.
 
 IDEA. A prompt is a digit and n labeled operations. Thinking writes one `label operation result` per step:
 
@@ -18,7 +17,7 @@ held-out problem into training.
 
 WHY GRADED. By the law (arXiv 2510.13786, Eq. 1) pass rate is a sigmoid in log C. That is so where problems differ in
 how soon they are learned. Those of `chain` do not: their mistakes are equally strong and are unlearned together, so its
-curve is a cliff, and a fit to the part before the edge says little about the part after it.
+curve is a cliff, and what comes before the edge says little about what comes after it.
 
 Let T be the compute after which a problem, drawn at random, is solved. The pass rate after compute C is the share of
 problems with T <= C, and the law's share of the gain,
@@ -33,18 +32,13 @@ For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, 
   sampled, so T goes roughly with 1 / probability, which has a long tail. Which fact is how strong is the same for all
   seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems: a late one is a small step.
 - ANY of the nine wrong results takes the rest. With one and the same, a fact that was right in 5 % of the samples could
-  be lost for good: as the policy becomes more certain of everything, what is twenty times as likely becomes a thousand
-  times as likely. In one seed of three such a fact, sampled right five times in 2,000, kept the pass rate at .775; now
-  it is one run of twenty.
+  be lost for good: as the policy becomes more certain, what is twenty times as likely becomes a thousand times.
 - ONE PROBLEM IN FIVE has a key that the policy practically never samples (`impossible_answer`). These stand for what is
-  too hard for a real model: there is no reward to learn from. So the ceiling A is .8 by construction, and a fit can be
-  judged by whether it finds that number.
+  too hard for a real model. So the ceiling A is .8 by construction, and a fit can be judged by that number.
 
 So the task was made to show the law, and is no evidence that other tasks obey it; `chain` is one that does not. Nor is
-it exact here: the first rise is less steep than the rest, since near the end few groups have unequal rewards and the
-whole gradient goes to them; and the last few facts, right in some problems and wrong in others, come later than the
-law says. So the Weibull form of fit_sigmoid.py fits most runs better than Eq. 1 does. B comes out at 2.7: eight tenths
-of the gain within a factor of five of compute, where the paper's own B of 2 takes nine.
+it exact here: near the end few groups have unequal rewards and the whole gradient goes to them, and the last few facts
+come later than the law says. So the Weibull form of fit_sigmoid.py fits most runs better than Eq. 1 does.
 
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
@@ -74,13 +68,11 @@ SPECIAL = ("<pad>", "<eos>", "<think>", "</think>")
 WORDS = (*SPECIAL, RECHECK, RESTART, *PHRASE[:-1], *DIGITS, *LABELS, *OPERATIONS)
 IDS = {word: i for i, word in enumerate(WORDS)}
 Fact = tuple[str, int]  # an operation, and the value to which it is applied
-# One problem in this many is held out, by the hash of its text.
-HELD_OUT_ONE_IN = 8
-# Of the graded task: how many operations, which problem is impossible, and how often the warm start shows a fact wrong.
-GRADED_OPS = (2, 4)
-IMPOSSIBLE_EVERY = 5
+HELD_OUT_ONE_IN = 8  # problems, by the hash of their text
+GRADED_OPS = (2, 4)  # fewest and most operations of the graded task
+IMPOSSIBLE_EVERY = 5  # of its problems
 CEILING = 1 - 1 / IMPOSSIBLE_EVERY
-GRADED_WRONG = (0.1, 0.95)
+GRADED_WRONG = (0.1, 0.95)  # how often its warm start shows a fact wrong: least and most
 
 
 def apply(operation: str, value: int) -> int:
@@ -98,7 +90,7 @@ def chain_values(start: int, operations: Sequence[str]) -> list[int]:
 
 
 def draw_chain(rng: random.Random, min_ops: int, max_ops: int) -> tuple[int, list[str]]:
-    """A random start digit and n operations, n uniform in min_ops..max_ops."""
+    """A start digit and n operations, n uniform in min_ops..max_ops."""
     return rng.randrange(10), [rng.choice(OPERATIONS) for _ in range(rng.randint(min_ops, max_ops))]
 
 
@@ -184,12 +176,9 @@ class ChainTask(Task):
 
     def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]:
         """(+1.0, True) if exactly `v_(n-1) v_n <eos>` follows the first `</think>`, else (-1.0, False)."""
-        ids = list(completion_ids)
-        end = self.end_of_thinking_ids[0]
-        if end not in ids:
-            return -1.0, False
+        ids, end = list(completion_ids), self.end_of_thinking_ids[0]
         wanted = [IDS[word] for word in str(problem.answer).split()] + [self.stop_ids[0]]
-        correct = ids[ids.index(end) + 1 :] == wanted
+        correct = end in ids and ids[ids.index(end) + 1 :] == wanted
         return (1.0 if correct else -1.0), correct
 
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:

@@ -4,16 +4,15 @@ PROBLEM. Every data set names its columns otherwise, some rows have no question,
 read, and a prompt that occurs in two places must not be trained on in one and held out in the other.
 
 IDEA. Rows (rows.py) become `Problem`s: what cannot be asked or judged is left out and counted by kind, prompts are
-encoded (tokens.py), and the problems are split. A problem's key is the hash of its row's prompt, and THE SPLIT is by
+encoded (tokens.py), and the problems are split. A key is the hash of its row's prompt, and THE SPLIT is by
 this key and nothing else: of all prompts in a data set, those with the smallest keys are held out, before any is left
 out for its length or its answer, and what one data set holds out no other trains on. So no seed, order of rows or data
 sets, duplicate, template, limit, reward or tokenizer can carry a held-out problem into training, nor from one run on
 the same data sets into the next.
 
-EVALUATION SETS are data sets that a run only evaluates, as the paper watches AIME-24 while it trains on Polaris. The
-held-out prompts say how far a recipe gets on what it trains on (in distribution), which the paper fits (arXiv
-2510.13786); an evaluation set says what that is worth elsewhere (downstream). It is kept whole: where training has one
-of its prompts, it is the training that goes without.
+EVALUATION SETS are data sets that a run only evaluates, as the paper (arXiv 2510.13786) watches AIME-24 while it trains
+on Polaris. Held-out prompts say how far a recipe gets in distribution, which the paper fits; an evaluation set says
+what that is worth elsewhere. It is kept whole: where training has one of its prompts, the training goes without.
 
 SIMPLIFIED. All rows are held in memory. Near-duplicates (other words, the same numbers) are not looked for.
 
@@ -65,12 +64,9 @@ class PromptOptions:
 
 
 class DatasetTask(Task):
-    """Problems of data sets, judged in worker processes. Made by `load_dataset_task`; `close` ends the workers.
-
-    Has what every task has (prompts.py), and `skipped` (rows left out, by kind) and `counts` (verdicts, by kind).
-    `rewards` names the reward of each data set, those that are only evaluated too. Problems come by `add` and
-    `add_eval_sets`.
-    """
+    """Problems of data sets, judged in worker processes, made by `load_dataset_task`. Has what every task has
+    (prompts.py), and `skipped` (rows left out, by kind) and `counts` (verdicts, by kind). `rewards` names the reward of
+    each data set, those that are only evaluated too. Problems come by `add` and `add_eval_sets`."""
 
     def __init__(
         self,
@@ -194,21 +190,6 @@ class DatasetTask(Task):
         self._pool.close()
 
 
-def rewards_of(reward: str, named: Sequence[DataSet], evaluated: Mapping[str, DataSet]) -> dict[str, str]:
-    """{source: its reward} of all data sets, those that are only evaluated last. `reward` is one name for all that name
-    none, or one for each, separated by commas. Raises ValueError."""
-    sets = [(data.name, data) for data in named] + list(evaluated.items())
-    if twice := evaluated.keys() & {data.name for data in named}:
-        raise ValueError(f"`eval_dataset` {min(twice)}: a name is that of a data set to train on; give another")
-    rewards = [name.strip() for name in reward.split(",")]
-    if len(rewards) > 1 and any(data.reward for _, data in sets):
-        raise ValueError(f"`dataset` or `eval_dataset` names rewards, too; leave out `reward` {reward}")
-    if len(rewards) not in (1, len(sets)):
-        raise ValueError(f"`reward` must be one name or one for each of the {len(sets)} data sets, got {reward!r}")
-    rewards = rewards * len(sets) if len(rewards) == 1 else rewards
-    return {source: data.reward or name for (source, data), name in zip(sets, rewards, strict=True)}
-
-
 def load_dataset_task(
     dataset: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -224,19 +205,21 @@ def load_dataset_task(
     """A task of one data set or several, named as `rows.parse_data_sets` reads them, and of sets that are only
     evaluated, as `rows.parse_eval_sets` does.
 
-    `reward` is one name or several, see `rewards_of` and judges.py (also for `unsafe_code`). `judge` False ends the
+    `reward` is that of all data sets that name none, see judges.py (also for `unsafe_code`). `judge` False ends the
     worker processes once the rows are checked, for a process that never scores. Raises ValueError naming the option to
     change, in backticks.
     """
     named, evaluated = parse_data_sets(dataset), parse_eval_sets(eval_dataset)
-    rewards = rewards_of(reward, named, evaluated)
+    trained = {data.name: data for data in named}
+    if twice := evaluated.keys() & trained.keys():
+        raise ValueError(f"`eval_dataset` {min(twice)}: a name is that of a data set to train on; give another")
+    rewards = {source: data.reward or reward for source, data in (trained | evaluated).items()}
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
     phrase, stops = options.interruption_phrase, options.stop_tokens
     endings = find_endings(tokenizer, options.thinking, options.end_of_thinking, phrase, stops)
-    pool = RewardPool(
-        list(rewards.values()), reward_workers, reward_timeout, endings.end_of_thinking, unsafe_code=unsafe_code
-    )
+    end, names = endings.end_of_thinking, list(rewards.values())
+    pool = RewardPool(names, reward_workers, reward_timeout, end, unsafe_code=unsafe_code)
     with contextlib.ExitStack() as undo:
         undo.callback(pool.close)
         task = DatasetTask(tokenizer, options, endings, pool, rewards)

@@ -1,8 +1,7 @@
 """Judges: worker processes that call the verifiers, because these may hang or die and a run must not.
 
-PROBLEM. Sooner or later a policy writes `\\boxed{9^{9^{9^9}}}`, a megabyte of digits or a thousand nested roots, and a
-computer algebra system that takes it seriously neither answers nor stops. One such completion must not stall or kill a
-run.
+PROBLEM. Sooner or later a policy writes `\\boxed{9^{9^{9^9}}}` or a megabyte of digits, and a computer algebra system
+that takes it seriously neither answers nor stops. One such completion must not stall or kill a run.
 
 IDEA. Judge in worker processes. Each has limits from the operating system (address space, processor time, size of a
 file), and each request has a deadline. A worker that misses its deadline or dies is killed with its children and
@@ -99,7 +98,7 @@ class Worker:
         return found, trace
 
     def kill(self) -> None:
-        """Ends the process and what it started, and waits for it, so that no zombie stays."""
+        """Ends the process and what it started, and waits for it: no zombie stays."""
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -144,13 +143,8 @@ class RewardPool:
                 raise ValueError(f"`reward` code cannot be used on this machine: {error}") from error
         self.timeout = timeout
         self.counts: Counter[str] = Counter()  # verdicts by kind
-        names = list(dict.fromkeys(rewards))
-        self._settings: dict[str, Any] = {
-            "rewards": names,
-            "timeout": timeout,
-            "memory_mb": memory_mb,
-            "end": end_of_thinking,
-        }
+        settings = {"rewards": list(dict.fromkeys(rewards)), "timeout": timeout, "memory_mb": memory_mb}
+        self._settings: dict[str, Any] = settings | {"end": end_of_thinking}
         self._lock, self._closed = threading.Lock(), False
         self._workers: list[Worker] = []
         # Workers that have nothing to do. None is one that was lost, to be started again when it is needed.

@@ -1,12 +1,9 @@
 """Prompts: what every task has, and the order in which training prompts come.
 
-Reinforcement learning with verifiable rewards (ScaleRL, arXiv 2510.13786, section 2) needs of a task only prompts, a
-held-out set that training never sees, and a program that says of a completion whether it is right:
+Reinforcement learning with verifiable rewards (ScaleRL, arXiv 2510.13786, section 2) needs of a task (`Task`) only
+prompts, a held-out set that training never sees, and a program that says of a completion whether it is right:
 
     r(x, y) = +1 if the answer that follows the thinking is right, else -1
-
-What a task is says `Task`. Here are `arithmetic.ChainTask`, and what `data_sets.load_dataset_task` makes of files and
-Hugging Face data sets.
 
 >>> problems = [Problem(str(i), (i,), "") for i in range(3)]
 >>> stream = PromptStream(problems, seed=0, retired=lambda key: key == "1")
@@ -95,15 +92,12 @@ def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: in
 
 
 class PromptStream:
-    """Training prompts, epoch after epoch, each epoch in an order of its own. Retired prompts are passed over, but for
-    a share `review` of them in each epoch, and the stream ends when every prompt is retired. With `shuffled=False`
-    every epoch has the order of `problems`.
+    """Training prompts, epoch after epoch, each in an order of its own (with `shuffled=False` in that of `problems`).
+    Retired prompts are passed over, but for a share `review` of them in each epoch, and the stream ends when all are.
 
     `weights` mixes several data sets (`epoch_order`): each gets its share of an epoch's places. Once all prompts of one
-    are retired, the others take its places from the next epoch on.
-
-    The stream's place is its epoch, its position and the epoch's sources; an epoch's order depends on these and the
-    seed only.
+    are retired, the others take its places from the next epoch on. The stream's place is its epoch, its position and
+    the epoch's sources; an epoch's order depends on these and the seed only.
     """
 
     def __init__(

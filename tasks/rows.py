@@ -44,8 +44,7 @@ def parse_data_sets(text: str) -> list[DataSet]:
         "my/set::test"                      reads another split than `train`
         "a.jsonl:math=2,my/set:main:code=1" judges the first as math, and runs what answers the second
 
-    Raises ValueError on a weight that is not a positive number, on weights for some data sets only, on a name given
-    twice, and on a file with a configuration or a split.
+    Raises ValueError on weights that are not positive or not for all, a name given twice, a split of a file.
     """
     found: list[DataSet] = []
     for part in map(str.strip, text.split(",")):
@@ -111,8 +110,8 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
     """Reads a data set. Of equal prompts the first stays. Raises ValueError.
 
     Without a name of a column it looks through PROMPT_COLUMNS or ANSWER_COLUMNS (for the reward `code` TEST_COLUMNS). A
-    user's reward function gets the answer as it is in the row. The key is the hash of the prompt's text with its white
-    space made equal. A conversation that ends with the assistant's turn is no prompt: it holds an answer.
+    user's reward function gets the answer as it is in the row. A conversation that ends with the assistant's turn is no
+    prompt: it holds an answer.
     """
     rows, skipped = read_objects(data)
     answers = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
@@ -128,9 +127,8 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
         if not text.strip() or messages[-1]["role"] == "assistant":
             skipped["ends_with_assistant" if text.strip() else "empty_prompt"] += 1
             continue
-        key = key_of(text)
+        key, answer = key_of(text), given
         prompts.add(key)
-        answer = given
         if reward in VERIFIERS:
             answer = tests_of(row, given) if reward == "code" else final_answer(given)
         if answer is None:

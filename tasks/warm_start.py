@@ -11,8 +11,8 @@ ones, so that something is left for RL to do:
     cut        a +5 2 b time up </think> 7 2 <eos>                      as after a forced interruption
 
 Some (operation, value) facts carry one and the same wrong result most of the time, so that the model learns them wrong;
-other results are noise. No held-out problem is ever shown. All this takes half a minute, so the model is kept in a
-folder that later runs use again. On `chain` it is right on about 7 % of the held-out problems.
+other results are noise. No held-out problem is ever shown. All this takes half a minute, so the model is kept for later
+runs. On `chain` it is right on about 7 % of the held-out problems.
 
 SIZES. For laws over model size (fit_power_law.py) there are five, with one dial, the width: two layers and a head_dim
 of 32 are the same in all; heads and MLP grow with the width, in multiples of 16, which vLLM's kernels for CPUs need.
@@ -51,19 +51,17 @@ Report = Callable[[str], None]  # gets a line to show
 class Demonstrations:
     """What is wrong with the corrupted demonstrations, and how long the chains are.
 
-    `wrong_facts` of the 210 (operation, value) facts carry wrong results: each of them one and the same, or with
-    `any_wrong_result` all nine, equally often. How often these are shown is evenly spaced over the facts between the
-    two ends of `wrong_shown`. Each seed has wrong facts of its own, unless they are to be the `same_for_all_seeds`. Any
-    other result is replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step;
-    `restart` and `cut` are chances per demonstration. For a harder task (a lower ceiling for the same compute) raise
-    `wrong_facts`, `wrong_shown` or `noise`, or train on a ChainTask with more operations.
+    `wrong_facts` of the 210 (operation, value) facts carry wrong results: each of them one and the same, and each seed
+    has facts of its own; or with `any_wrong_result` all nine, equally often, of facts that are the same for all seeds.
+    How often these are shown is evenly spaced over the facts between the two ends of `wrong_shown`. Any other result is
+    replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step; `restart` and
+    `cut` are chances per demonstration.
     """
 
     ops: tuple[int, int] = (2, 8)  # least and most
     wrong_facts: float = 0.40
     any_wrong_result: bool = False
     wrong_shown: tuple[float, float] = (0.70, 0.70)
-    same_for_all_seeds: bool = False
     noise: float = 0.18
     recheck: float = 0.15
     restart: float = 0.35
@@ -72,23 +70,18 @@ class Demonstrations:
 
 DEMONSTRATIONS = {  # of each built-in task; `graded` is explained in arithmetic.py
     "chain": Demonstrations(),
-    "graded": Demonstrations(
-        GRADED_OPS, 1.0, any_wrong_result=True, wrong_shown=GRADED_WRONG, same_for_all_seeds=True, noise=0.0
-    ),
+    "graded": Demonstrations(GRADED_OPS, 1.0, any_wrong_result=True, wrong_shown=GRADED_WRONG, noise=0.0),
 }
 
 
 class Demonstrator:
-    """Writes demonstrations: clean ones, or corrupted ones with the mistakes and habits that `settings` names.
-
-    `seed` fixes which facts are wrong, unless all seeds have the same. `stream` names the random numbers, so that the
-    same mistakes can be shown on other problems.
-    """
+    """Writes demonstrations: clean ones, or corrupted ones with the mistakes and habits that `settings` names. `stream`
+    names the random numbers, so that the same mistakes can be shown on other problems."""
 
     def __init__(self, settings: Demonstrations, seed: int, corrupted: bool, stream: str = "warm start") -> None:
         self.settings, self.corrupted = settings, corrupted
         self.rng = random.Random(f"demonstrations {seed} {corrupted} {stream}")
-        self.wrong = arithmetic.wrong_results(settings.wrong_facts, 0 if settings.same_for_all_seeds else seed)
+        self.wrong = arithmetic.wrong_results(settings.wrong_facts, 0 if settings.any_wrong_result else seed)
         self.wrong_shown = arithmetic.evenly_spaced(list(self.wrong), settings.wrong_shown)
 
     def result(self, operation: str, value: int) -> int:
@@ -104,8 +97,7 @@ class Demonstrator:
 
     def thinking(self, start: int, operations: Sequence[str]) -> list[str]:
         """The words of the thinking: every step, with rechecks of a step and a restart from the first one."""
-        words: list[str] = []
-        value, i, n = start, 0, len(operations)
+        words, value, i, n = list[str](), start, 0, len(operations)
         restart_at = 0  # after how many steps it starts over: half do so at the end, which is the longest rambling
         if self.corrupted and self.rng.random() < self.settings.restart:
             restart_at = n if self.rng.random() < 0.5 else self.rng.randint(1, n)
@@ -160,8 +152,8 @@ def last_two(start: int, thinking: Sequence[str]) -> list[str]:
 class ModelShape:
     """The tiny Qwen3, in the words of its configuration. head_dim is 32 because vLLM's CPU attention refuses 24.
 
-    `vocab_size` counts the rows of the embedding, which is the head, too. Those beyond the task's words stand for no
-    word, but are in the softmax: the demonstrations teach that they are improbable, and no more.
+    `vocab_size` counts the rows of the embedding, which is the head, too. Those beyond the task's words are in the
+    softmax: the demonstrations teach that they are improbable, and no more.
     """
 
     hidden_size: int = 96
@@ -216,10 +208,10 @@ def supervised_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches
     for ids, labels in batches:
         logits = model(input_ids=ids, use_cache=False).logits  # (N, T, V)
         # Position t predicts token t + 1.
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         yield loss.item()
 
@@ -241,11 +233,8 @@ def warm_start_optimizer(model: nn.Module, lr: float) -> torch.optim.AdamW:
 
 
 def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda line: None) -> PreTrainedModel:
-    """The warm-started model: clean demonstrations until they are known, then corrupted ones.
-
-    The first phase ends at a smoothed loss and not at a step count: how many steps that takes depends on the seed, and
-    with a fixed count the seed would decide how much is left for RL. Raises RuntimeError if the loss is not reached.
-    """
+    """The warm-started model. The first phase, clean demonstrations, ends at a smoothed loss and not at a step count,
+    or the seed would decide how much is left for RL. Raises RuntimeError if that loss is not reached."""
     model = new_model(settings.shape, seed)
     optimizer = warm_start_optimizer(model, settings.lr)
 
@@ -275,12 +264,9 @@ def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda lin
 def warm_start(
     cache_dir: str | Path, *, seed: int = 0, settings: WarmStart = WarmStart(), report: Report = lambda line: None
 ) -> Path:
-    """Folder of the warm-started model and its tokenizer in Hugging Face format; trained once, then cached.
-
-    `report` gets one line per phase. The folder's name is a hash of the settings, the seed and the source of all that
-    makes the model. The folder is written under a temporary name and renamed: one that exists is complete, even if a
-    run was killed.
-    """
+    """Folder of the warm-started model and its tokenizer in Hugging Face format; trained once, then cached under a hash
+    of the settings, the seed and the source of all that makes it. It is written under a temporary name and renamed: one
+    that exists is complete, even if a run was killed. `report` gets one line per phase."""
     makers = [Path(__file__).with_name(f"{name}.py") for name in ("arithmetic", "warm_start")]
     made_of = [asdict(settings), seed, torch.__version__, *(file.read_text() for file in makers)]
     folder = Path(cache_dir) / f"chain-{stable_key(json.dumps(made_of))}"
@@ -294,8 +280,7 @@ def warm_start(
         temporary.chmod(0o755)  # mkdtemp makes it 0o700
         temporary.rename(folder)
     except OSError:
-        # Another process made the same model at the same time and was first.
-        if not (folder / "config.json").exists():
+        if not (folder / "config.json").exists():  # else another process made the same model and was first
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

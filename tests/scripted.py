@@ -195,7 +195,6 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
         return scripted(prompts, setup.new_pacer(flags))
 
     monkeypatch.setattr(setup, "new_generator", new_generator)
-    monkeypatch.setattr(setup, "count_parameters", lambda *_: 0)
     monkeypatch.setattr(setup, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
     monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())  # half a second

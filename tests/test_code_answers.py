@@ -483,7 +483,6 @@ def test_all_data_sets_by_one_reward(tmp_path, tokenizer):
             "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer, question; name the right one",
         ),
         ("a.jsonl:code", {"unsafe_code": False}, "`reward` code runs what a model writes"),
-        ("a.jsonl:math,b.jsonl:code", {"reward": "math,code"}, "names rewards, too; leave out `reward` math,code"),
         ("b.jsonl:exact", {}, "no row has answer, ground_truth"),
     ],
 )
@@ -503,7 +502,6 @@ def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, data
         {"dataset": "my/set:main:train:code"},
         {"dataset": "a.jsonl", "eval_dataset": "mbpp=b.jsonl:code"},
         {"dataset": "a.jsonl", "reward": "code"},
-        {"dataset": "a.jsonl,b.jsonl", "reward": "math,code"},
     ],
 )
 def test_unsafe_code_is_asked_for_by_its_flag(flags, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -160,12 +161,12 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
         ("a.jsonl", of_a, {"answer_column": "other"}),
         ("a.jsonl", of_a, {"reward": "math"}),
         ("a.jsonl,b.jsonl", of_both, {}),
-        ("b.jsonl,a.jsonl", of_both, {"reward": "exact,math"}),
+        ("b.jsonl:exact,a.jsonl:math", of_both, {}),
     ):
         task = load(names, held_out=20, **options)
         assert keys(task.held_out) <= held_out and not keys(task.train) & held_out
         every = [p.key for p in task.train + task.held_out]
-        assert len(every) == len(set(every)) and {p.source for p in task.train} == set(names.split(","))
+        assert len(every) == len(set(every)) and {p.source for p in task.train} == set(re.findall(r"\w\.jsonl", names))
 
 
 def test_the_order_of_the_file(load):
@@ -183,7 +184,7 @@ def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tokenizer
     """The second has ten prompts of the first, which stay with it. One of them, 36 + 2, is among the ten smallest
     SHA-256 of either, so the second holds out nine."""
     one, two = (write_rows(Path(name), rows) for name, rows in (("1.jsonl", sums(40)), ("2.jsonl", sums(40, start=30))))
-    task = load(f"{one}=3,{two}=1", reward="exact,math")
+    task = load(f"{one}:exact=3,{two}:math=1")
     assert task.sources == [one, two] and task.weights == {one: 3.0, two: 1.0}
     assert task.skipped == {"duplicate_prompt": 10}
     assert Counter(p.source for p in task.train) == {one: 30, two: 21}
@@ -226,7 +227,7 @@ def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):
 def test_an_evaluation_set_has_a_reward_of_its_own(load):
     """`exact` for the sums, `math` for the set, also on a prompt that both have."""
     own = write_rows(Path("own.jsonl"), sums(40))
-    task = load(sums(60), reward="exact,math", eval_dataset=f"own={own}")
+    task = load(sums(60), eval_dataset=f"own={own}:math")
     problems = {(p.key, p.source): p for p in task.held_out}
     key = next(p.key for p in task.held_out if p.source != "own" and (p.key, "own") in problems)
     for source, correct in (("own", True), (task.sources[0], False)):
@@ -280,16 +281,11 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
             "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate",
         ),
         ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
-        ({"reward": "exact,exact"}, "`reward` must be one name or one for each of the 1"),
-        (
-            {"data": "few.jsonl:math", "reward": "exact,math", "eval_dataset": "a=all.jsonl"},
-            "leave out `reward` exact,math",
-        ),
+        ({"reward": "exact,math"}, "`reward` must be one of math, exact, code or module:function, got 'exact,math'"),
         ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
         ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
         ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),
         ({"eval_dataset": "all.jsonl=few.jsonl"}, "a name is that of a data set to train on"),
-        ({"eval_dataset": "own=few.jsonl", "reward": "exact,math,math"}, "`reward` must be one .* for each of the 2"),
     ],
 )
 def test_bad_options_are_refused_by_name_and_leave_no_process(monkeypatch, load, change, words):

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import train
 from fp32_head import GENERATOR_ARGS
 from runtime import flag_checks
-from runtime.devices import engine_options, engine_workers, merged
+from runtime.devices import engine_options, engine_workers, generator_fp32_head
 from runtime.flag_checks import HOLDS, check_flags, lr_note
-from runtime.flags import DEFAULTS, GONE, SECTIONS, Flags, UsageError, changed_flags, generator_fp32_head, parse_flags
+from runtime.flags import DEFAULTS, SECTIONS, Flags, UsageError, parse_flags
+from runtime.gone import GONE
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = "--dataset rows.jsonl --model org/model "  # rows of one's own
@@ -60,18 +61,18 @@ def test_a_command_line_by_hand():
 
 def test_engine_options_by_hand():
     """One device says nothing. Ray's workers are tensor x data x pipeline parallel; --engine_args is a JSON object."""
-    assert engine_options(flags_with()) == {} and engine_workers(flags_with()) == 1
+    assert engine_options(flags_with()) == GENERATOR_ARGS and engine_workers(flags_with()) == 1
     given = {"pipeline_parallel_size": 3, "a": {"b": [1, "x,y"]}, "c": None}
     flags = flags_with(tensor_parallel=2, data_parallel=4, trust_remote_code=True, engine_args=json.dumps(given))
     wanted = {"tensor_parallel_size": 2, "data_parallel_size": 4, "trust_remote_code": True}
-    assert engine_options(flags) == wanted | given and engine_workers(flags) == 24
+    assert engine_options(flags) == wanted | given | GENERATOR_ARGS and engine_workers(flags) == 24
 
 
 def test_engine_args_do_not_undo_the_fp32_head(command):
     """Other overrides of the model's configuration are added to it; one that contradicts --fp32_head is refused."""
     flags, _ = command('--engine_args {"hf_overrides":{"rope_theta":1000000,"text_config":{"x":1}}}')
     overrides = {"head_dtype": "float32", "rope_theta": 1000000, "text_config": {"x": 1}}
-    assert merged(GENERATOR_ARGS, engine_options(flags)) == {"hf_overrides": overrides}
+    assert engine_options(flags) == {"hf_overrides": overrides}
     assert GENERATOR_ARGS == {"hf_overrides": {"head_dtype": "float32"}}
     for fp32_head, head in (("true", '"bfloat16"'), ("true", "null"), ("false", '"float32"')):
         line = f'--dtype bfloat16 --fp32_head {fp32_head} --engine_args {{"hf_overrides":{{"head_dtype":{head}}}}}'
@@ -97,7 +98,6 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
     flags = parse_flags(["--resume", "run", "--lr", "0.2"], "about")
     assert (flags.k, flags.lr, flags.fp32_head, flags.batch_prompts) == (3, 0.2, False, 16)
     assert flags.output_dir == flags.resume == "run" and not flags.overwrite and not hasattr(flags, "unknown")
-    assert changed_flags(saved, vars(flags)) == ["--lr is now 0.2 (it was 0.1)"]
     for other in ("elsewhere", DEFAULTS["output_dir"]):
         said = command(f"--resume run --output_dir {other}")[1]
         assert said.startswith(f"--output_dir {other}: --resume goes on in run; ")
@@ -112,7 +112,6 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
         ("unsafe_code", True),
         ("reward", "runs.evil:f"),
         ("reward", "math,evil:f"),
-        ("attn_implementation", "evil/kernel"),
         ("engine_args", '{"worker_extension_cls": "evil.Worker"}'),
         ("engine_args", '{"block_size": 64, "trust_remote_code": true}'),
         ("engine_args", '{"logits_processors": ["evil:P"]}'),
@@ -127,7 +126,7 @@ def test_what_runs_code_is_never_taken_over_from_a_folder(tmp_path, name, value)
     with pytest.raises(UsageError, match=rf"^--{name} .* runs code, which no --resume takes over; give --{name} again"):
         parse_flags(["--resume", str(tmp_path)], "")
     assert getattr(parse_flags(["--resume", str(tmp_path), f"--{name}", given], ""), name) == value
-    plain = {"engine_args": '{"block_size": 64, "cache": "fp8", "x": 1.5}', "reward": "math,code", "lr": 1}
+    plain = {"engine_args": '{"block_size": 64, "cache": "fp8", "x": 1.5}', "reward": "exact", "lr": 1}
     (tmp_path / "config.json").write_text(json.dumps(plain))
     assert vars(parse_flags(["--resume", str(tmp_path)], "")).items() >= plain.items()
 
@@ -230,7 +229,6 @@ REFUSED = """
 --eps_low 0.2 | --loss dispo, gspo, dapo | --eps_low 0.1 --loss grpo
 --eps_high 0.28 | --loss dispo, gspo, dapo | --eps_high 0.28 --loss dapo
 --eps_high 0.28 --loss grpo | symmetric | --eps_high 0.3 --loss tis
---eps_high_wrong 4 | --loss dispo | --eps_high_wrong 4 --eps_high 0.3 --loss dispo
 --mask drop | invalid choice | --mask deepseek
 --mask truncate | --loss cispo caps itself | --mask truncate --loss dapo
 --mask truncate --loss gspo | use dapo or grpo | --mask truncate --loss grpo --mask_high 3
@@ -280,19 +278,6 @@ def test_every_bound_is_kept(item):
         for value in bad:
             with pytest.raises(UsageError, match=f"^--{item.name} must be .*{word.replace('_', ' ')} "):
                 check_flags(flags_with(**{item.name: value}))
-
-
-@pytest.mark.parametrize("package", ["flash_attn", "kernels"])  # transformers takes either
-def test_flash_attention_needs_its_package_and_bfloat16(monkeypatch, package):
-    flags = {"attn_implementation": "flash_attention_2", "dtype": "bfloat16"}
-    with pytest.raises(UsageError, match="flash_attention_2: pip install flash-attn, or leave it out"):
-        check_flags(flags_with(**flags))
-    monkeypatch.setattr(flag_checks, "find_spec", lambda name: name == package)
-    check_flags(flags_with(**flags))  # is accepted
-    with pytest.raises(UsageError, match="--share_prompts needs a mask, which flash_attention_2 does not take"):
-        check_flags(flags_with(**flags, share_prompts=True))
-    with pytest.raises(UsageError, match="flash_attention_2 has no float32; add --dtype bfloat16"):
-        check_flags(flags_with(**flags | {"dtype": "float32"}))
 
 
 def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):

@@ -18,7 +18,6 @@ import train
 from runtime import checkpoints, flag_checks
 from runtime import model as models
 from runtime import parts as setup
-from runtime.devices import state_bytes
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError
 from runtime.lora import adapter_tensors, add_adapters, save_adapter
@@ -362,12 +361,6 @@ def test_a_frozen_weight_costs_a_forward_pass_and_one_backward_product():
         clock = Clock(SimpleNamespace(counters=counters), 1000, 1, {}, frozen)
         clock.forwarded = 7
         assert clock.now()["flops"] == flops
-
-
-def test_a_frozen_weight_has_four_bytes():
-    """FP32, and neither gradient nor moments."""
-    found = [state_bytes(Flags(**flags)) for flags in ({}, {"lora_rank": 4}, {"lora_adapter": "a"})]
-    assert found == [16, 4, 4]
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 from runtime import model as model_file
+from runtime.loading import attention_kinds
 from runtime.model import (
     Layout,
     Policy,
@@ -29,7 +30,6 @@ from runtime.model import (
     microbatches,
     share_rows,
 )
-from runtime.trainer import attention_kinds
 
 VOCABULARY = 23
 
@@ -53,15 +53,6 @@ def test_padded_microbatch_by_hand():
     assert {x.device.type for x in vars(moved).values() if isinstance(x, torch.Tensor)} == {"meta"}
 
 
-def test_packed_microbatch_by_hand():
-    """The same rows end to end: the second begins at position 5, where the position ids start again at 0."""
-    part = make_microbatch(BATCH, [2, 0], width=4, layout="packed")
-    assert part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2, 3]] and part.sees is None
-    assert part.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
-    assert part.read.tolist() == [1, 3, 5, 6] and part.write.tolist() == [0, 2, 4, 5]
-    assert part.targets.tolist() == [7, 9, 2, 3]
-
-
 def test_shared_microbatch_by_hand():
     """Prompt [5 6] has two completions, [7 8] and [9], and [1] has [2]. The prompt stands once, at 0 and 1, and its end
     predicts 7 and 9; both completions begin at position id 2. Position 4 (the 9) sees 0, 1 and itself; 5 and 6 do not
@@ -79,15 +70,14 @@ def test_shared_microbatch_by_hand():
 
 
 def test_cutting_by_hand():
-    """Rows of 5, 4, 3, 3, 2. Of 10 positions two padded rows of up to 5 fill all, three of up to 3 take 9; of 9 packed
-    ones 5 + 4 fill all. A row of 12 is a list of its own. Shared: prompt 4 has completions of 2 and 2, prompt 9 of 2 and
-    1, both are 3 long: of 8 positions 3 + 2 + 2 fit, then 3 + 2 + 1; of 5 each row pays for its prompt."""
+    """Rows of 5, 4, 3, 3, 2. Of 10 positions two padded rows of up to 5 fill all, three of up to 3 take 9. A row of 12
+    is a list of its own. Shared: prompt 4 has completions of 2 and 2, prompt 9 of 2 and 1, both are 3 long: of 8
+    positions 3 + 2 + 2 fit, then 3 + 2 + 1; of 5 each row pays for its prompt."""
     rows = [Row([0], [0] * (n - 1), [1] * (n - 1)) for n in (3, 5, 2, 4, 3)]
     everything = range(5)
-    assert cut_rows(rows, everything, 10, "padded") == cut_rows(rows, everything, 10, "packed") == [[1, 3], [0, 4, 2]]
+    assert cut_rows(rows, everything, 10, "padded") == [[1, 3], [0, 4, 2]]
     assert cut_rows(rows, everything, 9, "padded") == [[1], [3, 0], [4, 2]]
-    assert cut_rows(rows, everything, 9, "packed") == [[1, 3], [0, 4, 2]]
-    assert cut_rows([Row([0], [0] * 11, [1] * 11), *rows], [0, 3, 5], 10, "packed") == [[0], [5, 3]]
+    assert cut_rows([Row([0], [0] * 11, [1] * 11), *rows], [0, 3, 5], 10, "padded") == [[0], [5, 3]]
     batch = [Row([9] * 3, [0] * n, [1] * n) for n in (2, 1)] + [Row([4] * 3, [0] * 2, [1] * 2)] * 2
     assert cut_rows(batch, [0, 1, 2, 3], 8, "shared") == [[2, 3], [0, 1]]
     assert cut_rows(batch, [3, 1, 0, 2], 5, "shared") == [[3], [2], [0], [1]]
@@ -219,7 +209,7 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
 
 @pytest.mark.parametrize(
     ("layout", "tied", "dtype"),
-    [("padded", True, torch.float64), ("packed", False, torch.bfloat16), ("shared", True, torch.bfloat16)],
+    [("padded", True, torch.float64), ("padded", False, torch.bfloat16), ("shared", True, torch.bfloat16)],
 )
 def test_an_empty_microbatch_runs_backward(layout, tied, dtype):
     """No rows: outputs (0, T), a loss of 0, and a gradient, all 0, on every parameter, as data parallelism expects."""

@@ -8,11 +8,10 @@ import accelerate
 import pytest
 import torch
 from replay import go
-from scripted import Alone
 from test_faults import alive, family, wait_for_end
 
 import train
-from runtime import devices, parts
+from runtime import parts
 from runtime.flags import Flags, UsageError
 from runtime.parts import check_model, load_task, new_interruption, new_parts
 from runtime.run_folder import Progress
@@ -138,7 +137,6 @@ def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monke
     is neither."""
     asked, streams = [], []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or folder)
-    monkeypatch.setattr(parts, "count_parameters", lambda *_: 0)
     monkeypatch.setattr(parts, "Trainer", lambda *_: None)
     monkeypatch.setattr(parts, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
     for changes in ({"size": "xs", "vocabulary": 64, "difficulty": "easy", "prompt_order": "easy_first"}, {}):
@@ -162,30 +160,6 @@ def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, 
     _, err = capsys.readouterr()
     assert err.startswith("train.py: --generator_devices and --weight_channel ipc") and err.count("\n") == 1
     assert not any(tmp_path.iterdir())
-
-
-def test_memory_is_looked_at_before_the_model_loads(monkeypatch, capsys, tmp_path, model):
-    """8 billion parameters on this host, whose 100 GB do not hold their 128; on a GPU of 24 GB they are refused."""
-
-    def load(*_):
-        raise KeyboardInterrupt  # which comes next
-
-    monkeypatch.setattr(parts, "count_parameters", lambda flags, folder: 8 * 10**9 if folder == model else 0)
-    monkeypatch.setattr(devices, "virtual_memory", lambda: SimpleNamespace(available=1e11))
-    monkeypatch.setattr(parts, "Trainer", load)
-    flags = Flags(model=model, output_dir=str(tmp_path / "run"))
-    with pytest.raises(KeyboardInterrupt):
-        new_parts(flags, Progress(None))
-    assert capsys.readouterr().out.count("load 128 GB into this host's memory, which has 100 GB") == 1
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * 10**9,) * 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=24 * 10**9))
-    alone = Alone()
-    alone.is_fsdp2, alone.local_process_index = False, 0
-    monkeypatch.setattr(parts, "new_accelerator", lambda flags: alone)
-    with pytest.raises(UsageError, match="--model: a trainer needs at least 128 GB of GPU 0 and finds 15.6 GB"):
-        new_parts(flags, Progress(None))
 
 
 @pytest.mark.parametrize("rank", [None, "0"])

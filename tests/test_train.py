@@ -161,12 +161,6 @@ def test_padded_by_hand():
     assert found.dtype == torch.bool and found.int().tolist() == [[1, 0, 1], [1, 0, 0]]
 
 
-def test_when_a_multiple_was_crossed():
-    """Every 3: 2 -> 3 and 2 -> 4 cross 3, 3 -> 5 crosses nothing, 3 -> 7 crosses 6; 0 is never."""
-    assert [train.crossed(3, *pair) for pair in ((2, 3), (2, 4), (3, 5), (3, 7))] == [True, True, False, True]
-    assert not train.crossed(0, 2, 3)
-
-
 # ------------------------------------------------------------------------------------------------------------- the loop
 
 
@@ -179,6 +173,23 @@ def first_keys(played, n: int) -> list[str]:
 def some_equal(equal):
     """A script in which the groups whose number is `equal` have equal rewards."""
     return {"rewards": staticmethod(lambda n, problem: [1.0, 1.0] if equal(n) else [1.0, -1.0])}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("changes", "saved"),
+    [
+        ({"save_every": 3}, [3, 6, 8]),
+        ({"save_every": 3, "schedule": "ppo_off_policy"}, [4, 6, 8]),  # 2 steps a round: 4 crosses 3
+        ({"save_every": 0}, []),
+    ],
+)
+def test_checkpoints_come_when_a_multiple_was_crossed(run, monkeypatch, changes, saved):
+    """And once more at the end; 0 is never."""
+    steps, save = [], train.save
+    monkeypatch.setattr(train, "save", lambda *parts: steps.append(parts[2].step) or save(*parts))
+    run(**changes)
+    assert steps == saved
 
 
 @pytest.mark.long
