@@ -54,8 +54,8 @@ their place are sampled by the same policy.) Lags are 0..k − 1, and the engine
 
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-SIMPLIFIED. One reward function. The engine is any object with the methods that `Generator` lists; vllm_engine.py has
-one. An engine that dies is not replaced here: train.py saves, and goes on in a new process.
+SIMPLIFIED. The engine is any object with the methods that `Generator` lists; vllm_engine.py has one. An engine that
+dies is not replaced here: train.py saves, and goes on in a new process.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3.
@@ -120,8 +120,8 @@ class Pacer:
         max_ready: nothing enters while so many groups are ready, not even as a replacement; the engine may then run dry
             when several long completions end together. None: the rule of the module docstring.
         min_ready: groups that stay ready behind each take, which raises the lag by about min_ready / B; `pipeline`
-            only, at most k·B. Set the attribute to 0 when no prompt is left to admit. Above 0, it sets a `max_ready`
-            that is not given to what a take then needs.
+            only, at most k·B. Above 0, it sets a `max_ready` that is not given to what a take then needs. Set the
+            attribute to 0 when no prompt is left to admit.
 
     Raises ValueError for an unknown schedule or impossible numbers.
     """
@@ -203,7 +203,7 @@ def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24
     """(lags of all tokens, share of the time that slots were empty, share that the trainer waited) of 200 steps on an
     engine that samples one token of each group inside it a tick, while the trainer takes 16 ticks a step."""
     pacer, rng = Pacer(batch, k, schedule=schedule), random.Random(0)
-    left: dict[int, int] = {}  # number -> tokens that the group has to go
+    running: dict[int, int] = {}  # number -> length of the group
     versions: dict[int, list[int]] = {}  # number -> the version of each of its tokens
     found: list[int] = []
     version = tick = empty = waited = 0
@@ -216,15 +216,14 @@ def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24
             for i, group in enumerate(groups):
                 found += [version + i // batch - v for v in versions[group.number]]
             live_at = tick + 16 * pacer.take_size // batch
-        while pacer.may_admit() and len(left) < slots:
+        while pacer.may_admit() and len(running) < slots:
             number = pacer.admit()
-            left[number], versions[number] = rng.randint(10, 60), []
-        empty, waited, tick = empty + slots - len(left), waited + (live_at == math.inf), tick + 1
-        for number in list(left):
+            running[number], versions[number] = rng.randint(10, 60), []
+        empty, waited, tick = empty + slots - len(running), waited + (live_at == math.inf), tick + 1
+        for number, length in list(running.items()):
             versions[number].append(version)
-            left[number] -= 1
-            if left[number] == 0:
-                del left[number]
+            if len(versions[number]) == length:
+                del running[number]
                 pacer.finish(Group(number, None, version, []))
     return found, empty / slots / tick, waited / tick
 
@@ -393,8 +392,6 @@ class Generator(LoopThread):
         self._paused, self._counted_at = False, time.monotonic()  # when `_count` was called last
         self._pushing: Future | None = None
 
-    # The generator's thread.
-
     async def _admit(self) -> None:
         """Starts new groups. Nothing ever queues inside vLLM: the version at admission is the version of the prefill.
         A group stays in one replica, which finds its prompt and first legs in its cache."""
@@ -493,8 +490,6 @@ class Generator(LoopThread):
             self.counters.idle_seconds += passed
         self.inside[replica] += change
         self._changed.set()
-
-    # The trainer's thread.
 
     def start(self, weights: object, version: int = 0) -> None:
         """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
