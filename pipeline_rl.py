@@ -385,7 +385,7 @@ class Generator(LoopThread):
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
         self.counters = Counters()
         self.under_way: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
-        self.inside = [0] * self.engine.replicas  # requests in each; a rollout keeps its slot from first leg to second
+        self.free = [self.engine.slots] * self.engine.replicas  # slots; a rollout keeps its own between its legs
         self.exhausted = False  # `problems` came to its end
         self._rng = random.Random(self.seed)
         self._evaluating = self._entering = False  # an evaluation runs; some of its requests wait for slots
@@ -396,7 +396,7 @@ class Generator(LoopThread):
         """Starts new groups. Nothing ever queues inside vLLM: the version at admission is the version of the prefill.
         A group stays in one replica, which finds its prompt and first legs in its cache."""
         while True:
-            await self._until(lambda: self._fit(self.rollouts) and not self._entering and self.pacer.may_admit())
+            await self._until(lambda: max(self.free) >= self.rollouts and not self._entering and self.pacer.may_admit())
             if (problem := next(self.problems, None)) is None:
                 break
             number = self.pacer.admit()
@@ -444,7 +444,7 @@ class Generator(LoopThread):
         started, sampled_before, requests = time.monotonic(), self.counters.sampled, []
         self._evaluating = self._entering = True
         for problem in [problem for problem in problems for _ in range(n_samples)]:
-            await self._until(lambda: self._fit(1))
+            await self._until(lambda: any(self.free))
             request = self._run(self._rollout, problem, longest, self.engine.version, self._enter(1), temperature)
             requests.append(asyncio.wrap_future(request))
         self._entering = False
@@ -459,8 +459,7 @@ class Generator(LoopThread):
         return groups
 
     async def _push(self, release: int) -> None:
-        """New weights while requests run: they freeze, keep their cache, and go on with the new weights. If that fails,
-        the engine stays paused."""
+        """Requests freeze, keep their cache, and go on with the new weights. If that fails, they stay frozen."""
         await self._until(lambda: not self._evaluating)
         self._count()
         self._paused = True
@@ -469,13 +468,9 @@ class Generator(LoopThread):
         self._paused = False
         self.pacer.release(release)
 
-    def _fit(self, count: int) -> bool:
-        """Whether the emptiest replica has so many free slots."""
-        return min(self.inside) + count <= self.engine.slots
-
     def _enter(self, count: int) -> int:
         """The emptiest replica, now with `count` more requests inside."""
-        replica = self.inside.index(min(self.inside))
+        replica = self.free.index(max(self.free))
         self._count(count, replica)
         return replica
 
@@ -483,12 +478,13 @@ class Generator(LoopThread):
         """Counts the time since the last call, and `change` more requests inside `replica`."""
         now = time.monotonic()
         passed, self._counted_at = now - self._counted_at, now
-        self.counters.request_seconds += passed * sum(self.inside)
+        inside = self.engine.replicas * self.engine.slots - sum(self.free)
+        self.counters.request_seconds += passed * inside
         if self._paused:
             self.counters.sync_seconds += passed
-        elif not any(self.inside):
+        elif not inside:
             self.counters.idle_seconds += passed
-        self.inside[replica] += change
+        self.free[replica] -= change
         self._changed.set()
 
     def start(self, weights: object, version: int = 0) -> None:
