@@ -443,14 +443,16 @@ class Generator(LoopThread):
         longest = self.length_control.max_budget if self.length_control else self.max_completion
         started, sampled_before, requests = time.monotonic(), self.counters.sampled, []
         self._evaluating = self._entering = True
-        for problem in [problem for problem in problems for _ in range(n_samples)]:
-            await self._until(lambda: any(self.free))
-            request = self._run(self._rollout, problem, longest, self.engine.version, self._enter(1), temperature)
-            requests.append(asyncio.wrap_future(request))
-        self._entering = False
-        flat = await asyncio.gather(*requests)
-        self._evaluating = False
-        self._changed.set()
+        try:
+            for problem in [problem for problem in problems for _ in range(n_samples)]:
+                await self._until(lambda: any(self.free))
+                request = self._run(self._rollout, problem, longest, self.engine.version, self._enter(1), temperature)
+                requests.append(asyncio.wrap_future(request))
+            self._entering = False
+            flat = await asyncio.gather(*requests)
+        finally:
+            self._evaluating = self._entering = False
+            self._changed.set()
         groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
         await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
         sampled = sum(sum(rollout.mask) for rollout in flat)
@@ -505,8 +507,7 @@ class Generator(LoopThread):
             return self.exhausted and len(self.under_way) < count
 
         def now(_: object) -> list[Group]:
-            groups = self.pacer.take(count)
-            if groups is None:
+            if (groups := self.pacer.take(count)) is None:
                 raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
             for group in groups:
                 del self.under_way[group.number]
@@ -521,9 +522,8 @@ class Generator(LoopThread):
         self.in_loop(lambda _: self.pacer.release(count))
 
     def push(self, weights: object, version: int, release: int) -> None:
-        """Sends the weights of `version` to the engine, whose requests go on, and returns once the trainer may change
-        them. When they are live, `release` groups stop being outstanding. The next `push`, `evaluate` or `settle`
-        raises if that failed."""
+        """Sends weights to the engine, whose requests go on; returns once the trainer may change them. When they are
+        live, `release` groups stop being outstanding; the next `push`, `evaluate` or `settle` raises if that failed."""
         self.settle()
         self.engine.prepare(weights, version)
         self._pushing = self._run(self._push, release)

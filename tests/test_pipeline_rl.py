@@ -499,6 +499,18 @@ def test_a_stop_does_not_wait_for_weights_that_never_arrive():
                 wait()
 
 
+def test_an_evaluation_that_is_given_up_holds_nothing_back():
+    """The caller stops while half of its requests wait for slots: afterwards weights arrive and groups are sampled."""
+    stop, engine = [True], FakeEngine(slots=2, held=True)
+    with generating(problems(2), engine, stop_requested=lambda: stop[0]) as generator:
+        with pytest.raises(StopRequested):
+            generator.result_of(generator.evaluate(problems(1), 4))
+        engine.held = stop[0] = False
+        generator.push({}, 1, 0)
+        generator.settle()
+        assert generator.take(1)[0].number == 0 and engine.version == 1 and len(engine.requests) <= 6
+
+
 def test_min_ready_ends_with_the_prompts():
     """Two groups are ready and one must stay: the trainer waits while a third prompt runs, and gets them once there is
     none."""
