@@ -336,6 +336,8 @@ class LoopThread:
         future.cancel()
         if error is None or self.stop_requested():  # what asked to stop may have ended the engine, too
             raise StopRequested from error
+        if isinstance(error, EngineFailed):
+            raise error
         raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
 
     def _end(self, last: Callable[[], None]) -> None:
@@ -494,8 +496,8 @@ class Generator(LoopThread):
         self._thread.start()
         self.engine.prepare(weights, version)
         try:
-            self._run(self.engine.start).result()
-        except Exception as error:
+            self.result_of(self._run(self.engine.start), may_stop=False)
+        except GeneratorFailed as error:
             raise EngineFailed(str(error)) from error
         self._counted_at = time.monotonic()
         self._run(self._admit)
