@@ -279,7 +279,8 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
 
 
 class LoopThread:
-    """An event loop in a thread of its own. What raises in it ends every wait for it, as GeneratorFailed."""
+    """An event loop in a thread of its own. Other threads call its methods, and only the loop `_until`. What raises in
+    `_run` ends every wait for the loop, as GeneratorFailed."""
 
     stop_requested: Callable[[], bool]
 
@@ -347,7 +348,8 @@ class LoopThread:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()  # vLLM answers no request after its end
-            await asyncio.wait({*others, asyncio.create_task(asyncio.sleep(0))}, timeout=5)
+            if others:
+                await asyncio.wait(others, timeout=5)
             last()
 
         wait([self._run(stop)], timeout=30)  # longer on a machine that is too busy; the thread ends all the same

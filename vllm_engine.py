@@ -14,10 +14,8 @@ with a version that we set at each change, and returns the log-prob of the sampl
 A token sampled at version 4 may rest on keys and values of version 3: its log-prob then differs from the trainer's at 4
 with nothing wrong. Where one version sampled all tokens, prefill included, both must agree: so the weights arrived.
 
-WHAT GOES WRONG IN SILENCE. A missing log-prob read as 0 (`check_arrival`) · a weight that the trainer forgot to send,
-and a tied head that keeps a stale copy (`WeightReceiver`) · the model folder's own top_p and top_k
-(`generation_config`) · log-probs before the temperature (`logprobs_mode`) · a prompt's cache left by other weights
-(`salt`).
+WHAT GOES WRONG IN SILENCE is said where it is prevented: in `check_arrival` and `WeightReceiver`, at `logprobs_mode`,
+`generation_config` and `salt`.
 
 SIMPLIFIED. One engine on this host, of one or more data-parallel replicas. Other ways for the weights, and Ray, are in
 runtime/; when a request may enter is in pipeline_rl.py.
