@@ -21,8 +21,8 @@ while the following holds (it is necessary; a second condition is below):
                                           not yet live in the engine; B groups train in a step
 
 A group that enters at version w has at most (k + 1)·B − 1 outstanding groups before it, which fill at most k whole
-steps. So it trains in one of the next k + 1 steps: at version w in the first, and at w + k in the last. Its tokens were
-sampled at w or later, and their lag is at most k. For B = 2 and k = 1:
+steps. So it trains at version w + k at the latest. Its tokens were sampled at w or later: their lag is at most k. For
+B = 2 and k = 1:
 
     version live       0          1          2          3
     groups admitted    0 1 2 3    4 5        6 7        8 9
@@ -35,35 +35,27 @@ trainer took whichever groups finish first, a slow group 0 would wait while 1, 2
 5, 6, and so on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
 The bound is not a target, since groups that wait only grow old. Hence a second condition. A group is *ready* if it and
-all older ones are finished, so that the trainer could take it now. It is *under way* from its admission to its take;
-the *peak* is the largest number that were ever under way.
+all older ones are finished, so that the trainer could take it now. (If one behind a running one counted as well, a
+single long completion would empty the engine.) It is *under way* from its admission to its take; the *peak* is the
+largest number that were ever under way.
 
     groups that are ready    groups under way        may one more enter?
     fewer than B             whatever                yes: the trainer would have to wait
     B or more                fewer than at the peak  yes: it replaces one that was taken
     B or more                as many as at the peak  no: it would only grow old
 
-And never while fewer than G slots are free: nothing queues inside the engine.
-
-So the peak grows only while the trainer would have to wait. At the start it does, and the first peak is what the bound
-and the free slots allow. (A group that finished behind a running one is not ready. If it counted, one long completion
-would empty the engine.) The requests of an evaluation enter before any new group.
-
-Two dials are for studies of the lag. `max_ready` = m: nothing enters while m groups are ready, not even as a
-replacement (the engine may then run dry when several long completions end together). `min_ready` = m raises the lag by
-about m / B: the trainer takes B groups only while m more are ready.
+And never while fewer than G slots are free: nothing queues inside the engine. So the first peak is what the bound and
+the free slots allow, and it grows only while the trainer would have to wait.
 
 PPO-off-policy-k, the alternative, freezes the policy, samples k·B prompts and takes k steps of B. The pacer keeps at
 most k·B groups outstanding. The caller does the freezing: it pushes once, after the k-th step, and releases all k·B
 together, when those weights are live. (Groups that dynamic sampling discards are released earlier; those that take
 their place are sampled by the same policy.) Lags are 0..k − 1, and the engine is idle while the trainer works.
 
-The trainer counts v and names it in `push`; it is live when the engine has loaded the weights.
-
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
-SIMPLIFIED. One reward function. The engine is any object with the methods that `Generator` lists; vllm_engine.py has
-one. An engine that dies is not replaced here: train.py saves, and goes on in a new process.
+SIMPLIFIED. The engine is any object with the methods that `Generator` lists; vllm_engine.py has one. An engine that
+dies is not replaced here: train.py saves, and goes on in a new process.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3.
@@ -72,7 +64,6 @@ k = 8 2 %, at a mean lag of 5.3.
     >>> numbers = [pacer.admit() for _ in range(4)]
     >>> pacer.may_admit()                  # 4 = (k + 1) · B are outstanding
     False
-
 """
 
 import asyncio
@@ -81,11 +72,10 @@ import math
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
 
@@ -105,72 +95,33 @@ class Rollout:
     correct: bool = False
 
 
-class Problem(Protocol):
-    """What a prompt needs."""
-
-    @property
-    def key(self) -> str: ...  # the same prompt has the same key in every run
-    @property
-    def prompt_ids(self) -> Sequence[int]: ...
-
-
 @dataclass
 class Group:
     """The G rollouts of one prompt: the unit of queueing, filtering and batching."""
 
     number: int  # order of admission
-    problem: Any  # a `Problem`
+    problem: Any  # with `prompt_ids`
     version: int  # policy version live at admission
     rollouts: list[Rollout]
 
 
-@dataclass
-class Counters:
-    """What the generator did since its start; the trainer logs differences."""
-
-    sampled: int = 0  # completion tokens of rollouts, not of evaluation
-    prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
-    eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
-    idle_seconds: float = 0.0  # no request inside the engine, and not paused
-    request_seconds: float = 0.0  # requests inside the engine, summed over time
-    sync_seconds: float = 0.0  # paused for new weights
-
-
-class StopRequested(Exception):
-    """The caller asked to stop while it waited; nothing was taken."""
-
-
-class Exhausted(Exception):
-    """No prompt is left to admit and every admitted group was taken."""
-
-
-class EngineFailed(RuntimeError):
-    """The engine did not start."""
-
-
-class GeneratorFailed(RuntimeError):
-    """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
+def lags(rollout: Rollout, version: int) -> list[int]:
+    """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none."""
+    return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]
 
 
 class Pacer:
-    """Who may start, and who must wait: the lag bound as a counter (module docstring). With a generator of your own:
-
-        while free_slots() >= G and pacer.may_admit():  # again after each `finish`, `take` and `release`
-            start(pacer.admit())              # without the first condition (k + 1) · B groups would start at once
-        pacer.finish(group)                   # when all rollouts of that number are complete; wake the trainer
-        groups = pacer.take(pacer.take_size)  # the trainer's side; None: it must wait
-        ...                                   # one step on them (ppo_off_policy: k), then the new weights go live
-        pacer.release(len(groups))            # and only now are they done; ppo_off_policy: all k·B after the last step
-
-    Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
+    """Who may start, and who must wait: the lag bound as a counter (module docstring). `simulate` is a generator around
+    one. Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
 
     Args:
         batch_prompts: B.
         k: `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
-        max_ready: nothing enters while this many groups are ready. None: what a take needs, but groups that were taken
-            are replaced however many are ready.
-        min_ready: groups that stay ready behind each take; `pipeline` only, at most k·B. Set the attribute to 0 when no
-            prompt is left to admit. Above 0, it sets a `max_ready` that is not given to what a take then needs.
+        max_ready: nothing enters while so many groups are ready, not even as a replacement; the engine may then run dry
+            when several long completions end together. None: the rule of the module docstring.
+        min_ready: groups that stay ready behind each take, which raises the lag by about min_ready / B; `pipeline`
+            only, at most k·B. Above 0, it sets a `max_ready` that is not given to what a take then needs. Set the
+            attribute to 0 when no prompt is left to admit.
 
     Raises ValueError for an unknown schedule or impossible numbers.
     """
@@ -247,12 +198,65 @@ class Pacer:
             raise ValueError(f"{count} groups released, but only {self.training} are in training")
         self.training -= count
 
-    def waiting_for(self) -> list[int]:
-        """Numbers of the groups that are still running, oldest first."""
-        return [number for number, group in self._groups.items() if group is None]
+
+def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24) -> tuple[list[int], float, float]:
+    """(lags of all tokens, share of the time that slots were empty, share that the trainer waited) of 200 steps on an
+    engine that samples one token of each group inside it a tick, while the trainer takes 16 ticks a step."""
+    pacer, rng = Pacer(batch, k, schedule=schedule), random.Random(0)
+    running: dict[int, int] = {}  # number -> length of the group
+    versions: dict[int, list[int]] = {}  # number -> the version of each of its tokens
+    found: list[int] = []
+    version = tick = empty = waited = 0
+    live_at = math.inf  # the tick at which the weights of the steps in progress go live
+    while version < 200:
+        if tick == live_at:
+            version, live_at = version + pacer.take_size // batch, math.inf
+            pacer.release(pacer.take_size)
+        if live_at == math.inf and (groups := pacer.take(pacer.take_size)):
+            for i, group in enumerate(groups):
+                found += [version + i // batch - v for v in versions[group.number]]
+            live_at = tick + 16 * pacer.take_size // batch
+        while pacer.may_admit() and len(running) < slots:
+            number = pacer.admit()
+            running[number], versions[number] = rng.randint(10, 60), []
+        empty, waited, tick = empty + slots - len(running), waited + (live_at == math.inf), tick + 1
+        for number, length in list(running.items()):
+            versions[number].append(version)
+            if len(versions[number]) == length:
+                del running[number]
+                pacer.finish(Group(number, None, version, []))
+    return found, empty / slots / tick, waited / tick
 
 
 # The bound ends here. Below: driving an engine by it.
+
+
+@dataclass
+class Counters:
+    """What the generator did since its start; the trainer logs differences."""
+
+    sampled: int = 0  # completion tokens of rollouts, not of evaluation
+    prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
+    eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
+    idle_seconds: float = 0.0  # no request inside the engine, and not paused
+    request_seconds: float = 0.0  # requests inside the engine, summed over time
+    sync_seconds: float = 0.0  # paused for new weights
+
+
+class StopRequested(Exception):
+    """The caller asked to stop while it waited; nothing was taken."""
+
+
+class Exhausted(Exception):
+    """No prompt is left to admit and every admitted group was taken."""
+
+
+class EngineFailed(RuntimeError):
+    """The engine did not start."""
+
+
+class GeneratorFailed(RuntimeError):
+    """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
 
 
 def rollout_of(sample: Any) -> Rollout:
@@ -274,8 +278,87 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
     )
 
 
+class LoopThread:
+    """An event loop in a thread of its own. Other threads call its methods, and only the loop `_until`. What raises in
+    `_run` ends every wait for the loop, as GeneratorFailed."""
+
+    stop_requested: Callable[[], bool]
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()  # who waits in `_until` looks again
+        self._error: BaseException | None = None  # the first one in the loop: it ends every wait
+        self._running: set[Future] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
+
+    def _run(self, function: Callable[..., Coroutine], *args: Any) -> Future:
+        """Starts `function(*args)` in the loop."""
+
+        async def watched() -> Any:
+            try:
+                return await function(*args)
+            except Exception as error:
+                self._error = self._error or error
+                raise
+            finally:
+                self._changed.set()
+
+        future = asyncio.run_coroutine_threadsafe(watched(), self._loop)
+        self._running.add(future)  # or it could be collected before its end
+        future.add_done_callback(self._running.discard)
+        return future
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Waits in the loop. Raises what has failed there meanwhile."""
+        while not condition():
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+
+    def in_loop(self, function: Callable[[Any], Any]) -> Any:
+        """`function(self)`, run between two events of the loop: nothing is admitted meanwhile."""
+
+        async def call() -> Any:
+            self._changed.set()
+            return function(self)
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+    def result_of(self, future: Future, may_stop: bool = True) -> Any:
+        """Waits for a future of the loop. Raises GeneratorFailed instead of waiting forever, or StopRequested: once a
+        second it looks whether something has failed, or the caller wants to stop."""
+        error = None
+        while error is None and not (may_stop and self.stop_requested()):
+            done = bool(wait([future], timeout=1.0).done)
+            error = future.exception() if done else self._error
+            if done and error is None:
+                return future.result()
+        future.cancel()
+        if error is None or self.stop_requested():  # what asked to stop may have ended the engine, too
+            raise StopRequested from error
+        if isinstance(error, EngineFailed):
+            raise error
+        raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
+
+    def _end(self, last: Callable[[], None]) -> None:
+        """Cancels what runs, calls `last` in the loop, and ends the thread."""
+
+        async def stop() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()  # vLLM answers no request after its end
+            if others:
+                await asyncio.wait(others, timeout=5)
+            last()
+
+        wait([self._run(stop)], timeout=30)  # longer on a machine that is too busy; the thread ends all the same
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+
+
 @dataclass(eq=False)
-class Generator:
+class Generator(LoopThread):
     """Prompts in, finished groups out: keeps an engine full by the rules of a pacer, in an event loop in a thread of
     its own. The methods without an underscore are for the trainer's thread, which waits in them. An engine has
 
@@ -287,12 +370,10 @@ class Generator:
         await sample(prompt_ids, max_tokens, salt, replica, temperature)   one request: an object with completion_ids,
                                            logprobs, versions, finish_reason and prefilled, as in `Rollout`
         shutdown()                         ends it; may be called twice
-
-    Whatever raises in the thread (engine, reward, prompts) ends the trainer's next wait as GeneratorFailed.
     """
 
     engine: Any
-    problems: Iterator[Problem]  # endless or finite; asked at each admission
+    problems: Iterator[Any]  # with `prompt_ids`; endless or finite, asked at each admission
     score: Callable[[Any, list[list[int]]], list[tuple[float, bool]]]  # (reward, correct) of each; in a thread
     pacer: Pacer
     rollouts: int  # G
@@ -303,51 +384,31 @@ class Generator:
     stop_requested: Callable[[], bool] = lambda: False  # asked each second of a wait; True raises StopRequested there
 
     def __post_init__(self) -> None:
+        super().__init__()
         if self.engine.slots < self.rollouts:
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
         self.counters = Counters()
-        self.under_way: dict[int, Problem] = {}  # number -> problem of the groups admitted and not yet taken
-        self.inside = [0] * self.engine.replicas  # requests in each; a rollout keeps its slot from first leg to second
+        self.under_way: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
+        self.free = [self.engine.slots] * self.engine.replicas  # slots; a rollout keeps its own between its legs
         self.exhausted = False  # `problems` came to its end
         self._rng = random.Random(self.seed)
-        self._paused, self._counted_at = False, time.monotonic()  # when `_count_requests` was called last
-        self._slots_for_evaluation: deque[asyncio.Future[int]] = deque()  # requests that wait for a replica
-        self._evaluating = False
-        self._changed = asyncio.Event()  # a slot, the pacer or an evaluation: who waits for one of them looks again
-        self._tasks: set[asyncio.Task] = set()
-        self._error: BaseException | None = None  # the first one; the trainer's next wait raises it
+        self._evaluating = self._entering = False  # an evaluation runs; some of its requests wait for slots
+        self._paused, self._counted_at = False, time.monotonic()  # when `_count` was called last
         self._pushing: Future | None = None
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(
-            lambda loop, context: self._fail(context.get("exception") or RuntimeError(context["message"]))
-        )
-        self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
-
-    # The generator's thread: admission, and the life of a group.
 
     async def _admit(self) -> None:
-        """Fills the engine, its emptiest replica first: evaluation, then new groups. Nothing ever queues inside vLLM:
-        the version at admission is the version of the prefill. A group stays in one replica, which finds its prompt and
-        first legs in its cache."""
+        """Starts new groups. Nothing ever queues inside vLLM: the version at admission is the version of the prefill.
+        A group stays in one replica, which finds its prompt and first legs in its cache."""
         while True:
-            emptiest = self.inside.index(min(self.inside))
-            free = self.engine.slots - self.inside[emptiest]
-            if self._slots_for_evaluation and free:
-                self._count_requests(1, emptiest)
-                self._slots_for_evaluation.popleft().set_result(emptiest)
-            elif self._slots_for_evaluation or self.exhausted or free < self.rollouts or not self.pacer.may_admit():
-                self._changed.clear()
-                await self._changed.wait()
-            elif (problem := next(self.problems, None)) is None:
-                self.exhausted, self.pacer.min_ready = True, 0  # so that the last groups are trained as well
-                self._changed.set()
-            else:
-                number = self.pacer.admit()
-                self.under_way[number] = problem
-                self._count_requests(self.rollouts, emptiest)
-                self._spawn(self._group(number, problem, emptiest))
+            await self._until(lambda: max(self.free) >= self.rollouts and not self._entering and self.pacer.may_admit())
+            if (problem := next(self.problems, None)) is None:
+                break
+            number = self.pacer.admit()
+            self.under_way[number] = problem
+            self._run(self._group, number, problem, self._enter(self.rollouts))
+        self.exhausted, self.pacer.min_ready = True, 0  # so that the last groups are trained as well
 
-    async def _group(self, number: int, problem: Problem, replica: int) -> None:
+    async def _group(self, number: int, problem: Any, replica: int) -> None:
         """Samples and scores the G rollouts of one group."""
         version = self.engine.version
         draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
@@ -357,10 +418,9 @@ class Generator:
         self.counters.sampled += sum(sum(rollout.mask) for rollout in rollouts)
         self.counters.prefilled += sum(rollout.prefilled for rollout in rollouts)
         self.pacer.finish(Group(number, problem, version, rollouts))
-        self._changed.set()
 
     async def _rollout(
-        self, problem: Problem, budget: int, version: int, replica: int, temperature: float | None = None
+        self, problem: Any, budget: int, version: int, replica: int, temperature: float | None = None
     ) -> Rollout:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Its slot is counted."""
@@ -374,257 +434,130 @@ class Generator:
                 return first
             second = rollout_of(await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt, replica, temperature))
         finally:
-            self._count_requests(-1, replica)
-            self._changed.set()
+            self._count(-1, replica)
         return joined(first, list(leg.forced_ids), second, control.mask)
 
-    async def _score(self, problem: Problem, rollouts: list[Rollout]) -> None:
+    async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
         scores = await asyncio.to_thread(self.score, problem, [rollout.completion_ids for rollout in rollouts])
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
 
-    def _count_requests(self, change: int = 0, replica: int = 0) -> None:
+    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
+        """Its requests get slots before any new group does, and the longest budget (T4: papers do not say which)."""
+        longest = self.length_control.max_budget if self.length_control else self.max_completion
+        started, sampled_before, requests = time.monotonic(), self.counters.sampled, []
+        self._evaluating = self._entering = True
+        try:
+            for problem in [problem for problem in problems for _ in range(n_samples)]:
+                await self._until(lambda: any(self.free))
+                request = self._run(self._rollout, problem, longest, self.engine.version, self._enter(1), temperature)
+                requests.append(asyncio.wrap_future(request))
+            self._entering = False
+            flat = await asyncio.gather(*requests)
+        finally:
+            self._evaluating = self._entering = False
+            self._changed.set()
+        groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
+        await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
+        sampled = sum(sum(rollout.mask) for rollout in flat)
+        share = sampled / max(1, sampled + self.counters.sampled - sampled_before)
+        self.counters.eval_seconds += share * (time.monotonic() - started)
+        return groups
+
+    async def _push(self, release: int) -> None:
+        """Requests freeze, keep their cache, and go on with the new weights. If that fails, they stay frozen."""
+        await self._until(lambda: not self._evaluating)
+        self._count()
+        self._paused = True
+        await self.engine.update()
+        self._count()
+        self._paused = False
+        self.pacer.release(release)
+
+    def _enter(self, count: int) -> int:
+        """The emptiest replica, now with `count` more requests inside."""
+        replica = self.free.index(max(self.free))
+        self._count(count, replica)
+        return replica
+
+    def _count(self, change: int = 0, replica: int = 0) -> None:
         """Counts the time since the last call, and `change` more requests inside `replica`."""
         now = time.monotonic()
         passed, self._counted_at = now - self._counted_at, now
-        self.counters.request_seconds += passed * sum(self.inside)
+        inside = self.engine.replicas * self.engine.slots - sum(self.free)
+        self.counters.request_seconds += passed * inside
         if self._paused:
             self.counters.sync_seconds += passed
-        elif not any(self.inside):
+        elif not inside:
             self.counters.idle_seconds += passed
-        self.inside[replica] += change
-
-    def _spawn(self, coroutine: Coroutine) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)  # or it could be collected before its end
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._fail(task.exception())
-
-    def _fail(self, error: BaseException | None) -> None:
-        self._error = self._error or error
+        self.free[replica] -= change
         self._changed.set()
-
-    # The trainer's thread.
 
     def start(self, weights: object, version: int = 0) -> None:
         """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
         self._thread.start()
         self.engine.prepare(weights, version)
         try:
-            self._wait(self._run(self.engine.start()))
+            self.result_of(self._run(self.engine.start), may_stop=False)
         except GeneratorFailed as error:
             raise EngineFailed(str(error)) from error
         self._counted_at = time.monotonic()
-        self.in_loop(lambda generator: generator._spawn(generator._admit()))
+        self._run(self._admit)
 
-    def take(self, count: int, *, report_after: float = 60.0) -> list[Group]:
-        """Waits for the `count` oldest groups. Raises GeneratorFailed or Exhausted; every `report_after` seconds of
-        waiting it prints who waits for whom."""
+    def take(self, count: int) -> list[Group]:
+        """Waits for the `count` oldest groups. Raises GeneratorFailed or Exhausted."""
 
-        def may_take() -> bool:
-            if self.pacer.may_take(count):
-                return True
-            if self._error is not None:  # first: an iterator that raised looks exhausted, too
-                raise self._error
-            if self.exhausted and len(self.under_way) < count:
-                raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
-            return False
+        def none_comes() -> bool:
+            return self.exhausted and len(self.under_way) < count
 
         def now(_: object) -> list[Group]:
-            groups = self.pacer.take(count) or []
+            if (groups := self.pacer.take(count)) is None:
+                raise Exhausted(f"no prompt is left to admit; {len(self.under_way)} groups stay untrained")
             for group in groups:
                 del self.under_way[group.number]
-            self._changed.set()
             return groups
 
-        self._wait(self._run(self._until(may_take)), may_stop=True, report_after=report_after)
+        self.result_of(self._run(self._until, lambda: self.pacer.may_take(count) or none_comes()))
         # Taking cannot be interrupted: a group lost between here and there would be in no checkpoint.
         return self.in_loop(now)
 
     def release(self, count: int) -> None:
         """The trainer is done with `count` taken groups without new weights (a skipped step, a discarded group)."""
-        self._loop.call_soon_threadsafe(self._release, count)
+        self.in_loop(lambda _: self.pacer.release(count))
 
     def push(self, weights: object, version: int, release: int) -> None:
-        """Sends the weights of `version` to the engine, whose requests go on, and returns once the trainer may change
-        them. When they are live, `release` groups stop being outstanding. The next `push`, `evaluate` or `settle`
-        raises if that failed."""
+        """Sends weights to the engine, whose requests go on; returns once the trainer may change them. When they are
+        live, `release` groups stop being outstanding; the next `push`, `evaluate` or `settle` raises if that failed."""
         self.settle()
         self.engine.prepare(weights, version)
-        self._pushing = self._run(self._push(release))
+        self._pushing = self._run(self._push, release)
         if self.engine.trainer_waits:
-            self._wait(self._pushing)  # with several trainer processes, the others are inside the transfer
+            self.result_of(self._pushing, may_stop=False)  # the other trainer processes are inside the transfer
 
     def settle(self) -> None:
         """Waits until the last pushed weights are live, or until the caller wants to stop."""
         if self._pushing is not None:
-            self._wait(self._pushing, may_stop=True)
+            self.result_of(self._pushing)
             self._pushing = None
 
-    def evaluate(
-        self, problems: Iterable[Problem], n_samples: int, temperature: float | None = None
-    ) -> "Future[list[list[Rollout]]]":
+    def evaluate(self, problems: Iterable[Any], n_samples: int, temperature: float | None = None) -> Future:
         """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
-        of rollouts per problem; `result_of` waits for it. A push waits while evaluation runs. `temperature`: None is
-        the engine's."""
+        of rollouts per problem, for `result_of`. A push waits while it runs. `temperature`: None is the engine's."""
         self.settle()
-        return self._run(self._evaluate(list(problems), n_samples, temperature))
-
-    def result_of(self, future: Future) -> Any:
-        """Waits for a future of `evaluate`; raises GeneratorFailed instead of waiting forever."""
-        return self._wait(future, may_stop=True)
+        return self._run(self._evaluate, list(problems), n_samples, temperature)
 
     def ask(self, call: Callable[[Any], Coroutine]) -> Any:
-        """The result of the coroutine `call(engine)`, after the last push; raises GeneratorFailed instead of waiting
-        forever."""
+        """The result of the coroutine `call(engine)`, after the last push."""
         self.settle()
-        return self._wait(self._run(call(self.engine)), may_stop=True)
-
-    def in_loop(self, function: Callable[["Generator"], Any]) -> Any:
-        """`function(generator)`, run between two events of the generator's thread: nothing is admitted meanwhile."""
-
-        async def call() -> Any:
-            return function(self)
-
-        return self._run(call()).result()
+        return self.result_of(self._run(call, self.engine))
 
     def close(self) -> None:
         """Stops engine and thread; safe to call twice and after a failure."""
         if self._thread.is_alive():
             if self._pushing is not None:
                 wait([self._pushing], timeout=5)  # the engine reads a file that is deleted next
-            try:
-                self._run(self._stop()).result(timeout=30)
-            except TimeoutError:  # on a machine that is too busy; the engine is ended below all the same
-                pass
-            finally:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join(timeout=10)
+            self._end(self.engine.shutdown)
         self.engine.shutdown()
-
-    # What the trainer's methods start in the generator's thread, and how they wait for it.
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _release(self, count: int) -> None:
-        self.pacer.release(count)
-        self._changed.set()
-
-    async def _push(self, release: int) -> None:
-        """New weights while requests run: they freeze, keep their cache, and go on with the new weights."""
-        await self._until(lambda: not self._evaluating)
-        self._count_requests()
-        self._paused = True
-        try:
-            await self.engine.update()
-        except Exception as error:
-            self._fail(error)  # the engine stays paused: no wait of the trainer's would ever end
-            raise
-        self._count_requests()
-        self._paused = False
-        self._release(release)
-
-    async def _evaluate(
-        self, problems: list[Problem], n_samples: int, temperature: float | None
-    ) -> list[list[Rollout]]:
-        started, sampled_before, counters = time.monotonic(), self.counters.sampled, self.counters
-        self._evaluating = True
-        try:
-            asked = [self._evaluation(p, temperature) for p in problems for _ in range(n_samples)]
-            flat = await asyncio.gather(*asked)
-        except Exception as error:
-            self._fail(error)  # also for those who wait for something else
-            raise
-        finally:
-            self._evaluating = False
-            self._changed.set()
-        groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
-        await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
-        sampled = sum(sum(rollout.mask) for rollout in flat)
-        share = sampled / max(1, sampled + counters.sampled - sampled_before)
-        counters.eval_seconds += share * (time.monotonic() - started)
-        return groups
-
-    async def _evaluation(self, problem: Problem, temperature: float | None) -> Rollout:
-        """A rollout that gets a slot before any new group does, with the longest budget."""
-        slot: asyncio.Future[int] = self._loop.create_future()
-        self._slots_for_evaluation.append(slot)
-        self._changed.set()
-        replica = await slot
-        # T4: papers do not say which budget an evaluation has.
-        longest = self.length_control.max_budget if self.length_control else self.max_completion
-        return await self._rollout(problem, longest, self.engine.version, replica, temperature)
-
-    async def _stop(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()  # vLLM answers no request after its end
-        if tasks:
-            await asyncio.wait(tasks, timeout=5)
-        self.engine.shutdown()
-
-    def _run(self, coroutine: Coroutine) -> Future:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def _wait(self, future: Future, may_stop: bool = False, report_after: float = math.inf) -> Any:
-        """The future's result. Once a second it looks whether the caller wants to stop or the generator has failed."""
-        error, report_at = None, time.monotonic() + report_after
-        while error is None and not (may_stop and self.stop_requested()):
-            done = bool(wait([future], timeout=min(1.0, report_after)).done)
-            error = future.exception() if done else self._error
-            if done and error is None:
-                return future.result()
-            if not done and time.monotonic() > report_at:
-                running, report_at = self.in_loop(lambda g: g.pacer.waiting_for()), time.monotonic() + report_after
-                print(f"the trainer waits; {len(running)} groups run, the oldest is {running[:1]}", flush=True)
-        future.cancel()
-        if isinstance(error, Exhausted | EngineFailed):
-            raise error
-        if error is None or self.stop_requested():  # what asked to stop may have ended the engine, too
-            raise StopRequested from error
-        raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
-
-
-def lags(rollout: Rollout, version: int) -> list[int]:
-    """Lag of each sampled token of `rollout` at the step that makes `version` + 1; forced tokens have none."""
-    return [version - v for v, m in zip(rollout.versions, rollout.mask, strict=True) if m]
-
-
-def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24) -> tuple[list[int], float, float]:
-    """(lags of all tokens, share of the time that slots were empty, share that the trainer waited) of 200 steps on an
-    engine that samples one token of each group inside it a tick, while the trainer takes 16 ticks a step."""
-    pacer, rng = Pacer(batch, k, schedule=schedule), random.Random(0)
-    left: dict[int, int] = {}  # number -> tokens that the group has to go
-    versions: dict[int, list[int]] = {}  # number -> the version of each of its tokens
-    found: list[int] = []
-    version = tick = empty = waited = 0
-    live_at = math.inf  # the tick at which the weights of the steps in progress go live
-    while version < 200:
-        if tick == live_at:
-            version, live_at = version + pacer.take_size // batch, math.inf
-            pacer.release(pacer.take_size)
-        if live_at == math.inf and (groups := pacer.take(pacer.take_size)):
-            for i, group in enumerate(groups):
-                found += [version + i // batch - v for v in versions[group.number]]
-            live_at = tick + 16 * pacer.take_size // batch
-        while pacer.may_admit() and len(left) < slots:
-            number = pacer.admit()
-            left[number], versions[number] = rng.randint(10, 60), []
-        empty, waited, tick = empty + slots - len(left), waited + (live_at == math.inf), tick + 1
-        for number in list(left):
-            versions[number].append(version)
-            left[number] -= 1
-            if left[number] == 0:
-                del left[number]
-                pacer.finish(Group(number, None, version, []))
-    return found, empty / slots / tick, waited / tick
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """A vLLM engine whose weights change while it samples, and that says which weights sampled each token.
 
 PROBLEM. An asynchronous trainer has new weights every second or minute. An engine that is restarted for them, or waits
-until its requests end, is idle meanwhile. And a token is of no use to the trainer unless it is known which policy
-sampled it, and with which probability.
+until its requests end, is idle meanwhile. And of each token the trainer needs its probability and who sampled it.
 
 IDEA. vLLM's scheduler is paused between two of its steps, the weights of the running model are replaced, and it goes
 on. Requests freeze meanwhile and keep their keys and values, so nothing is computed twice. vLLM 0.32 stamps each token
@@ -13,16 +12,13 @@ with a version that we set at each change, and returns the log-prob of the sampl
     await sample(prompt)    Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
 
 A token sampled at version 4 may rest on keys and values of version 3: its log-prob then differs from the trainer's at 4
-with nothing wrong. Where a single version sampled all tokens, prefill included, both sides must agree, and that is how
-one sees that the weights arrived.
+with nothing wrong. Where one version sampled all tokens, prefill included, both must agree: so the weights arrived.
 
-WHAT GOES WRONG IN SILENCE. A missing log-prob read as 0 (`check_arrival`) · a weight that the trainer forgot to send,
-and a tied head that keeps a stale copy (`WeightReceiver`) · the model folder's own top_p and top_k
-(`generation_config`) · log-probs before the temperature (`logprobs_mode`) · a prompt's cache left by other weights
-(`salt`).
+WHAT GOES WRONG IN SILENCE is said where it is prevented: in `check_arrival` and `WeightReceiver`, at `logprobs_mode`,
+`generation_config` and `salt`.
 
 SIMPLIFIED. One engine on this host, of one or more data-parallel replicas. Other ways for the weights, and Ray, are in
-runtime/. Nothing here says when a request may enter: that is pipeline_rl.py.
+runtime/; when a request may enter is in pipeline_rl.py.
 
 >>> check_arrival([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
@@ -90,7 +86,6 @@ class VLLMEngine:
         self.environment = vllm_environment(gpu, self.args["enforce_eager"], self.args["dtype"])
         self.environment |= self.channel.environment
         self.replicas, self.slots = self.args.get("data_parallel_size", 1), self.args["max_num_seqs"]
-        self.longest = self.args["max_model_len"]
         self.version = self.prepared = 0  # the version that is live; that of the weights prepared last
         self.vllm: Any = None
         self._request_numbers = itertools.count()
@@ -101,15 +96,10 @@ class VLLMEngine:
         self.prepared = version
 
     async def start(self) -> None:
-        """Starts vLLM with the weights prepared last."""
-        vllm = self.new_vllm()
-        try:
-            await self._load(vllm)
-        except Exception:
-            vllm.shutdown(timeout=1)
-            raise
-        # No name is left here: errors that vLLM's import caught and kept hold this frame, so it would never be freed.
-        self.vllm, vllm = vllm, None
+        """Starts vLLM with the weights prepared last. If that fails, `shutdown` is still to be called."""
+        # No local name: errors that vLLM's import caught and kept hold this frame, so it would never be freed.
+        self.vllm = self.new_vllm()
+        await self._load(self.vllm)
         # A fresh engine's first step takes seconds.
         await asyncio.gather(*[self.sample([0, 0], 2, "warm-up", replica) for replica in range(self.replicas)])
 
@@ -130,24 +120,22 @@ class VLLMEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        if len(prompt_ids) + max_tokens > self.longest:
+        if len(prompt_ids) + max_tokens > (longest := self.args["max_model_len"]):
             length = f"a prompt of {len(prompt_ids)} tokens and {max_tokens} more"
-            raise ValueError(f"{length} exceed max_model_len = {self.longest}")
+            raise ValueError(f"{length} exceed max_model_len = {longest}")
         params = SamplingParams(
             temperature=self.temperature if temperature is None else temperature,
             max_tokens=max_tokens,
             logprobs=0,  # the sampled token's own
-            # In one list, not in a dict for each token. Only vLLM's output processor reads it (v1/engine/logprobs.py)
-            # and so in this process, on the CPU, whatever device sampled.
-            flat_logprobs=True,
+            flat_logprobs=True,  # one list, no dict for each token; made by vLLM's output processor, in this process
             stop_token_ids=list(self.stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,  # no other request has these
         )
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
-        request = str(next(self._request_numbers))
-        async for output in self.vllm.generate(prompt, params, request_id=request, data_parallel_rank=replica):
+        number = str(next(self._request_numbers))
+        async for output in self.vllm.generate(prompt, params, request_id=number, data_parallel_rank=replica):
             done = output.outputs[0]
         ids = list(done.token_ids)
         logprobs, versions = self.read(output)
@@ -187,8 +175,8 @@ class WeightFile:
 
     A channel has `engine_args` and `environment`, which vLLM and its process need for it; `trainer_waits`: the
     trainer's weights must not change before they are live; and these methods. Weights are a dict, name in the Hugging
-    Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The engine's process
-    imports this file by its name, so its folder must be on `sys.path`.
+    Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The folder of this
+    file must be on the `sys.path` of the engine's process.
     """
 
     trainer_waits = False  # the engine reads a copy
@@ -227,11 +215,7 @@ class WeightReceiver:
 
     def load_weight_file(self, path: str) -> None:
         """Replaces all weights by those of the safetensors file `path`, between two engine steps. This is the worker's
-        own `reload_weights`, which would say nothing of a weight that the file lacks.
-
-        Raises:
-            RuntimeError: the file lacks a weight of the model.
-        """
+        own `reload_weights`, which would say nothing of a weight that the file lacks; here it is a RuntimeError."""
         from safetensors.torch import load_file
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -275,14 +259,11 @@ def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
 
 
 def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
-    """Nothing is missing in what the engine returned.
+    """Raises RuntimeError for what is missing: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding
+    is allowed), or the request neither stopped nor ran out.
 
     A missing log-prob read as 0.0 would mean pi_gen = 1. The ratio is then pi_train itself, and an unlikely token, with
     a ratio near 0, would silently stop training.
-
-    Raises:
-        RuntimeError: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding is allowed), or the
-            request neither stopped nor ran out.
     """
     if not ids or not len(ids) == len(logprobs) == len(versions):
         raise RuntimeError(f"vLLM returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions")

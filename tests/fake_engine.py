@@ -46,10 +46,11 @@ class FakeEngine:
 
     trainer_waits, replicas = False, 1
 
-    def __init__(self, slots: int = 16, length: Callable[[list[int], int], int] = lambda ids, most: most, seconds=0.0):
-        self.slots, self.length, self.seconds = slots, length, seconds
-        self.version = self.prepared = 0
-        self.held, self.failure = False, None
+    def __init__(
+        self, slots: int = 16, length: Callable[[list[int], int], int] = lambda ids, most: most, seconds=0.0, held=False
+    ):
+        self.slots, self.length, self.seconds, self.held = slots, length, seconds, held
+        self.version, self.prepared, self.failure = 0, 0, None
         self.requests: list[tuple[list[int], int, str]] = []
         self.placed: list[int] = []  # the replica of each
         self.temperatures: list[float | None] = []

@@ -196,7 +196,8 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(made, monkeypatch):
 
     monkeypatch.setattr(FakeVLLM, "collective_rpc", lacks)
     with pytest.raises(EngineFailed, match=r"\(RuntimeError: the trainer sent no weights for x\)"):
-        asyncio.run(new_engine().start())
+        with generating(engine=new_engine()):
+            pass
     assert made[0].calls == ["shutdown"]
     second = RuntimeError("see above")
     second.__cause__ = SimpleError("Value error, Invalid repository ID")

@@ -222,6 +222,7 @@ DRIVER = """
     import os, signal, sys, time
     sys.path.insert(0, {root!r})
     import pipeline_rl, train
+    from runtime.evaluation import Evaluator
     from runtime.run_folder import Folder
 
     def send(place):
@@ -244,7 +245,7 @@ DRIVER = """
         wrap(*{{
             "generation": (pipeline_rl.Generator, "take", 2, lambda self, count: self.pacer.outstanding > 0),
             "update": (train.Trainer, "update", 3, lambda self, version: version == 2),
-            "evaluation": (pipeline_rl.Generator, "result_of", 2, lambda self, future: not future.done()),
+            "evaluation": (Evaluator, "_result", 2, lambda self, check, rng: not check.future.done()),
             "save": (Folder, "finish_checkpoint", 1, lambda self, temporary, *_: any(temporary.iterdir())),
             "start": (pipeline_rl.Generator, "start", 1, lambda self, *_: not self.under_way),
         }}[{moment!r}])

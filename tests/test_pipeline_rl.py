@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import math
 import random
-import threading
 import time
 from types import SimpleNamespace
 
@@ -57,9 +56,8 @@ def test_pipeline_by_hand():
     assert (pacer.take_size, pacer.capacity, pacer.max_ready) == (2, 4, 2)
     assert [pacer.admit() for _ in range(4)] == [0, 1, 2, 3]
     assert not pacer.may_admit() and pacer.outstanding == 4 and pacer.ready == 0
-    assert pacer.waiting_for() == [0, 1, 2, 3]
     pacer.finish(finished(1))
-    assert pacer.take(2) is None and pacer.ready == 0 and pacer.waiting_for() == [0, 2, 3]
+    assert pacer.take(2) is None and pacer.ready == 0
     pacer.finish(finished(0))
     assert pacer.ready == 2
     groups = pacer.take(2)
@@ -104,25 +102,11 @@ def test_ppo_off_policy_by_hand():
     """k = 3, B = 2: six groups from one version, taken together, and nothing new before all six are done."""
     pacer = Pacer(2, 3, schedule="ppo_off_policy")
     assert (pacer.take_size, pacer.capacity, pacer.max_ready) == (6, 6, 6)
-    for number in range(6):
-        assert pacer.may_admit() and pacer.admit() == number
+    finish_new(pacer, 6)
     assert not pacer.may_admit()
-    for number in range(6):
-        pacer.finish(finished(number))
     assert len(pacer.take(6)) == 6 and not pacer.may_admit()
     pacer.release(6)
     assert pacer.may_admit()
-
-
-def test_max_ready_by_hand():
-    """B = 2, k = 8: with two groups ready admission stops, by default; with max_ready = 3, at three."""
-    for given, limit in ((None, 2), (2, 2), (3, 3)):
-        pacer = Pacer(2, 8, max_ready=given)
-        assert pacer.max_ready == limit
-        finish_new(pacer, limit)
-        assert not pacer.may_admit() and pacer.outstanding < pacer.capacity
-        pacer.take(2)
-        assert pacer.may_admit()
 
 
 @pytest.mark.parametrize(("options", "entered"), [({}, 2), ({"max_ready": 2}, 0), ({"min_ready": 1}, 1)])
@@ -308,9 +292,8 @@ def test_two_legs_make_one_rollout():
 def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
     """The pacer is full (k = 0, its one group is held), yet evaluation runs, at one version; a push that comes while it
     runs is live only afterwards. Neither the pacer nor the counters of training see it. 40 requests, 16 slots."""
-    engine = FakeEngine(length=lambda ids, most: most, seconds=0.001)
+    engine = FakeEngine(seconds=0.001, held=True)
     with generating(problems(3), engine, length_control=Cut(), rollouts=2) as generator:
-        engine.held = True
         wait_until(lambda: engine.inside == 2)
         asked = [Problem(str(i), [9, i]) for i in range(10)]
         future = generator.evaluate(asked, 4)
@@ -348,7 +331,7 @@ def test_slots_and_idle_time():
     engine = FakeEngine(slots=5, length=lambda ids, most: next(lengths), seconds=0.001)
     with generating(problems(8), engine, Pacer(8, 0)) as generator:
         generator.take(8)
-        assert engine.most_inside == 5 and generator.in_loop(lambda g: g.inside) == [0]
+        assert engine.most_inside == 5 and generator.in_loop(lambda g: g.free) == [5]
         engine.most_inside, before = 0, generator.counters.idle_seconds
         time.sleep(0.3)
         assert len(generator.result_of(generator.evaluate(problems(4), 3))) == 4
@@ -390,17 +373,16 @@ def test_a_group_stays_in_one_replica_and_none_takes_more_than_its_slots():
         engine.held = True
         future = generator.evaluate(prompts, 2)
         wait_until(lambda: engine.inside == 6)
-        assert engine.placed[16:] == [0, 1, 0, 1, 0, 1] and generator.in_loop(lambda g: g.inside) == [3, 3]
+        assert engine.placed[16:] == [0, 1, 0, 1, 0, 1] and generator.in_loop(lambda g: g.free) == [0, 0]
         engine.held = False
         generator.result_of(future)
-        assert engine.most_inside == 6 and generator.in_loop(lambda g: g.inside) == [0, 0]
+        assert engine.most_inside == 6 and generator.in_loop(lambda g: g.free) == [3, 3]
 
 
 def test_evaluation_gets_slots_before_new_groups():
     """Two slots: while the first group is held, an evaluation asks for 4 requests; it gets all of them before the second
     group begins."""
-    engine = FakeEngine(slots=2)
-    engine.held = True
+    engine = FakeEngine(slots=2, held=True)
     with generating(problems(2), engine, Pacer(2, 0)) as generator:
         wait_until(lambda: engine.inside == 2)
         future = generator.evaluate([Problem("e", [1])], 4)
@@ -450,8 +432,8 @@ def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
 
 def test_a_push_that_fails_ends_every_wait_with_its_error():
     """The engine stays paused: whoever waits next gets the error, in seconds, `take` too."""
-    engine = FakeEngine()
-    engine.held, engine.failure = True, RuntimeError("no weights for layers.7")
+    engine = FakeEngine(held=True)
+    engine.failure = RuntimeError("no weights for layers.7")
     with generating(problems(2), engine) as generator:
         generator.push({}, 1, 0)
         started = time.monotonic()
@@ -480,10 +462,8 @@ def test_a_stop_loses_no_group_that_is_ready():
     turn, the worst moment. If it comes when the wait is over, the groups arrive. A wait for a group that runs ends,
     too, and the group comes later."""
     stop = [False]
-    engine = FakeEngine()
-    with generating(
-        problems(9), engine, Pacer(2, 1), stop_requested=lambda: generator.in_loop(lambda g: stop[0])
-    ) as generator:
+    after_its_turn = {"stop_requested": lambda: generator.in_loop(lambda g: stop[0])}
+    with generating(problems(9), pacer=Pacer(2, 1), **after_its_turn) as generator:
         wait_until(lambda: generator.pacer.ready >= 2)
         stop[0] = True
         with pytest.raises(StopRequested):
@@ -495,8 +475,7 @@ def test_a_stop_loses_no_group_that_is_ready():
     with generating(problems(9), pacer=Pacer(2, 1), stop_requested=lambda: next(answers)) as generator:
         wait_until(lambda: generator.pacer.ready >= 2)
         assert [group.number for group in generator.take(2)] == [0, 1]
-    engine = FakeEngine()
-    engine.held = stop[0] = True
+    engine, stop[0] = FakeEngine(held=True), True
     with generating(problems(1), engine, stop_requested=lambda: stop[0]) as generator:
         with pytest.raises(StopRequested):
             generator.take(1)
@@ -520,12 +499,23 @@ def test_a_stop_does_not_wait_for_weights_that_never_arrive():
                 wait()
 
 
+def test_an_evaluation_that_is_given_up_holds_nothing_back():
+    """The caller stops while half of its requests wait for slots: afterwards weights arrive and groups are sampled."""
+    stop, engine = [True], FakeEngine(slots=2, held=True)
+    with generating(problems(2), engine, stop_requested=lambda: stop[0]) as generator:
+        with pytest.raises(StopRequested):
+            generator.result_of(generator.evaluate(problems(1), 4))
+        engine.held = stop[0] = False
+        generator.push({}, 1, 0)
+        generator.settle()
+        assert generator.take(1)[0].number == 0 and engine.version == 1 and len(engine.requests) <= 6
+
+
 def test_min_ready_ends_with_the_prompts():
     """Two groups are ready and one must stay: the trainer waits while a third prompt runs, and gets them once there is
     none."""
-    engine = FakeEngine(length=lambda ids, most: 1 if ids[0] < 2 else most)
+    engine = FakeEngine(length=lambda ids, most: 1 if ids[0] < 2 else most, held=True)
     prompts = [Problem(f"p{i}", [i]) for i in range(4)]
-    engine.held = True
     with generating(prompts, engine, Pacer(2, 1, min_ready=1), rollouts=1) as generator:
         wait_until(lambda: generator.pacer.admitted == 4)
         assert not generator.in_loop(lambda g: g.exhausted) and generator.pacer.ready < 3
@@ -536,26 +526,9 @@ def test_min_ready_ends_with_the_prompts():
         assert generator.in_loop(lambda g: g.exhausted)
 
 
-def test_who_waits_for_whom(capsys):
-    """After the time limit the trainer says what it waits for: two groups of which one is finished."""
-    engine = FakeEngine(length=lambda ids, most: 1)
-    with generating([Problem("0", [0])], engine, Pacer(2, 1), rollouts=1) as generator:
-        wait_until(lambda: generator.pacer.ready == 1)
-        engine.held = True
-        generator.in_loop(lambda g: (vars(g).update(problems=iter(problems(2)), exhausted=False), g.release(0)))
-        wait_until(lambda: generator.pacer.admitted == 3)
-        waiting = threading.Thread(target=generator.take, args=(2,), kwargs={"report_after": 0.2})
-        waiting.start()
-        time.sleep(0.5)
-        engine.held = False
-        waiting.join()
-    assert capsys.readouterr().out == "the trainer waits; 2 groups run, the oldest is [1]\n" * 2
-
-
 def test_closing_admits_nothing():
     """Requests that end because the generator closes give their slots to no new group."""
-    engine = FakeEngine(slots=4)
-    engine.held = True
+    engine = FakeEngine(slots=4, held=True)
     with generating(problems(50), engine, Pacer(4, 8)) as generator:
         wait_until(lambda: engine.inside == 4)
     assert generator.pacer.admitted == 2 and engine.inside == 0 and engine.events[-1] == "shutdown"
@@ -563,19 +536,10 @@ def test_closing_admits_nothing():
 
 
 def test_an_engine_that_is_slow_to_end_is_no_error(monkeypatch):
-    """The stop, which should take 30 s at most, does not return in time: the engine is ended by `close` itself."""
+    """The last call in the loop is not waited for any longer: the engine is ended by `close` itself."""
     engine = FakeEngine(slots=4)
     with generating(problems(0), engine, Pacer(2, 1)) as generator:
-
-        class Late:
-            def result(self, timeout):
-                raise TimeoutError
-
-        def run(coroutine):
-            coroutine.close()
-            return Late()
-
-        monkeypatch.setattr(generator, "_run", run)
+        monkeypatch.setattr(pipeline_rl, "wait", lambda futures, timeout: time.sleep(0.1))
         generator.close()
         assert engine.events[-1] == "shutdown" and not generator._thread.is_alive()
 

@@ -47,7 +47,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
     tiny = TinyModel(tmp_path, tied=True)
     engine = new_engine(tiny, max_num_seqs=24, engine_args={"data_parallel_size": 2})
     generator = new_generator(engine, max_completion=16)
-    prompts, served, inside = problems(12), {}, [0, 0]
+    prompts, served, free = problems(12), {}, [24, 24]
     try:
         generator.start(tiny.weights(0))
         for version in range(1, 6):
@@ -55,7 +55,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
             future = generator.evaluate(prompts, 4)
             while not future.done():
                 served |= generator.in_loop(lambda made: dict(made.engine.vllm.engine_core.reqs_in_flight))
-                inside = [*map(max, inside, generator.in_loop(lambda made: made.inside))]
+                free = [*map(min, free, generator.in_loop(lambda made: made.free))]
             rollouts = [r for group in generator.result_of(future) for r in group]
             asked = [problem for problem in prompts for _ in range(4)]
             assert {v for r in rollouts for v in r.versions} == {version}
@@ -63,7 +63,7 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
             assert tiny.gap(tiny.weights(version - 1), asked, rollouts).mean() > 0.1
     finally:
         generator.close()
-    assert inside == [24, 24]
+    assert free == [0, 0]
     engines = list(served.values())
     assert len({bytes(engine) for engine in engines}) == 2
     assert min(engines.count(engine) for engine in set(engines)) >= 20
