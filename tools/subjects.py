@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from tasks import arithmetic, warm_start
 from tasks.prompts import Problem, PromptStream, Task
 
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
-CHAIN = ["--dataset", "chain", "--batch_prompts", "32", "--min_budget", "26", "--max_budget", "30", "--lr", "5e-4"]
+BATCH = 32  # prompts of a step
+CHAIN = f"--dataset chain --batch_prompts {BATCH} --min_budget 26 --max_budget 30 --lr 5e-4".split()
 SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
 NEVER = ["--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
 QUIET = [*SETTING, *NEVER, "--max_steps", "80000"]
@@ -44,9 +45,7 @@ STILL = ["--lr", "1e-30", "--pass_rate_threshold", "2", "--zero_variance_filter"
 
 SIZES = {  # name -> width, layers, heads, heads of the keys, head_dim (vLLM's CPU kernel takes 32), width of the MLP
     "0.2M": (),
-    "2M": (192, 4, 6, 3, 32, 576),
     "8M": (256, 8, 8, 4, 32, 1024),
-    "32M": (512, 8, 16, 8, 32, 2048),
 }
 
 
@@ -55,10 +54,10 @@ def warm_model(seed: int) -> str:
     return str(warm_start.warm_start("runs/cache", seed=seed))
 
 
-def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
+def random_model(folder: Path, size: str, ends: bool = True) -> str:
     """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
     made = warm_start.new_model(warm_start.ModelShape(*SIZES[size], initializer_range=0.02), seed=0)
-    made.config.max_position_embeddings = context
+    made.config.max_position_embeddings = 512
     if not ends:
         made.config.eos_token_id = made.generation_config.eos_token_id = None
     made.save_pretrained(folder)
@@ -126,12 +125,20 @@ def generator_of(
         made.close()
 
 
-def built_in_generator(model: str, weights: object, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
-    """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
+@contextmanager
+def both_sides(seed: int, count: int) -> Iterator[tuple[TrainerSide, pipeline_rl.Generator, list[pipeline_rl.Group]]]:
+    """(A trainer, a generator, `count` groups that it sampled) of the built-in task with the recipe's interruption, 256
+    requests in flight, groups of 16."""
+    torch.set_num_threads(1)
+    model = warm_model(seed)
+    side, task = TrainerSide(model, seed), arithmetic.ChainTask(seed=seed)
     flags = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], "")
-    task = arithmetic.ChainTask(seed=seed)
     prompts = PromptStream(task.train, seed, lambda key: False)
-    return generator_of(flags, model, weights, task, prompts, new_interruption(flags, task))
+    with generator_of(flags, model, side.trainer.weights, task, prompts, new_interruption(flags, task)) as made:
+        free_running(made)
+        groups = made.take(count)
+        drain(made)
+        yield side, made, groups
 
 
 def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> None:
@@ -141,16 +148,16 @@ def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> Non
     generator.release(0)  # admission looks again
 
 
-def free_running(generator: pipeline_rl.Generator, batch_prompts: int) -> None:
+def free_running(generator: pipeline_rl.Generator) -> None:
     """From here on the generator waits for nobody."""
-    set_pacer(generator, pipeline_rl.Pacer(batch_prompts, 10**6, max_ready=10**9))
+    set_pacer(generator, pipeline_rl.Pacer(BATCH, 10**6, max_ready=10**9))
 
 
-def seconds_by_itself(generator: pipeline_rl.Generator, batch_prompts: int, steps: int) -> float:
+def seconds_by_itself(generator: pipeline_rl.Generator, steps: int) -> float:
     """The seconds that it takes to sample a batch when it waits for nobody."""
-    free_running(generator, batch_prompts)
-    generator.take(batch_prompts)  # the engine fills up first
-    seconds = timed(lambda: [generator.take(batch_prompts) for _ in range(steps)])
+    free_running(generator)
+    generator.take(BATCH)  # the engine fills up first
+    seconds = timed(lambda: [generator.take(BATCH) for _ in range(steps)])
     drain(generator)
     return seconds / steps
 
