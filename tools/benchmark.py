@@ -223,61 +223,51 @@ def inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return hidden, weight, torch.randint(VOCABULARY, (tokens,))
 
 
-def head_case(logprobs: Callable[..., torch.Tensor]) -> Callable[[str], float]:
-    """In a helper: the `seconds` of one forward and backward pass, or its peak of `bytes`."""
-    torch.set_num_threads(1)
-    hidden, weight, targets = inputs(TOKENS)
-
-    def once(rows: int = TOKENS) -> None:
-        logprobs(hidden[:rows], weight, targets[:rows]).sum().backward()
-        hidden.grad = weight.grad = None
-
-    def measure(what: str) -> float:
-        if what == "seconds":
-            return timed(once)
-        forget_peak()
-        before = peak()
-        loss = logprobs(hidden, weight, targets).sum()
-        first = peak() - before
-        forget_peak()
-        loss.backward()  # its peak has the weight gradient in it
-        return max(first, peak() - before - weight.numel() * weight.itemsize)
-
-    once(8)  # libraries get their own memory
-    return measure
-
-
-def forget_peak() -> None:
-    """`peak` starts anew from what is allocated now."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak() -> int:
-    """Most bytes that this process has had since `forget_peak`."""
+def peak(forget: bool = False) -> int:
+    """Most bytes that this process has had; with `forget` it starts anew from what is allocated now."""
+    if forget:
+        Path("/proc/self/clear_refs").write_text("5")
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+def our_peak() -> int:
+    """Bytes that a forward and backward pass takes beyond inputs, weight and weight gradient."""
+    hidden, weight, targets = inputs(TOKENS)
+    our_logprobs(hidden[:8], weight, targets[:8]).sum().backward()  # libraries get their own memory
+    hidden.grad = weight.grad = None
+    before = peak(forget=True)
+    loss = our_logprobs(hidden, weight, targets).sum()
+    forward = peak() - before
+    peak(forget=True)
+    loss.backward()  # its peak has the weight gradient in it
+    return max(forward, peak() - before - weight.numel() * weight.itemsize)
+
+
+@torch.no_grad()
+def error() -> float:
+    """Largest |log-prob - float64's|."""
+    hidden, weight, targets = inputs(CHECKED)
+    exact = full_logprobs(hidden.double(), weight.double(), targets)
+    return float((our_logprobs(hidden, weight, targets) - exact).abs().max())
+
+
 def head(args: argparse.Namespace, report: Report) -> None:
-    with ExitStack() as until_the_end:
-        heads = {"ours": our_logprobs, "full logits": full_logprobs}
-        helpers = {name: Helper(head_case, logprobs, OMP_NUM_THREADS="1") for name, logprobs in heads.items()}
-        for helper in helpers.values():
-            until_the_end.enter_context(closing(helper))
-        memory = {f"{name}, memory": [helper.ask("bytes") / 2**20] for name, helper in helpers.items()}
-        cases = {name: lambda helper=helper: helper.ask("seconds") for name, helper in helpers.items()}
-        found = take_turns(cases, args.repeats)
+    torch.set_num_threads(1)
+    share = our_peak() / (TOKENS * VOCABULARY * 4)  # first: what is freed later may stay with the process
+    hidden, weight, targets = inputs(TOKENS)
+
+    def seconds(logprobs: Callable[..., torch.Tensor]) -> float:
+        hidden.grad = weight.grad = None
+        return timed(lambda: logprobs(hidden, weight, targets).sum().backward())
+
+    cases = {"ours": lambda: seconds(our_logprobs), "full logits": lambda: seconds(full_logprobs)}
+    found = take_turns(cases, args.repeats)
     report.add(found, "s")
-    report.add(memory, "MiB")
-    share = memory["ours, memory"][0] * 2**20 / (TOKENS * VOCABULARY * 4)
-    with torch.no_grad():
-        hidden, weight, targets = inputs(CHECKED)
-        exact = full_logprobs(hidden.double(), weight.double(), targets)
-        error = float((our_logprobs(hidden, weight, targets) - exact).abs().max())
     report.figures = [
         Figure("time / full logits", ratios(*found.values()), most=1.5),
         Figure("peak memory / one (M, V) tensor", [share], most=0.1),
-        Figure(f"largest log-prob error against float64, {CHECKED} tokens", [error], most=1e-5),
+        Figure(f"largest log-prob error against float64, {CHECKED} tokens", [error()], most=1e-5),
     ]
 
 
