@@ -1,6 +1,7 @@
 """tools/plan.py: bytes by hand and by another way of counting, schedules that can be worked out by hand, the roofline."""
 
 import itertools
+import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ from plan import Plan, Setting, Simulation, lognormal
 from saved_bytes import saved_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from pipeline_rl import Pacer, lags
+from pipeline_rl import lags
 from runtime.flags import Flags, parse_flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.parts import new_pacer
 
 pytestmark = pytest.mark.medium
 
@@ -153,6 +155,12 @@ def changed(setting: Setting, **changes) -> Setting:
     return replace(setting, **own, flags=replace(setting.flags, **changes))
 
 
+def drawn(mean: float, sigma: float, longest: int, rollouts: int, groups: int) -> list[list[int]]:
+    """Tokens of the completions of groups."""
+    rng = random.Random(0)
+    return [[lognormal(rng, mean, sigma, longest) for _ in range(rollouts)] for _ in range(groups)]
+
+
 def simulate(setting: Setting) -> Plan:
     return Simulation(setting).run()
 
@@ -219,7 +227,7 @@ def test_an_engine_slows_down_with_its_load():
 def test_lags_keep_their_bound(schedule, k):
     """Completions of random lengths."""
     flags = Flags(batch_prompts=4, k=k, schedule=schedule, data_parallel=2, max_num_seqs=16)
-    lengths = lognormal(40, 0.8, 160, rollouts=3, groups=99)
+    lengths = drawn(40, 0.8, 160, rollouts=3, groups=99)
     setting = Setting(flags, 1, lengths, engine_step=(0.01, 0.001), trainer_rate=2000, push_seconds=0.05, steps=30)
     found = simulate(setting)
     assert found.lag_max == (k if schedule == "pipeline" else k - 1) and 0 <= found.lag_mean < found.lag_max + (k == 1)
@@ -238,7 +246,7 @@ def generator_share(setting: Setting) -> tuple[float, float]:
     lengths, found, version, began, worked = itertools.cycle(itertools.chain(*setting.lengths)), [], 0, 0.0, 0.0
     engine = FakeEngine(flags.max_num_seqs, lambda ids, most: next(lengths), setting.engine_step[0])
     prompts = (Problem(str(i), [1]) for i in itertools.count())
-    pacer = Pacer(flags.batch_prompts, flags.k, max_ready=flags.max_ready or None)
+    pacer = new_pacer(flags)
     with generating(prompts, engine, pacer, rollouts=len(setting.lengths[0]), max_completion=1000) as generator:
         while version < setting.warm_up + setting.steps:
             groups = generator.take(flags.batch_prompts)
@@ -261,7 +269,7 @@ def test_the_plan_is_what_the_real_generator_does():
         HAND,
         batch_prompts=4,
         k=8,
-        lengths=lognormal(8, 0.5, 20, rollouts=2, groups=200),
+        lengths=drawn(8, 0.5, 20, rollouts=2, groups=200),
         max_num_seqs=1000,
         engine_step=(0.25, 0),
         trainer_rate=160,

@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import subjects
 import torch
 from measuring import Figure, Measured, Report, benchmark_parser, parse, positive, ratios, take_turns, timed
-from subjects import BATCH, QUIET, SIZES, STILL, Helper, Program, TrainerSide
+from plan import lognormal
+from subjects import BATCH, QUIET, SIZES, STILL, Program, TrainerSide, call, helper
 
 import fp32_head
 import pipeline_rl
@@ -57,7 +58,8 @@ ONE_CORE = {
 
 
 def generator(args: argparse.Namespace, report: Report) -> None:
-    with subjects.both_sides(args.seed, 4 * BATCH) as (side, made, groups), ExitStack() as until_the_end:
+    sides = subjects.both_sides(args.seed, 4 * BATCH)
+    with sides as (side, made, groups), helper(bare_vllm, subjects.warm_model(args.seed), **ONE_CORE) as bare:
         weights, versions = side.trainer.weights, itertools.count(1)
         batches = itertools.cycle([groups[i : i + BATCH] for i in range(0, len(groups), BATCH)])
         requests = [(list(g.problem.prompt_ids), sum(r.mask)) for g in groups for r in g.rollouts]
@@ -68,19 +70,18 @@ def generator(args: argparse.Namespace, report: Report) -> None:
             side.step(side.batch(next(batches)))
             made.push(weights, next(versions), release=0)
 
-        helper = until_the_end.enter_context(closing(Helper(bare_vllm, subjects.warm_model(args.seed), **ONE_CORE)))
-        helper.ask(requests[:64])
+        bare.submit(call, requests[:64]).result()
         cases = {
             "ours, trainer stopped": lambda: sampled_per_second(made, lambda: time.sleep(0.02)),
             "ours, trainer at work": lambda: sampled_per_second(made, train),
-            "bare vLLM": lambda: tokens / helper.ask(requests),
+            "bare vLLM": lambda: tokens / bare.submit(call, requests).result(),
         }
         found = take_turns(cases, args.repeats)
     report.add(found, "tokens/s")
-    calm, busy, bare = found.values()
+    calm, busy, vllm = found.values()
     report.figures = [
         Figure("ours, trainer at work / trainer stopped", ratios(busy, calm), least=0.9),
-        Figure("ours, trainer at work / bare vLLM", ratios(busy, bare), least=0.8),
+        Figure("ours, trainer at work / bare vLLM", ratios(busy, vllm), least=0.8),
     ]
 
 
@@ -180,13 +181,11 @@ def trainer(args: argparse.Namespace, report: Report) -> None:
     best = max(tried, key=lambda name: max(tried[name]))
     both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 60000)), "WORLD_SIZE": "2"}
     both |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with ExitStack() as until_the_end:
-        pair = [Helper(rank, model, RANK=str(i), LOCAL_RANK=str(i), **both) for i in (0, 1)]
-        for helper in pair:
-            until_the_end.enter_context(closing(helper))
+    pair = [helper(rank, model, RANK=str(i), LOCAL_RANK=str(i), **both) for i in (0, 1)]
+    with pair[0], pair[1]:
 
         def two_processes() -> float:
-            return tokens / max(call.result() for call in [helper.send(2) for helper in pair])
+            return tokens / max(steps.result() for steps in [process.submit(call, 2) for process in pair])
 
         two_processes()
         cases = {"ours": lambda: ours(1), best: lambda: bare(loops[best]), "ours, 2 threads": lambda: ours(2)}
@@ -337,18 +336,12 @@ def overlap(args: argparse.Namespace, report: Report) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- sync
 
-UPDATES = 4  # of a turn
-
-
-def stall(program: Program) -> float:
-    """Share of a step. The first step after a thaw is left out: it contains the time in which the program was
-    frozen."""
-    program.advance(UPDATES + 1)
-    records = program.records("metrics.jsonl")[-UPDATES:]
-    return sum(record["sync_seconds"] for record in records) / sum(record["seconds"] for record in records)
-
 
 def sync(args: argparse.Namespace, report: Report) -> None:
+    def stalled(program: Program) -> float:
+        turn = segment(program, FIRST)
+        return turn["sync_seconds"] / turn["wall"]
+
     with ExitStack() as until_the_end:
         root, cases = Path(until_the_end.enter_context(TemporaryDirectory())), {}
         for size in SIZES:
@@ -356,30 +349,18 @@ def sync(args: argparse.Namespace, report: Report) -> None:
             if size != "0.2M":
                 flags = ["--batch_prompts", "2", "--model", subjects.random_model(root / "model", size)]
             program = until_the_end.enter_context(closing(started(FIRST, args.seed, root / size, *flags)))
-            cases[f"{size}: stall / step"] = lambda program=program: stall(program)
+            cases[size] = lambda program=program: stalled(program)
         found = take_turns(cases, args.repeats)
-    report.figures = [Figure(name, shares) for name, shares in found.items()]
+    report.add(found, "of a step")
+    report.figures = [Figure(f"{size}: stall / step", shares) for size, shares in found.items()]
 
 
 # ---------------------------------------------------------------------------------------------------------------- pacer
 
 ROLLOUTS, K, COUNTED = 8, 8, 30  # COUNTED: steps of a case
-MEAN, SIGMA = 30, 0.6  # tokens of a completion, standard deviation of their logarithm
+MEAN, SIGMA, LONGEST = 30, 0.6, 120  # tokens of a completion, standard deviation of their logarithm
 RATIO = 0.8
 LAGS = (2, 4, 6)  # to hold
-
-
-class Lengths:
-    """As length control: a completion's length is drawn and nothing is appended."""
-
-    max_budget = max_completion = 4 * MEAN
-
-    def draw_budget(self, rng: random.Random) -> int:
-        """Tokens of a completion: lognormal with this mean, at most four times it."""
-        return max(1, min(self.max_budget, round(MEAN * math.exp(rng.gauss(-(SIGMA**2) / 2, SIGMA)))))
-
-    def second_leg(self, *_: object) -> None:
-        """There is none."""
 
 
 def short_prompts() -> Iterator[SimpleNamespace]:
@@ -393,7 +374,7 @@ def paced(made: pipeline_rl.Generator, weights: object, training: float, **optio
     """Mean requests inside the engine, tokens/s and mean lag, of COUNTED steps after the first k + 2. `options`: of the
     pacer."""
     subjects.set_pacer(made, pipeline_rl.Pacer(BATCH, K, **options))
-    counters, version = made.counters, made.version
+    counters, version = made.counters, made.engine.version
     for step in range(K + 2 + COUNTED):
         if step == K + 2:
             started, busy, tokens, lags = time.perf_counter(), counters.request_seconds, counters.sampled, []
@@ -418,13 +399,16 @@ def queue_for(lag: float, without: float) -> int:
 def pacer(args: argparse.Namespace, report: Report) -> None:
     from safetensors.torch import load_file
 
-    task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[], score=nothing_solved)
+    task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[])
+    task.score = lambda problem, completions: [(0.0, False)] * len(completions)  # (reward, correct) of each
+    control = SimpleNamespace(max_budget=LONGEST, max_completion=LONGEST)  # draws a length, and appends nothing to it
+    control.draw_budget, control.second_leg = lambda rng: lognormal(rng, MEAN, SIGMA, LONGEST), lambda *_: None
     flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
     found: Measured = defaultdict(list)
     with TemporaryDirectory() as folder:
         model = subjects.random_model(Path(folder), "0.2M", ends=False)
         weights = load_file(f"{model}/model.safetensors")
-        with subjects.generator_of(flags, model, weights, task, short_prompts(), Lengths()) as made:
+        with subjects.generator_of(flags, model, weights, task, short_prompts(), control) as made:
 
             def turn(name: str, **options: int) -> None:
                 for what, value in paced(made, weights, training, **options).items():
@@ -443,11 +427,6 @@ def pacer(args: argparse.Namespace, report: Report) -> None:
         lost = [1 - x for x in ratios(found[f"lag {lag}: tokens/s"], found["no queue: tokens/s"])]
         report.figures.append(Figure(f"lag {lag}: off by", [abs(x - lag) for x in found[f"lag {lag}: lag"]], most=0.5))
         report.figures.append(Figure(f"lag {lag}: speed lost", lost, most=0.05))
-
-
-def nothing_solved(problem: object, completions: Sequence[object]) -> list[tuple[float, bool]]:
-    """(reward, correct) of each completion."""
-    return [(0.0, False)] * len(completions)
 
 
 # --------------------------------------------------------------------------------------------------------- command line

@@ -47,12 +47,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from measuring import above_zero, new_parser, positive, table
 
-from pipeline_rl import Pacer
 from runtime.devices import RECEIVING, SHARED, engine_options, generator_devices
 from runtime.flag_checks import check_flags
 from runtime.flags import BUILT_IN, Flags, UsageError, has_adapters, parse_flags
 from runtime.lora import add_adapters
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.parts import new_pacer
 from runtime.weights import BUFFER
 
 # What the config.json of each has on huggingface.co (April 2025).
@@ -277,9 +277,7 @@ class Simulation:
     one clock counts the steps of all."""
 
     def __init__(self, setting: Setting):
-        self.s, flags = setting, setting.flags
-        dials = {"min_ready": flags.min_ready, "max_ready": flags.max_ready or None}
-        self.pacer = Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, **dials)
+        self.s, self.pacer = setting, new_pacer(setting.flags)
         self.now = self.clock = 0.0
         self.versions = 0.0  # of the tokens of a request that runs from the start, summed
         self.ends: list[tuple[float, int]] = []  # a heap, one for each request inside: its end on `clock`, its group
@@ -364,22 +362,17 @@ class Simulation:
 # ---------------------------------------------------------------------------------------------- how fast, which split
 
 
-def lognormal(mean: float, sigma: float, longest: int, rollouts: int, groups: int) -> list[list[int]]:
-    """Tokens of the completions of groups: lognormal with this mean and standard deviation of their logarithm, cut."""
-    rng = random.Random(0)
-
-    def draw() -> int:
-        return max(1, min(longest, round(mean * math.exp(rng.gauss(-(sigma**2) / 2, sigma)))))
-
-    return [[draw() for _ in range(rollouts)] for _ in range(groups)]
+def lognormal(rng: random.Random, mean: float, sigma: float, longest: int) -> int:
+    """Tokens of a completion: lognormal with this mean and standard deviation of their logarithm, cut."""
+    return max(1, min(longest, round(mean * math.exp(rng.gauss(-(sigma**2) / 2, sigma)))))
 
 
 def estimated(args: argparse.Namespace, flags: Flags, parameters: float, cache: float) -> Setting:
     """The job and the machines of the command line, with the speeds that were measured, or those of the roofline.
     `cache`: bytes of a token's keys and values on one GPU."""
-    groups = (Setting.steps + 2 * flags.k + 4) * flags.batch_prompts
-    lengths = lognormal(*args.lengths, flags.most_sampled, flags.rollouts, groups)
-    tokens = [length for group in lengths for length in group]
+    rng, groups = random.Random(0), (Setting.steps + 2 * flags.k + 4) * flags.batch_prompts
+    tokens = [lognormal(rng, *args.lengths, flags.most_sampled) for _ in range(groups * flags.rollouts)]
+    lengths = [tokens[i : i + flags.rollouts] for i in range(0, len(tokens), flags.rollouts)]
     completion = sum(tokens) / len(tokens)  # mean
     context = args.prompt + sum(x * x for x in tokens) / sum(tokens) / 2  # behind a running request, mean
     weights, peak, bandwidth = 2 * parameters, args.peak_tflops * 1e12, args.bandwidth_tb * 1e12
@@ -412,8 +405,8 @@ def speed(asked: Setting) -> str:
     plain = replace(flags, schedule="pipeline", min_ready=0, max_ready=0)
     cases = {f"{flags.schedule} {k}": asked, "the best split": best_split(asked)}
     if k:
-        rounds = replace(asked, flags=replace(plain, schedule="ppo_off_policy"), steps=-(-asked.steps // k) * k)
-        cases[f"ppo_off_policy {k}"] = rounds
+        off_policy, whole_rounds = replace(plain, schedule="ppo_off_policy"), -(-asked.steps // k) * k
+        cases[f"ppo_off_policy {k}"] = replace(asked, flags=off_policy, steps=whole_rounds)
     cases["on-policy (pipeline 0)"] = replace(asked, flags=replace(plain, k=0))
     head = ["schedule", "trainers + engines", "s a step", "trainers busy", "engines busy", "requests an engine"]
     rows = []
@@ -442,7 +435,7 @@ def two_numbers(text: str) -> tuple[float, float]:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """All that it does not know is for train.py. The speeds by default: H100 SXM (NVIDIA's data sheet)."""
+    """All that it does not know is for train.py."""
     made = new_parser(__file__, __doc__)
     add = made.add_argument
     add("--card_gb", type=above_zero, required=True, help="memory of each GPU")
@@ -450,8 +443,8 @@ def command_line() -> argparse.ArgumentParser:
     add("--trainers", type=positive, default=1, help="trainer processes, a GPU each (1)")
     add("--lengths", type=two_numbers, metavar="MEAN,SIGMA", help="tokens of a completion, sd of their logarithm")
     add("--prompt", type=positive, default=200, help="tokens of a prompt (200)")
-    add("--peak_tflops", type=above_zero, default=989, help="bfloat16, dense, of one GPU (989)")
-    add("--bandwidth_tb", type=above_zero, default=3.35, help="TB/s of one GPU's memory (3.35)")
+    add("--peak_tflops", type=above_zero, default=989, help="bfloat16, dense, of one GPU (989, of an H100 SXM)")
+    add("--bandwidth_tb", type=above_zero, default=3.35, help="TB/s of one GPU's memory (3.35, of an H100 SXM)")
     add("--use", type=above_zero, default=0.5, help="share of both that an engine reaches, a guess (0.5)")
     add("--mfu", type=above_zero, default=0.3, help="share of the peak that training reaches, a guess (0.3)")
     add("--link_gb", type=above_zero, default=25, help="GB/s at which weights reach the engines, a guess (25)")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import psutil
 import torch
 from measuring import ROOT, timed
 
@@ -93,8 +94,8 @@ class TrainerSide:
         self.trainer.update(0)
 
 
-def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipeline_rl.Group]:
-    """Groups of random completions of about `length` tokens (uniform in half to one and a half times of it)."""
+def synthetic_groups(rollouts: int, length: int) -> list[pipeline_rl.Group]:
+    """Groups of 16 random completions of about `length` tokens (uniform in half to one and a half times of it)."""
     rng = random.Random(0)
 
     def rollout() -> pipeline_rl.Rollout:
@@ -104,7 +105,7 @@ def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipelin
         return pipeline_rl.Rollout(ids, [-2.0] * n, [0] * n, [1] * n, "stop", reward=reward, correct=right)
 
     problem = Problem("", tuple(rng.randrange(4, 30) for _ in range(12)), "")
-    return [pipeline_rl.Group(i, problem, 0, [rollout() for _ in range(size)]) for i in range(rollouts // size)]
+    return [pipeline_rl.Group(i, problem, 0, [rollout() for _ in range(16)]) for i in range(rollouts // 16)]
 
 
 # -------------------------------------------------------------------------------------------------------- the generator
@@ -115,8 +116,7 @@ def generator_of(
     flags: Flags, model: str, weights: object, task: Task, prompts: Iterator[Problem], control: Interruption | None
 ) -> Iterator[pipeline_rl.Generator]:
     """A started generator as `train.py` makes it, but one that admits nothing until `set_pacer`."""
-    progress = Progress(random.Random(0))
-    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, progress)
+    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, Progress(random.Random(0)))
     made.pacer.capacity = 0
     try:
         made.start(weights)
@@ -212,25 +212,24 @@ class Program:
             raise RuntimeError(f"{self.folder.name} ended with {code}:\n{Path(self.log.name).read_text()[-2000:]}")
         return code == 0
 
-    def cpu_seconds(self) -> float:
-        """CPU time of its process and its descendants (the engine is one)."""
-        import psutil
-
+    def processes(self) -> list[psutil.Process]:
+        """Its process and its descendants (the engine is one)."""
         me = psutil.Process(self.process.pid)
-        found = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+        return [me, *me.children(recursive=True)]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of its processes."""
+        found = [process.cpu_times() for process in self.processes()]
         return sum(times.user + times.system for times in found)
 
     def watch_memory(self) -> None:
         """Remembers how much memory its processes hold now if that is the most so far; shared pages count once. It
         looks every five seconds at most, since a look takes time that the program would have."""
-        import psutil
-
         if time.monotonic() < self.next_look:
             return
         held, self.next_look = 0, time.monotonic() + 5
         with suppress(psutil.NoSuchProcess):
-            me = psutil.Process(self.process.pid)
-            for process in (me, *me.children(recursive=True)):
+            for process in self.processes():
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # one that ends meanwhile
                     held += process.memory_full_info().pss
         self.peak_memory = max(self.peak_memory, held)
@@ -253,31 +252,20 @@ def ours(*arguments: str) -> list[str]:
     return [sys.executable, "train.py", *CHAIN, *arguments]
 
 
-class Helper:
-    """A function in a process of its own: `make(*args)` there returns it; between calls it waits and takes no CPU."""
-
-    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: object, **environment: str):
-        self.pool = ProcessPoolExecutor(1, get_context("spawn"), _make, (make, args))
-        with mock.patch.dict(os.environ, environment):
-            self.pool.submit(os.getpid)  # the first call starts the process, which keeps this environment
-
-    def send(self, request: object) -> Future:
-        """Starts a call."""
-        return self.pool.submit(_call, request)
-
-    def ask(self, request: object) -> Any:
-        """Makes a call and waits for its result."""
-        return self.send(request).result()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.pool.shutdown(cancel_futures=True)
+def helper(make: Callable[..., Callable[[Any], Any]], *args: object, **environment: str) -> ProcessPoolExecutor:
+    """A process of its own, whose `submit(call, request)` calls what `make(*args)` returned there; between calls it
+    waits and takes no CPU."""
+    pool = ProcessPoolExecutor(1, get_context("spawn"), _make, (make, *args))
+    with mock.patch.dict(os.environ, environment):
+        pool.submit(os.getpid)  # the first call starts the process, which keeps this environment
+    return pool
 
 
-def _make(make: Callable[..., Callable[[Any], Any]], args: tuple) -> None:
+def _make(make: Callable[..., Callable[[Any], Any]], *args: object) -> None:
     global _function
     _function = make(*args)
 
 
-def _call(request: object) -> Any:
+def call(request: object) -> Any:
+    """In a helper."""
     return _function(request)
