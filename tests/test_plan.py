@@ -1,10 +1,11 @@
 """tools/plan.py: bytes by hand and by another way of counting, schedules that can be worked out by hand, the roofline."""
 
 import itertools
+import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import plan
 import pytest
 import torch
 from fake_engine import FakeEngine, Problem, generating
-from plan import Setting, lognormal, simulate
+from plan import Plan, Setting, Simulation, lognormal
 from saved_bytes import saved_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from pipeline_rl import Pacer, lags
+from pipeline_rl import lags
 from runtime.flags import Flags, parse_flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.parts import new_pacer
 
 pytestmark = pytest.mark.medium
 
@@ -143,18 +145,25 @@ def test_the_commands_of_the_gpu_page_fit_their_cards():
 # ------------------------------------------------------------------------------------------------- a simulated cluster
 
 # One prompt a step, one completion of 100 tokens for each, 10 ms a token however many run: 1 s. Updates take no time.
-HAND = Setting(
-    batch_prompts=1,
-    k=1,
-    lengths=[[100]],
-    trainers=1,
-    engines=1,
-    max_num_seqs=99,
-    engine_step=(0.01, 0),
-    trainer_rate=50,
-    push_seconds=0,
-    steps=20,
-)
+JOB = Flags(batch_prompts=1, k=1, max_num_seqs=99)
+HAND = Setting(JOB, 1, [[100]], engine_step=(0.01, 0), trainer_rate=50, push_seconds=0, steps=20)
+
+
+def changed(setting: Setting, **changes) -> Setting:
+    """With other values of its own, or of its flags."""
+    own = {item.name: changes.pop(item.name) for item in fields(Setting) if item.name in changes}
+    return replace(setting, **own, flags=replace(setting.flags, **changes))
+
+
+def drawn(mean: float, sigma: float, longest: int, rollouts: int, groups: int) -> list[list[int]]:
+    """Tokens of the completions of groups."""
+    rng = random.Random(0)
+    return [[lognormal(rng, mean, sigma, longest) for _ in range(rollouts)] for _ in range(groups)]
+
+
+def simulate(setting: Setting) -> Plan:
+    return Simulation(setting).run()
+
 
 # A changed HAND: seconds a step, share of the trainer, of the generator, requests inside, mean and largest lag.
 BY_HAND = {
@@ -186,19 +195,19 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_schedules_by_hand(name):
     changes, (step, trains, generates, requests, lag, largest) = BY_HAND[name]
-    found = simulate(replace(HAND, **changes))
+    found = simulate(changed(HAND, **changes))
     assert (found.step_seconds, found.trainer_busy) == (pytest.approx(step), pytest.approx(trains))
     assert (found.generator_busy, found.requests) == (pytest.approx(generates), pytest.approx(requests))
     assert (found.lag_mean, found.lag_max) == (pytest.approx(lag), largest)
 
 
-@pytest.mark.parametrize(("max_ready", "busy", "engine"), [(1, 18 / 26, 12 / 26), (None, 1, 1)])
+@pytest.mark.parametrize(("max_ready", "busy", "engine"), [(1, 18 / 26, 12 / 26), (0, 1, 1)])
 def test_completions_that_last_longer_than_a_step(max_ready, busy, engine):
     """A completion lasts 10 s and a step 2 s, k = 8. If nothing enters while a group is ready, nine groups enter
     together, the trainer takes one every 2 s, and only when it has the last one do eight enter, and one more 2 s later.
     They take 10 s, of which it waits 8: 9 steps in 26 s, and the engine is busy for 12 of them. By default the trainer
     finds a group in the place of each that it takes, and nobody waits."""
-    found = simulate(replace(HAND, k=8, lengths=[[1000]], trainer_rate=500, max_ready=max_ready, steps=90))
+    found = simulate(changed(HAND, k=8, lengths=[[1000]], trainer_rate=500, max_ready=max_ready, steps=90))
     assert found.trainer_busy == pytest.approx(busy, abs=0.005)
     assert found.generator_busy == pytest.approx(engine, abs=0.005)
     assert found.step_seconds == pytest.approx(2 / busy, rel=0.005)
@@ -206,21 +215,20 @@ def test_completions_that_last_longer_than_a_step(max_ready, busy, engine):
 
 def test_an_engine_slows_down_with_its_load():
     """B = 2, k = 0, two engines of 5 ms and 5 ms a request: two requests each, so 15 ms a token and 1.5 s a batch."""
-    slower = replace(
-        HAND, k=0, batch_prompts=2, lengths=[[100, 100]], engines=2, engine_step=(0.005, 0.005), trainer_rate=800
+    slower = changed(
+        HAND, k=0, batch_prompts=2, lengths=[[100, 100]], data_parallel=2, engine_step=(0.005, 0.005), trainer_rate=800
     )
     assert simulate(slower).step_seconds == pytest.approx(1.5 + 400 / 800)
-    assert simulate(replace(slower, trainers=4)).step_seconds == pytest.approx(1.5 + 400 / 3200)
+    assert simulate(changed(slower, trainers=4)).step_seconds == pytest.approx(1.5 + 400 / 3200)
 
 
 @pytest.mark.parametrize("schedule", ["pipeline", "ppo_off_policy"])
 @pytest.mark.parametrize("k", [1, 3])
 def test_lags_keep_their_bound(schedule, k):
     """Completions of random lengths."""
-    setting = Setting(
-        batch_prompts=4, k=k, lengths=lognormal(40, 0.8, 160, rollouts=3, groups=99), trainers=1, engines=2,
-        max_num_seqs=16, engine_step=(0.01, 0.001), trainer_rate=2000, push_seconds=0.05, schedule=schedule, steps=30,
-    )  # fmt: skip
+    flags = Flags(batch_prompts=4, k=k, schedule=schedule, data_parallel=2, max_num_seqs=16)
+    lengths = drawn(40, 0.8, 160, rollouts=3, groups=99)
+    setting = Setting(flags, 1, lengths, engine_step=(0.01, 0.001), trainer_rate=2000, push_seconds=0.05, steps=30)
     found = simulate(setting)
     assert found.lag_max == (k if schedule == "pipeline" else k - 1) and 0 <= found.lag_mean < found.lag_max + (k == 1)
 
@@ -228,19 +236,20 @@ def test_lags_keep_their_bound(schedule, k):
 def test_slots_that_no_batch_fits_are_said():
     """A group of two requests never fits one slot, so the trainer would wait forever."""
     with pytest.raises(RuntimeError, match="do not fit the engines"):
-        simulate(replace(HAND, batch_prompts=2, lengths=[[100, 100]], max_num_seqs=1))
+        simulate(changed(HAND, batch_prompts=2, lengths=[[100, 100]], max_num_seqs=1))
 
 
 def generator_share(setting: Setting) -> tuple[float, float]:
     """(share of the time that the trainer works, mean lag) of the real Generator. Its engine sleeps for each token, the
     trainer for each step; completions have the lengths of the simulation."""
+    flags = setting.flags
     lengths, found, version, began, worked = itertools.cycle(itertools.chain(*setting.lengths)), [], 0, 0.0, 0.0
-    engine = FakeEngine(setting.max_num_seqs, lambda ids, most: next(lengths), setting.engine_step[0])
+    engine = FakeEngine(flags.max_num_seqs, lambda ids, most: next(lengths), setting.engine_step[0])
     prompts = (Problem(str(i), [1]) for i in itertools.count())
-    pacer = Pacer(setting.batch_prompts, setting.k, max_ready=setting.max_ready)
+    pacer = new_pacer(flags)
     with generating(prompts, engine, pacer, rollouts=len(setting.lengths[0]), max_completion=1000) as generator:
         while version < setting.warm_up + setting.steps:
-            groups = generator.take(setting.batch_prompts)
+            groups = generator.take(flags.batch_prompts)
             seconds = sum(len(r.mask) for g in groups for r in g.rollouts) / setting.trainer_rate
             time.sleep(seconds)
             if version >= setting.warm_up:
@@ -256,18 +265,18 @@ def generator_share(setting: Setting) -> tuple[float, float]:
 
 def test_the_plan_is_what_the_real_generator_does():
     """Completions of 2 s and steps of 0.4 s: by default, with a short queue, and on an engine with few slots."""
-    setting = replace(
+    setting = changed(
         HAND,
         batch_prompts=4,
         k=8,
-        lengths=lognormal(8, 0.5, 20, rollouts=2, groups=200),
+        lengths=drawn(8, 0.5, 20, rollouts=2, groups=200),
         max_num_seqs=1000,
         engine_step=(0.25, 0),
         trainer_rate=160,
         push_seconds=0.002,
         steps=20,
     )
-    settings = [setting, replace(setting, max_ready=4), replace(setting, max_num_seqs=24)]
+    settings = [setting, changed(setting, max_ready=4), changed(setting, max_num_seqs=24)]
     with ThreadPoolExecutor(len(settings)) as pool:
         measured = list(pool.map(generator_share, settings))
     for case, (busy, lag) in zip(settings, measured, strict=True):
@@ -287,7 +296,7 @@ def test_the_roofline_by_hand():
     Training at an MFU of 0.3: 3e13 / 6e9 = 5,000 tokens/s, of which 10 in 11 are the completions'. 2 GB over 4 GB/s:
     0.5 s. An engine on two GPUs reads half of the weights in each."""
     words = "--bandwidth_tb 1 --peak_tflops 100 --use 0.5 --mfu 0.3 --link_gb 4 --prompt 100 --lengths 1000,0"
-    args, others = plan.parser().parse_known_args([*SPEED.split(), *words.split()])
+    args, others = plan.command_line().parse_known_args([*SPEED.split(), *words.split()])
     found = plan.estimated(args, parse_flags(others, ""), 1e9, 1000)
     assert found.engine_step == (pytest.approx(0.004), pytest.approx(2 * 20.6e-6))
     assert found.trainer_rate == pytest.approx(5000 * 10 / 11) and found.push_seconds == pytest.approx(0.5)
@@ -298,15 +307,15 @@ def test_the_roofline_by_hand():
 def test_the_best_split_gives_the_slower_side_more():
     """A trainer needs four times as long for a token as an engine: 8 of 10 GPUs train. If an engine has two GPUs, 6
     train: a batch of 800 tokens takes them 5.3 s and the two engines 4 s; with one engine it takes 8 s."""
-    setting = replace(HAND, batch_prompts=8, k=4, trainers=5, engines=5, max_num_seqs=1, trainer_rate=25)
+    setting = changed(HAND, batch_prompts=8, k=4, trainers=5, data_parallel=5, max_num_seqs=1, trainer_rate=25)
     found = plan.best_split(setting)
-    assert (found.trainers, found.engines) == (8, 2)
-    found = plan.best_split(replace(setting, trainers=8, engines=1), gpus_of_an_engine=2)
-    assert (found.trainers, found.engines) == (6, 2)
+    assert (found.trainers, found.flags.data_parallel) == (8, 2)
+    found = plan.best_split(changed(setting, trainers=8, data_parallel=1, tensor_parallel=2))
+    assert (found.trainers, found.flags.data_parallel) == (6, 2)
 
 
 def test_the_table_has_a_line_for_each_schedule(tiny, capsys):
-    words = "--lengths 50,0.3 --steps 4 --engine_step 0.01,0 --trainer_tokens 100 --push_seconds 0.1 --model"
+    words = "--lengths 50,0.3 --engine_step 0.01,0 --trainer_tokens 100 --push_seconds 0.1 --model"
     assert plan.main([*SPEED.split(), *words.split(), tiny]) == 0
     printed = capsys.readouterr().out
     for name in ("pipeline 2", "the best split", "ppo_off_policy 2", "on-policy (pipeline 0)"):

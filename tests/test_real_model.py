@@ -23,7 +23,7 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "1", "2", "12", "a", "+
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 
 
-def write_gguf(path, model, tokenizer=True):
+def write_gguf(path, model):
     """`model`, a small Llama, as llama.cpp stores one: names of its own, and the rows of each head of q and k in pairs."""
     gguf = pytest.importorskip("gguf")
     config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
@@ -36,15 +36,14 @@ def write_gguf(path, model, tokenizer=True):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if tokenizer:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
-        writer.add_token_list(TOKENS)
-        writer.add_token_types([3] * 3 + [1] * 5)  # 3: control tokens
-        writer.add_token_merges(["1 2"])
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        writer.add_chat_template(TEMPLATE)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * 3 + [1] * 5)  # 3: control tokens
+    writer.add_token_merges(["1 2"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
     parts = {
         "input_layernorm": "attn_norm",
@@ -121,22 +120,6 @@ def refusal(capsys, *arguments):
     return capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("bare.gguf", "bare.gguf has no tokenizer: take a GGUF file of a complete model, not of its weights alone"),
-        ("text.gguf", "text.gguf is no GGUF file"),
-        ("none.gguf", "none.gguf: there is no such file"),
-    ],
-)
-def test_what_is_no_model_is_refused(name, sentence, tmp_path, capsys):
-    write_gguf(tmp_path / "bare.gguf", small_llama(), tokenizer=False)
-    (tmp_path / "text.gguf").write_text("not a model " * 10)
-    assert sentence in refusal(capsys, "--output_dir", str(tmp_path / "out"), "--gguf", str(tmp_path / name))
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.fixture
 def environments(monkeypatch, tmp_path):
     """A package in the shape of reasoning-gym, whose own __init__ cannot be imported."""
@@ -160,7 +143,8 @@ def environments(monkeypatch, tmp_path):
 
 
 def test_rows_of_an_environment_become_problems(environments, tmp_path):
-    real_model.make_problems("sums", 3, 40, tmp_path / "sums.jsonl")
+    (tmp_path / "model").mkdir()
+    real_model.main(["--output_dir", str(tmp_path), "--count", "3", "--seed", "40"])
     rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
     assert rows == [{"question": f"{i} + 40 =", "answer": str(i + 40)} for i in range(3)]
 
@@ -209,7 +193,7 @@ def test_functions_are_those_of_their_seed_and_made_once(monkeypatch):
     rows = real_model.functions(20, 7)
     assert rows == real_model.functions(20, 7) and len(rows) == 20
     assert rows != real_model.functions(20, 8)
-    monkeypatch.setattr(real_model, "FUNCTIONS", {"a + {n}": lambda a, b, n: a + n, "{n} + a": lambda a, b, n: n + a})
+    monkeypatch.setattr(real_model, "FUNCTIONS", ("a + {n}", "{n} + a"))
     assert len(real_model.functions(1500, 0)) == 98
 
 

@@ -1,4 +1,4 @@
-"""How the benchmarks measure: cases that take turns, ratios with their spread, and one report with a JSON line.
+"""How the benchmarks measure: cases that take turns, ratios with their spread, and one report.
 
 Every figure of a benchmark is a ratio of cases that took turns in one run (A B A B ...), so that what else the machine
 does falls on all of them. A figure is the median over the turns, with the smallest and the largest. What is measured (a
@@ -7,7 +7,6 @@ model, a trainer, a generator, a program) is made in `subjects.py`.
 
 import argparse
 import gc
-import json
 import math
 import os
 import platform
@@ -61,13 +60,14 @@ class Figure:
     least: float | None = None
     most: float | None = None
 
-    def record(self) -> dict[str, object]:
-        """For the JSON line; `met` is None without a target."""
-        median, low, high = spread(self.values)
-        target = f">= {self.least}" if self.least is not None else f"<= {self.most}" if self.most is not None else ""
-        reached = median >= self.least if self.least is not None else self.most is None or median <= self.most
-        met = reached and not any(map(math.isnan, self.values)) if target else None
-        return {"name": self.name, "median": median, "low": low, "high": high, "target": target, "met": met}
+    def row(self) -> list[object]:
+        """Name, spread, target, and whether the median meets it; a turn that is nan meets none."""
+        row, median = [self.name, *spread(self.values)], statistics.median(self.values)
+        if self.least is None and self.most is None:
+            return [*row, "", ""]
+        reached = median >= self.least if self.least is not None else median <= self.most
+        target = f">= {self.least}" if self.least is not None else f"<= {self.most}"
+        return [*row, target, "yes" if reached and not any(map(math.isnan, self.values)) else "NO"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -87,38 +87,25 @@ class Report:
     """What one benchmark found: measurements with their units, and figures with their targets."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.load = args, [os.getloadavg()[0]]
+        self.args, self.load = args, os.getloadavg()[0]
         self.rows: list[list[object]] = []
         self.figures: list[Figure] = []
-        self.measured: Measured = {}
 
     def add(self, measured: Measured, unit: str) -> None:
         """Measurements in one unit, said at once: the tables come at the end of what may take half an hour."""
-        self.measured |= measured
-        rows = [[name, *spread(values), unit] for name, values in measured.items()]
-        self.rows += rows
-        for name, median, low, high, _ in rows:
+        for name, values in measured.items():
+            median, low, high = spread(values)
+            self.rows.append([name, median, low, high, unit])
             print(f"{name}: {median:.4g} ({low:.4g} to {high:.4g}) {unit}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Prints the tables and the JSON line."""
-        import torch
-
-        self.load.append(os.getloadavg()[0])
-        machine = {"cpu": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
-        machine |= {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
-        machine |= {"date": time.strftime("%Y-%m-%d %H:%M")}
-        figures = [figure.record() for figure in self.figures]
-        settings = {name: x for name, x in vars(self.args).items() if isinstance(x, int | float | str | list)}
-        record = {"benchmark": settings.pop("benchmark"), "machine": machine, "load": self.load, "settings": settings}
-        record |= {"figures": figures, "measured": self.measured}
+        """Prints the tables, the machine and the settings."""
         print(table(["measured", "median", "low", "high", "unit"], self.rows) + "\n")
-        marks = {True: "yes", False: "NO", None: ""}
-        lines = [[f["name"], f["median"], f["low"], f["high"], f["target"], marks[f["met"]]] for f in figures]
-        print(table(["figure", "median", "low", "high", "target", "met"], lines))
-        before, after = self.load
-        where = f"{machine['cpu']}, {machine['cores']} cores, {machine['date']}"
-        print(f"\n{where}, load average {before:.2f} before and {after:.2f} after\n{json.dumps(record)}", flush=True)
+        print(table(["figure", "median", "low", "high", "target", "met"], [figure.row() for figure in self.figures]))
+        where = f"{processor()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d %H:%M')}"
+        settings = ", ".join(f"{name} {value}" for name, value in vars(self.args).items())
+        load = f"load average {self.load:.2f} before and {os.getloadavg()[0]:.2f} after"
+        print(f"\n{where}, {load}\n{settings}", flush=True)
 
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -142,13 +129,15 @@ def above_zero(text: str) -> float:
     return value
 
 
+def new_parser(program: str, about: str | None) -> argparse.ArgumentParser:
+    """A parser without abbreviations; `about` is the program's docstring, printed as it is."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(Path(program).name, description=about, formatter_class=form, allow_abbrev=False)
+
+
 def benchmark_parser(program: str, about: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that all benchmarks have; `about` is the program's docstring."""
-    name = Path(program).stem
-    parser = argparse.ArgumentParser(
-        prog=f"{name}.py", description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.set_defaults(benchmark=name.removeprefix("benchmark_"))
+    """A parser with the options that all benchmarks have."""
+    parser = new_parser(program, about)
     parser.add_argument("--repeats", type=positive, default=5, help="turns of each case (5)")
     parser.add_argument("--seed", type=int, default=0)
     return parser

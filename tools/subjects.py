@@ -12,14 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import psutil
 import torch
 from measuring import ROOT, timed
 
@@ -36,7 +37,8 @@ from tasks import arithmetic, warm_start
 from tasks.prompts import Problem, PromptStream, Task
 
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
-CHAIN = ["--dataset", "chain", "--batch_prompts", "32", "--min_budget", "26", "--max_budget", "30", "--lr", "5e-4"]
+BATCH = 32  # prompts of a step
+CHAIN = f"--dataset chain --batch_prompts {BATCH} --min_budget 26 --max_budget 30 --lr 5e-4".split()
 SETTING = ["--max_num_seqs", "256", "--eval_problems", "512", "--eval_samples", "2"]
 NEVER = ["--eval_every", "1000000000", "--probe_every", "1000000000", "--save_every", "0"]
 QUIET = [*SETTING, *NEVER, "--max_steps", "80000"]
@@ -44,9 +46,7 @@ STILL = ["--lr", "1e-30", "--pass_rate_threshold", "2", "--zero_variance_filter"
 
 SIZES = {  # name -> width, layers, heads, heads of the keys, head_dim (vLLM's CPU kernel takes 32), width of the MLP
     "0.2M": (),
-    "2M": (192, 4, 6, 3, 32, 576),
     "8M": (256, 8, 8, 4, 32, 1024),
-    "32M": (512, 8, 16, 8, 32, 2048),
 }
 
 
@@ -55,10 +55,10 @@ def warm_model(seed: int) -> str:
     return str(warm_start.warm_start("runs/cache", seed=seed))
 
 
-def random_model(folder: Path, size: str, context: int = 512, ends: bool = True) -> str:
+def random_model(folder: Path, size: str, ends: bool = True) -> str:
     """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
     made = warm_start.new_model(warm_start.ModelShape(*SIZES[size], initializer_range=0.02), seed=0)
-    made.config.max_position_embeddings = context
+    made.config.max_position_embeddings = 512
     if not ends:
         made.config.eos_token_id = made.generation_config.eos_token_id = None
     made.save_pretrained(folder)
@@ -94,8 +94,8 @@ class TrainerSide:
         self.trainer.update(0)
 
 
-def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipeline_rl.Group]:
-    """Groups of random completions of about `length` tokens (uniform in half to one and a half times of it)."""
+def synthetic_groups(rollouts: int, length: int) -> list[pipeline_rl.Group]:
+    """Groups of 16 random completions of about `length` tokens (uniform in half to one and a half times of it)."""
     rng = random.Random(0)
 
     def rollout() -> pipeline_rl.Rollout:
@@ -105,7 +105,7 @@ def synthetic_groups(rollouts: int, length: int, size: int = 16) -> list[pipelin
         return pipeline_rl.Rollout(ids, [-2.0] * n, [0] * n, [1] * n, "stop", reward=reward, correct=right)
 
     problem = Problem("", tuple(rng.randrange(4, 30) for _ in range(12)), "")
-    return [pipeline_rl.Group(i, problem, 0, [rollout() for _ in range(size)]) for i in range(rollouts // size)]
+    return [pipeline_rl.Group(i, problem, 0, [rollout() for _ in range(16)]) for i in range(rollouts // 16)]
 
 
 # -------------------------------------------------------------------------------------------------------- the generator
@@ -116,8 +116,7 @@ def generator_of(
     flags: Flags, model: str, weights: object, task: Task, prompts: Iterator[Problem], control: Interruption | None
 ) -> Iterator[pipeline_rl.Generator]:
     """A started generator as `train.py` makes it, but one that admits nothing until `set_pacer`."""
-    progress = Progress(random.Random(0))
-    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, progress)
+    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, Progress(random.Random(0)))
     made.pacer.capacity = 0
     try:
         made.start(weights)
@@ -126,12 +125,20 @@ def generator_of(
         made.close()
 
 
-def built_in_generator(model: str, weights: object, seed: int = 0) -> AbstractContextManager[pipeline_rl.Generator]:
-    """A generator of the built-in task with the recipe's interruption, 256 requests in flight, groups of 16."""
+@contextmanager
+def both_sides(seed: int, count: int) -> Iterator[tuple[TrainerSide, pipeline_rl.Generator, list[pipeline_rl.Group]]]:
+    """(A trainer, a generator, `count` groups that it sampled) of the built-in task with the recipe's interruption, 256
+    requests in flight, groups of 16."""
+    torch.set_num_threads(1)
+    model = warm_model(seed)
+    side, task = TrainerSide(model, seed), arithmetic.ChainTask(seed=seed)
     flags = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], "")
-    task = arithmetic.ChainTask(seed=seed)
     prompts = PromptStream(task.train, seed, lambda key: False)
-    return generator_of(flags, model, weights, task, prompts, new_interruption(flags, task))
+    with generator_of(flags, model, side.trainer.weights, task, prompts, new_interruption(flags, task)) as made:
+        free_running(made)
+        groups = made.take(count)
+        drain(made)
+        yield side, made, groups
 
 
 def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> None:
@@ -141,16 +148,16 @@ def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> Non
     generator.release(0)  # admission looks again
 
 
-def free_running(generator: pipeline_rl.Generator, batch_prompts: int) -> None:
+def free_running(generator: pipeline_rl.Generator) -> None:
     """From here on the generator waits for nobody."""
-    set_pacer(generator, pipeline_rl.Pacer(batch_prompts, 10**6, max_ready=10**9))
+    set_pacer(generator, pipeline_rl.Pacer(BATCH, 10**6, max_ready=10**9))
 
 
-def seconds_by_itself(generator: pipeline_rl.Generator, batch_prompts: int, steps: int) -> float:
+def seconds_by_itself(generator: pipeline_rl.Generator, steps: int) -> float:
     """The seconds that it takes to sample a batch when it waits for nobody."""
-    free_running(generator, batch_prompts)
-    generator.take(batch_prompts)  # the engine fills up first
-    seconds = timed(lambda: [generator.take(batch_prompts) for _ in range(steps)])
+    free_running(generator)
+    generator.take(BATCH)  # the engine fills up first
+    seconds = timed(lambda: [generator.take(BATCH) for _ in range(steps)])
     drain(generator)
     return seconds / steps
 
@@ -205,25 +212,24 @@ class Program:
             raise RuntimeError(f"{self.folder.name} ended with {code}:\n{Path(self.log.name).read_text()[-2000:]}")
         return code == 0
 
-    def cpu_seconds(self) -> float:
-        """CPU time of its process and its descendants (the engine is one)."""
-        import psutil
-
+    def processes(self) -> list[psutil.Process]:
+        """Its process and its descendants (the engine is one)."""
         me = psutil.Process(self.process.pid)
-        found = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+        return [me, *me.children(recursive=True)]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of its processes."""
+        found = [process.cpu_times() for process in self.processes()]
         return sum(times.user + times.system for times in found)
 
     def watch_memory(self) -> None:
         """Remembers how much memory its processes hold now if that is the most so far; shared pages count once. It
         looks every five seconds at most, since a look takes time that the program would have."""
-        import psutil
-
         if time.monotonic() < self.next_look:
             return
         held, self.next_look = 0, time.monotonic() + 5
         with suppress(psutil.NoSuchProcess):
-            me = psutil.Process(self.process.pid)
-            for process in (me, *me.children(recursive=True)):
+            for process in self.processes():
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # one that ends meanwhile
                     held += process.memory_full_info().pss
         self.peak_memory = max(self.peak_memory, held)
@@ -246,31 +252,20 @@ def ours(*arguments: str) -> list[str]:
     return [sys.executable, "train.py", *CHAIN, *arguments]
 
 
-class Helper:
-    """A function in a process of its own: `make(*args)` there returns it; between calls it waits and takes no CPU."""
-
-    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: object, **environment: str):
-        self.pool = ProcessPoolExecutor(1, get_context("spawn"), _make, (make, args))
-        with mock.patch.dict(os.environ, environment):
-            self.pool.submit(os.getpid)  # the first call starts the process, which keeps this environment
-
-    def send(self, request: object) -> Future:
-        """Starts a call."""
-        return self.pool.submit(_call, request)
-
-    def ask(self, request: object) -> Any:
-        """Makes a call and waits for its result."""
-        return self.send(request).result()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.pool.shutdown(cancel_futures=True)
+def helper(make: Callable[..., Callable[[Any], Any]], *args: object, **environment: str) -> ProcessPoolExecutor:
+    """A process of its own, whose `submit(call, request)` calls what `make(*args)` returned there; between calls it
+    waits and takes no CPU."""
+    pool = ProcessPoolExecutor(1, get_context("spawn"), _make, (make, *args))
+    with mock.patch.dict(os.environ, environment):
+        pool.submit(os.getpid)  # the first call starts the process, which keeps this environment
+    return pool
 
 
-def _make(make: Callable[..., Callable[[Any], Any]], args: tuple) -> None:
+def _make(make: Callable[..., Callable[[Any], Any]], *args: object) -> None:
     global _function
     _function = make(*args)
 
 
-def _call(request: object) -> Any:
+def call(request: object) -> Any:
+    """In a helper."""
     return _function(request)
