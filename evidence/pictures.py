@@ -226,7 +226,10 @@ def speed_and_falls(figure: "Figure") -> None:
     rows = pd.read_csv(DOCS / "results" / "curves.csv.gz").query("state == 'finished'")
     looks = ((COLORS[1], "-"), (COLORS[2], "--"))
     panels = {
-        "speed, seven seeds each": {"PipelineRL": "schedules/pipeline-8", "in turns of 8 updates": "schedules/ppo-off-policy-8"},
+        "speed, seven seeds each": {
+            "PipelineRL": "schedules/pipeline-8",
+            "in turns of 8 updates": "schedules/ppo-off-policy-8",
+        },
         "stability: a lag of 8, a learning rate of 1e-3": {"DISPO": "survivors/dispo", "CISPO": "survivors/cispo-5"},
     }
     for axes, (title, folders), x in zip(figure.subplots(1, 2, sharey=True), panels.items(), ("s", "k"), strict=True):
