@@ -216,7 +216,8 @@ def fit_n_star(C: ArrayLike, n: Sequence[float], again: Sequence[np.ndarray] = (
     return BestRollouts(*laws[0], np.reshape(laws[1:], (-1, 4)))
 
 
-class Grid(NamedTuple):
+@dataclass(frozen=True)
+class Grid:
     """All runs of a grid, analyzed together."""
 
     curves: list[tuple[list[Run], Curve]]  # the runs of one (B_p, n), and their curve
