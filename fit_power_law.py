@@ -122,7 +122,7 @@ class PowerLaw:
         error = float(student.ppf(0.975, n - 1) * np.std(offsets, ddof=1) / math.sqrt(n)) if n > 1 else math.inf
         old = self.sizes.get(N, Size(0, 0, 0, (math.inf, -math.inf)))  # a size that was fitted keeps its own slope
         X_range = float(min(*X, old.X_range[0])), float(max(*X, old.X_range[1]))
-        new = Size(float(offsets.mean()), float(x.mean()), error, X_range, old.own_K, old.off)
+        new = old._replace(E=float(offsets.mean()), x=float(x.mean()), error=error, X_range=X_range)
         return replace(self, sizes=self.sizes | {N: new})
 
     def best_size(self, X: float) -> float:
@@ -227,8 +227,6 @@ def checked(N: Sequence[float], X: Sequence[float], L: Sequence[float], least: i
 
 
 # --------------------------------------------------------------------------------------- reader, picture, command line
-
-
 def number(text: str) -> float:
     """ "0.6B" as 6e8, "7e9" as it is."""
     digits = str(text).strip().upper()
@@ -238,20 +236,22 @@ def number(text: str) -> float:
 def read(named: str, x: str, y: str, dropped: Counter[str]) -> list[Point]:
     """(N, X, L) of `SIZE=FILE`, a run's eval.jsonl or a CSV, or of a FILE with a column N. Points without a logarithm
     are counted in `dropped`. Raises BAD_INPUT, a ValueError among it if no point of a size is left."""
-    size, given, name = named.partition("=") if "=" in named else ("", "", named)
+    *size, name = named.split("=", 1)
     lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
-    points, sizes = list[Point](), {number(size)} if given else set()
+    points, sizes = list[Point](), set(map(number, size))
     for row in map(json.loads, filter(str.strip, lines)) if name.endswith(".jsonl") else csv.DictReader(lines):
-        N = number(size if given and not row.get("N") else row["N"])
+        if size and "N" in row:
+            raise ValueError("it has a column N; leave SIZE out")
+        N = number(size[0] if size else row["N"])
         X, R = (math.nan if row[column] in (None, "") else float(row[column]) for column in (x, y))
         sizes.add(N)
-        if given and len(sizes) > 1:
-            raise ValueError(f"a row has N {row['N']}, and SIZE is {size}; leave SIZE out to use the column N")
         if R < 0 or R > 1:
             raise ValueError(f"{y} is {R:g}, and a pass rate lies between 0 and 1; divide percents by 100")
         flaws = {"no number": not math.isfinite(X + R), f"{x} is not above 0": X <= 0, f"{y} is 1": R == 1}
-        dropped.update([flaw for flaw, there in flaws.items() if there][:1])
-        points += [] if any(flaws.values()) else [(N, X, 1 - R)]
+        if any(flaws.values()):
+            dropped.update([flaw for flaw, there in flaws.items() if there][:1])
+        else:
+            points.append((N, X, 1 - R))
     if not points or (sizes := sizes - {N for N, *_ in points}):
         raise ValueError("no usable row" + f" of size {listed(sizes)}" * bool(sizes))
     return points
@@ -298,9 +298,8 @@ def report(law: PowerLaw, later: np.ndarray, budgets: Sequence[float]) -> str:
         if not law.X_range[0] <= X < math.inf:
             raise ValueError(f"--budget {X:g} is no number from the first X of the runs on, {law.X_range[0]:g}")
         best = law.best_size(X)
-        lines.append(
-            f"{at(X, *law.sizes)} N {best:.3g} is best: L {shown(law.predict(best, X), law.interval(best, X))}"
-        )
+        L = shown(law.predict(best, X), law.interval(best, X))
+        lines.append(f"{at(X, *law.sizes)} N {best:.3g} is best: L {L}")
     return "\n".join([*lines, *law.notes])
 
 

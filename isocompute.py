@@ -12,17 +12,16 @@ against C. At each C some n lies on the upper envelope of all curves; this best 
     log2 n*(C) = L / (1 + exp(-s (log10 C - log10 C0))) + b
 
 from 2^b rollouts for a small budget to 2^(b + L) for a large one, half way (in log2) at C0. Hard prompts saturate
-earlier than easy ones. For B_p there is no such law: any value that is stable will do. (The fitted n* hardly leaves the
-n that were tried: if the smallest or the largest of them is the best, b or b + L is an edge of the grid, not the task.)
+earlier than easy ones. For B_p there is no such law: any value that is stable will do.
 
 A RUN AS A CURVE. A rising sigmoid, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), is fitted to the points of all runs of
 one (B_p, n). The paper keeps record-breaking points, the first in each new highest bin of the reward. These are lucky,
 and lift a curve the more, the more often it was evaluated: in simulations n* came out 1.3 to 1.7 times too small from
 C0 on (`points="records"`). The default is every point but those of a collapse (`Run.standing`).
 
-HOW SURE n* IS. `fit_grid` draws the curves again within their errors, moves each n that was tried by up to ROUNDING
-steps of the grid (in log2 n), because the best n could only be one of those tried, and fits the law again: a parametric
-bootstrap. Not in it: how far two seeds of one shape differ, and that the curves may have another form.
+HOW SURE n* IS. A parametric bootstrap: `fit_grid` draws the curves again within their errors, moves each n that was
+tried by up to ROUNDING steps of the grid (in log2 n), as the best n could only be one of those tried, and fits the law
+again. Not in it: how far two seeds of one shape differ, and that the curves may have another form.
 
 THE RECIPE (`recommend`): cheap runs, small M; fit them; n* for the budget; the smallest stable B_p; the rest into M.
 
@@ -36,7 +35,7 @@ the best of k (pass@k) rises, as rare solutions are found. `of_k` gives the thre
     >>> [round(float(n_star(C, L=6.09, s=4.75, log10_C0=5.84, b=2.73))) for C in (10**4.5, 10**5.84, 10**6.5)]
     [7, 55, 379]
 
-Symbols: B_p prompts per batch, n rollouts per prompt, M updates, C completions, R reward (a pass rate), G runs.
+Symbols: B_p, n, M, C as above, R reward (a pass rate), G shapes (B_p, n), S values of n, P values of C, D draws.
 """
 
 import argparse
@@ -80,8 +79,8 @@ class Run:
         broken = ""
         if not all(1 <= x < MOST and x % 1 == 0 for x in (self.B_p, self.n)):
             broken = "B_p and n must be whole numbers from 1 on"
-        elif not (M.shape == R.shape == (M.size,) and np.all((np.diff(M, prepend=0) >= 0) & (M < MOST))):
-            broken = "updates must be numbers from 0 on, as many as rewards; sort them, with their rewards"
+        elif not (M.shape == R.shape == (M.size,) and np.all((M >= 0) & (np.diff(M, prepend=-1) > 0) & (M < MOST))):
+            broken = "updates must rise from 0 on, as many as rewards; sort them, and keep runs apart (column run)"
         elif not np.all((R >= 0) & (R <= 1)):
             broken = "rewards must lie in [0, 1]; leave out missing ones, divide percents by 100"
         if broken:
@@ -108,8 +107,6 @@ class Run:
 
 
 # ------------------------------------------------------------------------------------------------------ one run's curve
-
-
 class Curve(NamedTuple):
     """A fitted sigmoid R0 + gain / (1 + (C_mid / C)^B)."""
 
@@ -171,22 +168,19 @@ def fit_run(*runs: Run, points: str = "all") -> Curve:
 
 
 # ------------------------------------------------------------------------------------------------ the best n for each C
-
-
 def n_star(C: ArrayLike, L: ArrayLike, s: ArrayLike, log10_C0: ArrayLike, b: ArrayLike) -> np.ndarray:
     """The best number of rollouts for C completions: 2^(L / (1 + exp(-s (log10 C - log10 C0))) + b)."""
     return 2 ** (L * expit(s * (np.log10(C) - log10_C0)) + b)
 
 
-@dataclass(frozen=True)
-class BestRollouts:
+class BestRollouts(NamedTuple):
     """A fitted n*(C)."""
 
     L: float
     s: float
     log10_C0: float
     b: float
-    draws: np.ndarray  # (D, 4) L, s, log10 C0, b as they may also be; D = 0: no intervals
+    draws: np.ndarray  # (D, 4), these four as they may also be; D = 0: no intervals
 
     def __call__(self, C: float) -> float:
         """n*(C)."""
@@ -272,16 +266,13 @@ def fit_grid(runs: Sequence[Run], points: str = "all") -> Grid:
 
 
 # ----------------------------------------------------------------------------------------------------------- the recipe
-
-
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How to spend a budget, and what that rests on."""
 
     n: int
     B_p: int
     M: int
-    rests_on: tuple[str, ...]
+    rests_on: list[str]
     grid: Grid
 
 
@@ -315,7 +306,7 @@ def recommend(runs: Sequence[Run], budget: float, points: str = "all") -> Plan:
         said.append(f"the largest n that was tried, {tried[-1]}, is the best at some C: b + L is its edge; try larger")
     if grid.best_n.min() == tried[0] > 1:
         said.append(f"the smallest n that was tried, {tried[0]}, is the best at some C: b is its edge; try smaller")
-    return Plan(n, B_p, M, tuple(said), grid)
+    return Plan(n, B_p, M, said, grid)
 
 
 def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
@@ -329,23 +320,19 @@ def of_k(correct: Sequence[int], total: int, k: int) -> dict[str, float]:
 
 
 # --------------------------------------------------------------------------------------- reader, picture, command line
-
-
 def read(name: str, y: str) -> tuple[list[Run], int]:
     """The run of a folder of train.py, or those of a CSV with columns B_p, n, step and `y`, and `run` where there are
-    several of one (B_p, n); and how many rows lack a number. Raises BAD_INPUT, a ValueError among it for a folder whose
-    steps sampled other numbers of completions, and two rewards of a run at one step."""
-    path, runs, missing = Path(name), dict[tuple, dict[float, float]](), 0
+    several of one (B_p, n); and how many rows lack a number. Raises BAD_INPUT, a ValueError among it for what `Run`
+    refuses, and a folder whose steps sampled other numbers of completions."""
+    path, runs, missing = Path(name), dict[tuple, list[tuple[float, float]]](), 0
     if path.is_dir():
-        log = path / "metrics.jsonl"  # it holds the flags, once more after each resume
-        lines = log.read_text().splitlines() if log.exists() else []
-        resumed = [json.loads(line)["config"] for line in lines if line.startswith('{"config"')]
-        flags = [json.loads((path / "config.json").read_text()), *resumed]
-        shapes = {(f["batch_prompts"], f["rollouts"], f.get("dynamic_sampling", False)) for f in flags}
-        if len(shapes) > 1 or flags[0].get("dynamic_sampling"):
-            raise ValueError("--dynamic_sampling, or other --batch_prompts or --rollouts at a resume: leave it out")
-        shape = {"B_p": flags[0]["batch_prompts"], "n": flags[0]["rollouts"]}
-        rows = [json.loads(line) | shape for line in (path / "eval.jsonl").read_text().splitlines()]
+        log = (path / "metrics.jsonl").read_text().splitlines()  # it holds the flags, once more after each resume
+        flags = [json.loads(line)["config"] for line in log if line.startswith('{"config"')]
+        shapes = {(f["batch_prompts"], f["rollouts"], bool(f.get("dynamic_sampling"))) for f in flags}
+        if len(shapes) != 1 or (shape := shapes.pop())[2]:
+            raise ValueError("it needs one --batch_prompts and --rollouts, resumed or not, and no --dynamic_sampling")
+        lines = (path / "eval.jsonl").read_text().splitlines()
+        rows = [json.loads(line) | {"B_p": shape[0], "n": shape[1]} for line in lines]
     else:
         rows = [*csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())]
     if not rows:
@@ -357,15 +344,12 @@ def read(name: str, y: str) -> tuple[list[Run], int]:
             continue
         if B_p % 1 or n % 1:
             raise ValueError(f"B_p and n must be whole numbers, not {B_p:g} and {n:g}")
-        rewards = runs.setdefault((int(B_p), int(n), row.get("run")), {})
-        if M in rewards:
-            raise ValueError(f"B_p {B_p:g}, n {n:g} has two rewards at step {M:g}; add a column run")
-        rewards[M] = R
-    return [Run(B_p, n, *zip(*sorted(rewards.items()), strict=True)) for (B_p, n, _), rewards in runs.items()], missing
+        runs.setdefault((int(B_p), int(n), row.get("run")), []).append((M, R))
+    return [Run(B_p, n, *zip(*sorted(points), strict=True)) for (B_p, n, _), points in runs.items()], missing
 
 
 def plot(grid: Grid, path: str) -> None:
-    """Writes a PNG. Left: rewards, record points filled, fitted curves, envelope. Right: the best n, and its law."""
+    """Writes a PNG. Left: rewards, fitted curves, their envelope. Right: the best n, and its law."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -373,9 +357,7 @@ def plot(grid: Grid, path: str) -> None:
     for same, curve in grid.curves:
         color = f"C{grid.tried.index(same[0].n) % 10}"
         for run in same:
-            records = record_points(run.C, run.rewards)
-            for which, fill in ((records, color), (~records, "none")):
-                left.plot(run.C[which], np.asarray(run.rewards)[which], "o", color=color, mfc=fill, ms=3)
+            left.plot(run.C, run.rewards, "o", color=color, ms=3)
         C = np.unique(np.concatenate([run.C[run.C > 0] for run in same]))
         left.plot(C, curve(C), color=color, lw=1, label=f"n = {same[0].n}, B_p = {same[0].B_p}")
     left.plot(grid.C, grid.reward, "k--", lw=2, label="envelope")
@@ -383,7 +365,7 @@ def plot(grid: Grid, path: str) -> None:
     right.plot(grid.C, grid.best_n, "ko", ms=4, label="best n that was tried")
     right.plot(C, [grid.law(c) for c in C], "C0", label="n*(C)")
     right.fill_between(C, *np.transpose([grid.law.interval(c) for c in C]), color="C0", alpha=0.2, label="95 %")
-    left.set(xscale="log", xlabel="completions C", ylabel="reward (filled: record points)")
+    left.set(xscale="log", xlabel="completions C", ylabel="reward")
     right.set(xscale="log", yscale="log", xlabel="completions C", ylabel="rollouts per prompt")
     for axes in (left, right):
         axes.legend(fontsize=6)

@@ -323,15 +323,15 @@ BAD_FILES = [  # files, arguments, words
         "empty.csv: no usable row of size 4e+09; points left out: none",
     ),
     ({"a.csv": "flops,pass_rate\n1,1\n"}, ["4B=a.csv"], "a.csv: no usable row of size 4e+09; points left out: {'pass"),
-    ({"a.csv": RUN}, ["4B=a.csv"], "a.csv: a row has N 1B, and SIZE is 4B; leave SIZE out to use the column N"),
+    ({"a.csv": RUN}, ["4B=a.csv"], "4B=a.csv: it has a column N; leave SIZE out"),
     ({"1.csv": RUN}, ["lr=1.csv"], "could not convert string to float: 'LR'"),
     ({"1.csv": RUN}, ["=1.csv"], "to float: ''"),
     ({"a.jsonl": ROW}, ["a.jsonl"], "no column 'N': write SIZE=FILE"),
     ({}, ["1B=none.csv"], "No such file"),
     ({"a.csv": RUN}, ["a.csv", "./a.csv"], "a file is given twice"),
     ({"a.csv": "flops,pass_rate\n1,.5\n"}, ["1B=a.csv", "2B=a.csv"], "a file is given twice"),
-    ({"a.jsonl": ROW + "[1, 0.5]\n"}, ["1B=a.jsonl"], "1B=a.jsonl: 'list' object"),
-    ({"a.jsonl": ROW + "7\n"}, ["1B=a.jsonl"], "1B=a.jsonl: 'int' object"),
+    ({"a.jsonl": ROW + "[1, 0.5]\n"}, ["1B=a.jsonl"], "1B=a.jsonl: list indices must be"),
+    ({"a.jsonl": ROW + "7\n"}, ["1B=a.jsonl"], "1B=a.jsonl: argument of type 'int'"),
     ({"a.jsonl": ROW + '{"flo\n' + ROW}, ["1B=a.jsonl"], "1B=a.jsonl: Unterminated string"),
     ({"a.jsonl": ROW + "[" * 100_000}, ["1B=a.jsonl"], "1B=a.jsonl: maximum recursion depth"),
     ({"loop.csv": None}, ["1B=loop.csv"], "Too many levels of symbolic links: 'loop.csv'"),
@@ -354,11 +354,10 @@ def test_bad_input_is_one_sentence_and_no_size_vanishes(files, arguments, words,
 
 
 def test_what_is_left_out_is_counted(tmp_path, capsys):
-    """Values that are missing, a run that was killed in the middle of a line, X of 0 and a pass rate of 1. A column N may
-    repeat the size: 2B is 2e9 however it is written, and a cell that is empty contradicts nothing."""
-    one, two = RUN.split("2B", 1)
+    """Values that are missing, a run that was killed in the middle of a line, X of 0 and a pass rate of 1."""
+    one, two = RUN.split("2B,", 1)
     (tmp_path / "one.csv").write_text(one + "1B,,0.5\n1B,16,\n1B,16,nan\n1B,0,0.1\n1B,-1,0.1\n1B,16,1\n1B,32")
-    (tmp_path / "two.csv").write_text("N,flops,pass_rate\n2e9" + two.replace("2B", ""))
+    (tmp_path / "two.csv").write_text("flops,pass_rate\n" + two.replace("2B,", ""))
     assert main([str(tmp_path / "one.csv"), f"2B={tmp_path / 'two.csv'}"]) == 0
     out = capsys.readouterr().out
     assert "points left out: {'no number': 4, 'flops is not above 0': 2, 'pass_rate is 1': 1}" in out

@@ -252,8 +252,8 @@ NAN = math.nan
     ("k must be from 1 to 4", lambda: of_k([1], 4, 5)), ("no count below 0 or above 4", lambda: of_k([5], 4, 2)),
     ("B_p 4, n 8: rewards must lie in", lambda: Run(4, 8, range(3), [0.1, NAN, 0.3])),
     ("rewards must lie in .* divide percents by 100", lambda: Run(4, 8, range(3), [10, 20, 30])),
-    ("updates must be .* sort them", lambda: Run(4, 8, [2, 1, 0], [0.3, 0.2, 0.1])),
-    *(("updates must be numbers", lambda M=M: Run(4, 8, [M, 1], [0.1, 0.2])) for M in (-1, NAN, -math.inf)),
+    ("updates must rise .* sort them", lambda: Run(4, 8, [2, 1, 0], [0.3, 0.2, 0.1])),
+    *(("updates must rise", lambda M=M: Run(4, 8, [M, 1], [0.1, 0.2])) for M in (-0.5, NAN, -math.inf, 1)),
     ("as many as rewards", lambda: Run(4, 8, [0, 1], [0.1])),
     *(("whole numbers from 1 on", lambda n=n: Run(4, n, [0, 1], [0.1, 0.2])) for n in (0, 4.5, NAN, 10**400)),
     ("has 1 points to fit \\(records\\)", lambda: fit_run(Run(1, 1, [1, 2, 3, 4], [0.5, 0.4, 0.4, 0.4]), points="records")),
@@ -276,30 +276,31 @@ GRID = "B_p,n,step,pass_rate\n" + "".join(
 FLAGS, DEEP = {"batch_prompts": 4, "rollouts": 8}, '{"step": ' + "[" * 100_000
 STEPS = "".join(json.dumps({"config": FLAGS | more}) + "\n" for more in ({}, {"dynamic_sampling": False}))
 EVAL = "".join(json.dumps({"step": 10 * i, "pass_rate": i / 10}) + "\n" for i in range(5))
-OTHER = "run: --dynamic_sampling, or other --batch_prompts or --rollouts at a resume: leave it out"
+OTHER = "run: it needs one --batch_prompts and --rollouts, resumed or not, and no --dynamic_sampling"
 BAD = [  # a CSV, or files of a folder, where steps that did not sample B_p n completions would give another C; words
     (GRID.replace("pass_rate", "reward"), "run: no column 'pass_rate': B_p, n, step and --y are needed"),
     (GRID.replace("step", "updates"), "run: no column 'step'"),
     (GRID + "1,16,200,85\n", "[0, 1]; leave out missing ones, divide"),
     (GRID + "1,0,200,0.5\n", "run: B_p 1, n 0: B_p and n must be whole numbers"),
     (GRID + "1,8.5,200,0.5\n", "not 1 and 8.5"),
-    (GRID + "1,16,-1,0.5\n", "run: B_p 1, n 16: updates must be numbers from 0"),
+    (GRID + "1,16,-1,0.5\n", "run: B_p 1, n 16: updates must rise from 0"),
     (GRID + "1,16,200,high\n", "float: 'high'"),
-    (GRID + "1,16,199,0.8\n", "B_p 1, n 16 has two rewards at step 199; add a column run"),
+    (GRID + "1,16,199,0.8\n", "as many as rewards; sort them, and keep runs apart (column run)"),
     (GRID.replace("1,16,", "2,4,"), "at least two values of n, not of [4]"),
     ("B_p,n,step,pass_rate\n1,4,1,0.5\n", "B_p 1, n 4 has 1 points to fit (all), and a curve needs 4: leave it out"),
     ("", "run: it has no row"),
     ("B_p,n,step,pass_rate\n", "run: it has no row"),
     ({}, "at least two values of n, not of [8]"),  # nothing is wrong with the folder
-    ({"config.json": json.dumps(FLAGS | {"dynamic_sampling": True}), "metrics.jsonl": ""}, OTHER),
+    ({"metrics.jsonl": ""}, OTHER),
+    ({"metrics.jsonl": STEPS.replace("8}", '8, "dynamic_sampling": true}', 1)}, OTHER),
     ({"metrics.jsonl": STEPS.replace("false", "true")}, OTHER),
     ({"metrics.jsonl": STEPS.replace("4", "16", 1)}, OTHER),
     ({"metrics.jsonl": STEPS.replace("8", "16", 1)}, OTHER),
-    ({"config.json": DEEP}, "run: maximum recursion"),
+    ({"metrics.jsonl": '{"config": ' + "[" * 100_000}, "run: maximum recursion"),
     ({"eval.jsonl": DEEP}, "run: maximum recursion"),
     ({"eval.jsonl": ""}, "run: it has no row"),
     ({"eval.jsonl": EVAL + '{"step": 1%s, "pass_rate": 0.5}' % ("0" * 400)}, "run: int too large"),
-    ({"eval.jsonl": EVAL.replace("40", "1e308")}, "run: B_p 4, n 8: updates must be numbers from 0 on"),
+    ({"eval.jsonl": EVAL.replace("40", "1e308")}, "run: B_p 4, n 8: updates must rise from 0 on"),
     ({"eval.jsonl": '{"\\u001b]0;x\\n": 1}'}, "run: no column 'step'"),
 ]
 
@@ -311,7 +312,7 @@ def test_bad_files_are_one_sentence(few_draws, content, words, tmp_path, capsys,
         (tmp_path / "run").write_text(content)
     else:
         (tmp_path / "run").mkdir()
-        whole = {"config.json": json.dumps(FLAGS), "eval.jsonl": EVAL, "metrics.jsonl": STEPS + '{"step": 1}\n{"st'}
+        whole = {"eval.jsonl": EVAL, "metrics.jsonl": STEPS + '{"step": 1}\n{"st'}
         for name, text in (whole | content).items():
             (tmp_path / "run" / name).write_text(text)
     assert main(["run", "--budget", "700"]) == 2
@@ -341,7 +342,7 @@ def test_command_line(few_draws, tmp_path, capsys):
     for run in runs:
         folder = tmp_path / str(run.n)
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"batch_prompts": run.B_p, "rollouts": run.n}))
+        (folder / "metrics.jsonl").write_text(json.dumps({"config": {"batch_prompts": run.B_p, "rollouts": run.n}}))
         rows = [{"step": m, "pass_rate": r} for m, r in zip(run.updates, run.rewards, strict=True)]
         (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     folders = [str(tmp_path / str(run.n)) for run in runs]
