@@ -26,7 +26,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from isocompute import of_k
-from runtime.flags import DEFAULTS
+from runtime.flags import DEFAULTS, UsageError
 from runtime.run_folder import Folder
 
 OF_THE_RUN = ("run", "comparison", "variant", "seed", "flags", "state")
@@ -40,6 +40,7 @@ LOGGED = {  # column -> key of metrics.jsonl; `kept` is the share of the rollout
 }  # fmt: skip
 NUMBERS = (*OF_THE_EVALUATION, *OF_K, *LOGGED)
 COLUMNS = (*OF_THE_RUN, *NUMBERS)
+NO_ROWS = pd.DataFrame(columns=COLUMNS)
 DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "device_hours": ".6g"}  # the others: .4g
 DIGITS |= dict.fromkeys(("pass_rate", *OF_K), ".5f")
 STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
@@ -50,10 +51,6 @@ THEN = DEFAULTS | {
     "lr": 5e-4, "max_num_seqs": 512, "k": 8, "max_ready": 0, "max_sampled_tokens": 0, "eval_problems": 256,
     "engine": "vllm", "rollouts": 16, "probe_every": 5,
 }  # fmt: skip
-
-
-class InputError(ValueError):
-    """Bad input, said in one sentence with the place and the fix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +125,7 @@ def collect(output: Path) -> pd.DataFrame:
     """The rows of all runs of the sweeps in OUTPUT, those that failed before they wrote anything too."""
     made = {output / record["folder"] for record in Folder(output).read("sweep.jsonl")}
     found = made | {config.parent for config in output.glob("*/*/seed-*/config.json")}
-    return pd.concat([pd.DataFrame(columns=COLUMNS), *(rows_of(path, output) for path in sorted(found))])
+    return pd.concat([NO_ROWS, *(rows_of(path, output) for path in sorted(found))])
 
 
 # --------------------------------------------------------------------------------------------------------- the file
@@ -148,16 +145,16 @@ def curves_of(rows: pd.DataFrame) -> list[Evaluations]:
 
 
 def read_rows(path: Path) -> pd.DataFrame:
-    """The rows of a file that `write_rows` wrote, as text. InputError if it cannot be read or has other columns."""
+    """The rows of a file that `write_rows` wrote, as text. UsageError if it cannot be read or has other columns."""
     try:
         rows = pd.read_csv(path, dtype=str, keep_default_na=False, compression="gzip")
     except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"{path} is no readable .csv.gz ({error}); write it with evidence/curves.py.") from error
+        raise UsageError(f"{path} is no readable .csv.gz ({error}); write it with evidence/curves.py.") from error
     if list(rows.columns) != list(COLUMNS):
         missing, more = [c for c in COLUMNS if c not in rows], [c for c in rows if c not in COLUMNS]
         said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(more)}, unknown here"] * bool(more)
         said = " and ".join(said) or "has its columns in another order"
-        raise InputError(f"{path} {said}; write it anew with evidence/curves.py.")
+        raise UsageError(f"{path} {said}; write it anew with evidence/curves.py.")
     return rows
 
 
@@ -178,12 +175,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         new = [collect(output) for output in args.outputs]
         for output, rows in zip(args.outputs, new, strict=True):
             if rows.empty:
-                raise InputError(f"{output} holds no COMPARISON/VARIANT/seed-N of ablate.py; name its --output.")
+                raise UsageError(f"{output} holds no COMPARISON/VARIANT/seed-N of ablate.py; name its --output.")
         names = pd.Series([name for rows in new for name in rows["run"].unique()])
         if twice := sorted(names[names.duplicated()].unique()):
-            raise InputError(f"{', '.join(twice)} is in two of the folders; name one of them.")
-        old = read_rows(args.output) if args.output.exists() else pd.DataFrame(columns=COLUMNS)
-    except InputError as error:
+            raise UsageError(f"{', '.join(twice)} is in two of the folders; name one of them.")
+        old = read_rows(args.output) if args.output.exists() else NO_ROWS
+    except UsageError as error:
         print(f"curves.py: {error}", file=sys.stderr)
         return 2
     old = old[~old["run"].isin(names)]
