@@ -83,14 +83,6 @@ def differing(config: Mapping[str, object]) -> dict[str, str]:
     return {name: as_word(value) for name, value in flags if name not in OWN and value != THEN.get(name)}
 
 
-def logged(steps: pd.DataFrame, rollouts: int) -> dict[str, float]:
-    """The columns of LOGGED over some steps of `rollouts` completions each."""
-    means = steps.mean()
-    found = {column: float(means[key]) for column, key in LOGGED.items()}
-    kept = steps["rows"].fillna(0).mean() / rollouts
-    return found | {"lag_max": float(steps["lag_max"].max()), "kept": float(kept)}
-
-
 def rows_of(path: Path, output: Path) -> pd.DataFrame:
     """The rows of the run in OUTPUT/COMPARISON/VARIANT/seed-N."""
     folder, name = Folder(path), path.relative_to(output)
@@ -101,7 +93,7 @@ def rows_of(path: Path, output: Path) -> pd.DataFrame:
     state = "finished" if (path / "finished.json").exists() else failed
     comparison, variant, seed = name.parts
     run = (str(name), comparison, variant, seed.removeprefix("seed-"), flags, state)
-    config = DEFAULTS | config
+    rollouts = (DEFAULTS | config)["batch_prompts"] * (DEFAULTS | config)["rollouts"]  # of a step
     records = [record for record in folder.read("metrics.jsonl") if "step" in record]
     steps = pd.DataFrame(records).reindex(columns=["step", *LOGGED.values()]).astype(float)
     counts = {record["step"]: record for record in folder.read("eval_counts.jsonl")}
@@ -111,7 +103,8 @@ def rows_of(path: Path, output: Path) -> pd.DataFrame:
         if counted := counts.get(record["step"]):
             values |= of_k(counted["correct"], counted["n_samples"], counted["n_samples"])
         since = steps[steps["step"].between(before, record["step"], inclusive="right")]
-        values |= logged(since, config["batch_prompts"] * config["rollouts"])
+        values |= {column: since[key].mean() for column, key in LOGGED.items()}
+        values |= {"lag_max": since["lag_max"].max(), "kept": since["rows"].fillna(0).mean() / rollouts}
         rows.append((*run, *(_text(column, values[column]) for column in NUMBERS)))
         before = record["step"]
     return pd.DataFrame(rows or [(*run, *[""] * len(NUMBERS))], columns=COLUMNS)
@@ -168,23 +161,19 @@ def write_rows(rows: pd.DataFrame, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="curves.py", description=__doc__.split("\n")[0])
-    parser.add_argument("outputs", nargs="+", type=Path, metavar="OUTPUT", help="--output of evidence/ablate.py")
+    parser.add_argument("runs", type=Path, metavar="OUTPUT", help="--output of evidence/ablate.py")
     parser.add_argument("--output", type=Path, default=Path("docs/results/curves.csv.gz"), metavar="FILE")
     args = parser.parse_args(argv)
     try:
-        new = [collect(output) for output in args.outputs]
-        for output, rows in zip(args.outputs, new, strict=True):
-            if rows.empty:
-                raise UsageError(f"{output} holds no COMPARISON/VARIANT/seed-N of ablate.py; name its --output.")
-        names = pd.Series([name for rows in new for name in rows["run"].unique()])
-        if twice := sorted(names[names.duplicated()].unique()):
-            raise UsageError(f"{', '.join(twice)} is in two of the folders; name one of them.")
+        new = collect(args.runs)
+        if new.empty:
+            raise UsageError(f"{args.runs} holds no COMPARISON/VARIANT/seed-N of ablate.py; name its --output.")
         old = read_rows(args.output) if args.output.exists() else NO_ROWS
     except UsageError as error:
         print(f"curves.py: {error}", file=sys.stderr)
         return 2
-    old = old[~old["run"].isin(names)]
-    rows = pd.concat([old, *new])
+    old = old[~old["run"].isin(new["run"])]
+    rows = pd.concat([old, new])
     write_rows(rows, args.output)
     for run in (runs := curves_of(rows)):
         if not run.finished:
