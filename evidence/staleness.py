@@ -4,9 +4,9 @@
 correction for their number.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, takewhile
 
 import numpy as np
 import pandas as pd
@@ -54,11 +54,7 @@ def highest_that_stand(groups: Groups) -> dict[int, float]:
     for variant, runs in groups.items():
         lag, rate = lag_and_rate(variant)
         all_stand.setdefault(int(lag), {})[float(rate)] = stand(runs) == len(runs)
-    found = {}
-    for lag, rates in sorted(all_stand.items()):
-        standing = itertools.takewhile(rates.get, sorted(rates))
-        found[lag] = max(standing, default=0.0)
-    return found
+    return {lag: max(takewhile(rates.get, sorted(rates)), default=0.0) for lag, rates in sorted(all_stand.items())}
 
 
 def known(runs: Sequence[Evaluations], value: Callable[[Evaluations], float]) -> list[float]:
@@ -115,7 +111,7 @@ def retired_table(reviews: pd.DataFrame) -> str:
     `reviews` is the file of evidence/retired.py. Intervals are over runs.
     """
     rows = []
-    for low, high in itertools.pairwise(AGES):
+    for low, high in pairwise(AGES):
         some = reviews[(reviews["age"] > low) & (reviews["age"] <= high)]
         share = (some["right"] / some["rollouts"]).groupby(some["run"])
         solved = (some["right"] >= 0.9 * some["rollouts"]).groupby(some["run"])

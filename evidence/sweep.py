@@ -139,6 +139,8 @@ def make(jobs: Sequence[Job], output: Path, at_once: int) -> int:
     work, 130 stopped by a signal. Raises UsageError if another sweep uses `output`."""
     with locked(output) as lock:
         waiting = list(dict.fromkeys(job for job in jobs if not job.finished()))
+        for job in waiting:
+            job.command()  # a row with a flag that train.py does not have is refused before the first run
         print(f"{len(set(jobs)) - len(waiting)} runs are finished, {len(waiting)} are to be run", flush=True)
         signals: list[int] = []  # the handler only notes them: one may come while a child is being started
         numbers = (signal.SIGINT, signal.SIGTERM)
