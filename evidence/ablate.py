@@ -1,24 +1,21 @@
 """The paper's method as one command: change one ingredient, run, fit, compare A and then B (arXiv 2510.13786, 3.2).
 
     python evidence/ablate.py leave-one-out --seeds 3       # the recipe, its variants, then the report
-    python evidence/ablate.py losses --dry-run              # only list the commands
     python evidence/ablate.py losses --report               # only the report of what is finished
     python evidence/ablate.py all                           # every comparison, the law, and what the logs know
     python evidence/ablate.py all --curves FILE             # the same reports from `curves.py`'s file, without any runs
     python evidence/ablate.py all --finished FILE           # what is finished in that file is not run again
 
 `comparisons.py` says what is compared, `sweep.py` makes the runs, `curves.py` reads them, `figures.py` has the numbers,
-and `report.py`, `law_report.py` and `other_laws.py` say what came out. Each run is a process of
-`train.py` in OUTPUT/COMPARISON/VARIANT/seed-N. A run that two comparisons share (nearly all have the recipe) is made
-once, in the folder of the comparison that comes first in the table.
+and `report.py`, `law_report.py` and `other_laws.py` say what came out. A run that two comparisons share (nearly all
+have the recipe) is made once, in OUTPUT/COMPARISON/VARIANT/seed-N of the comparison that comes first in the table.
 """
 
 import argparse
 import dataclasses
 import math
-import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -26,12 +23,12 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import law_report
 import other_laws
+import report
 import staleness
 import sweep
 from comparisons import COMPARISONS
-from curves import Evaluations, InputError, as_word, collect, curves_of, differing, read_rows
-from figures import Groups, Row
-from report import PAPER_HEAD, Compared, fill, save, table
+from curves import NO_ROWS, Evaluations, as_word, collect, curves_of, differing, read_rows
+from figures import Compared, Groups, Row
 from sweep import Jobs, Value, plan, resolved
 
 from runtime.flags import DEFAULTS, UsageError
@@ -90,7 +87,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--budget", default="", help="of each run: tokens as 800k or 1.5M, or hours as 0.05h")
     add("--output", default="runs/ablate", metavar="FOLDER", help="where the runs are (default runs/ablate)")
     add("--results", default="", metavar="FOLDER", help="where reports are written (default OUTPUT/results)")
-    add("--dry-run", action="store_true", help="list the commands and end")
     add("--report", action="store_true", help="no runs, only the report of the finished ones")
     add("--curves", default="", metavar="FILE", help="no runs, the report of those in this file of curves.py")
     add("--finished", default="", metavar="FILE", help="runs that this file of curves.py has are taken from it")
@@ -101,16 +97,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.curves and args.finished:
         parser.error("--curves makes no runs, so that --finished has nothing to spare; give one of them")
     return args
-
-
-def list_commands(jobs: Jobs, minutes: float, spared: Collection[sweep.Job]) -> None:
-    """What would be run, and how long it may take. `spared`: runs whose curve is known."""
-    left = 0
-    for (variant, seed), job in jobs.items():
-        done = job in spared or job.finished()
-        left += not done
-        print(f"{variant}, seed {seed}: {'finished' if done else shlex.join(job.command())}")
-    print(f"{len(jobs) - left} of {len(jobs)} runs are finished; the others take about {left * minutes:.0f} minutes")
 
 
 # ------------------------------------------------------------------------------------------------------- reports
@@ -126,13 +112,13 @@ def other_flags(row: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
 Matched = tuple[dict[str, list[Evaluations]], list[str]]  # ({variant: its finished runs}, the others with the reason)
 
 
-def matched(jobs: Jobs, curves: Mapping[str, Evaluations], output: Path, wanted: bool) -> Matched:
+def matched(jobs: Jobs, curves: Mapping[str, Evaluations], wanted: bool) -> Matched:
     """The runs of a comparison. `wanted`: a run that was never begun is one of the others. Raises UsageError for a run
     with other flags than its row has now."""
     found: dict[str, list[Evaluations]] = {}
     others = []
     for (variant, seed), job in jobs.items():
-        run = curves.get(str(job.folder.relative_to(output)))
+        run = curves.get(job.name)
         if run is not None and run.finished:
             if names := other_flags(differing(dict(job.flags)), run.flags):
                 raise UsageError(f"{run.run} has another --{', --'.join(names)} than its row in comparisons.py.")
@@ -156,11 +142,11 @@ def write_comparison(
         c = dataclasses.replace(c, setting=" ".join(f"--{flag} {as_word(value)}" for flag, value in given.items()))
     ordered = {variant: found[variant] for variant in c.variants if variant in found}
     compared = Compared("law-variants" if name == "law" else name, c, ordered, left_out)
-    save(compared.page(), folder / f"{compared.name}.md")
-    compared.picture().savefig(folder / f"{compared.name}.png", dpi=110)
+    report.save(report.page(compared), folder / f"{compared.name}.md")
+    report.picture(compared).savefig(folder / f"{compared.name}.png", dpi=110)
     if args.comparison != "all" and compared.against:
-        print(compared.in_short())
-    return compared.paper_rows()
+        print(report.in_short(compared))
+    return report.paper_rows(compared)
 
 
 def findings_by_page(rows: Sequence[Row]) -> dict[str, str]:
@@ -168,54 +154,52 @@ def findings_by_page(rows: Sequence[Row]) -> dict[str, str]:
     pages: dict[str, list[Row]] = {}
     for row in rows:
         pages.setdefault("other-laws" if row[0] in OTHER_LAWS else "findings", []).append(row)
-    return {page: table(["comparison", *PAPER_HEAD], some) for page, some in pages.items()}
+    return {page: report.table(["comparison", *report.PAPER_HEAD], some) for page, some in pages.items()}
 
 
-def write_law(matches: Mapping[str, Matched], curves: Mapping[str, Evaluations], folder: Path) -> dict[str, str]:
+def write_law(matches: Mapping[str, Matched], curves: Mapping[str, Evaluations], folder: Path) -> str:
     """How well the law held and what the logs know, from all graded runs; the block of RESULTS.md."""
     (law, left_out), (chain, no_chain), (greedy, no_greedy) = (
         matches.get(name, ({}, [])) for name in ("law", "chain", "law-greedy")
     )
-    published = [run for run in curves.values() if run.finished and run.flags.get("dataset") == "graded"]
-    graded = [run for run in published if not {"difficulty", "eval_temperature"} & run.flags.keys()]  # other ceilings
+    every = [run for run in curves.values() if run.finished and run.flags.get("dataset") == "graded"]
+    graded = [run for run in every if not {"difficulty", "eval_temperature"} & run.flags.keys()]  # other ceilings
     others = [run for run in graded if run.comparison != "law"]
     likeliest = [run for some in greedy.values() for run in some]
-    left_out = [*left_out, *no_chain, *no_greedy]
-    law_runs = law_report.LawRuns(law, others, chain.get("chain", []), likeliest, published, left_out)
-    save(law_report.page(law_runs), folder / "law.md")
-    law_report.picture(law_runs).savefig(folder / "law.png", dpi=110)
-    save(law_report.logs_page(graded), folder / "logs.md")
-    return {"law": law_report.summary([run for some in law.values() for run in some])}
+    of_chain = chain.get("chain", [])
+    text = law_report.page(law, [*left_out, *no_chain, *no_greedy], others, of_chain, likeliest, every)
+    report.save(text, folder / "law.md")
+    law_report.picture(law, of_chain).savefig(folder / "law.png", dpi=110)
+    report.save(law_report.logs_page(graded), folder / "logs.md")
+    return law_report.summary([run for some in law.values() for run in some])
 
 
-def write_reports(
-    plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], output: Path, args: argparse.Namespace
-) -> None:
+def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], args: argparse.Namespace) -> None:
     """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
-    folder = Path(args.results or output / "results")
-    matches = {name: matched(jobs, curves, output, not args.curves) for name, jobs in plans.items()}
-    claimed = {str(job.folder.relative_to(output)) for jobs in plans.values() for job in jobs.values()}
+    folder = Path(args.results or Path(args.output).resolve() / "results")
+    matches = {name: matched(jobs, curves, not args.curves) for name, jobs in plans.items()}
+    runs = {name: matches[name][0] if name in matches else {} for name in COMPARISONS}  # the finished ones
+    claimed = {job.name for jobs in plans.values() for job in jobs.values()}
     if args.comparison == "all" and (stray := sorted(curves.keys() - claimed)):
         print(f"in no comparison, so in no report: {', '.join(stray)}")
     blocks, rows = {}, []
     for name, (found, left_out) in matches.items():
         if not (args.comparison == "all" and name in staleness.LAB):
             rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
-    if lab := {name: matches[name][0] for name in staleness.LAB if matches.get(name, ({}, []))[0]}:
+    if lab := {name: runs[name] for name in staleness.LAB if runs.get(name)}:
         reviews = pd.read_csv(path) if (path := folder / "retired.csv").exists() else None
-        save(staleness.page(lab | {"batch": matches.get("batch", ({}, []))[0]}, reviews), folder / "staleness.md")
-    if matches.get("law", ({}, []))[0]:
-        blocks |= write_law(matches, curves, folder)
-    if len(found := matches.get("sizes", ({}, []))[0]) > 2:
+        report.save(staleness.page(lab, reviews), folder / "staleness.md")
+    if runs.get("law"):
+        blocks["law"] = write_law(matches, curves, folder)
+    if len(found := runs.get("sizes", {})) > 2:
         rows += [["sizes", *row] for row in other_laws.write_sizes(found, folder)]
-    grids = {half: matches.get(f"grid-{half}", ({}, []))[0] for half in ("easy", "hard")}
-    if grids := {half: found for half, found in grids.items() if found}:
+    if grids := {half: found for half in ("easy", "hard") if (found := runs.get(f"grid-{half}"))}:
         rows += other_laws.write_grids(grids, folder)
     blocks |= findings_by_page(rows)
     if args.comparison == "all" and "other-laws" in blocks:
-        save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", folder / "other-laws.md")
+        report.save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", folder / "other-laws.md")
     if args.page:
-        fill(Path(args.page), blocks)
+        report.fill(Path(args.page), blocks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -226,23 +210,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 0
     try:
         file = args.curves or args.finished
-        rows = read_rows(Path(file)) if file else collect(Path("no folder"))
-        known = {run.run for run in curves_of(rows) if run.finished}
+        rows = read_rows(Path(file)) if file else NO_ROWS
+        known = set(rows.loc[rows["state"] == "finished", "run"])
         seeds = sorted(rows["seed"].astype(int).unique()) if args.curves else range(args.seeds)
         plans = {name: plan(name, seeds, output, budget_flags(args.budget), args.only) for name in names}
-        jobs = [job for of_one in plans.values() for job in of_one.values()]
-        spared = {job for job in jobs if str(job.folder.relative_to(output)) in known}
-        if args.dry_run:
-            for name, of_one in plans.items():
-                list_commands(of_one, COMPARISONS[name].minutes, spared)
-            return 0
+        unknown = [job for jobs in plans.values() for job in jobs.values() if job.name not in known]
         if not (args.report or args.curves):
-            code = sweep.make([job for job in jobs if job not in spared], output, args.jobs)
+            code = sweep.make(unknown, output, args.jobs)
         if code not in (2, 130):
-            made = rows[:0] if args.curves else collect(output)
+            made = NO_ROWS if args.curves else collect(output)
             rows = pd.concat([made, rows[~rows["run"].isin(made["run"])]])
-            write_reports(plans, {run.run: run for run in curves_of(rows)}, output, args)
-    except (UsageError, InputError) as error:
+            write_reports(plans, {run.run: run for run in curves_of(rows)}, args)
+    except UsageError as error:
         print(f"ablate.py: {error}", file=sys.stderr)
         return 2
     return code

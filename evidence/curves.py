@@ -26,7 +26,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from isocompute import of_k
-from runtime.flags import DEFAULTS
+from runtime.flags import DEFAULTS, UsageError
 from runtime.run_folder import Folder
 
 OF_THE_RUN = ("run", "comparison", "variant", "seed", "flags", "state")
@@ -40,6 +40,7 @@ LOGGED = {  # column -> key of metrics.jsonl; `kept` is the share of the rollout
 }  # fmt: skip
 NUMBERS = (*OF_THE_EVALUATION, *OF_K, *LOGGED)
 COLUMNS = (*OF_THE_RUN, *NUMBERS)
+NO_ROWS = pd.DataFrame(columns=COLUMNS)
 DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "device_hours": ".6g"}  # the others: .4g
 DIGITS |= dict.fromkeys(("pass_rate", *OF_K), ".5f")
 STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
@@ -50,10 +51,6 @@ THEN = DEFAULTS | {
     "lr": 5e-4, "max_num_seqs": 512, "k": 8, "max_ready": 0, "max_sampled_tokens": 0, "eval_problems": 256,
     "engine": "vllm", "rollouts": 16, "probe_every": 5,
 }  # fmt: skip
-
-
-class InputError(ValueError):
-    """Bad input, said in one sentence with the place and the fix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +83,6 @@ def differing(config: Mapping[str, object]) -> dict[str, str]:
     return {name: as_word(value) for name, value in flags if name not in OWN and value != THEN.get(name)}
 
 
-def logged(steps: pd.DataFrame, rollouts: int) -> dict[str, float]:
-    """The columns of LOGGED over some steps of `rollouts` completions each."""
-    means = steps.mean()
-    found = {column: float(means[key]) for column, key in LOGGED.items()}
-    kept = steps["rows"].fillna(0).mean() / rollouts
-    return found | {"lag_max": float(steps["lag_max"].max()), "kept": float(kept)}
-
-
 def rows_of(path: Path, output: Path) -> pd.DataFrame:
     """The rows of the run in OUTPUT/COMPARISON/VARIANT/seed-N."""
     folder, name = Folder(path), path.relative_to(output)
@@ -104,7 +93,7 @@ def rows_of(path: Path, output: Path) -> pd.DataFrame:
     state = "finished" if (path / "finished.json").exists() else failed
     comparison, variant, seed = name.parts
     run = (str(name), comparison, variant, seed.removeprefix("seed-"), flags, state)
-    config = DEFAULTS | config
+    rollouts = (DEFAULTS | config)["batch_prompts"] * (DEFAULTS | config)["rollouts"]  # of a step
     records = [record for record in folder.read("metrics.jsonl") if "step" in record]
     steps = pd.DataFrame(records).reindex(columns=["step", *LOGGED.values()]).astype(float)
     counts = {record["step"]: record for record in folder.read("eval_counts.jsonl")}
@@ -114,7 +103,8 @@ def rows_of(path: Path, output: Path) -> pd.DataFrame:
         if counted := counts.get(record["step"]):
             values |= of_k(counted["correct"], counted["n_samples"], counted["n_samples"])
         since = steps[steps["step"].between(before, record["step"], inclusive="right")]
-        values |= logged(since, config["batch_prompts"] * config["rollouts"])
+        values |= {column: since[key].mean() for column, key in LOGGED.items()}
+        values |= {"lag_max": since["lag_max"].max(), "kept": since["rows"].fillna(0).mean() / rollouts}
         rows.append((*run, *(_text(column, values[column]) for column in NUMBERS)))
         before = record["step"]
     return pd.DataFrame(rows or [(*run, *[""] * len(NUMBERS))], columns=COLUMNS)
@@ -128,7 +118,7 @@ def collect(output: Path) -> pd.DataFrame:
     """The rows of all runs of the sweeps in OUTPUT, those that failed before they wrote anything too."""
     made = {output / record["folder"] for record in Folder(output).read("sweep.jsonl")}
     found = made | {config.parent for config in output.glob("*/*/seed-*/config.json")}
-    return pd.concat([pd.DataFrame(columns=COLUMNS), *(rows_of(path, output) for path in sorted(found))])
+    return pd.concat([NO_ROWS, *(rows_of(path, output) for path in sorted(found))])
 
 
 # --------------------------------------------------------------------------------------------------------- the file
@@ -148,16 +138,16 @@ def curves_of(rows: pd.DataFrame) -> list[Evaluations]:
 
 
 def read_rows(path: Path) -> pd.DataFrame:
-    """The rows of a file that `write_rows` wrote, as text. InputError if it cannot be read or has other columns."""
+    """The rows of a file that `write_rows` wrote, as text. UsageError if it cannot be read or has other columns."""
     try:
         rows = pd.read_csv(path, dtype=str, keep_default_na=False, compression="gzip")
     except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"{path} is no readable .csv.gz ({error}); write it with evidence/curves.py.") from error
+        raise UsageError(f"{path} is no readable .csv.gz ({error}); write it with evidence/curves.py.") from error
     if list(rows.columns) != list(COLUMNS):
         missing, more = [c for c in COLUMNS if c not in rows], [c for c in rows if c not in COLUMNS]
         said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(more)}, unknown here"] * bool(more)
         said = " and ".join(said) or "has its columns in another order"
-        raise InputError(f"{path} {said}; write it anew with evidence/curves.py.")
+        raise UsageError(f"{path} {said}; write it anew with evidence/curves.py.")
     return rows
 
 
@@ -171,23 +161,19 @@ def write_rows(rows: pd.DataFrame, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="curves.py", description=__doc__.split("\n")[0])
-    parser.add_argument("outputs", nargs="+", type=Path, metavar="OUTPUT", help="--output of evidence/ablate.py")
+    parser.add_argument("runs", type=Path, metavar="OUTPUT", help="--output of evidence/ablate.py")
     parser.add_argument("--output", type=Path, default=Path("docs/results/curves.csv.gz"), metavar="FILE")
     args = parser.parse_args(argv)
     try:
-        new = [collect(output) for output in args.outputs]
-        for output, rows in zip(args.outputs, new, strict=True):
-            if rows.empty:
-                raise InputError(f"{output} holds no COMPARISON/VARIANT/seed-N of ablate.py; name its --output.")
-        names = pd.Series([name for rows in new for name in rows["run"].unique()])
-        if twice := sorted(names[names.duplicated()].unique()):
-            raise InputError(f"{', '.join(twice)} is in two of the folders; name one of them.")
-        old = read_rows(args.output) if args.output.exists() else pd.DataFrame(columns=COLUMNS)
-    except InputError as error:
+        new = collect(args.runs)
+        if new.empty:
+            raise UsageError(f"{args.runs} holds no COMPARISON/VARIANT/seed-N of ablate.py; name its --output.")
+        old = read_rows(args.output) if args.output.exists() else NO_ROWS
+    except UsageError as error:
         print(f"curves.py: {error}", file=sys.stderr)
         return 2
-    old = old[~old["run"].isin(names)]
-    rows = pd.concat([old, *new])
+    old = old[~old["run"].isin(new["run"])]
+    rows = pd.concat([old, new])
     write_rows(rows, args.output)
     for run in (runs := curves_of(rows)):
         if not run.finished:

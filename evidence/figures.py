@@ -7,14 +7,15 @@ several such intervals and nothing is corrected for their number: of twenty with
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pandas as pd
 from comparisons import Comparison
 from curves import Evaluations
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar, nnls
 from scipy.special import chdtri, ndtr, stdtrit
 
 import fit_sigmoid
@@ -25,8 +26,9 @@ Row = list[str]  # of a Markdown table
 
 RELATIVE = ("C_mid shared", "tokens", "device_hours")  # differences of logarithms, shown in percent
 FALL = 0.1  # an evaluation this far below the best before it
+OUTCOMES = ("stands", "falls", "never rises")  # of a run
 REPRODUCED, REFUTED, UNSEEN = "reproduced", "refuted", "cannot be seen at this size"
-LEAST_PAIRS = 3  # of runs with an identifiable ceiling, for a verdict on A
+CHANCE = 0.8  # of seeing what is said to be visible
 
 
 # ------------------------------------------------------------------------------------------------------ one run
@@ -63,9 +65,19 @@ def first(where: np.ndarray) -> int | None:
     return int(np.argmax(where)) if where.any() else None
 
 
-def learns(run: Evaluations) -> bool:
-    """Whether any evaluation lies as far above the first as a fall lies below the best."""
-    return bool(run.rates.max() - run.rates[0] > FALL)
+def outcome(run: Evaluations) -> str:
+    """One of OUTCOMES: it *never rises* if no evaluation lies as far above the first as a fall does below the best."""
+    if run.rates.max() - run.rates[0] <= FALL:
+        return "never rises"
+    return "stands" if fall_of(run) is None else "falls"
+
+
+def by_outcome(runs: Iterable[Evaluations]) -> dict[str, list[Evaluations]]:
+    """{outcome: the runs that have it}, for each of OUTCOMES."""
+    found: dict[str, list[Evaluations]] = {name: [] for name in OUTCOMES}
+    for run in runs:
+        found[outcome(run)].append(run)
+    return found
 
 
 def compute_to(compute: Sequence[float], rates: Sequence[float], rate: float) -> float:
@@ -87,32 +99,67 @@ def over_steps(run: Evaluations, column: str) -> float:
     return float(np.average(values[known], weights=steps[known])) if known.any() else math.nan
 
 
-def saturating_power(C: np.ndarray, R: np.ndarray, A_max: float = 1.0) -> dict[str, float]:
-    """Least squares for R = A - D / C^B over the points with C > 0: Eq. 1 at large C. Returns A, D, B and rmse.
+def saturating_power(C: np.ndarray, R: np.ndarray) -> tuple[float, float, float]:
+    """(A, D, B) of least squares for R = A - D / C^B, A <= 1, over the points with C > 0: Eq. 1 at large C.
 
     On early data its A runs to the bound, which is why the paper prefers the sigmoid. ValueError: fewer than 4 points.
     """
     C, R = C[C > 0], R[C > 0]
     if C.size < 4:
         raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
-    B = np.geomspace(0.01, 10, 400)
-    for _ in range(5):  # R = A - D x is linear in A and D: a regression for each B, on a grid that closes in
-        x = (C / C.max()) ** -B[:, None]  # (G, N)
-        off = x - x.mean(1, keepdims=True)
-        D = np.maximum(-(off @ R) / (off * off).sum(1), 0)
-        A = np.clip(R.mean() + D * x.mean(1), 0, A_max)
-        D = np.where(A < A_max, D, x @ (A_max - R) / (x * x).sum(1))
-        Q = ((A[:, None] - D[:, None] * x - R) ** 2).sum(1)
-        i = int(np.argmin(Q))
-        found = A[i], D[i] * C.max() ** B[i], B[i], math.sqrt(Q[i] / C.size)
-        B = np.geomspace(B[max(i - 1, 0)], B[min(i + 1, B.size - 1)], 400)
-    return dict(zip(("A", "D", "B", "rmse"), map(float, found), strict=True))
+
+    def best(B: float) -> tuple[np.ndarray, float]:  # 1 - R = (1 - A) + D x is linear in 1 - A >= 0 and D >= 0
+        return nnls(np.stack([np.ones_like(C), (C / C.max()) ** -B], 1), 1 - R)
+
+    grid = np.geomspace(0.01, 10, 400)
+    i = int(np.argmin([best(B)[1] for B in grid]))
+    ends = grid[max(i - 1, 0)], grid[min(i + 1, grid.size - 1)]
+    B = float(minimize_scalar(lambda B: best(B)[1], bounds=ends, method="bounded", options={"xatol": 1e-9}).x)
+    gap, D = best(B)[0]
+    return 1 - gap, D * C.max() ** B, B
 
 
-# ------------------------------------------------------------------------------------------------ all runs
+# ------------------------------------------------------------------------------------------------ one comparison
 
 
-def share_ceiling(groups: Groups, axis: str) -> tuple[float | None, str, list[SigmoidFit]]:
+@dataclass
+class Compared:
+    """The finished runs of a comparison in numbers."""
+
+    name: str
+    c: Comparison
+    groups: Groups
+    left_out: Sequence[str]  # runs without a result, each with the reason
+
+    def __post_init__(self) -> None:
+        first = next(iter(self.c.variants))
+        against = {name: self.c.against.get(name, first) for name in self.groups if name != first}
+        # variant -> its baseline, for those that have one among the finished runs
+        self.against = {name: base for name, base in against.items() if base in self.groups}
+        self.A, self.said, refits = share_ceiling(self.groups, self.c.axis)
+        self.figures = figures_of(self.groups, self.c.pass_rate, self.c.axis, refits)
+
+    def apart(self, name: str, measure: str) -> pd.Series:
+        """Variant minus its baseline by seed; 0 for a baseline."""
+        return differences(self.figures, name, self.against.get(name, name), measure)
+
+    def spread(self, measure: str) -> float:
+        """Standard deviation of the paired differences, pooled within the variants. Runs that fall are left out: one
+        collapse has a C_mid a thousand times as large, and would hide what all others could see."""
+        calm = self.figures[self.figures["fell"] <= FALL]
+        against = self.against.items() if len(calm) else ()
+        return pooled_sd([differences(calm, name, base, measure) for name, base in against])
+
+
+def differences(figures: pd.DataFrame, name: str, base: str, measure: str) -> pd.Series:
+    """Variant minus baseline by seed, for the seeds of which both are known; of logarithms where RELATIVE."""
+    both = figures[measure].unstack(0).reindex(columns=list(dict.fromkeys((name, base))))
+    if measure in RELATIVE:
+        both = np.log(both.where(both > 0))
+    return (both[name] - both[base]).dropna()
+
+
+def share_ceiling(groups: Groups, axis: str) -> tuple[float | None, str, Sequence[SigmoidFit]]:
     """Refits every run with the shared ceiling; (that ceiling or None, the verdict of `compare`, the refits).
 
     The shared ceiling is the mean over all runs whose own is identifiable, as in the paper's leave-one-out, or over all
@@ -122,14 +169,14 @@ def share_ceiling(groups: Groups, axis: str) -> tuple[float | None, str, list[Si
     fits = list(named.values())
     if len(fits) < 2:
         return None, "one run: nothing to compare", []
-    both = fit_sigmoid.compare(*fits, names=list(named))
-    ceilings = [f.A for f in fits if f.identifiable] or [f.A for f in fits if math.isfinite(f.A)]
-    A = both.shared_A if both.refits else float(np.mean(ceilings)) if ceilings else None
-    refits = list(both.refits)
-    if A is not None and not refits:
-        refits = [fit_sigmoid.fit(f.C, f.R, n_samples=f.n, A=A) for f in fits]
-    unknown = sum(not f.identifiable for f in fits)
-    return A, f"no verdict: {unknown} of {len(fits)} ceilings are not identifiable" if unknown else both.verdict, refits
+    both, unknown = fit_sigmoid.compare(*fits, names=list(named)), sum(not f.identifiable for f in fits)
+    said = f"no verdict: {unknown} of {len(fits)} ceilings are not identifiable" if unknown else both.verdict
+    if both.refits:
+        return both.shared_A, said, both.refits
+    if not (ceilings := [f.A for f in fits if f.identifiable] or [f.A for f in fits if math.isfinite(f.A)]):
+        return None, said, []
+    A = float(np.mean(ceilings))
+    return A, said, [fit_sigmoid.fit(f.C, f.R, n_samples=f.n, A=A) for f in fits]
 
 
 def figures_of(groups: Groups, rate: float, axis: str, refits: Sequence[SigmoidFit]) -> pd.DataFrame:
@@ -146,45 +193,21 @@ def figures_of(groups: Groups, rate: float, axis: str, refits: Sequence[SigmoidF
             "final": final(run),
             "tokens": needed(run, rate, "tokens"),
             "device_hours": needed(run, rate, "device_hours"),
+            "fell": falls(run).max(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").replace(math.inf, math.nan)
-
-
-def pairs(c: Comparison, groups: Groups) -> dict[str, str]:
-    """{variant: its baseline}, for the variants that have one among the finished runs."""
-    first = next(iter(c.variants))
-    found = {name: c.against.get(name, first) for name in groups if name != first}
-    return {name: base for name, base in found.items() if base in groups}
-
-
-def differences(figures: pd.DataFrame, name: str, base: str, measure: str) -> pd.Series:
-    """Variant minus baseline by seed, for the seeds of which both are known; of logarithms where RELATIVE."""
-    both = figures[measure].unstack(0).reindex(columns=list(dict.fromkeys((name, base))))
-    if measure in RELATIVE:
-        both = np.log(both.where(both > 0))
-    return (both[name] - both[base]).dropna()
-
-
-def spread(c: Comparison, groups: Groups, figures: pd.DataFrame, measure: str) -> float:
-    """Standard deviation of the paired differences of a comparison, pooled within its variants. Runs that fall are left
-    out: one collapse has a C_mid a thousand times as large, and would hide what all others could see."""
-    calm = [(variant, run.seed) for variant, runs in groups.items() for run in runs if falls(run).max() <= FALL]
-    if not calm:
-        return math.nan
-    against = pairs(c, groups)
-    return pooled_sd([differences(figures.loc[calm], name, base, measure) for name, base in against.items()])
 
 
 # ------------------------------------------------------------------------------------------------ what can be told
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """(mean, low, high): Student's interval of the mean over seeds; NaN ends for a single one, all NaN for none."""
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high): Student's 95 % interval of the mean over seeds; NaN ends for one value, all NaN for none."""
     n = len(values)
     mean = float(np.mean(values)) if n else math.nan
     if n < 2:
         return mean, math.nan, math.nan
-    reach = float(stdtrit(n - 1, (1 + level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    reach = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return mean, mean - reach, mean + reach
 
 
@@ -211,16 +234,16 @@ def power(effect: float, sd: float, n: int, paired: bool) -> float:
     return float(np.mean(ndtr(shift - ts) + ndtr(-shift - ts)))
 
 
-def seeds_needed(effect: float, sd: float, paired: bool, chance: float = 0.8) -> int:
-    """The fewest seeds that see it with that chance."""
-    return next((n for n in range(2, 1000) if power(effect, sd, n, paired) >= chance), 1000)
+def seeds_needed(effect: float, sd: float, paired: bool) -> int:
+    """The fewest seeds that see it with CHANCE."""
+    return next((n for n in range(2, 1000) if power(effect, sd, n, paired) >= CHANCE), 1000)
 
 
-def visible(sd: float, n: int, paired: bool = True, chance: float = 0.8) -> float:
-    """The smallest difference that n seeds see with that chance; NaN for one seed."""
+def visible(sd: float, n: int) -> float:
+    """The smallest difference that n pairs see with CHANCE; NaN for one pair."""
     if n < 2 or not sd > 0:
         return math.nan
-    return sd * float(brentq(lambda effect: power(effect, 1.0, n, paired) - chance, 0, 50))
+    return sd * float(brentq(lambda effect: power(effect, 1.0, n, True) - CHANCE, 0, 50))
 
 
 def pooled_sd(groups: Sequence[Sequence[float]]) -> float:

@@ -40,12 +40,8 @@ def draw(rng: np.random.Generator, *, spanning: bool = False) -> Draw:
     20-80 evenly spaced evaluations up to 0.5-10 C_mid, or with `spanning` 40-80 from C_mid / 4 to 4 C_mid. Half of the
     runs have the point at C = 0.
     """
-    truth = (
-        rng.uniform(0.2, 0.35),
-        rng.uniform(0.45, 0.7),
-        rng.uniform(0.6, 2.5),
-        float(np.exp(rng.uniform(*np.log([500, 20_000])))),
-    )
+    R0, A, B = (float(rng.uniform(*ends)) for ends in ((0.2, 0.35), (0.45, 0.7), (0.6, 2.5)))
+    truth = (R0, A, B, float(np.exp(rng.uniform(*np.log([500, 20_000])))))
     if spanning:
         C = np.linspace(truth[3] / 4, truth[3] * 4, rng.integers(40, 81))
     else:
@@ -58,22 +54,19 @@ def multi_start(C: np.ndarray, R: np.ndarray, truth: tuple, rng: np.random.Gener
     """(A, sum of squares) of the best of 20 random starts and the truth, four parameters, A as far as the fit goes."""
     bounds = np.array([[0, 1], [0, A_SLACK], np.log(B_RANGE), np.log([C[C > 0].min() / 10, C.max() * 30])]).T
 
-    def _residuals(v: np.ndarray) -> np.ndarray:
+    def residuals(v: np.ndarray) -> np.ndarray:
         return sigmoid(C, v[0], v[1], np.exp(v[2]), np.exp(v[3])) - R
 
     low, high = [0.1, 0.4, np.log(0.3), np.log(C.max()) - 4], [0.4, 1, np.log(5), np.log(C.max()) + 2]
     starts = np.clip([[*truth[:2], *np.log(truth[2:])], *rng.uniform(low, high, (20, 4))], *bounds)
     exact = dict(x_scale=[0.1, 0.1, 0.3, 0.5], xtol=1e-12, ftol=1e-12, gtol=1e-12)
-    best = min((least_squares(_residuals, v, bounds=bounds, **exact) for v in starts), key=lambda o: o.cost)
+    best = min((least_squares(residuals, v, bounds=bounds, **exact) for v in starts), key=lambda o: o.cost)
     return float(best.x[1]), 2 * best.cost
 
 
 def inside(interval: tuple[float, float], value: float) -> bool:
     """Is the value in the interval, ends included?"""
     return bool(interval[0] <= value <= interval[1])
-
-
-COVERED = ("A covered", "B covered", "C_mid covered", "curve at 2 C covered", "evaluation at 2 C covered")
 
 
 def paper_range(runs: int, seed: int, *, spanning: bool = False, reference: bool = True) -> dict[str, float]:
@@ -86,23 +79,14 @@ def paper_range(runs: int, seed: int, *, spanning: bool = False, reference: bool
         seconds, far = time.process_time() - start, 2 * C.max()
         A, Q = (f.best["log-logistic"].A[0], f.best["log-logistic"].Q[0]) if f.best else (math.nan, math.nan)
         A_ref, Q_ref = multi_start(C, R, truth, np.random.default_rng(i)) if reference else (A, Q)
+        row = {"error": f.A - truth[1], "best": min(A_ref, 1) - truth[1], "ms": 1000 * seconds}
+        row |= {"failed convergence": Q > Q_ref * 1.001, "identifiable": f.identifiable}
+        for name, value in zip(("A", "B", "C_mid"), truth[1:], strict=True):
+            row[f"{name} covered"] = inside(getattr(f, f"{name}_interval"), value)
         later = float(sigmoid(far, *truth))
-        spans = f.A_interval, f.B_interval, f.C_mid_interval
-        held = [inside(span, value) for span, value in zip(spans, truth[1:], strict=True)]
-        ends = (
-            inside(f.interval(far)[:, 0], later),
-            inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd)),
-        )
-        rows.append(
-            {
-                "error": f.A - truth[1],
-                "best": min(A_ref, 1) - truth[1],
-                "ms": 1000 * seconds,
-                "failed convergence": Q > Q_ref * 1.001,
-                "identifiable": f.identifiable,
-            }
-            | dict(zip(COVERED, (*held, *ends), strict=True))
-        )
+        row["curve at 2 C covered"] = inside(f.interval(far)[:, 0], later)
+        row["evaluation at 2 C covered"] = inside(f.interval(far, noise=True)[:, 0], later + rng.normal(0, sd))
+        rows.append(row)
     found = pd.DataFrame(rows).astype(float)
     error, best, ms, known = found["error"], found["best"], found["ms"], found["identifiable"] > 0
     return {
@@ -269,16 +253,17 @@ def grid_draw(rng: np.random.Generator) -> tuple[tuple[float, ...], list[Run]]:
     return law, runs
 
 
-def recover_rollouts(draws: int, rng: np.random.Generator, points: str) -> dict[str, float]:
+def recover_rollouts(draws: int, rng: np.random.Generator) -> dict[str, float]:
     """Coverage of n* at five C, its median error in powers of two, and the mean error at each C."""
     rows = []
     for _ in range(draws):
         truth, runs = grid_draw(rng)
-        law, row = isocompute.fit_grid(runs, points).law, {}
+        law, row = isocompute.fit_grid(runs).law, {}
         for C in AT:
             n = float(isocompute.n_star(10**C, *truth))
-            row |= {f"n* at 10^{C:g} covered": inside(law.interval(10**C), n)}
-            row |= {f"n* at 10^{C:g} error": abs(math.log2(law(10**C) / n)), f"bias {C:g}": math.log2(law(10**C) / n)}
+            bias = math.log2(law(10**C) / n)
+            row |= {f"n* at 10^{C:g} covered": inside(law.interval(10**C), n), f"bias {C:g}": bias}
+            row[f"n* at 10^{C:g} error"] = abs(bias)
         rows.append(row)
     return summary(rows)
 
@@ -288,6 +273,8 @@ def summary(rows: list[dict[str, float]]) -> dict[str, float]:
     found = pd.DataFrame(rows).astype(float)
     return {name: float(some.median() if name.endswith("error") else some.mean()) for name, some in found.items()}
 
+
+OTHERS = {"power_law": recover_sizes, "rollouts": recover_rollouts}
 
 # ----------------------------------------------------------------------------------------------------- command line
 
@@ -311,18 +298,16 @@ def sigmoid_tables(runs: int, seed: int) -> Iterator[str]:
 def main() -> None:
     """Prints each table when it is there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--law", default="sigmoid", choices=("sigmoid", "power_law", "rollouts"))
+    parser.add_argument("--law", default="sigmoid", choices=("sigmoid", *OTHERS))
     parser.add_argument("--runs", type=int, default=300, help="of a simulation (300)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--points", default="all", choices=("all", "records"), help="to which the rollouts are fitted")
     args = parser.parse_args()
-    started, rng = time.process_time(), np.random.default_rng(args.seed)
+    started = time.process_time()
     if args.law == "sigmoid":
         for text in sigmoid_tables(args.runs, args.seed):
             print(f"{text}\n", flush=True)
     else:
-        power = args.law == "power_law"
-        found = recover_sizes(args.runs, rng) if power else recover_rollouts(args.runs, rng, args.points)
+        found = OTHERS[args.law](args.runs, np.random.default_rng(args.seed))
         print(table([f"{args.runs} runs", args.law], [[name, f"{value:.3f}"] for name, value in found.items()]))
     print(f"{time.process_time() - started:.0f} CPU seconds")
 

@@ -13,26 +13,20 @@ from curves import Evaluations
 from figures import fit_to, fitted, needed, saturating_power
 
 from fit_sigmoid import SigmoidFit, variance
-from tasks.arithmetic import CEILING
 
 AXIS = "tokens"
 PLATEAU = 8  # evaluations at the end of a run
 RULES = ("the form that fits best", "Eq. 1", "power law", "the pass rate stays")
 
 
-def covers(fit: SigmoidFit) -> bool:
-    """Whether the interval of A holds the known ceiling."""
-    return fit.A_interval[0] <= CEILING <= fit.A_interval[1]
+def holds(fit: SigmoidFit, A: float) -> bool:
+    """Whether the interval of A does."""
+    return fit.A_interval[0] <= A <= fit.A_interval[1]
 
 
 def plateau(curve: Evaluations) -> float:
     """Mean of the run's last evaluations."""
     return float(curve.rates[-PLATEAU:].mean())
-
-
-def finds_plateau(fit: SigmoidFit, curve: Evaluations) -> bool:
-    """Whether the interval of A holds the plateau."""
-    return fit.A_interval[0] <= plateau(curve) <= fit.A_interval[1]
 
 
 def half_gain(curve: Evaluations) -> float:
@@ -73,26 +67,16 @@ def noise_ratio(curve: Evaluations) -> float:
     return fit.rmse / math.sqrt(np.mean(variance(fit.predict(fit.C), fit.n)))
 
 
-@cache
-def power_law_end(curve: Evaluations, share: float) -> float:
-    """The power law's prediction of the end; NaN where too few points are there to fit it."""
-    fit = fitted(curve, AXIS, share)
-    if (fit.C > 0).sum() < 4:
-        return math.nan
-    law = saturating_power(fit.C, fit.R)
-    return law["A"] - law["D"] / curve.points[AXIS][-1] ** law["B"]
-
-
 def error(curve: Evaluations, share: float, rule: str) -> float:
     """Predicted minus measured at the last evaluation; NaN where the rule has no prediction."""
-    end = forecast(curve, share)
-    predicted = {
-        "the form that fits best": lambda: end.best,
-        "Eq. 1": lambda: end.eq1,
-        "power law": lambda: power_law_end(curve, share),
-        "the pass rate stays": lambda: float(fitted(curve, AXIS, share).R[-2:].mean()),
-    }[rule]()
-    return predicted - end.measured
+    end, fit = forecast(curve, share), fitted(curve, AXIS, share)
+    if rule == "power law":
+        if (fit.C > 0).sum() < 4:
+            return math.nan
+        A, D, B = saturating_power(fit.C, fit.R)
+        return A - D / curve.points[AXIS][-1] ** B - end.measured
+    predicted = {"the form that fits best": end.best, "Eq. 1": end.eq1, "the pass rate stays": float(fit.R[-2:].mean())}
+    return predicted[rule] - end.measured
 
 
 # ------------------------------------------------------------------------------------------------------ by reach
@@ -108,20 +92,16 @@ class Cut(NamedTuple):
     again: float  # `ask_again` over `identifiable_from`; NaN where the fit is identifiable, or the run never is
 
 
-# `fit_to` keeps no fit: there are thousands, of a quarter of a megabyte each.
-
-
 @cache
 def identifiable_from(curve: Evaluations) -> float:
     """The compute from which on the fits to the run up to each evaluation are identifiable; inf if there is none."""
-    C = curve.points[AXIS]
+    C = curve.points[AXIS]  # `fit_to` keeps no fit: there are thousands, of a quarter of a megabyte each
     for i in range(C.size - 1, -1, -1):
         if C[i] <= 0 or not fit_to(curve, AXIS, C[i] / C[-1]).identifiable:
             return float(C[i + 1]) if i + 1 < C.size else math.inf
     return math.inf
 
 
-@cache
 def cut_at(curve: Evaluations, reach: float) -> Cut | None:
     """None where twice the compute is beyond the end of the run, or fewer than four evaluations are seen."""
     C, until = curve.points[AXIS], reach * half_gain(curve)
@@ -132,8 +112,8 @@ def cut_at(curve: Evaluations, reach: float) -> Cut | None:
     if not fit.identifiable and (known := identifiable_from(curve)) < math.inf:
         again = fit.ask_again() / known
     at = int(np.argmin(np.abs(C - 2 * seen[-1])))
-    width, holds = float(np.ptp(fit.A_interval)), finds_plateau(fit, curve)
-    return Cut(forecast_by(fit, curve, at), width, holds, fit.identifiable, again)
+    width = float(np.ptp(fit.A_interval))
+    return Cut(forecast_by(fit, curve, at), width, holds(fit, plateau(curve)), fit.identifiable, again)
 
 
 def reach_of(curve: Evaluations, share: float) -> float:

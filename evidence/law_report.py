@@ -4,24 +4,13 @@ the numbers. And what the effective sample size announced of a run's fall.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from curves import Evaluations
-from figures import FALL, Groups, Row, fall_of, first, fitted, interval, learns, needed, pooled_sd, seeds_needed
-from forecasts import (
-    AXIS,
-    PLATEAU,
-    RULES,
-    covers,
-    cut_at,
-    error,
-    finds_plateau,
-    forecast,
-    is_long,
-    noise_ratio,
-    reach_of,
-)
+from figures import FALL, Groups, Row, by_outcome, fall_of, first, fitted, interval, needed, pooled_sd, seeds_needed
+from forecasts import AXIS, PLATEAU, RULES, cut_at, error, forecast, holds, is_long, noise_ratio, plateau, reach_of
 from report import amount, difference_text, table
 
 from fit_sigmoid import SigmoidFit, span
@@ -49,7 +38,6 @@ INTERVALS = (
 )
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
 
-
 REACH_HEAD = (
     "data reach|runs|evaluation at twice the compute inside|A holds the plateau|width at twice the compute: curve|"
     "width: A|identifiable (of these A misses the plateau)|ask again within 1.5 times of what was needed"
@@ -65,19 +53,17 @@ def reach_table(curves: Sequence[Evaluations]) -> str:
             continue
         known, again = [cut for cut in cuts if cut.identifiable], [c.again for c in cuts if not math.isnan(c.again)]
         widths = np.median([(np.ptp(cut.twice.curve), cut.width) for cut in cuts], axis=0)
-        held = [cut.twice.inside for cut in cuts], [cut.holds for cut in cuts]
+        held = share_of([cut.twice.inside for cut in cuts]), share_of([cut.holds for cut in cuts])
         identifiable = f"{len(known) / len(cuts):.0%} ({sum(not cut.holds for cut in known)} of {len(known)})"
         near = f"{np.mean(np.abs(np.log(again)) <= math.log(1.5)):.0%} ({len(again)})" if again else "–"
-        shown = *map(share_of, held), *(f"{width:.3f}" for width in widths)
-        rows.append([f"{reach:g} C_mid", len(cuts), *shown, identifiable, near])
+        rows.append([f"{reach:g} C_mid", len(cuts), *held, *(f"{width:.3f}" for width in widths), identifiable, near])
     return table(REACH_HEAD, rows)
 
 
 def by_reach(curves: Sequence[Evaluations]) -> str:
     """The table and its rule, for runs of every comparison, with the names of those left out."""
-    falls = [curve.run for curve in curves if learns(curve) and fall_of(curve) is not None]
-    never = [curve.run for curve in curves if not learns(curve)]
-    kept = [curve for curve in curves if learns(curve) and fall_of(curve) is None]
+    kept, *left_out = by_outcome(curves).values()
+    falls, never = (", ".join(curve.run for curve in some) or "none" for some in left_out)
     return "\n\n".join(
         [
             f"{len(kept)} runs of the graded task, each fitted up to so many C_mid, where C_mid is measured without a "
@@ -86,9 +72,8 @@ def by_reach(curves: Sequence[Evaluations]) -> str:
             "compute that they say over that from which on the run's fits are (in brackets how many; runs that never "
             "are do not count).",
             reach_table(kept),
-            f"Left out: {len(falls)} runs that fall, which is an evaluation more than {FALL:g} below the best before "
-            f"it ({', '.join(falls) or 'none'}), and {len(never)} that never gain more than {FALL:g} "
-            f"({', '.join(never) or 'none'}).",
+            f"Left out: {len(left_out[0])} runs that fall, which is an evaluation more than {FALL:g} below the best "
+            f"before it ({falls}), and {len(left_out[1])} that never gain more than {FALL:g} ({never}).",
         ]
     )
 
@@ -128,20 +113,19 @@ def sum_row(name: str, share: float, curves: Sequence[Evaluations]) -> Row:
     """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
     fits, ends = [fitted(curve, AXIS, share) for curve in curves], [forecast(curve, share) for curve in curves]
     reached = [far for curve in curves if not math.isnan(far := reach_of(curve, share))]
-    known = [end.error for end in ends if math.isfinite(end.error)]  # a fit to too few points predicts nothing
     forecasts = ["–"] * 3  # at the end there is nothing left to predict
     if share < 1:
+        known = [end.error for end in ends if math.isfinite(end.error)]  # a fit to too few points predicts nothing
         width = f"{np.median([np.ptp(end.evaluation) for end in ends]):.3f}"
         forecasts = [share_of([end.inside for end in ends]), mean_error(known) if known else "–", width]
-    plateaus = [finds_plateau(fit, curve) for fit, curve in zip(fits, curves, strict=True)]
     return [
         name,
         str(len(curves)),
         f"{np.median(reached):.1f}" if reached else "–",
         *forecasts,
         share_of([fit.identifiable for fit in fits]),
-        share_of([covers(fit) for fit in fits]) if curves[0].flags.get("dataset") == "graded" else "–",
-        share_of(plateaus),
+        share_of([holds(fit, CEILING) for fit in fits]) if curves[0].flags.get("dataset") == "graded" else "–",
+        share_of([holds(fit, plateau(curve)) for fit, curve in zip(fits, curves, strict=True)]),
     ]
 
 
@@ -163,17 +147,17 @@ def rules_table(curves: Sequence[Evaluations]) -> str:
 
 def power_table(groups: Groups) -> str:
     """How many seeds see EFFECTS, from the spread of the first variant's runs and of the pairs with it."""
-    rows, (first, *others) = [], list(groups)
+    rows = []
     for measure, effect in EFFECTS.items():
-        found = {name: {c.seed: getattr(fitted(c, AXIS), measure) for c in some} for name, some in groups.items()}
-        if measure == "C_mid":
-            found = {name: {seed: math.log(v) for seed, v in some.items()} for name, some in found.items()}
-        base = found[first]
-        alone = pooled_sd([list(base.values())])
-        apart = pooled_sd([[found[v][s] - base[s] for s in found[v].keys() & base.keys()] for v in others])
+        found = pd.DataFrame(
+            {name: {c.seed: getattr(fitted(c, AXIS), measure) for c in some} for name, some in groups.items()}
+        )  # (seeds, variants)
+        found = np.log(found) if measure == "C_mid" else found
+        base, *others = (found[name] for name in groups)
+        alone, apart = pooled_sd([base.dropna()]), pooled_sd([(other - base).dropna() for other in others])
+        shown = difference_text(effect, True) if measure == "C_mid" else f"{effect:g}"
         for kind, sd, paired in (("two groups of seeds", alone, False), ("the same seeds in both", apart, True)):
             count = str(seeds_needed(effect, sd, paired)) if sd > 0 else "–"
-            shown = difference_text(effect, True) if measure == "C_mid" else f"{effect:g}"
             rows.append([f"{measure}, a difference of {shown}", kind, amount(sd), count])
     return table(["what is to be seen", "design", "standard deviation", "seeds of each"], rows)
 
@@ -184,7 +168,7 @@ def engines_table(torch: Sequence[Evaluations], vllm: Sequence[Evaluations], rat
     pairs = [(one, other) for one in torch for other in vllm if one.seed == other.seed]
     if not pairs:
         return ""
-    ends = {pair: min(curve.points[AXIS][-1] for curve in pair) for pair in pairs}
+    ends = [min(curve.points[AXIS][-1] for curve in pair) for pair in pairs]
 
     def until(curve: Evaluations, end: float) -> SigmoidFit:
         return fitted(curve, AXIS, end / curve.points[AXIS][-1])
@@ -193,15 +177,15 @@ def engines_table(torch: Sequence[Evaluations], vllm: Sequence[Evaluations], rat
         "A": (False, lambda curve, end: until(curve, end).A),
         "C_mid": (True, lambda curve, end: until(curve, end).C_mid),
         f"tokens to {rate:g}": (True, lambda curve, end: needed(curve, rate, AXIS)),
-        "pass rate at the end": (False, lambda c, end: float(np.interp(end, c.points[AXIS], c.rates))),
+        "pass rate at the end": (False, lambda curve, end: float(np.interp(end, curve.points[AXIS], curve.rates))),
     }
     rows = []
     for name, (of_compute, value) in measures.items():
-        found = np.array([[value(curve, ends[pair]) for curve in pair] for pair in pairs])  # (seeds, 2)
-        apart = np.diff(np.log(found) if of_compute else found)[:, 0]
+        found = np.array([[value(curve, end) for curve in pair] for pair, end in zip(pairs, ends, strict=True)])
+        apart = np.diff(np.log(found) if of_compute else found)[:, 0]  # found is (seeds, 2)
         mean, low, high = (difference_text(x, of_compute) for x in interval(apart))
         rows.append([name, *map(amount, found.mean(0)), f"{mean} [{low}, {high}]"])
-    return table([f"{len(pairs)} seeds, to {amount(min(ends.values()))} tokens", "torch", "vLLM", "apart [95 %]"], rows)
+    return table([f"{len(pairs)} seeds, to {amount(min(ends))} tokens", "torch", "vLLM", "apart [95 %]"], rows)
 
 
 def summary(curves: Sequence[Evaluations]) -> str:
@@ -219,20 +203,17 @@ def summary(curves: Sequence[Evaluations]) -> str:
     )
 
 
-class LawRuns(NamedTuple):
-    """All finished runs that the page is about."""
-
-    groups: Groups  # of the comparison `law`, by variant
-    others: Sequence[Evaluations]  # of the other comparisons
-    chain: Sequence[Evaluations]  # of the task on which the law fails
-    greedy: Sequence[Evaluations]  # whose evaluations took the likeliest token
-    published: Sequence[Evaluations]  # every run of the graded task
-    left_out: Sequence[str]
-
-
-def page(runs: LawRuns) -> str:
-    """Markdown."""
-    groups, others, chain, greedy, published, left_out = runs
+def page(
+    groups: Groups,
+    left_out: Sequence[str],
+    others: Sequence[Evaluations],
+    chain: Sequence[Evaluations],
+    greedy: Sequence[Evaluations],
+    every: Sequence[Evaluations],
+) -> str:
+    """Markdown. `groups`: finished runs of the comparison `law`, by variant; `others`: of the other comparisons;
+    `chain`: of the task on which the law fails; `greedy`: evaluated with the likeliest token; `every`: of the graded
+    task."""
     curves = [curve for some in groups.values() for curve in some]
     seeds = "; ".join(f"{name} {', '.join(str(c.seed) for c in some)}" for name, some in groups.items())
     text = [
@@ -241,7 +222,7 @@ def page(runs: LawRuns) -> str:
         "![law](law.png)",
         summary(curves),
         INTERVALS,
-        "**How far the data reach.** " + by_reach(published),
+        "**How far the data reach.** " + by_reach(every),
         "**Simpler rules** on the same points. What stays is the mean of the last two evaluations.",
         rules_table(curves),
         "**Each run.** In bold a prediction whose interval the end left.",
@@ -271,27 +252,27 @@ def page(runs: LawRuns) -> str:
 # ------------------------------------------------------------------------------------------------ what the logs know
 
 
-def alarm_row(runs: Sequence[Evaluations], name: str, level: float) -> Row:
+def alarm_row(stand: Sequence[Evaluations], fall: Sequence[Evaluations], name: str, level: float) -> Row:
     """Announced falls, lead and false alarms of an `ess` below a level, or of a share `truncated` above one."""
-    sign = -1 if name == "ess" else 1
-    found = [(fall_of(run), first(sign * run.points[name] > sign * level)) for run in runs]
-    fallen = [(fall, at) for fall, at in found if fall is not None]
-    calm = [at is not None for fall, at in found if fall is None]
-    leads = [fall - at for fall, at in fallen if at is not None and at < fall]
+
+    def alarm(run: Evaluations) -> int | None:
+        return first(run.points[name] < level if name == "ess" else run.points[name] > level)
+
+    leads = [fall_of(run) - at for run in fall if (at := alarm(run)) is not None and at < fall_of(run)]
     lead = f"{np.median(leads):g} ({min(leads)} to {max(leads)})" if leads else "–"
     what = f"ESS below {level:g}" if name == "ess" else f"truncated above {level:.0%}"
-    return [what, f"{len(leads)} of {len(fallen)}", lead, f"{sum(calm)} of {len(calm)}"]
+    return [what, f"{len(leads)} of {len(fall)}", lead, share_of([alarm(run) is not None for run in stand])]
 
 
 def logs_page(runs: Sequence[Evaluations]) -> str:
     """Did the effective sample size announce a fall, and how often for nothing? Markdown."""
-    never, runs = [run.run for run in runs if not learns(run)], [run for run in runs if learns(run)]
-    falling = [f"{run.run} ({fall})" for run in runs if (fall := fall_of(run)) is not None]
+    stand, fall, never = by_outcome(runs).values()
+    falling, dead = (", ".join(f"{run.run} ({fall_of(run)})" for run in fall), ", ".join(run.run for run in never))
     text = [
         "# What the logs already know",
-        f"{len(falling)} of {len(runs)} runs fall: an evaluation lies more than {FALL:g} below the best before it"
-        + (f" (in brackets its number): {', '.join(falling)}." if falling else ".")
-        + (f" Left out are {len(never)} runs that never gain more than {FALL:g}: {', '.join(never)}." if never else "")
+        f"{len(fall)} of {len(stand) + len(fall)} runs fall: an evaluation lies more than {FALL:g} below the best "
+        + (f"before it (in brackets its number): {falling}." if fall else "before it.")
+        + (f" Left out are {len(never)} runs that never gain more than {FALL:g}: {dead}." if never else "")
         + " Runs on half of the problems (`--difficulty`) are not looked at.",
         "An alarm is an effective sample size (ESS) below a level, or a share of truncated completions above one, as a "
         "mean over the steps since the evaluation before. One before the fall announces it, and its lead is the number "
@@ -300,7 +281,7 @@ def logs_page(runs: Sequence[Evaluations]) -> str:
         "paper's: where thinking is interrupted, it announces nothing.",
         table(
             ["alarm", "falls announced", "lead, median (range)", "false alarms"],
-            [alarm_row(runs, name, level) for name, levels in LEVELS.items() for level in levels],
+            [alarm_row(stand, fall, name, level) for name, levels in LEVELS.items() for level in levels],
         ),
     ]
     return "\n\n".join(text) + "\n"
@@ -323,12 +304,12 @@ def draw_halves(axes: "Axes", curves: Sequence[Evaluations]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: amount(value))
 
 
-def picture(runs: LawRuns, shown: int = 3) -> "Figure":
+def picture(groups: Groups, chain: Sequence[Evaluations]) -> "Figure":
     """Left: the first runs. Middle: those of the task on which the law fails. Right: the end of each run of `groups`,
     predicted with its interval, and measured."""
     from matplotlib.figure import Figure
 
-    groups, chain = runs.groups, runs.chain
+    shown = 3
     figure = Figure(figsize=(17 if chain else 12, 4.6), layout="constrained")
     left, *middle, right = figure.subplots(1, 3 if chain else 2, width_ratios=(1.5, 1.5, 1) if chain else (1.5, 1))
     draw_halves(left, next(iter(groups.values()))[:shown])

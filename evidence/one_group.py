@@ -1,18 +1,18 @@
 """docs/one_group.md: one group from its prompt to the next token, made again from a recorded step of a real run.
 
     python evidence/one_group.py             # the page, from docs/results/one_group.json
-    python evidence/one_group.py --record    # that file anew, from a run of its own: a minute
 
-Every number of the page comes from the functions that train.py calls, on the tensors that it makes.
+Every number of the page comes from the functions that train.py calls, on the tensors that it makes. The record is the
+step at which the run of COMMAND trained its groups; of each rollout it has the words, `versions`, `mask`, `reward`,
+`correct`, and the log-probs: `then`, of the version that sampled, and `now`, of the trainer before its update.
 """
 
 import argparse
 import json
 import math
-import random
 import sys
 from collections.abc import Callable, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,113 +25,23 @@ from report import table
 import filters
 import losses
 import train
-from pipeline_rl import Group, Pacer
-from runtime.flag_checks import check_flags
+from pipeline_rl import Pacer
 from runtime.flags import parse_flags
-from runtime.parts import Parts, new_parts, start
-from runtime.run_folder import Progress
 from runtime.trainer import LARGEST_NORM
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD, PAGE, TEMPLATE = DOCS / "results" / "one_group.json", DOCS / "one_group.md", Path(__file__).with_suffix(".txt")
 B, G, K = 8, 4, 8
 COMMAND = f"--batch_prompts {B} --rollouts {G} --max_num_seqs {2 * B * G} --max_steps 200"
-FILES = ["--output_dir", "runs/one_group", "--overwrite", "true", "--save_every", "0"]
+# The group and its completion that the page tells of, by place. The completion shows all: it was cut and then ended by
+# itself, its tokens are of two versions, and one of them DAPO silences.
+PLACE, CUT = 4, 3
 Record, Batch = dict[str, Any], dict[str, Tensor]
 
 
-# ---------------------------------------------------------------------------------------------------------- the record
-
-
-def record(argv: Sequence[str]) -> Record:
-    """The first step of such a run that shows all that the page tells; StopIteration if none does."""
-    steps = steps_of(argv)
-    for i, step in enumerate(steps):
-        step["next"] = next_token(steps[i + 1 :], step["version"])
-    dead = [sum(map(is_dead, step["groups"])) for step in steps]
-    return next(step for step, n in zip(steps, dead, strict=True) if 0 < n <= B / 2 and step["next"] and found(step))
-
-
-def steps_of(argv: Sequence[str]) -> list[Record]:
-    """Runs train.py's loop with these flags."""
-    flags = parse_flags([*argv, *FILES], "")
-    check_flags(flags)
-    progress, steps = Progress(random.Random(flags.seed)), list[Record]()
-    parts = new_parts(flags, progress)
-    try:
-        listen(parts, steps)
-        start(flags, parts, progress)
-        train.train(flags, parts, progress)
-    finally:
-        parts.close()
-    return steps
-
-
-def listen(parts: Parts, steps: list[Record]) -> None:
-    """Fills `steps`: of each its groups, how they were admitted, what the trainer thought of them before its update."""
-    trainer, recorder, pacer = parts.trainer, parts.recorder, parts.generator.on_main.pacer
-    gradients, recorded, admit = trainer.gradients, recorder.step, pacer.admit
-    admitted: list[int] = []  # by number: the groups outstanding when it entered
-    scores: list[list[float]] = []  # of the rows that train
-
-    def score_first(batch: Any) -> Any:
-        scores[:] = trainer.score(batch.rows).tolist()
-        return gradients(batch)
-
-    def note(progress: Progress, groups: Sequence[Group], batch: Any, metrics: Record, version: int) -> None:
-        recorded(progress, groups, batch, metrics, version)
-        written = [as_json(parts.task, group) | {"admitted": admitted[group.number]} for group in groups]
-        left = iter(scores)
-        for rollout in (r for group in written if not is_dead(group) for r in group["rollouts"]):
-            rollout["now"] = next(left)[: len(rollout["mask"])]
-        told = {name: metrics.get(name) for name in ("loss", "grad_norm", "lr")}
-        steps.append({"step": progress.step, "version": version, **told, "groups": written})
-
-    def note_admission() -> int:
-        admitted.append(pacer.outstanding)
-        return admit()
-
-    trainer.gradients, recorder.step, pacer.admit = score_first, note, note_admission  # type: ignore[method-assign]
-
-
-def as_json(task: Any, group: Group) -> Record:
-    """A group in words and numbers."""
-    names = ("versions", "mask", "reward", "correct")
-    rollouts = [
-        {name: getattr(r, name) for name in names} | {"words": task.text(r.completion_ids), "then": r.logprobs}
-        for r in group.rollouts
-    ]
-    told = {"prompt": task.text(group.problem.prompt_ids), "answer": group.problem.answer, "key": group.problem.key}
-    return {"number": group.number, "version": group.version, **told, "rollouts": rollouts}
-
-
 def is_dead(group: Record) -> bool:
+    """Whether all of its rewards are equal."""
     return len({r["reward"] for r in group["rollouts"]}) == 1
-
-
-def found(step: Record) -> tuple[int, int] | None:
-    """Group and completion to tell of, by place: cut, then ended by itself, with tokens of two versions, one of which
-    DAPO silences."""
-    batch, row = batch_of(step["groups"]), 0
-    silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
-    for place, group in enumerate(step["groups"]):
-        for i, r in enumerate(() if is_dead(group) else group["rollouts"]):
-            cut = 0 in r["mask"] and r["words"].endswith("<eos>")
-            if cut and len({*r["versions"]}) > 2 and silenced[row + i].any():
-                return place, i
-        row += 0 if is_dead(group) else G
-    return None
-
-
-def next_token(steps: Sequence[Record], version: int) -> Record | None:
-    """Of a completion that was under way when `version` + 1 went live, the last token of the one and the next of the
-    other."""
-    for group in (group for step in steps for group in step["groups"]):
-        for r in group["rollouts"]:
-            for i, pair in enumerate(pairwise(r["versions"]), 1):
-                if pair == (version, version + 1):
-                    return {"number": group["number"], "place": i, "words": r["words"].split()[i - 1 : i + 1]}
-    return None
 
 
 # ------------------------------------------------------------------------------------------------- the step's tensors
@@ -165,23 +75,22 @@ def factors(batch: Batch, loss: Callable) -> Tensor:
 
 def page(step: Record) -> str:
     """The template with what happened to this step's group."""
-    place, cut = found(step)
-    group, batch = step["groups"][place], batch_of(step["groups"])
-    row = int((batch["kept_ids"] < place).sum()) + cut  # of the completion, among those that train
-    rollout, history = group["rollouts"][cut], filters.PassRateHistory()
+    group, batch = step["groups"][PLACE], batch_of(step["groups"])
+    row = int((batch["kept_ids"] < PLACE).sum()) + CUT  # of the completion, among those that train
+    rollout, history = group["rollouts"][CUT], filters.PassRateHistory()
     history.update(group["key"], [r["correct"] for r in group["rollouts"]])
     token_loss, metrics = losses.cispo(*(batch[name] for name in ("now", "then", "advantages", "mask")))
     silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
     told = {"B": B, "G": G, "k": K, "capacity": Pacer(B, K).capacity, "command": COMMAND, "largest": LARGEST_NORM}
     told |= {"step": step, "group": group, "next_version": step["version"] + 1, "metrics": metrics}
     told["skipped"] = step["step"] - told["next_version"]
-    told |= {"cut": cut + 1, "budget": rollout["mask"].index(0), "A": batch["advantages"][row]}
-    told |= {"n": batch["mask"][batch["kept_ids"] == place].sum(), "silenced": silenced.sum()}
+    told |= {"cut": CUT + 1, "budget": rollout["mask"].index(0), "A": batch["advantages"][row]}
+    told |= {"n": batch["mask"][batch["kept_ids"] == PLACE].sum(), "silenced": silenced.sum()}
     told |= {"loss": (batch["token_weights"] * token_loss).sum(), "history": history}
     told |= {"again": "is retired" if history.retired(group["key"]) else "stays"}
-    told |= {"completions": completion_table(group), "weights": weight_table(step["groups"], place)}
+    told |= {"completions": completion_table(group), "weights": weight_table(step["groups"])}
     told |= {"right": sum(r["correct"] for r in group["rollouts"]), "tokens": token_table(step, batch, row, rollout)}
-    return TEMPLATE.read_text().format(**told, **judged(step, place, batch))
+    return TEMPLATE.read_text().format(**told, **judged(step, batch))
 
 
 def completion_table(group: Record) -> str:
@@ -196,9 +105,9 @@ def completion_table(group: Record) -> str:
     return table(["", "completion", "tokens of each version"], rows)
 
 
-def judged(step: Record, place: int, batch: Batch) -> dict[str, Any]:
+def judged(step: Record, batch: Batch) -> dict[str, Any]:
     """Rewards and advantages of the group, and what the dead groups would do to them."""
-    kept, own = batch["kept"], batch["group_ids"] == place  # (n,) each
+    kept, own = batch["kept"], batch["group_ids"] == PLACE  # (n,) each
     rewards, raw = batch["rewards"], losses.normalize_advantages(batch["rewards"], batch["group_ids"], "none")
     std, std_all = (float(x.std(correction=0)) for x in (raw[kept], raw))
     dead = next(group for group in step["groups"] if is_dead(group))
@@ -214,12 +123,12 @@ def judged(step: Record, place: int, batch: Batch) -> dict[str, Any]:
     return told | {"advantages": table(["completion", *range(1, G + 1)], shown)}
 
 
-def weight_table(groups: Sequence[Record], place: int) -> str:
+def weight_table(groups: Sequence[Record]) -> str:
     """Of each completion of a group, under four averages: a thousand times a token's weight, its share of the group."""
     rows = []
     for average in ("prompt", "sample", "token", "constant"):
         batch = batch_of(groups, average)
-        w = batch["token_weights"][batch["kept_ids"] == place]  # (G, T)
+        w = batch["token_weights"][batch["kept_ids"] == PLACE]  # (G, T)
         shares = zip(w.amax(1), w.sum(1) / w.sum(), strict=True)
         rows.append([f"`{average}`", *(f"{1000 * most:.2f} ({share:.0%})" for most, share in shares)])
     return table(["average", *(f"{i}: {int(n)} tokens" for i, n in enumerate((w > 0).sum(1), 1))], rows)
@@ -238,15 +147,6 @@ def token_table(step: Record, batch: Batch, row: int, rollout: Record) -> str:
     return table(["", "token", "version", "lag", "log π_gen", "log π", "ρ", "factor, CISPO", "factor, DAPO"], rows)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--record", action="store_true", help="run train.py's loop first, and record a step of it")
-    if parser.parse_args(argv).record:
-        exact = json.dumps(record(COMMAND.split()))
-        RECORD.write_text(json.dumps(json.loads(exact, parse_float=lambda x: round(float(x), 6))) + "\n")
-    PAGE.write_text(page(json.loads(RECORD.read_text())))
-
-
 if __name__ == "__main__":
-    main()
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
+    PAGE.write_text(page(json.loads(RECORD.read_text())))

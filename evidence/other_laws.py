@@ -5,11 +5,11 @@ rollouts (isocompute.py, arXiv 2603.12151), beside what the runs did.
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from curves import Evaluations
-from figures import UNSEEN, Groups, Row, interval, needed, pooled_sd
+from figures import UNSEEN, Groups, Row, first, interval, needed, pooled_sd
 from report import amount, paper_row, save, table, with_ends
 
 import fit_power_law
@@ -33,9 +33,9 @@ def rise(runs: Sequence[Evaluations], size: int, axis: str) -> list[Point]:
     """(N, X, L) of the evaluations of these runs in which they rise."""
     points = []
     for curve in runs:
-        rates = curve.rates
-        last = int(np.argmax(rates >= UNTIL)) if (rates >= UNTIL).any() else len(rates) - 1
-        points += [(float(size), float(curve.points[axis][i]), 1 - float(rates[i])) for i in range(1, last + 1)]
+        reached = first(curve.rates >= UNTIL)
+        until = curve.rates.size if reached is None else reached + 1
+        points += [(float(size), float(curve.points[axis][i]), 1 - float(curve.rates[i])) for i in range(1, until)]
     return points
 
 
@@ -78,26 +78,26 @@ def size_findings(sizes: Sizes) -> list[Row]:
     steep."""
     least, most = min(sizes), max(sizes)
     seeds = sorted(set.intersection(*({curve.seed for curve in runs} for runs in sizes.values())))
-    of = {seed: {size: [c for c in runs if c.seed == seed] for size, runs in sizes.items()} for seed in seeds}
+    of = [{size: [c for c in runs if c.seed == seed] for size, runs in sizes.items()} for seed in seeds]
+    ends = [law_of(some, "flops") for some in of]
+    slopes = [law.sizes[most].own_K / law.sizes[least].own_K for law, _ in ends]
+    margin = math.log(AS_PREDICTED)
 
-    def row(name: str, figure: str, ends: tuple[float, float], values: Sequence[float]) -> Row:
-        names = (amount(most), name, figure)
-        return paper_row(names, ends, interval(values), len(values), pooled_sd([values]), relative=True)
+    def row(other: str, figure: str, theirs: tuple[float, float], ratios: Sequence[float]) -> Row:
+        apart = np.log(ratios)
+        names = (amount(most), other, figure)
+        return paper_row(names, theirs, interval(apart), len(apart), pooled_sd([apart]), relative=True)
 
-    def log_needed(size: int, axis: str, seed: int) -> float:
-        return float(np.log(needed(of[seed][size][0], UNTIL, axis)))
+    def more(axis: str) -> list[float]:
+        return [needed(some[most][0], UNTIL, axis) / needed(some[least][0], UNTIL, axis) for some in of]
 
-    laws = {seed: law_of(some, "flops")[0] for seed, some in of.items()}
-    slopes = [np.log(law.sizes[most].own_K / law.sizes[least].own_K) for law in laws.values()]
-    predicted = [np.log(slope_ratio(law_of(some, "flops")[1])) for some in of.values()]
-    rows, margin = [], float(np.log(AS_PREDICTED))
-    for axis, unit in AXES.items():
-        apart = [log_needed(most, axis, seed) - log_needed(least, axis, seed) for seed in seeds]
-        rows.append(row(amount(least), f"{unit} to a pass rate of {UNTIL:g}", (-np.inf, 0.0), apart))
     return [
-        *rows,
+        *(
+            row(amount(least), f"{unit} to a pass rate of {UNTIL:g}", (-np.inf, 0), more(axis))
+            for axis, unit in AXES.items()
+        ),
         row(amount(least), "slope K of its own line (FLOPs)", (0.0, np.inf), slopes),
-        row("as the others predict", "slope K (FLOPs)", (-margin, margin), predicted),
+        row("as the others predict", "slope K (FLOPs)", (-margin, margin), [slope_ratio(points) for _, points in ends]),
     ]
 
 
@@ -127,22 +127,13 @@ def write_sizes(found: Groups, folder: Path) -> list[Row]:
 # ---------------------------------------------------------------------------------------------- rollouts a prompt
 
 
-class Half(NamedTuple):
-    """The runs of one grid as isocompute.py has them, and their analysis, or why there is none."""
-
-    runs: list[Run]
-    grid: Grid | None
-    why: str = ""
-
-
-def half_of(found: Groups) -> Half:
-    """The runs and their analysis."""
+def grid_of(found: Groups) -> Grid | str:
+    """The analysis of these runs by isocompute.py, or why there is none."""
     named = [(map(int, name.split("x")), curve) for name, curves in found.items() for curve in curves]
-    runs = [Run(*shape, curve.points["step"], curve.rates) for shape, curve in named]
     try:
-        return Half(runs, isocompute.fit_grid(runs))
+        return isocompute.fit_grid([Run(*shape, curve.points["step"], curve.rates) for shape, curve in named])
     except ValueError as error:
-        return Half(runs, None, str(error))
+        return str(error)
 
 
 def best_table(grids: Mapping[str, Grid]) -> str:
@@ -157,63 +148,66 @@ def best_table(grids: Mapping[str, Grid]) -> str:
     return table(["half", "completions C", "best n that was tried", "n* by its law [95 %]", "pass rate there"], rows)
 
 
-def at_end(found: Groups, column: str) -> dict[int, dict[int, float]]:
-    """{n: {seed: a column at the end of its runs, mean of the last two evaluations and of the B_p}}."""
-    ends: dict[int, dict[int, list[float]]] = {}
-    for name, curves in found.items():
-        for curve in curves:
-            of_n = ends.setdefault(int(name.split("x")[1]), {})
-            of_n.setdefault(curve.seed, []).append(float(curve.points[column][-2:].mean()))
-    return {n: {seed: float(np.mean(v)) for seed, v in seeds.items()} for n, seeds in sorted(ends.items())}
+def at_end(found: Groups, column: str) -> pd.DataFrame:
+    """(n, seed): a column at the end of the runs, mean of the last two evaluations and of the B_p."""
+    rows = [
+        (int(name.split("x")[1]), curve.seed, curve.points[column][-2:].mean())
+        for name, curves in found.items()
+        for curve in curves
+    ]
+    return pd.DataFrame(rows, columns=["n", "seed", "end"]).groupby(["n", "seed"])["end"].mean().unstack()
 
 
-def grid_findings(halves: Mapping[str, Half], found: Mapping[str, Groups]) -> list[Row]:
+def grid_findings(halves: Mapping[str, Grid | str], found: Mapping[str, Groups]) -> list[Row]:
     """The paper's statements on n* against these grids, each after the name of its comparison, in PAPER_HEAD's
     columns. n* comes from all seeds at once, with the interval of its bootstrap; best and worst of k seed by seed."""
-    grids = {name: half.grid for name, half in halves.items() if half.grid}
-    without = {name: half.why for name, half in halves.items() if half.why}
+    grids = {name: half for name, half in halves.items() if isinstance(half, Grid)}
     rows = [
-        [f"grid-{name}", "–", "–", "log2 n*", "higher", why, "–", "–", f"**{UNSEEN}**"] for name, why in without.items()
+        [f"grid-{name}", "–", "–", "log2 n*", "higher", why, "–", "–", f"**{UNSEEN}**"]
+        for name, why in halves.items()
+        if isinstance(why, str)
     ]
+    seeds = len({curve.seed for half in found.values() for curves in half.values() for curve in curves})
 
-    def add(names: tuple[str, str, str, str], ends: tuple[float, float], draws: np.ndarray, value: float) -> None:
-        name, *others = names
-        n = len({curve.seed for half in found.values() for curves in half.values() for curve in curves})
+    def add(
+        half: str, names: tuple[str, str, str], theirs: tuple[float, float], draws: np.ndarray, value: float
+    ) -> None:
         ours = (value, *np.quantile(draws, (0.025, 0.975)).tolist())
-        rows.append([name, *paper_row(others, ends, ours, n, math.nan)])
+        rows.append([f"grid-{half}", *paper_row(names, theirs, ours, seeds, math.nan)])
 
     def drawn(grid: Grid, C: float) -> tuple[np.ndarray, float]:
         return np.log2(isocompute.n_star(C, *grid.law.draws.T)), math.log2(grid.law(C))
 
     for half, grid in grids.items():
         (early, first), (late, last) = drawn(grid, grid.C[0]), drawn(grid, grid.C[-1])
-        names = (f"grid-{half}", f"C = {amount(grid.C[-1])}", f"C = {amount(grid.C[0])}", "log2 n*, growth beyond 1")
-        add(names, (0.0, math.inf), late - early - 1, last - first - 1)  # the law cannot fall, so 0 would prove nothing
+        names = (f"C = {amount(grid.C[-1])}", f"C = {amount(grid.C[0])}", "log2 n*, growth beyond 1")
+        # the law cannot fall, so 0 would prove nothing
+        add(half, names, (0.0, math.inf), late - early - 1, last - first - 1)
     if len(grids) == 2:
         C = min(grid.C[-1] for grid in grids.values())
         (easy, of_easy), (hard, of_hard) = drawn(grids["easy"], C), drawn(grids["hard"], C)
-        names = ("grid-hard", "hard", "easy", f"log2 n* at C = {amount(C)}")
-        add(names, (-math.inf, 0.0), hard - easy, of_hard - of_easy)
+        names = ("hard", "easy", f"log2 n* at C = {amount(C)}")
+        add("hard", names, (-math.inf, 0.0), hard - easy, of_hard - of_easy)
     for half, column in (("easy", "worst"), ("hard", "best")):
-        if ends := at_end(found.get(half, {}), column):
-            least, most = min(ends), max(ends)
-            apart = [ends[most][seed] - ends[least][seed] for seed in sorted(ends[most].keys() & ends[least].keys())]
-            figure = (f"n = {most}", f"n = {least}", f"{column} of k at the end")
-            row = paper_row(figure, (0.0, math.inf), interval(apart), len(apart), pooled_sd([apart]))
+        if half in found:
+            ends = at_end(found[half], column)
+            apart = (ends.iloc[-1] - ends.iloc[0]).dropna()
+            names = (f"n = {ends.index[-1]}", f"n = {ends.index[0]}", f"{column} of k at the end")
+            row = paper_row(names, (0.0, math.inf), interval(apart), len(apart), pooled_sd([apart]))
             rows.append([f"grid-{half}", *row])
     return rows
 
 
-def grid_page(halves: Mapping[str, Half]) -> str:
+def grid_page(halves: Mapping[str, Grid | str]) -> str:
     """Markdown."""
-    grids = {name: half.grid for name, half in halves.items() if half.grid}
+    grids = {name: half for name, half in halves.items() if isinstance(half, Grid)}
     text = [
         "# IsoCompute on our own grids",
         "The easy and the hard half of the graded task's problems, by how often the starting model solves them; every "
         "run of a grid samples as many completions, on-policy, with a learning rate that goes with the square root of "
         "the batch. Fitted as isocompute.py says.",
         best_table(grids) if grids else "",
-        *(f"No law for the {name} half: {half.why}." for name, half in halves.items() if half.why),
+        *(f"No law for the {name} half: {why}." for name, why in halves.items() if isinstance(why, str)),
     ]
     return "\n\n".join(filter(None, text)) + "\n"
 
@@ -221,9 +215,9 @@ def grid_page(halves: Mapping[str, Half]) -> str:
 def write_grids(found: Mapping[str, Groups], folder: Path) -> list[Row]:
     """FOLDER/isocompute.* and a picture of each half, from the finished runs of each grid by its name; `grid_findings`
     is returned."""
-    halves = {name: half_of(runs) for name, runs in found.items()}
+    halves = {name: grid_of(runs) for name, runs in found.items()}
     for name, half in halves.items():
-        if half.grid:
-            isocompute.plot(half.grid, str(folder / f"isocompute-{name}.png"))
+        if isinstance(half, Grid):
+            isocompute.plot(half, str(folder / f"isocompute-{name}.png"))
     save(grid_page(halves), folder / "isocompute.md")
     return grid_findings(halves, found)

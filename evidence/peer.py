@@ -5,11 +5,11 @@
     python evidence/peer.py race                               # 3 seeds x 4 contestants, 21 minutes
     python evidence/peer.py race --model MODEL --dataset DATA --dtype bfloat16     # a model of your own
 
-*speed*, in completions a second: two programs that neither evaluate nor save, each frozen while the other has its turn,
-ours with one thread on either side and TRL with two. *race*, to a held-out pass rate, in wall time and sampled tokens,
-seed by seed: each has the machine to itself, with its best number of threads; its start-up and its evaluations are off
-the clock. A pretrained model is trained as `make real` does it: by `pipeline` 8 for all `--steps`, then by TRL for as
-much time; what each has learned is compared at equal times as well.
+*speed*, in completions a second: programs that neither evaluate nor save, each frozen while another has its turn, ours
+with one thread on either side and TRL with two. *race*, to a held-out pass rate, in wall time and sampled tokens, seed
+by seed: each has the machine to itself, with its best number of threads; its start-up and its evaluations are off the
+clock. A pretrained model is trained as `make real` does it: by `pipeline` 8 for all `--steps`, then by TRL for as much
+time; what each has learned is compared at equal times as well.
 """
 
 import argparse
@@ -46,7 +46,6 @@ REAL_OURS = (
     "--length_control penalty --max_budget 8 --answer_budget 8 --eval_samples 1 --tokens_per_microbatch 1024 "
     "--share_prompts true"
 ).split()
-GB = 1e9
 
 
 # ------------------------------------------------------------------------------------------------------------- speed
@@ -54,15 +53,12 @@ GB = 1e9
 
 def speed(args: argparse.Namespace, report: Report) -> None:
     """Completions a second, in turns."""
-    small, steps = args.size == "0.2M" and not args.model, args.steps or 6
-    longest = 37 if small else 32 if args.model else 256
+    small, steps = args.size == "0.2M", args.steps or 6
+    longest, least = (37, 1.3) if small else (256, 1.8)
     with ExitStack() as until_the_end:
         root = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))
-        model = args.model or (warm_model(args.seed) if small else random_model(root / "model", args.size))
-        both = ["--model", model, "--seed", str(args.seed), "--dtype", args.dtype]
-        both += ["--batch_prompts", str(args.batch_prompts)]
-        if args.dataset:  # a pretrained model must not move: at this rate not even a weight of 0 does
-            both += ["--dataset", args.dataset, "--held_out", "256", "--lr", "1e-60"]
+        model = warm_model(args.seed) if small else random_model(root / "model", args.size)
+        both = ["--model", model, "--seed", str(args.seed), "--batch_prompts", str(args.batch_prompts)]
         mine = [*both, *QUIET, "--length_control", "none", "--max_budget", str(longest - 4)]
         every_row = ["--zero_variance_filter", "false", "--pass_rate_threshold", "2"]
         commands = {"ours, every row trains": (ours(*mine, *every_row), 1)}
@@ -77,8 +73,8 @@ def speed(args: argparse.Namespace, report: Report) -> None:
             cases[name] = lambda program=program: completions / program.advance(steps)
         found = take_turns(cases, args.repeats)
     report.add(found, "completions/s")
-    least, theirs_alone = None if args.model else 1.3 if small else 1.8, found.pop("TRL")
-    report.figures = [Figure(f"{name} / TRL", ratios(values, theirs_alone), least) for name, values in found.items()]
+    trl = found.pop("TRL")
+    report.figures = [Figure(f"{name} / TRL", ratios(values, trl), least) for name, values in found.items()]
 
 
 # -------------------------------------------------------------------------------------------------------------- race
@@ -121,7 +117,7 @@ def at_equal_times(runs: dict[str, list[dict[str, float]]]) -> Measured:
     found: Measured = {}
     for part, share in {"1/4": 0.25, "1/2": 0.5, "1": 1.0}.items():
         for name, records in runs.items():
-            times, rates = zip(*((record["seconds"], record["pass_rate"]) for record in records), strict=True)
+            times, rates = ([record[key] for record in records] for key in ("seconds", "pass_rate"))
             found[f"{name} after {part}"] = [float(np.interp(share * shorter, times, rates))]
     return found
 
@@ -132,27 +128,24 @@ def race(args: argparse.Namespace, report: Report) -> None:
     rate = REAL_RATE if args.model else RATE
     units = {"time": f"s to {rate}", "tokens": f"tokens to {rate}", "speed": "steps/s", "most memory": "GB"}
     found: dict[str, Measured] = {what: {name: [] for name in names} for what in units}
-    rates: Measured = {}
+    later: Measured = {}
     for seed in args.seeds:
         runs: dict[str, list[dict[str, float]]] = {}
         for name in names:
             until = runs[first][-1]["seconds"] if args.model and runs else math.inf
             with closing(program_of(name, seed, args)) as program:
                 records = runs[name] = evaluations(program, math.inf if args.model else RATE, until)
-            for what, axis in (("time", "seconds"), ("tokens", "tokens")):
-                so_far = [[record[key] for record in records] for key in (axis, "pass_rate")]
-                found[what][name].append(compute_to(*so_far, rate))
-            found["most memory"][name].append(program.peak_memory / GB)
-            found["speed"][name].append(records[-1]["step"] / records[-1]["seconds"])
-            print(
-                f"{name} seed {seed}: {found['time'][name][-1]:.0f} s, {found['tokens'][name][-1]:,.0f} tokens",
-                flush=True,
-            )
+            clock, sampled, rates = ([record[key] for record in records] for key in ("seconds", "tokens", "pass_rate"))
+            seconds, tokens = compute_to(clock, rates, rate), compute_to(sampled, rates, rate)
+            values = (seconds, tokens, records[-1]["step"] / clock[-1], program.peak_memory / 1e9)
+            for what, value in zip(units, values, strict=True):
+                found[what][name].append(value)
+            print(f"{name} seed {seed}: {seconds:.0f} s, {tokens:,.0f} tokens", flush=True)
         for name, values in at_equal_times(runs).items() if args.model else ():
-            rates.setdefault(name, []).extend(values)
+            later.setdefault(name, []).extend(values)
     for what, unit in units.items():
         report.add({f"{name}: {what}": values for name, values in found[what].items()}, unit)
-    report.add(rates, "pass rate")
+    report.add(later, "pass rate")
     for name in others:
         for what, most in (("time", 1.0), ("tokens", None), ("speed", None)):
             values = ratios(found[what][first], found[what][name])
@@ -165,9 +158,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("what", choices=["speed", "race"])
     add("--steps", type=positive, help=f"of a turn (6); of a race at most ({MAX_STEPS}, {REAL_STEPS} with --model)")
-    add("--model", default="", help="folder of a pretrained model in the place of the built-in one")
-    add("--dataset", default="", help="its problems")
-    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the forward pass")
+    add("--model", default="", help="race: folder of a pretrained model in the place of the built-in one")
+    add("--dataset", default="", help="race: its problems")
+    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="race: of its forward pass")
     add("--size", choices=list(SIZES), default="0.2M", help="speed: of the model; others sample 256 tokens")
     add("--batch_prompts", type=positive, default=32, help="speed: prompts of a step (32)")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="race: (0 1 2)")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-RUNS = {"graded": "law.jsonl", "chain": "chain.jsonl"}
 # Okabe and Ito's colors for the color-blind, from dark to light; lines also differ in dashes, bars in hatches.
 COLORS = ("#000000", "#0072B2", "#D55E00", "#E69F00", "#9ad0f3")
 DASHES, HATCHES = ("-", "--", "-.", ":", (0, (5, 1))), ("", "//", "..", "xx")
@@ -203,9 +202,10 @@ def bfloat16(figure: "Figure") -> None:
 def moving_cut(figure: "Figure") -> None:
     """What a run's first points say of its last evaluation, by how many there are."""
     shares = np.arange(0.1, 1, 0.05)
-    for axes, task in zip(figure.subplots(1, 2, sharey=True), ("graded", "chain"), strict=True):
+    runs = {"graded": "law.jsonl", "chain": "chain.jsonl"}
+    for axes, (task, file) in zip(figure.subplots(1, 2, sharey=True), runs.items(), strict=True):
         for share in shares:
-            r = fit_sigmoid.curve(DOCS / "results" / RUNS[task], share)
+            r = fit_sigmoid.curve(DOCS / "results" / file, share)
             if not r.fit.best:
                 axes.plot(share, 0.03, "kx", ms=5, label="no fit")
                 continue

@@ -1,5 +1,6 @@
-"""What follows, without any training, from what three papers print: the tables and pictures of docs/figure1.md (the two
-runs of Figure 1 of arXiv 2510.13786, fitted at every cut) and docs/published.md (constants, quoted with their places).
+"""What follows, without any training, from what three papers print: tables and picture of docs/figure1.md (the two runs
+of Figure 1 of arXiv 2510.13786, fitted at every cut) and tables of docs/published.md (constants, quoted with their
+places).
 
     python evidence/published.py [--output docs]
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq, curve_fit
 from scipy.special import stdtrit
 
@@ -37,7 +39,6 @@ KHATRI = {
     "32k tokens": (0.645, 1.89, 11272.0),
     "batch 512": (0.605, 1.77, 2818.0),
     "batch 2048": (0.645, 1.70, 10909.0),
-    "17B x 16 MoE": (0.710, 1.65, 4242.0),
 }
 BASE = next(iter(KHATRI))
 # The same: (low, high) in GPU-hours of the run of 100,000 -> A and B of the sigmoid, A of a power law, or NaN.
@@ -50,16 +51,11 @@ WINDOWS = {
 }
 LONG = np.linspace(0, 100_000, 76)[1:]  # of evaluations of that run; its curve is that of batch 2048, with its A and B
 LOO_A, SEED_NOISE = (0.590, 0.610), 0.015  # the same: A of the leave-one-out runs; of three equal runs
-DRAWS = 30  # of a noisy run
-NOISE = 0.005  # of a mean@16 on 1,000 prompts: binomial .004, and a little for prompts that correlate
-# Tan et al. 2025, arXiv 2509.25300: (K_max, N0 in billions) within a model and from 0.5-32B to 72B.
+# Tan et al. 2025, arXiv 2509.25300, over compute: (K_max, N0 in billions) within a model and from 0.5-32B to 72B.
 TAN = {
     "Qwen2.5 base, compute": ((0.135, 13.1), (0.152, 17.4)),
-    "Qwen2.5 base, samples": ((0.135, 11.5), (0.163, 17.0)),
     "Qwen2.5 instruct, compute": ((0.128, 17.3), (0.144, 28.3)),
-    "Qwen2.5 instruct, samples": ((0.133, 17.1), (0.148, 27.2)),
     "Llama-3 instruct, compute": ((0.089, 11.3), (0.074, 8.5)),
-    "Llama-3 instruct, samples": ((0.091, 12.7), (0.087, 11.8)),
 }
 SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)
 # Cheng et al. 2026, arXiv 2603.12151: L, s, log10 C0, b of n*(C).
@@ -71,8 +67,6 @@ HEADS = {
     "|ask again at",
     "windows": "window, GPU-hours|points|printed|paper's grid, R0 = .40|the same, R0 = .39|our fit|power law, printed"
     "|on the points|on the exact curve",
-    "halves": "fitted, predicted|sd of A|median error at the end|width of its 95 % interval|ceiling identifiable"
-    "|truth inside",
     "ahead": "ahead|from, GPU-hours",
     "noise": "±.015 read as|sd of A|two runs must differ by|two means of three by|range of nine equal runs"
     "|it is at most .020 in",
@@ -132,10 +126,9 @@ def cut_table(run: str) -> str:
 # --------------------------------------------------------------------------------------------- what constants imply
 
 
-def curve(name: str, C: np.ndarray | float) -> np.ndarray:
+def curve(name: str, C: ArrayLike) -> np.ndarray:
     """A published curve at C."""
-    A, B, C_mid = KHATRI[name]
-    return sigmoid(C, R0["moe" if "MoE" in name else "dense"], A, B, C_mid)
+    return sigmoid(C, R0["dense"], *KHATRI[name])
 
 
 def paper_grid(C: np.ndarray, R: np.ndarray, R0: float) -> tuple[float, float, float]:
@@ -156,23 +149,9 @@ def window_row(low: float, high: float) -> list[str]:
     C, R = C[use], R[use]
     f = fit(C, R, skip_below=low)
     sigmoids = [printed[:2], *(paper_grid(C, R, R0["dense"] - less)[:2] for less in (0, 0.01)), (f.A, f.B)]
-    laws = saturating_power(C, R), saturating_power(exact, curve("batch 2048", exact))
-    cells = [f"{A:.3f}, {B:.2f}" for A, B in sigmoids] + [f"{A:.2f}" for A in (printed[2], *(law["A"] for law in laws))]
+    of_points, of_curve = saturating_power(C, R)[0], saturating_power(exact, curve("batch 2048", exact))[0]
+    cells = [f"{A:.3f}, {B:.2f}" for A, B in sigmoids] + [f"{A:.2f}" for A in (printed[2], of_points, of_curve)]
     return [f"{low / 1e3:g}k to {high / 1e3:g}k", str(C.size), *("–" if "nan" in cell else cell for cell in cells)]
-
-
-def extrapolated(name: str, end: float, points: int) -> list[str]:
-    """DRAWS times the first half of a curve, with noise, fitted, and its end predicted: sd of A, median error, width,
-    share identifiable, share that holds the truth."""
-    rng, C = np.random.default_rng(0), np.linspace(0, end, points)
-    R, half, rows = curve(name, C), C <= end / 2, []
-    for _ in range(DRAWS):
-        f = fit(C[half], (R + rng.normal(0, NOISE, points))[half])
-        low, high = f.interval(end)[:, 0]
-        rows.append((f.A, f.identifiable, float(f.predict(end, f.form)) - R[-1], low <= R[-1] <= high, high - low))
-    A, known, errors, covered, width = np.array(rows, float).T
-    numbers = (A.std(ddof=1), np.median(np.abs(errors)), np.median(width))
-    return [*(f"{x:.4f}" for x in numbers), f"{known.mean():.0%}", f"{covered.mean():.0%}"]
 
 
 def overtakes(slow: str, fast: str) -> float:
@@ -200,7 +179,7 @@ def noise_row(reading: str, sd: float) -> list[str]:
     return [reading, f"{sd:.4f}", *(f"{v:.3f}" for v in (*apart, mean)), f"{below:.0%}"]
 
 
-def K(K_max: float, N0: float, N: np.ndarray | float) -> np.ndarray | float:
+def K(K_max: float, N0: float, N: float) -> float:
     """Tan et al.: slope of a model with N billion parameters."""
     return K_max / (1 + N0 / N)
 
@@ -209,30 +188,24 @@ def constant_tables() -> dict[str, str]:
     """The tables of docs/published.md, by name."""
     pairs = (("32k tokens", BASE), ("batch 2048", BASE), (BASE, "batch 512"))
     readings = {"the standard deviation": 1, "half the range of three": 0.846, "95 % of runs": 1.96}
-    halves = ("0 to 50k, then 100k", "batch 2048", 1e5, 76), ("0 to 8k, then 16k", BASE, 16e3, 41)
     slopes = [
         [f"{name}, {kind}", *(f"{K(*constants, N):.3f}" for N in SIZES)]
         for name, both in TAN.items()
-        if "compute" in name
         for kind, constants in zip(("intra", "inter"), both, strict=True)
     ]
-    halving = [f"10^{np.log10(2) / K(*TAN['Qwen2.5 base, compute'][0], N):.1f}" for N in SIZES]
     best = [[name, *(f"{float(n_star(10**c, *law)):.0f}" for c in LOG10_C)] for name, law in CHENG.items()]
-    billions = [f"{N:g}B" for N in SIZES]
     rows = {
         "windows": [window_row(*window) for window in WINDOWS],
-        "halves": [[name, *extrapolated(*run)] for name, *run in halves],
         "ahead": [[f"{slow} over {fast}", f"{overtakes(slow, fast) / 1e3:.1f}k"] for slow, fast in pairs],
         "noise": [noise_row(name, SEED_NOISE / by) for name, by in readings.items()],
     }
     return {name: table(HEADS[name].split("|"), some) for name, some in rows.items()} | {
-        "slopes": table(["K(N)", *billions], slopes),
-        "halving": table(["", *billions], [["compute to halve the failures, times", *halving]]),
+        "slopes": table(["K(N)", *(f"{N:g}B" for N in SIZES)], slopes),
         "best": table(["completions C", *(f"10^{c:g}" for c in LOG10_C)], best),
     }
 
 
-# -------------------------------------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------------------------------------------- picture
 
 
 def draw_cuts(path: Path) -> None:
@@ -269,52 +242,16 @@ def draw_cuts(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def draw_constants(folder: Path) -> None:
-    """Windows of the long run beside all runs; slopes by model size beside the best number of rollouts."""
-    from matplotlib.figure import Figure
-
-    figures = {name: Figure(figsize=(10, 3.8), layout="constrained") for name in ("runs", "laws")}
-    (long, all_runs), (slopes, rollouts) = (figure.subplots(1, 2) for figure in figures.values())
-    R, grid = curve("batch 2048", LONG), np.geomspace(500, 2e5, 200)
-    long.plot(LONG, R, "k.", ms=4, label="the run of 100k, R0 = .40")
-    for low, high in ((1500, 50_000), (5000, 50_000), (30_000, 60_000)):
-        use = (low <= LONG) & (high >= LONG)
-        law = saturating_power(LONG[use], R[use])
-        label = f"power law, {low / 1e3:g}k to {high / 1e3:g}k: A {law['A']:.2f}"
-        long.plot(grid, law["A"] - law["D"] / grid ** law["B"], label=label)
-    long.set(ylim=(0.35, 0.85), xlabel="GPU-hours", ylabel="pass rate")
-    for name in KHATRI:
-        all_runs.plot(grid, curve(name, grid), label=name)
-    all_runs.set(xlabel="GPU-hours", ylabel="pass rate, from R0 = .40, MoE .51")
-    N, C = np.geomspace(0.3, 300, 100), np.logspace(4, 7.5, 200)
-    for i, (name, both) in enumerate(TAN.items()):
-        for constants, style in zip(both, ("-", "--"), strict=True):
-            slopes.plot(N, K(*constants, N), f"C{i}{style}", label=name if style == "-" else None)
-    slopes.set(xlabel="parameters, billions", ylabel="K(N); dashed: inter")
-    for name, law in CHENG.items():
-        rollouts.plot(C, n_star(C, *law), label=name)
-    rollouts.set(yscale="log", xlabel="completions C", ylabel="best rollouts per prompt n*")
-    for name, figure in figures.items():
-        for axes in figure.axes:
-            axes.set(xscale="log")
-            axes.legend(fontsize=7)
-            axes.grid(alpha=0.3)
-        figure.savefig(folder / f"published_{name}.png", dpi=80)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
-    parser.add_argument(
-        "--output", default=DOCS, type=Path, metavar="FOLDER", help="where pages and pictures go (docs)"
-    )
+    parser.add_argument("--output", default=DOCS, type=Path, metavar="FOLDER", help="of pages and picture (docs)")
     folder = parser.parse_args(argv).output
     cuts = {f"{run} cuts": cut_table(run) for run in CUTS}
     for name, tables in (("figure1.md", cuts), ("published.md", constant_tables())):
         (folder / name).write_text((DOCS / name).read_text())
         fill(folder / name, tables)
     draw_cuts(folder / "figure1.png")
-    draw_constants(folder)
 
 
 if __name__ == "__main__":

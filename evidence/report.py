@@ -3,31 +3,12 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
-from comparisons import Comparison
 from curves import LOGGED
-from figures import (
-    FALL,
-    LEAST_PAIRS,
-    RELATIVE,
-    Groups,
-    Row,
-    against_paper,
-    differences,
-    falls,
-    figures_of,
-    interval,
-    over_steps,
-    pairs,
-    share_ceiling,
-    spread,
-    visible,
-)
+from figures import FALL, RELATIVE, Compared, Groups, Row, against_paper, falls, interval, over_steps, visible
 
 from fit_sigmoid import UNITS
 
@@ -43,9 +24,9 @@ MEASURES = {  # of a run: (heading, words for more and for less)
     "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
 }
 IN_THE_PAPER = {"A": "A known", "B": "B shared", "end": "final"}
+LEAST_PAIRS = 3  # of runs with an identifiable ceiling, for a verdict on A
 PAPER_HEAD = ["variant", "against", "figure", "the paper", "here", "seeds", "could see", "verdict"]
 HEALTH_HEAD = ["variant", "lag mean / max", "ESS", "clipped A > 0 / A < 0", "kept", "entropy", "falls"]
-SEEN = "5 %, two-sided, in four of five cases"
 
 
 # ------------------------------------------------------------------------------------------------ words of all pages
@@ -129,168 +110,151 @@ def paper_row(
 # ------------------------------------------------------------------------------------------------ one comparison
 
 
-@dataclass
-class Compared:
-    """The finished runs of a comparison, their figures, the shared ceiling and what `fit_sigmoid.compare` says."""
+def page(x: Compared) -> str:
+    """Markdown."""
+    c, groups = x.c, x.groups
+    absent = [variant for variant in c.variants if variant not in groups]
+    seeds = "; ".join(f"{name} {', '.join(str(run.seed) for run in runs)}" for name, runs in groups.items())
+    given = "; ".join(f"*{name}* `{c.variants[name] or 'the setting as it is'}`" for name in groups)
+    rows = paper_rows(x)
+    text = [
+        f"# {x.name}: {c.about}",
+        f"{sum(map(len, groups.values()))} finished runs. Seeds: {seeds}."
+        + (f" Left out: {', '.join(x.left_out)}." if x.left_out else "")
+        + (f" Variants without a finished run: {', '.join(absent)}." if absent else ""),
+        f"Setting: `{c.setting}`. Variants: {given}.",
+        f"![{x.name}]({x.name}.png)",
+        table(PAPER_HEAD, rows) if rows else "",
+        difference_table(x) if x.against else "",
+        sight(x),
+        variant_table(x),
+        f"`fit_sigmoid.compare` on all runs: {x.said}.",
+        health_table(groups),
+    ]
+    return "\n\n".join(filter(None, text)) + "\n"
 
-    name: str
-    c: Comparison
-    groups: Groups
-    left_out: Sequence[str]  # runs without a result, each with the reason
 
-    def __post_init__(self) -> None:
-        self.against = pairs(self.c, self.groups)
-        self.A, self.said, refits = share_ceiling(self.groups, self.c.axis)
-        self.figures = figures_of(self.groups, self.c.pass_rate, self.c.axis, refits)
-        hours = self.c.axis == "device_hours"  # where time is compared
-        self.measures = [measure for measure in MEASURES if hours or measure != "device_hours"]
+def measures(x: Compared) -> dict[str, str]:
+    """Those that are shown, with the pass rate in its place in their headings; hours only where time is compared."""
+    shown = (measure for measure in MEASURES if x.c.axis == "device_hours" or measure != "device_hours")
+    return {measure: MEASURES[measure][0].replace("the rate", f"{x.c.pass_rate:g}") for measure in shown}
 
-    def page(self) -> str:
-        """Markdown."""
-        c, groups = self.c, self.groups
-        absent = [variant for variant in c.variants if variant not in groups]
-        seeds = "; ".join(f"{name} {', '.join(str(run.seed) for run in runs)}" for name, runs in groups.items())
-        given = "; ".join(f"*{name}* `{c.variants[name] or 'the setting as it is'}`" for name in groups)
-        rows = self.paper_rows()
-        text = [
-            f"# {self.name}: {c.about}",
-            f"{sum(map(len, groups.values()))} finished runs. Seeds: {seeds}."
-            + (f" Left out: {', '.join(self.left_out)}." if self.left_out else "")
-            + (f" Variants without a finished run: {', '.join(absent)}." if absent else ""),
-            f"Setting: `{c.setting}`. Variants: {given}.",
-            f"![{self.name}]({self.name}.png)",
-            table(PAPER_HEAD, rows) if rows else "",
-            self.difference_table() if self.against else "",
-            self.sight(),
-            self.variant_table(),
-            f"`fit_sigmoid.compare` on all runs: {self.said}.",
-            self.health_table(),
-        ]
-        return "\n\n".join(filter(None, text)) + "\n"
 
-    def apart(self, name: str, measure: str) -> pd.Series:
-        """Variant minus its baseline, by seed."""
-        return differences(self.figures, name, self.against[name], measure)
+def paper_rows(x: Compared) -> list[Row]:
+    """What the paper has, what we have, and whether the runs could have told, in PAPER_HEAD's columns."""
+    rows = []
+    for variant in (variant for variant in x.c.paper if variant in x.against):
+        kind, *theirs = x.c.paper[variant]
+        measure, least = IN_THE_PAPER[kind], LEAST_PAIRS if kind == "A" else 1
+        apart, names = x.apart(variant, measure), (variant, x.against[variant], MEASURES[measure][0])
+        rows.append(paper_row(names, tuple(theirs), interval(apart), len(apart), x.spread(measure), least_pairs=least))
+    return rows
 
-    def spread(self, measure: str) -> float:
-        """Standard deviation of the paired differences of all variants."""
-        return spread(self.c, self.groups, self.figures, measure)
 
-    def paper_rows(self) -> list[Row]:
-        """What the paper has, what we have, and whether the runs could have told, in PAPER_HEAD's columns."""
-        rows = []
-        for variant in (variant for variant in self.c.paper if variant in self.against):
-            kind, *theirs = self.c.paper[variant]
-            measure, least = IN_THE_PAPER[kind], LEAST_PAIRS if kind == "A" else 1
-            apart, names = self.apart(variant, measure), (variant, self.against[variant], MEASURES[measure][0])
-            ours, sd = interval(apart), self.spread(measure)
-            rows.append(paper_row(names, tuple(theirs), ours, len(apart), sd, least_pairs=least))
-        return rows
+def cell(x: Compared, variant: str, measure: str) -> str:
+    """`mean [low, high]`, and of how many runs if not of all."""
+    found, n = x.figures.loc[variant, measure].dropna(), len(x.groups[variant])
+    return with_ends(interval(found)) + f" ({len(found)} of {n})" * (len(found) != n)
 
-    def heading(self, measure: str) -> str:
-        """With the pass rate in its place."""
-        return MEASURES[measure][0].replace("the rate", f"{self.c.pass_rate:g}")
 
-    def cell(self, variant: str, measure: str) -> str:
-        """`mean [low, high]`, and of how many runs if not of all."""
-        found, n = self.figures.loc[variant, measure].dropna(), len(self.groups[variant])
-        text = with_ends(interval(found))
-        return text if len(found) == n else f"{text} ({len(found)} of {n})"
+def difference(x: Compared, name: str, measure: str) -> str:
+    """`mean [low, high]` of the paired differences, in bold where THE RULE tells them apart."""
+    apart, n = x.apart(name, measure), len(x.groups[name])
+    mean, low, high = interval(apart)
+    text, *ends = (difference_text(value, measure in RELATIVE) for value in (mean, low, high))
+    text += "" if math.isnan(low) else f" [{', '.join(ends)}]"
+    text += f" ({len(apart)} of {n} seeds)" * (0 < len(apart) < n)
+    return f"**{text}**" if low > 0 or high < 0 else text
 
-    def difference(self, name: str, measure: str) -> str:
-        """`mean [low, high]` of the paired differences, in bold where THE RULE tells them apart."""
-        apart, n = self.apart(name, measure), len(self.groups[name])
-        mean, low, high = interval(apart)
-        text, *ends = (difference_text(value, measure in RELATIVE) for value in (mean, low, high))
-        text += "" if math.isnan(low) else f" [{', '.join(ends)}]"
-        text += f" ({len(apart)} of {n} seeds)" * (0 < len(apart) < n)
-        return f"**{text}**" if low > 0 or high < 0 else text
 
-    def difference_table(self) -> str:
-        """Each variant against its baseline, measure by measure."""
-        rows = [[name, base, *(self.difference(name, m) for m in self.measures)] for name, base in self.against.items()]
-        return table(["variant", "against", *map(self.heading, self.measures)], rows)
+def difference_table(x: Compared) -> str:
+    """Each variant against its baseline, measure by measure."""
+    shown = measures(x)
+    rows = [[name, base, *(difference(x, name, measure) for measure in shown)] for name, base in x.against.items()]
+    return table(["variant", "against", *shown.values()], rows)
 
-    def variant_table(self) -> str:
-        """What was measured, one row a variant."""
-        rows = []
-        for name, runs in self.groups.items():
-            known = f"{self.figures.loc[name, 'A known'].count()} of {len(runs)}"
-            rows.append(
-                [name, len(runs), self.cell(name, "A"), known, *(self.cell(name, m) for m in self.measures[1:])]
-            )
-        at = f"A = {self.A:.3f}" if self.A else "a shared A"
-        of_fit = [f"B at {at}", f"C_mid ({UNITS.get(self.c.axis, self.c.axis)}) at {at}"]
-        return table(["variant", "seeds", "A", "A identifiable", *of_fit, *map(self.heading, self.measures[3:])], rows)
 
-    def health_table(self) -> str:
-        """What the runs were like, one row a variant; means over their steps."""
-        rows = []
-        for name, runs in self.groups.items():
-            mean = {column: np.mean([over_steps(run, column) for run in runs]) for column in LOGGED}
-            lag = max(np.nanmax(run.points["lag_max"], initial=-math.inf) for run in runs)
-            clipped = f"{mean['clipped_positive']:.2%} / {mean['clipped_negative']:.2%}"
-            fell = {run.seed: below for run in runs if (below := falls(run).max()) > FALL}
-            said = [f"seed {seed}: by up to {below:.2f}" for seed, below in fell.items()]
-            cells = f"{mean['lag']:.2f} / {lag:.0f}", f"{mean['ess']:.3f}", clipped, f"{mean['kept']:.0%}"
-            rows.append([name, *cells, f"{mean['entropy']:.3f}", "; ".join(said) or "none"])
-        return table(HEALTH_HEAD, rows)
+def variant_table(x: Compared) -> str:
+    """What was measured, one row a variant."""
+    _, *others = measures(x)
+    rows = []
+    for name, runs in x.groups.items():
+        known = f"{x.figures.loc[name, 'A known'].count()} of {len(runs)}"
+        rows.append([name, len(runs), cell(x, name, "A"), known, *(cell(x, name, measure) for measure in others)])
+    at = f"A = {x.A:.3f}" if x.A else "a shared A"
+    of_fit = [f"B at {at}", f"C_mid ({UNITS.get(x.c.axis, x.c.axis)}) at {at}"]
+    return table(["variant", "seeds", "A", "A identifiable", *of_fit, *list(measures(x).values())[3:]], rows)
 
-    def sight(self) -> str:
-        """What the runs could have seen, for each number of pairs that the variants have."""
-        seeds = {name: {run.seed for run in runs} for name, runs in self.groups.items()}
-        lines = []
-        for n in sorted({len(seeds[name] & seeds[base]) for name, base in self.against.items()} - {0, 1}):
-            A, B, C_mid = (visible(self.spread(measure), n) for measure in self.measures[:3])
-            each = f"{amount(A)} in A, of {amount(B)} in B and of {difference_text(C_mid, True)} in C_mid"
-            lines.append(f"{n} pairs of runs could see a difference of {each}")
-        return "; ".join(lines) + f" ({SEEN})." if lines else ""
 
-    def in_short(self) -> str:
-        """What changed and whether it can be seen: three rows and a sentence for each variant."""
-        lines = []
-        shown = {"pass rate at the end": ("final", "final"), "C_mid": ("C_mid shared",) * 2, "A": ("A", "A known")}
-        for name, base in self.against.items():
-            lines += ["", f"{name} against {base}: means with their 95 % intervals, and the difference paired by seed"]
-            seen = []
-            for title, (measure, compared) in shown.items():
-                low, high = interval(self.apart(name, compared))[1:]
-                _, more, less = MEASURES[compared]
-                if low > 0 or high < 0:
-                    seen.append(f"{title} {more if low > 0 else less}")
-                cells = self.cell(base, measure), self.cell(name, measure), self.difference(name, compared).strip("*")
-                lines.append("  {:<22}{:<28}{:<28}{}".format(title, *cells))
-            n = len(self.apart(name, "final"))
-            could = f"{n} seeds could see {amount(visible(self.spread('final'), n))} in the pass rate at the end"
-            why = f"no interval leaves out 0; {could}" if n > 1 else "one seed has no interval"
-            lines.append(f"  It can be seen: {', '.join(seen)}." if seen else f"  It cannot be seen: {why}.")
-        return "\n".join(lines)
+def health_table(groups: Groups) -> str:
+    """What the runs were like, one row a variant; means over their steps."""
+    rows = []
+    for name, runs in groups.items():
+        mean = {column: np.mean([over_steps(run, column) for run in runs]) for column in LOGGED}
+        lag = max(np.nanmax(run.points["lag_max"], initial=-math.inf) for run in runs)
+        clipped = f"{mean['clipped_positive']:.2%} / {mean['clipped_negative']:.2%}"
+        fell = {run.seed: below for run in runs if (below := falls(run).max()) > FALL}
+        said = [f"seed {seed}: by up to {below:.2f}" for seed, below in fell.items()]
+        cells = f"{mean['lag']:.2f} / {lag:.0f}", f"{mean['ess']:.3f}", clipped, f"{mean['kept']:.0%}"
+        rows.append([name, *cells, f"{mean['entropy']:.3f}", "; ".join(said) or "none"])
+    return table(HEALTH_HEAD, rows)
 
-    def picture(self) -> "Figure":
-        """A panel for each axis of compute, thin lines the runs, thick ones the means over seeds, and a panel with the
-        differences in the pass rate at the end."""
-        from matplotlib.figure import Figure
 
-        axes_of = list(dict.fromkeys((self.c.axis, "device_hours")))
-        figure = Figure(figsize=(4.6 * (len(axes_of) + 1), 4.4), layout="constrained")
-        *panels, last = figure.subplots(1, len(axes_of) + 1)
-        for panel, axis in zip(panels, axes_of, strict=True):
-            for i, runs in enumerate(self.groups.values()):
-                lines = [(run.points[axis], run.rates) for run in runs]
-                for x, y in lines:
-                    panel.plot(x, y, color=f"C{i % 10}", alpha=0.3, lw=0.8)
-                grid = np.linspace(0, min(x[-1] for x, _ in lines), 60)
-                mean, style = np.mean([np.interp(grid, x, y) for x, y in lines], 0), "-" if i < 10 else "--"
-                panel.plot(grid, mean, color=f"C{i % 10}", lw=2, ls=style)
-            panel.set(xlabel=UNITS.get(axis, axis), ylim=(0, 1))
-            panel.grid(alpha=0.3)
-        panels[0].set_ylabel("pass rate on held-out prompts")
-        for i, name in enumerate(self.groups):
-            mean, low, high = interval(differences(self.figures, name, self.against.get(name, name), "final"))
-            reach = 0.0 if math.isnan(low) else high - mean
-            last.errorbar(mean, i, xerr=reach, color=f"C{i % 10}", marker="o", capsize=3)
-        last.set_yticks(range(len(self.groups)), list(self.groups), fontsize=8)
-        last.invert_yaxis()
-        last.axvline(0, color="gray", lw=0.8)
-        last.set(xlabel="pass rate at the end minus the baseline's, 95 %")
-        return figure
+def sight(x: Compared) -> str:
+    """What the runs could have seen, for each number of pairs that the variants have."""
+    lines = []
+    for n in sorted({len(x.apart(name, "final")) for name in x.against} - {0, 1}):
+        A, B, C_mid = (visible(x.spread(measure), n) for measure in list(MEASURES)[:3])
+        each = f"{amount(A)} in A, of {amount(B)} in B and of {difference_text(C_mid, True)} in C_mid"
+        lines.append(f"{n} pairs of runs could see a difference of {each}")
+    return "; ".join(lines) + " (5 %, two-sided, in four of five cases)." if lines else ""
+
+
+def in_short(x: Compared) -> str:
+    """What changed and whether it can be seen: three rows and a sentence for each variant."""
+    lines = []
+    shown = {"pass rate at the end": ("final", "final"), "C_mid": ("C_mid shared",) * 2, "A": ("A", "A known")}
+    for name, base in x.against.items():
+        lines += ["", f"{name} against {base}: means with their 95 % intervals, and the difference paired by seed"]
+        seen = []
+        for title, (measure, compared) in shown.items():
+            _, low, high = interval(x.apart(name, compared))
+            if low > 0 or high < 0:
+                seen.append(f"{title} {MEASURES[compared][1 if low > 0 else 2]}")
+            cells = cell(x, base, measure), cell(x, name, measure), difference(x, name, compared).strip("*")
+            lines.append("  {:<22}{:<28}{:<28}{}".format(title, *cells))
+        n = len(x.apart(name, "final"))
+        could = f"{n} seeds could see {amount(visible(x.spread('final'), n))} in the pass rate at the end"
+        why = f"no interval leaves out 0; {could}" if n > 1 else "one seed has no interval"
+        lines.append(f"  It can be seen: {', '.join(seen)}." if seen else f"  It cannot be seen: {why}.")
+    return "\n".join(lines)
+
+
+def picture(x: Compared) -> "Figure":
+    """A panel for each axis of compute, thin lines the runs, thick ones the means over seeds, and a panel with the
+    differences in the pass rate at the end."""
+    from matplotlib.figure import Figure
+
+    axes_of = list(dict.fromkeys((x.c.axis, "device_hours")))
+    figure = Figure(figsize=(4.6 * (len(axes_of) + 1), 4.4), layout="constrained")
+    *panels, last = figure.subplots(1, len(axes_of) + 1)
+    for panel, axis in zip(panels, axes_of, strict=True):
+        for i, runs in enumerate(x.groups.values()):
+            color, style = f"C{i % 10}", "-" if i < 10 else "--"
+            for run in runs:
+                panel.plot(run.points[axis], run.rates, color=color, alpha=0.3, lw=0.8)
+            grid = np.linspace(0, min(run.points[axis][-1] for run in runs), 60)
+            mean = np.mean([np.interp(grid, run.points[axis], run.rates) for run in runs], 0)
+            panel.plot(grid, mean, color=color, lw=2, ls=style)
+        panel.set(xlabel=UNITS.get(axis, axis), ylim=(0, 1))
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("pass rate on held-out prompts")
+    for i, name in enumerate(x.groups):
+        mean, low, high = interval(x.apart(name, "final"))
+        reach = 0.0 if math.isnan(low) else high - mean
+        last.errorbar(mean, i, xerr=reach, color=f"C{i % 10}", marker="o", capsize=3)
+    last.set_yticks(range(len(x.groups)), list(x.groups), fontsize=8)
+    last.invert_yaxis()
+    last.axvline(0, color="gray", lw=0.8)
+    last.set(xlabel="pass rate at the end minus the baseline's, 95 %")
+    return figure

@@ -1,126 +1,108 @@
 """The page docs/results/staleness.md: at which lag and learning rate runs stand, and what changes it.
 
-A run *falls* where an evaluation lies more than FALL below the best before it, *never rises* if it gains no more than
-that, and else *stands*. Counts of few runs are compared by Fisher's exact test, without a correction for their number.
+`outcome` in figures.py says what a run does. Counts of few runs are compared by Fisher's exact test, without a
+correction for their number.
 """
 
-import itertools
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, takewhile
 
 import numpy as np
 import pandas as pd
 from curves import Evaluations
-from figures import Groups, Row, fall_of, final, interval, learns, needed, over_steps
+from figures import Groups, by_outcome, fall_of, final, first, interval, needed, outcome, over_steps
 from report import amount, table, with_ends
 from scipy.stats import fisher_exact
 
 LAB = ("staleness", "stress", "survivors", "precision")  # comparisons that have this page in the place of their own
 AGES = (0, 20, 50, 100, math.inf)  # in steps since a prompt retired
-OUTCOMES = ("stands", "falls", "never rises")
+PLURAL = {"stands": "stand", "falls": "fall", "never rises": "never rise"}
 
 
-def outcome(run: Evaluations) -> str:
-    """One of OUTCOMES."""
-    return "never rises" if not learns(run) else "falls" if fall_of(run) is not None else "stands"
+def stand(runs: Sequence[Evaluations]) -> int:
+    """How many of these runs do."""
+    return sum(outcome(run) == "stands" for run in runs)
 
 
 def counted(runs: Sequence[Evaluations]) -> str:
     """ "3 stand", or what the runs did otherwise: "1 stands, 2 fall"."""
-    found = Counter(map(outcome, runs))
-    plural = {"stands": "stand", "falls": "fall", "never rises": "never rise"}
-    return ", ".join(f"{n} {o if n == 1 else plural[o]}" for o in OUTCOMES if (n := found[o]))
+    found = {name: len(some) for name, some in by_outcome(runs).items() if some}
+    return ", ".join(f"{n} {name if n == 1 else PLURAL[name]}" for name, n in found.items())
+
+
+def lag_and_rate(variant: str) -> tuple[str, str]:
+    """Of `lag-8-lr-7e-4`."""
+    lag, rate = variant.removeprefix("lag-").split("-lr-")
+    return lag, rate
 
 
 def map_table(groups: Groups) -> str:
     """A row for each lag and a column for each rate: outcomes, mean pass rate at the end, mean ESS."""
-    cells: dict[str, dict[str, str]] = {}
+    cells = {}
     for variant, runs in groups.items():
-        lag, rate = variant.removeprefix("lag-").split("-lr-")
         end, ess = np.mean([final(run) for run in runs]), np.mean([over_steps(run, "ess") for run in runs])
-        cells.setdefault(lag, {})[rate] = f"{counted(runs)}; {end:.2f}; {ess:.2f}"
-    rates = sorted({rate for row in cells.values() for rate in row}, key=float)
-    rows = [[lag, *(cells[lag].get(rate, "–") for rate in rates)] for lag in sorted(cells, key=int)]
+        cells[lag_and_rate(variant)] = f"{counted(runs)}; {end:.2f}; {ess:.2f}"
+    lags, rates = (sorted(set(names), key=float) for names in zip(*cells, strict=True))
+    rows = [[lag, *(cells.get((lag, rate), "–") for rate in rates)] for lag in lags]
     return table(["lag held at", *(f"rate {rate}" for rate in rates)], rows)
 
 
 def highest_that_stand(groups: Groups) -> dict[int, float]:
     """{lag: the highest learning rate at which, as at all lower ones, every seed stands}; 0 where there is none."""
-    standing: dict[int, dict[float, bool]] = {}
+    all_stand: dict[int, dict[float, bool]] = {}
     for variant, runs in groups.items():
-        lag, rate = variant.removeprefix("lag-").split("-lr-")
-        standing.setdefault(int(lag), {})[float(rate)] = all(outcome(run) == "stands" for run in runs)
-    found = {}
-    for lag, rates in sorted(standing.items()):
-        fails = min((rate for rate, stands in rates.items() if not stands), default=float("inf"))
-        found[lag] = max((rate for rate in rates if rate < fails), default=0.0)
-    return found
+        lag, rate = lag_and_rate(variant)
+        all_stand.setdefault(int(lag), {})[float(rate)] = stand(runs) == len(runs)
+    return {lag: max(takewhile(rates.get, sorted(rates)), default=0.0) for lag, rates in sorted(all_stand.items())}
+
+
+def known(runs: Sequence[Evaluations], value: Callable[[Evaluations], float]) -> list[float]:
+    """A value of each run that has it: those that are finite."""
+    return [x for run in runs if math.isfinite(x := value(run))]
 
 
 def survivors_table(groups: Groups, rate: float) -> str:
     """A row for each variant: outcomes, Fisher's p against the first, pass rate at the end, tokens to `rate`."""
-    first = next(iter(groups.values()))
-    rows: list[Row] = []
+    base, rows = next(iter(groups.values())), []
     for variant, runs in groups.items():
-        stand, base = (sum(outcome(run) == "stands" for run in some) for some in (runs, first))
-        p = fisher_exact([[stand, len(runs) - stand], [base, len(first) - base]]).pvalue
-        known = [tokens for run in runs if np.isfinite(tokens := needed(run, rate, "tokens"))]
-        rows.append(
-            [
-                variant,
-                str(len(runs)),
-                counted(runs),
-                "–" if runs is first else f"{p:.2f}",
-                with_ends(interval([final(run) for run in runs])),
-                with_ends(interval(known)) + ("" if len(known) == len(runs) else f" ({len(known)} of {len(runs)})"),
-                amount(float(np.mean([over_steps(run, "ess") for run in runs]))),
-                with_ends(interval([e for run in runs if np.isfinite(e := entropy_at(run, rate))])),
-            ]
-        )
-    head = [
-        "variant",
-        "seeds",
-        "outcome",
-        "p",
-        "pass rate at the end",
-        f"tokens to {rate:g}",
-        "ESS",
-        f"entropy at {rate:g}",
-    ]
-    return table(head, rows)
+        p = fisher_exact([[stand(some), len(some) - stand(some)] for some in (runs, base)]).pvalue
+        tokens = known(runs, lambda run: needed(run, rate, "tokens"))
+        cells = [
+            len(runs),
+            counted(runs),
+            "–" if runs is base else f"{p:.2f}",
+            with_ends(interval([final(run) for run in runs])),
+            with_ends(interval(tokens)) + f" ({len(tokens)} of {len(runs)})" * (len(tokens) < len(runs)),
+            amount(float(np.mean([over_steps(run, "ess") for run in runs]))),
+            with_ends(interval(known(runs, lambda run: entropy_at(run, rate)))),
+        ]
+        rows.append([variant, *cells])
+    head = f"variant|seeds|outcome|p|pass rate at the end|tokens to {rate:g}|ESS|entropy at {rate:g}"
+    return table(head.split("|"), rows)
 
 
 def entropy_at(run: Evaluations, rate: float) -> float:
     """Entropy of the steps before the first evaluation that reaches a pass rate; NaN if none does."""
-    reached = np.flatnonzero(run.rates >= rate)
-    return float(run.points["entropy"][reached[0]]) if reached.size else math.nan
-
-
-def entropy_table(groups: Groups, rates: Sequence[float] = (0.3, 0.5, 0.7)) -> str:
-    """A row for each variant: mean entropy when each pass rate is first reached."""
-    rows = []
-    for variant, runs in groups.items():
-        found = [[e for run in runs if np.isfinite(e := entropy_at(run, rate))] for rate in rates]
-        rows.append([variant, str(len(runs)), *(with_ends(interval(some)) for some in found)])
-    return table(["variant", "seeds", *(f"entropy at {rate:g}" for rate in rates)], rows)
+    reached = first(run.rates >= rate)
+    return math.nan if reached is None else float(run.points["entropy"][reached])
 
 
 def parts_table(groups: Groups) -> str:
     """What the ratio is made of: a row for the runs that stand, and one for those that fall, up to their fall."""
+    found = by_outcome(run for some in groups.values() for run in some)
     rows = []
-    for name in OUTCOMES[:2]:
-        runs = [run for some in groups.values() for run in some if outcome(run) == name]
-        parts: list[list[float]] = [[], [], []]
-        for run in runs:
-            until = fall_of(run) or len(run.rates)
-            for part, column in zip(parts, ("mismatch", "staleness", "ess"), strict=True):
-                values = run.points[column][1:until]
-                part.append(float(np.mean(values[np.isfinite(values)][-3:])) if np.isfinite(values).any() else math.nan)
-        cells = [[v for v in part if np.isfinite(v)] for part in parts]
-        medians = [f"{np.median(v):.2g} ({min(v):.2g} to {max(v):.2g})" if v else "–" for v in cells]
-        rows.append([{"stands": "stand", "falls": "fall"}[name], str(len(cells[1])), *medians])
+    for name in ("stands", "falls"):
+        parts = pd.DataFrame([last_three(run) for run in found[name]], columns=["mismatch", "staleness", "ess"])
+        shown = [f"{v.median():.2g} ({v.min():.2g} to {v.max():.2g})" if v.count() else "–" for _, v in parts.items()]
+        rows.append([PLURAL[name], parts["staleness"].count(), *shown])
     return table(["runs that", "n", "mismatch, nats", "staleness, nats", "ESS"], rows)
+
+
+def last_three(run: Evaluations) -> pd.Series:
+    """Each logged column's mean over the last three evaluations that have it before the run falls, or ends."""
+    until = pd.DataFrame(run.points).iloc[1 : fall_of(run)]
+    return until.apply(lambda column: column.dropna().tail(3).mean())
 
 
 def retired_table(reviews: pd.DataFrame) -> str:
@@ -129,7 +111,7 @@ def retired_table(reviews: pd.DataFrame) -> str:
     `reviews` is the file of evidence/retired.py. Intervals are over runs.
     """
     rows = []
-    for low, high in itertools.pairwise(AGES):
+    for low, high in pairwise(AGES):
         some = reviews[(reviews["age"] > low) & (reviews["age"] <= high)]
         share = (some["right"] / some["rollouts"]).groupby(some["run"])
         solved = (some["right"] >= 0.9 * some["rollouts"]).groupby(some["run"])
@@ -140,7 +122,7 @@ def retired_table(reviews: pd.DataFrame) -> str:
 
 def down(runs: Sequence[Evaluations]) -> str:
     """How many do not stand: "2 of 7"."""
-    return f"{sum(outcome(run) != 'stands' for run in runs)} of {len(runs)}"
+    return f"{len(runs) - stand(runs)} of {len(runs)}"
 
 
 def findings(found: Mapping[str, Groups]) -> str:
@@ -154,7 +136,7 @@ def findings(found: Mapping[str, Groups]) -> str:
             f"{down(stress[base])} runs, and with one change: {cells}."
         )
     if cells := found.get("survivors"):
-        ranked = sorted(cells, key=lambda name: np.mean([outcome(run) == "stands" for run in cells[name]]))
+        ranked = sorted(cells, key=lambda name: stand(cells[name]) / len(cells[name]))
         listed = ", ".join(f"{name} {down(cells[name])}" for name in reversed(ranked))
         said.append(f"**Which loss, which mask?** At a rate of 1e-3, from best to worst: {listed}.")
     if lab := found.get("staleness"):
@@ -196,12 +178,6 @@ def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate:
             "of the weights (arXiv 2605.12070). Root mean squares of their logarithms, and the effective sample size, "
             "over the last three evaluations before the fall, or of the run: median over runs, and range.",
             parts_table(lab),
-        ]
-    if batch := found.get("batch"):
-        text += [
-            "## Entropy at equal pass rate",
-            "Three batch sizes at equal tokens, and a lag that is not held.",
-            entropy_table(batch),
         ]
     if reviews is not None:
         text += [

@@ -11,7 +11,6 @@ import fcntl
 import itertools
 import json
 import os
-import platform
 import shlex
 import signal
 import subprocess
@@ -31,16 +30,21 @@ from runtime.run_folder import Folder
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ROOT / "train.py"
+DATE = "%Y-%m-%d %H:%M:%S UTC"
 Value = bool | int | float | str
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process of train.py."""
+    """One process of train.py, in OUTPUT/COMPARISON/VARIANT/seed-N."""
 
-    folder: Path
+    output: Path
+    name: str  # COMPARISON/VARIANT/seed-N
     flags: tuple[tuple[str, Value], ...]  # those that are given, with those of the setting
     seed: int
+
+    folder = property(lambda self: self.output / self.name)
+    log = property(lambda self: self.output / f"{self.name}.log")  # what the run prints
 
     def command(self) -> list[str]:
         """What is run; the flags of a run that goes on are in its folder, but for those that run code."""
@@ -54,11 +58,6 @@ class Job:
             return [sys.executable, str(TRAIN), "--resume", str(self.folder), *given]
         new = ["--output_dir", str(self.folder), "--overwrite", "true", "--seed", str(self.seed)]
         return [sys.executable, str(TRAIN), *new, *given]
-
-    @property
-    def log(self) -> Path:
-        """What the run prints."""
-        return self.folder.with_name(f"{self.folder.name}.log")
 
     def finished(self) -> bool:
         """Does the run have its closing record? Raises UsageError if the folder is of a run with other flags."""
@@ -100,20 +99,20 @@ def plan(
 ) -> dict[tuple[str, int], Job]:
     """The runs of a comparison by variant and seed. Equal flags are one run, wherever they occur: its folder is that of
     the first comparison and variant that has them."""
-    owners: dict[str, tuple[str, str]] = {}
+    owners: dict[str, str] = {}
     mine = {}
     for comparison, c in COMPARISONS.items():
         for variant, text in c.variants.items():
             given = resolved(c.setting) | resolved(text) | dict(budget)
             identity = json.dumps({**DEFAULTS, **given}, sort_keys=True)
-            owners.setdefault(identity, (comparison, variant))
+            owners.setdefault(identity, f"{comparison}/{variant}")
             if comparison == name:
                 mine[variant] = owners[identity], tuple(given.items())
     if unknown := set(only) - set(mine):
         raise UsageError(f"--only {', '.join(sorted(unknown))}: {name} has {', '.join(mine)}.")
     chosen = {variant: job for variant, job in mine.items() if not only or variant in only}
     return {
-        (variant, seed): Job(output.joinpath(*owner, f"seed-{seed}"), flags, seed)
+        (variant, seed): Job(output, f"{owner}/seed-{seed}", flags, seed)
         for seed in seeds
         for variant, (owner, flags) in chosen.items()
     }
@@ -135,11 +134,13 @@ def locked(output: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def make(jobs: Sequence[Job], output: Path, at_once: int = 1) -> int:
+def make(jobs: Sequence[Job], output: Path, at_once: int) -> int:
     """Makes all runs that are not finished, some at a time. Exit code: 0 all are, 1 some failed, 2 flags that cannot
     work, 130 stopped by a signal. Raises UsageError if another sweep uses `output`."""
     with locked(output) as lock:
         waiting = list(dict.fromkeys(job for job in jobs if not job.finished()))
+        for job in waiting:
+            job.command()  # a row with a flag that train.py does not have is refused before the first run
         print(f"{len(set(jobs)) - len(waiting)} runs are finished, {len(waiting)} are to be run", flush=True)
         signals: list[int] = []  # the handler only notes them: one may come while a child is being started
         numbers = (signal.SIGINT, signal.SIGTERM)
@@ -149,7 +150,7 @@ def make(jobs: Sequence[Job], output: Path, at_once: int = 1) -> int:
         def next_one(job: Job) -> int | None:
             if signals or 2 in codes:
                 return None
-            codes.append(code := run_one(job, output, lock, signals))
+            codes.append(code := run_one(job, lock, signals))
             return code
 
         try:
@@ -166,13 +167,13 @@ def make(jobs: Sequence[Job], output: Path, at_once: int = 1) -> int:
     return 2 if 2 in codes else int(any(codes))
 
 
-def run_one(job: Job, output: Path, lock: int, signals: list[int]) -> int:
+def run_one(job: Job, lock: int, signals: list[int]) -> int:
     """Begins a run, or goes on with it from its newest whole checkpoint; returns its exit code."""
     command = job.command()
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     (job.folder / "config.json.new").unlink(missing_ok=True)  # all that a run has if it is killed very early
     print(f"{job.folder}: {'goes on' if '--resume' in command else 'begins'}", flush=True)
-    started, passed_on = time.time(), 0
+    started, passed_on = datetime.datetime.now(datetime.UTC), 0
     with job.log.open("a") as log:
         child = subprocess.Popen(
             command,
@@ -190,14 +191,12 @@ def run_one(job: Job, output: Path, lock: int, signals: list[int]) -> int:
             child.send_signal(number)
             passed_on += 1
         time.sleep(0.02)
-    seconds, name = time.time() - started, str(job.folder.relative_to(output))
-    log_of_all = Folder(output)
-    log_of_all.append("sweep.jsonl", {"folder": name, "started": date(started), "seconds": seconds, "exit_code": code})
+    ended = datetime.datetime.now(datetime.UTC)
+    seconds = (ended - started).total_seconds()
+    record = {"folder": job.name, "started": f"{started:{DATE}}", "seconds": seconds, "exit_code": code}
+    Folder(job.output).append("sweep.jsonl", record)
     if code == 0:
-        total = sum(record["seconds"] for record in log_of_all.read("sweep.jsonl") if record["folder"] == name)
-        machine = f"{os.cpu_count()} x {platform.processor() or platform.machine()}"
-        closing = {"finished": date(time.time()), "seconds": total, "machine": machine}
-        Folder(job.folder).replace("finished.json", json.dumps(closing, indent=1))
+        Folder(job.folder).replace("finished.json", json.dumps({"finished": f"{ended:{DATE}}"}))
     rates = [record["pass_rate"] for record in Folder(job.folder).read("eval.jsonl")][-1:]
     result = f"pass rate {rates[0]:.3f}" if code == 0 and rates else f"exit code {code}, see {job.log}"
     print(f"{job.folder}: {result} after {seconds:.0f} s", flush=True)
@@ -207,8 +206,3 @@ def run_one(job: Job, output: Path, lock: int, signals: list[int]) -> int:
 def end_with_parent() -> None:
     """In the child, on Linux: SIGTERM if the sweep dies, so that the run saves a checkpoint and no orphan is left."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
-def date(seconds: float) -> str:
-    """Of a time, in UTC."""
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

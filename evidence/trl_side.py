@@ -1,8 +1,6 @@
-"""TRL's GRPOTrainer on the same model, problems, batches and learning rate as `train.py`: the other side of
-`peer.py`.
+"""TRL's GRPOTrainer on the model, problems, batches and learning rate of `train.py`: the other side of `peer.py`.
 
     /tmp/trl-venv/bin/python evidence/trl_side.py --model FOLDER --output_dir FOLDER
-    /tmp/trl-venv/bin/python evidence/trl_side.py --model FOLDER --output_dir FOLDER --dataset sums.jsonl --lr 1e-5
 
 It runs in an environment of its own (`theirs` makes it) and has of ours only the task: problems, tokenizer and
 reward are the same. It writes the files of `train.py`, so that one reader serves both:
@@ -62,6 +60,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def sample(model: Any, task: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+    """One completion of each prompt at temperature 1 by `transformers`, up to and with the stop token."""
+    import torch
+
+    longest, stop, pad = max(map(len, prompts)), task.stop_ids[0], task.tokenizer.pad_token_id
+    # Left padding: every row's last prompt token is at the same place.
+    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])  # (N, T)
+    attend = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])  # (N, T)
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": max_new_tokens}
+    with torch.no_grad():
+        out = model.generate(ids, attention_mask=attend, eos_token_id=stop, pad_token_id=pad, **options)
+    completions = [row[longest:].tolist() for row in out]
+    return [c[: c.index(stop) + 1] if stop in c else c for c in completions]
+
+
 class Journal:
     """Counts and writes; its clock does not run while it evaluates."""
 
@@ -96,8 +109,6 @@ class Journal:
 
     def evaluate(self, model: Any, step: int) -> None:
         """Held-out pass rate at temperature 1, off the clock."""
-        from supervised_control import sample
-
         began = time.monotonic()
         samples = 1 if self.args.dataset else 2  # as ours in the race
         problems = [problem for problem in self.task.held_out for _ in range(samples)]
@@ -148,14 +159,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     class Steps(TrainerCallback):
         """Called by TRL around its steps."""
 
-        def on_train_begin(
-            self, arguments: object, state: Any, control: object, model: Any = None, **_: object
-        ) -> None:
+        def on_train_begin(self, *_: object, model: Any, **__: object) -> None:
             journal.started = time.monotonic()
             if args.eval_every:
                 journal.evaluate(model, 0)
 
-        def on_step_end(self, arguments: object, state: Any, control: object, model: Any = None, **_: object) -> None:
+        def on_step_end(self, arguments: object, state: Any, *_: object, model: Any, **__: object) -> None:
             journal.write("metrics.jsonl", state.global_step)
             if args.eval_every and state.global_step % args.eval_every == 0:
                 journal.evaluate(model, state.global_step)

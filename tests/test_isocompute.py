@@ -208,7 +208,7 @@ def test_seeds_share_a_curve_and_gaps_are_not_compared(few_draws):
 def test_the_best_n_is_recovered_from_noisy_runs():
     """200 grids of nine runs, evaluations of 500 problems, laws of the published range: of 1,000 intervals of n* 93 to
     97 % hold. No fit fails."""
-    found = recover_rollouts(200, np.random.default_rng(0), "all")
+    found = recover_rollouts(200, np.random.default_rng(0))
     covered = [value for name, value in found.items() if name.endswith("covered")]
     assert 0.93 <= np.mean(covered) <= 0.97
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from made_curves import made, rows
 
+from runtime.flags import UsageError
+
 
 def run_folder(output, name, evals=(), steps=(), finished=True, **config):
     """A run that train.py left."""
@@ -22,32 +24,15 @@ def run_folder(output, name, evals=(), steps=(), finished=True, **config):
 
 
 def evaluation(step, pass_rate):
-    return {
-        "step": step,
-        "tokens": 1000 * step,
-        "device_hours": 0.0123456789 * step,
-        "flops": 123456 * step,
-        "pass_rate": pass_rate,
-        "n_prompts": 512,
-        "n_samples": 2,
-        "truncated": 0.5,
-    }
+    compute = {"step": step, "tokens": 1000 * step, "device_hours": 0.0123456789 * step, "flops": 123456 * step}
+    return compute | {"pass_rate": pass_rate, "n_prompts": 512, "n_samples": 2, "truncated": 0.5}
 
 
 def test_a_row_by_hand(tmp_path):
     """Evaluations at steps 0, 2 and 3. Steps 1 and 2 have lags 1 and 2 (largest 3 and 4), entropies .5 and .3, and one
     probe of two, at 2e-7. They keep 128 and 0 of the 32 * 16 = 512 rollouts: an eighth. Step 3 has no probe."""
-    step = {
-        "rows": 128,
-        "lag_mean": 1.0,
-        "lag_max": 3,
-        "ess": 0.9,
-        "entropy": 0.5,
-        "interrupted": 0.25,
-        "truncated": 0.0,
-        "capped_positive": 0.01,
-        "capped_negative": 0.02,
-    }
+    step = {"rows": 128, "lag_mean": 1.0, "lag_max": 3, "ess": 0.9, "entropy": 0.5, "interrupted": 0.25}
+    step |= {"truncated": 0.0, "capped_positive": 0.01, "capped_negative": 0.02}
     steps = [
         step | {"step": 1, "logprob_gap": 2e-7, "mismatch_rms": 1e-7, "staleness_rms": 0.03},
         {"step": 2, "lag_mean": 2.0, "lag_max": 4, "entropy": 0.3, "interrupted": 0.75, "truncated": 0.1},
@@ -60,30 +45,14 @@ def test_a_row_by_hand(tmp_path):
     found = curves.collect(tmp_path)
     assert tuple(found) == curves.COLUMNS
     zero, first, second = found.to_dict("records")
-    assert [first[name] for name in curves.OF_THE_RUN] == [
-        "law/dapo-0.26/seed-12",
-        "law",
-        "dapo-0.26",
-        "12",
-        "--loss dapo --lr 0.0007",
-        "finished",
-    ]
+    of_the_run = ["law/dapo-0.26/seed-12", "law", "dapo-0.26", "12", "--loss dapo --lr 0.0007", "finished"]
+    assert [first[name] for name in curves.OF_THE_RUN] == of_the_run
     measured = ["2", "2000", "0.0246914", "2.469e+05", "0.09766", "1024"]
     assert [first[name] for name in curves.OF_THE_EVALUATION] == measured
-    assert {name: first[name] for name in curves.LOGGED} == {
-        "lag": "1.5",
-        "lag_max": "4",
-        "ess": "0.9",
-        "gap": "2e-07",
-        "entropy": "0.4",
-        "interrupted": "0.5",
-        "truncated": "0.05",
-        "kept": "0.125",
-        "clipped_positive": "0.01",
-        "clipped_negative": "0.02",
-        "mismatch": "1e-07",
-        "staleness": "0.03",
-    }
+    logged = {"lag": "1.5", "lag_max": "4", "ess": "0.9", "gap": "2e-07", "entropy": "0.4", "interrupted": "0.5"}
+    logged |= {"truncated": "0.05", "kept": "0.125", "clipped_positive": "0.01", "clipped_negative": "0.02"}
+    logged |= {"mismatch": "1e-07", "staleness": "0.03"}
+    assert {name: first[name] for name in curves.LOGGED} == logged
     assert (first["best"], first["worst"], second["best"]) == ("0.75000", "0.50000", "")
     assert second["gap"] == "" and second["kept"] == "1" and second["lag_max"] == "3"
     assert all(zero[name] == "" for name in curves.LOGGED) and zero["pass_rate"] == "0.00000"
@@ -93,23 +62,20 @@ def test_runs_that_failed_or_did_not_end_are_named(tmp_path, capsys):
     """One failed after an evaluation, one before it wrote a file, one was stopped by Ctrl-C, one is under way, and one
     was stopped by Ctrl-C before train.py could catch it (Popen's code for a signal is its negative number)."""
     one = [evaluation(0, 0.1)]
-    run_folder(tmp_path, "law/a/seed-0", one, finished=False)
-    run_folder(tmp_path, "law/a/seed-1", one, finished=False)
-    run_folder(tmp_path, "law/a/seed-2", one, finished=False)
-    run_folder(tmp_path, "law/a/seed-3", one)
+    for seed in range(4):
+        run_folder(tmp_path, f"law/a/seed-{seed}", one, finished=seed == 3)
     codes = {"law/a/seed-0": 1, "law/a/seed-1": 130, "law/b/seed-0": 2, "law/b/seed-1": -2}
     records = [{"folder": "law/a/seed-0", "exit_code": 130}, *({"folder": f, "exit_code": c} for f, c in codes.items())]
     (tmp_path / "sweep.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     file = tmp_path / "new" / "curves.csv.gz"
     assert curves.main([str(tmp_path), "--output", str(file)]) == 0
     states = {curve.run: curve.state for curve in curves.curves_of(curves.read_rows(file))}
+    of_a, of_b = (
+        ["failed (exit code 1)", "unfinished", "unfinished", "finished"],
+        ["failed (exit code 2)", "unfinished"],
+    )
     assert states == {
-        "law/a/seed-0": "failed (exit code 1)",
-        "law/a/seed-1": "unfinished",
-        "law/a/seed-2": "unfinished",
-        "law/a/seed-3": "finished",
-        "law/b/seed-0": "failed (exit code 2)",
-        "law/b/seed-1": "unfinished",
+        f"law/{v}/seed-{i}": said for v, some in (("a", of_a), ("b", of_b)) for i, said in enumerate(some)
     }
     said = capsys.readouterr().out
     assert all((run in said) == (state != "finished") for run, state in states.items())
@@ -132,22 +98,12 @@ def test_a_curve_comes_back(tmp_path):
     run = made("dapo", 3, lag=np.linspace(0, 3, 17), flags={"loss": "dapo"})
     curves.write_rows(rows(run), tmp_path / "c.csv.gz")
     (back,) = curves.curves_of(curves.read_rows(tmp_path / "c.csv.gz"))
-    assert (back.run, back.comparison, back.variant, back.seed, back.flags) == (
-        "one/dapo/seed-3",
-        "one",
-        "dapo",
-        3,
-        {"loss": "dapo"},
-    )
+    of_it = ("one/dapo/seed-3", "one", "dapo", 3, {"loss": "dapo"})
+    assert (back.run, back.comparison, back.variant, back.seed, back.flags) == of_it
     assert back.points["pass_rate"] == pytest.approx(run.points["pass_rate"], abs=5e-6)
     assert back.points["lag"] == pytest.approx(run.points["lag"], rel=1e-3) and np.isnan(back.points["ess"]).all()
-    assert {name: back.points[name][2] for name in ("step", "tokens", "device_hours", "flops", "n")} == {
-        "step": 16,
-        "tokens": 100,
-        "device_hours": 0.1,
-        "flops": 1000,
-        "n": 1024,
-    }
+    third = {"step": 16, "tokens": 100, "device_hours": 0.1, "flops": 1000, "n": 1024}
+    assert {name: back.points[name][2] for name in third} == third
 
 
 @pytest.mark.parametrize(
@@ -162,7 +118,7 @@ def test_a_curve_comes_back(tmp_path):
 def test_other_columns_are_refused_by_name(columns, said, tmp_path, capsys):
     file = tmp_path / "c.csv.gz"
     file.write_bytes(gzip.compress((",".join(columns) + "\n").encode()))
-    with pytest.raises(curves.InputError, match=said) as error:
+    with pytest.raises(UsageError, match=said) as error:
         curves.read_rows(file)
     assert str(error.value).count(". ") == 0 and str(file) in str(error.value)
 
@@ -170,7 +126,7 @@ def test_other_columns_are_refused_by_name(columns, said, tmp_path, capsys):
 def test_what_is_no_gzip_is_refused(tmp_path):
     for content in (b"run,seed\n", gzip.compress(b"run\n" * 99)[:-9]):
         (tmp_path / "c.csv.gz").write_bytes(content)
-        with pytest.raises(curves.InputError, match="no readable"):
+        with pytest.raises(UsageError, match="no readable"):
             curves.read_rows(tmp_path / "c.csv.gz")
 
 
@@ -184,12 +140,6 @@ def test_runs_of_an_earlier_day_stay(tmp_path, capsys):
     assert "2 runs, 2 of them finished, 1 kept from before" in capsys.readouterr().out
 
 
-def test_folders_that_cannot_be_read_are_refused(tmp_path, capsys):
-    """One without a run, and two that have the same run."""
-    (tmp_path / "empty").mkdir()
-    for name in ("a", "b"):
-        run_folder(tmp_path / name, "law/base/seed-0", [evaluation(0, 0.25)])
-    for folders, said in ((["empty"], "holds no"), (["a", "b"], "law/base/seed-0 is in two")):
-        words = [*(str(tmp_path / name) for name in folders), "--output", str(tmp_path / "c.csv.gz")]
-        assert curves.main(words) == 2 and said in capsys.readouterr().err
-    assert not (tmp_path / "c.csv.gz").exists()
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
+    assert curves.main([str(tmp_path), "--output", str(tmp_path / "c.csv.gz")]) == 2
+    assert "holds no COMPARISON/VARIANT/seed-N" in capsys.readouterr().err and not (tmp_path / "c.csv.gz").exists()

@@ -56,26 +56,23 @@ def grid_run(B_p, n, seed, C_mid, points=16, **columns):
 
 def test_the_grid_finds_the_rollouts_that_are_best_at_each_budget():
     """The curve of n = 4 is ahead at first and stops at .4; that of n = 64 is behind, and ends higher."""
-    found = {
-        "16x4": [grid_run(16, 4, 0, 5e3)],
-        "16x64": [grid_run(16, 64, 0, 4e4)],
-        "64x4": [grid_run(64, 4, 0, 9e3)],
-    }
+    C_mid = {(16, 4): 5e3, (16, 64): 4e4, (64, 4): 9e3}
+    found = {f"{B_p}x{n}": [grid_run(B_p, n, 0, half)] for (B_p, n), half in C_mid.items()}
     for curve in found["16x4"] + found["64x4"]:
         curve.points["pass_rate"][:] = np.minimum(curve.points["pass_rate"], 0.4)
-    half = other_laws.half_of(found)
-    assert (half.grid.best_n[0], half.grid.best_n[-1]) == (4, 64)
-    assert len(half.runs) == 3 and half.runs[0].C[1] == 4096
-    assert "| easy |" in other_laws.grid_page({"easy": half})
+    grid = other_laws.grid_of(found)
+    assert (grid.best_n[0], grid.best_n[-1], grid.C[-1]) == (4, 64, 16 * 4096)
+    assert "| easy |" in other_laws.grid_page({"easy": grid})
 
 
 def test_a_grid_whose_best_n_never_changes_says_so():
     """n = 4 is ahead of n = 16 at every C."""
     found = {"easy": {"16x4": [grid_run(16, 4, 0, 5e3)], "16x16": [grid_run(16, 16, 0, 2e4)]}}
-    halves = {"easy": other_laws.half_of(found["easy"])}
+    halves = {"easy": other_laws.grid_of(found["easy"])}
     why = "n* is 4 at every C, so nothing shows how it grows; widen C or the grid of n"
     assert f"No law for the easy half: {why}." in other_laws.grid_page(halves)
-    [row, _] = other_laws.grid_findings(halves, found)
+    [row, worst] = other_laws.grid_findings(halves, found)
+    assert worst[5] == "–"  # no column `worst` is there
     assert row == ["grid-easy", "–", "–", "log2 n*", "higher", why, "–", "–", "**cannot be seen at this size**"]
 
 
@@ -91,14 +88,11 @@ def test_the_findings_of_two_grids_by_hand():
     for curve in [*easy["16x4"], *hard["16x2"]]:
         curve.points["pass_rate"][:] = np.minimum(curve.points["pass_rate"], 0.4)
     found = {"easy": easy, "hard": hard}
-    rows = other_laws.grid_findings({half: other_laws.half_of(runs) for half, runs in found.items()}, found)
+    rows = other_laws.grid_findings({half: other_laws.grid_of(runs) for half, runs in found.items()}, found)
     of_easy, of_hard, between, worst, best = rows
     assert [float(row[5].split()[0]) for row in (of_easy, of_hard, between)] == pytest.approx([3, 0, -4], abs=0.4)
-    assert (
-        of_easy[0] == "grid-easy"
-        and of_easy[3:5] == ["log2 n*, growth beyond 1", "higher"]
-        and of_easy[-1] == "**reproduced**"
-    )
+    assert of_easy[0] == "grid-easy" and of_easy[3:5] == ["log2 n*, growth beyond 1", "higher"]
+    assert of_easy[-1] == "**reproduced**"
     assert between[1:5] == ["hard", "easy", "log2 n* at C = 65.5k", "lower"] and between[-1] == "**reproduced**"
     assert worst[1:6] == ["n = 64", "n = 4", "worst of k at the end", "higher", "+0.300 [-0.971, +1.571]"]
-    assert worst[-1] == "**cannot be seen at this size**" and best[5] == "+nan"
+    assert worst[-1] == "**cannot be seen at this size**" and best[5] == "–"

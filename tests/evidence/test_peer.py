@@ -61,16 +61,9 @@ def test_pass_rates_at_equal_times():
     fast = [{"seconds": t, "pass_rate": t / 80} for t in (0.0, 40.0, 80.0)]
     slow = [{"seconds": t, "pass_rate": t / 200} for t in (0.0, 160.0)]
     found = peer.at_equal_times({"ours": fast, "trl": slow})
-    assert {name: values[0] for name, values in found.items()} == pytest.approx(
-        {
-            "ours after 1/4": 0.25,
-            "trl after 1/4": 0.1,
-            "ours after 1/2": 0.5,
-            "trl after 1/2": 0.2,
-            "ours after 1": 1.0,
-            "trl after 1": 0.4,
-        }
-    )
+    ours, trl = ({part: found[f"{name} after {part}"][0] for part in ("1/4", "1/2", "1")} for name in ("ours", "trl"))
+    assert ours == pytest.approx({"1/4": 0.25, "1/2": 0.5, "1": 1.0})
+    assert trl == pytest.approx({"1/4": 0.1, "1/2": 0.2, "1": 0.4})
 
 
 def test_the_race_trains_a_pretrained_model_as_make_real_does():

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import report
 from comparisons import EQUAL, Comparison, near
+from figures import Compared
 from made_curves import made
 
 pytestmark = pytest.mark.medium
@@ -73,12 +74,14 @@ def test_seeds_needed_are_those_of_the_tables(effect, paired, n):
 def test_what_n_seeds_see_is_seen_in_four_of_five_simulated_cases():
     """An effect of that size, 20,000 times: Student's own test at 5 % rejects in 80 %, with a sampling error of .3 %;
     without an effect in 5 %."""
+    from scipy.optimize import brentq
     from scipy.stats import ttest_1samp, ttest_ind
 
     rng, n = np.random.default_rng(0), 4
     x, y = rng.normal(size=(2, 20_000, n))
     pairs = ttest_1samp(2 * x + figures.visible(2.0, n), 0, axis=1)
-    groups = ttest_ind(2 * x + figures.visible(2.0, n, paired=False), 2 * y, axis=1)
+    between = brentq(lambda effect: figures.power(effect, 2.0, n, paired=False) - 0.8, 0, 50)
+    groups = ttest_ind(2 * x + between, 2 * y, axis=1)
     assert [np.mean(found.pvalue < 0.05) for found in (pairs, groups)] == pytest.approx([0.8, 0.8], abs=0.012)
     assert figures.power(0.0, 1.0, n, True) == pytest.approx(0.05, abs=1e-4)
     assert math.isnan(figures.visible(1.0, 1)) and math.isnan(figures.visible(math.nan, 5))
@@ -134,8 +137,8 @@ def test_the_report_by_hand():
     groups = {
         v: [made(v, s, A=0.60 + 0.04 * s + extra, n=36) for s in range(2)] for v, extra in (("base", 0), ("dapo", 0.1))
     }
-    compared = report.Compared("one", c, groups, ["dapo seed 2 (unfinished)"])
-    text, rows = compared.page(), compared.paper_rows()
+    compared = Compared("one", c, groups, ["dapo seed 2 (unfinished)"])
+    text, rows = report.page(compared), report.paper_rows(compared)
     ends = [[figures.final(run) for run in runs] for runs in groups.values()]
     assert np.subtract(*ends) == pytest.approx([-0.097] * 2, abs=1e-3)
     assert "4 finished runs. Seeds: base 0, 1; dapo 0, 1." in text
@@ -146,12 +149,12 @@ def test_the_report_by_hand():
     assert abs(float(dapo[6].split()[0]) + 26.6) < 0.5 and dapo[6].split()[1] == "%" and "*" not in dapo[6]
     assert [row[-1] for row in rows] == ["**cannot be seen at this size**"] and paper[-1] == f"{rows[0][-1]} |"
     more = {v: [*groups[v], made(v, 2, A=A, n=36)] for v, A in (("base", 0.68), ("dapo", 0.781))}
-    assert report.Compared("one", c, more, []).paper_rows()[0][-1] == "**refuted**"
+    assert report.paper_rows(Compared("one", c, more, []))[0][-1] == "**refuted**"
     assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2"
     mean, low, high = figures.interval(ends[0])
     [base] = [line for line in text.splitlines() if line.startswith("| base | 2 |")]
     assert f" | {mean:.3g} [{low:.3g}, {high:.3g}] | " in base and "![one](one.png)" in text
-    _, first, end, C_mid, A, sentence = compared.in_short().splitlines()
+    _, first, end, C_mid, A, sentence = report.in_short(compared).splitlines()
     assert first.startswith("dapo against base: ") and end.split()[-3:] == dapo[5].strip("*").split()
     assert f"{mean:.3g} [{low:.3g}, {high:.3g}]" in end and A.split()[0] == "A" and C_mid.split()[0] == "C_mid"
     assert sentence.startswith("  It can be seen: pass rate at the end higher")
@@ -159,11 +162,9 @@ def test_the_report_by_hand():
 
 def test_what_cannot_be_seen_is_said():
     """Differences of .01 and -.01 at two seeds: mean 0, and an interval of about a tenth on either side."""
-    groups = {
-        "base": [made("base", s, A=0.7) for s in (0, 1)],
-        "dapo": [made("dapo", s, A=0.69 + s / 50) for s in (0, 1)],
-    }
-    short = report.Compared("one", ONE, groups, []).in_short()
+    ceilings = {"base": (0.7, 0.7), "dapo": (0.69, 0.71)}
+    groups = {name: [made(name, seed, A=A) for seed, A in enumerate(some)] for name, some in ceilings.items()}
+    short = report.in_short(Compared("one", ONE, groups, []))
     assert "It cannot be seen: no interval leaves out 0; 2 seeds could see 0." in short and "can be seen:" not in short
 
 
@@ -173,27 +174,26 @@ def test_the_smallest_visible_difference_by_hand():
     c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2"}, "")
     ends = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 0): 0.51, ("b", 1): 0.63, ("c", 0): 0.55}
     groups = {v: [made(v, s, rates=[0.1, end, end]) for (w, s), end in ends.items() if v == w] for v in "abc"}
-    table = figures.figures_of(groups, 0.5, "tokens", [])
-    assert figures.spread(c, groups, table, "final") == pytest.approx(math.sqrt(0.0002))
+    assert Compared("x", c, groups, []).spread("final") == pytest.approx(math.sqrt(0.0002))
     assert figures.visible(math.sqrt(0.0002), 2) == pytest.approx(0.1633, abs=1e-3)
     groups["c"].append(made("c", 1, rates=[0.1, 0.7, 0.0]))  # falls, and so its difference of -.6 does not count
-    table = figures.figures_of(groups, 0.5, "tokens", [])
-    assert figures.spread(c, groups, table, "final") == pytest.approx(math.sqrt(0.0002))
+    assert Compared("x", c, groups, []).spread("final") == pytest.approx(math.sqrt(0.0002))
     fallen = {"a": groups["c"][-1:], "b": groups["c"][-1:]}
-    assert math.isnan(figures.spread(c, fallen, figures.figures_of(fallen, 0.5, "tokens", []), "final"))
+    assert math.isnan(Compared("x", c, fallen, []).spread("final"))
 
 
 def test_pairs_follow_against():
     """`c` is compared with `b`; a variant whose baseline has no finished run with none, and the first with none."""
     c = Comparison("x", {"a": "", "b": "--k 1", "c": "--k 2", "d": "--k 3"}, against={"c": "b"})
-    assert figures.pairs(c, dict.fromkeys("abcd", ())) == {"b": "a", "c": "b", "d": "a"}
-    assert figures.pairs(c, dict.fromkeys("bcd", ())) == {"c": "b"}
+    for found, against in (("abcd", {"b": "a", "c": "b", "d": "a"}), ("bcd", {"c": "b"})):
+        assert Compared("x", c, {name: [made(name)] for name in found}, []).against == against
 
 
 def test_the_report_of_one_seed_claims_nothing():
-    compared = report.Compared("one", ONE, {"base": [made(A=0.5)], "dapo": [made("dapo", A=0.9)]}, [])
-    text = compared.page()
-    assert compared.paper_rows() == [] and "It cannot be seen: one seed has no interval." in compared.in_short()
+    compared = Compared("one", ONE, {"base": [made(A=0.5)], "dapo": [made("dapo", A=0.9)]}, [])
+    text = report.page(compared)
+    assert report.paper_rows(compared) == []
+    assert "It cannot be seen: one seed has no interval." in report.in_short(compared)
     assert "**" not in text
 
 
