@@ -35,7 +35,9 @@ def test_python_snippets_print_what_they_say():
 def test_every_flag_named_exists():
     """`--name` in a page is a flag of train.py or of the other programs that it shows."""
     known = set(flags.DEFAULTS)
-    for program in (*ROOT.glob("*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("evidence/*.py")):
+    for program in (
+        path for folder in ("", "tools/", "evidence/", "tests/gpu/") for path in ROOT.glob(f"{folder}*.py")
+    ):
         known |= set(re.findall(r"--([\w-]+)", program.read_text()))
     known |= {"config_file", "num_processes", "main_process_port"}  # accelerate's launcher
     known |= {"standalone", "nnodes", "rdzv_backend", "master_addr", "master_port", "nproc_per_node"}  # torch's
