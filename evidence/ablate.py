@@ -188,7 +188,7 @@ def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], 
             rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
     if lab := {name: runs[name] for name in staleness.LAB if runs.get(name)}:
         reviews = pd.read_csv(path) if (path := folder / "retired.csv").exists() else None
-        report.save(staleness.page(lab, reviews), folder / "staleness.md")
+        report.save(staleness.page(lab | {"batch": runs["batch"]}, reviews), folder / "staleness.md")
     if runs.get("law"):
         blocks["law"] = write_law(matches, curves, folder)
     if len(found := runs.get("sizes", {})) > 2:

@@ -88,15 +88,23 @@ def entropy_at(run: Evaluations, rate: float) -> float:
     return math.nan if reached is None else float(run.points["entropy"][reached])
 
 
-def parts_table(groups: Groups) -> str:
-    """What the ratio is made of: a row for the runs that stand, and one for those that fall, up to their fall."""
-    found = by_outcome(run for some in groups.values() for run in some)
+def entropy_table(groups: Groups, rates: Sequence[float] = (0.3, 0.5, 0.7)) -> str:
+    """A row for each variant: mean entropy when each pass rate is first reached."""
     rows = []
-    for name in ("stands", "falls"):
-        parts = pd.DataFrame([last_three(run) for run in found[name]], columns=["mismatch", "staleness", "ess"])
+    for variant, runs in groups.items():
+        cells = [with_ends(interval(known(runs, lambda run, rate=rate: entropy_at(run, rate)))) for rate in rates]
+        rows.append([variant, len(runs), *cells])
+    return table(["variant", "seeds", *(f"entropy at {rate:g}" for rate in rates)], rows)
+
+
+def parts_table(groups: Groups, head: str) -> str:
+    """What the ratio is made of: a row for each group of runs, up to their falls."""
+    rows = []
+    for name, runs in groups.items():
+        parts = pd.DataFrame([last_three(run) for run in runs], columns=["mismatch", "staleness", "ess"])
         shown = [f"{v.median():.2g} ({v.min():.2g} to {v.max():.2g})" if v.count() else "–" for _, v in parts.items()]
-        rows.append([PLURAL[name], parts["staleness"].count(), *shown])
-    return table(["runs that", "n", "mismatch, nats", "staleness, nats", "ESS"], rows)
+        rows.append([name, parts["staleness"].count(), *shown])
+    return table([head, "n", "mismatch, nats", "staleness, nats", "ESS"], rows)
 
 
 def last_three(run: Evaluations) -> pd.Series:
@@ -171,14 +179,20 @@ def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate:
     for name, head in cells:
         if groups := found.get(name):
             text += [f"## {head}", "A lag of 8.", survivors_table(groups, rate)]
-    if len(lab := {f"{name}/{variant}": runs for name in LAB for variant, runs in found.get(name, {}).items()}) > 1:
+    if len(lab := [run for name in LAB for runs in found.get(name, {}).values() for run in runs]) > 1:
+        outcomes = by_outcome(lab)
         text += [
             "## What the ratio is made of before a fall",
             "The ratio of trainer and generator is the mismatch of the two programs at one version times the staleness "
             "of the weights (arXiv 2605.12070). Root mean squares of their logarithms, and the effective sample size, "
             "over the last three evaluations before the fall, or of the run: median over runs, and range.",
-            parts_table(lab),
+            parts_table({PLURAL[name]: outcomes[name] for name in ("stands", "falls")}, "runs that"),
         ]
+        if groups := found.get("precision"):
+            text += [parts_table(groups, "in 16 bits")]
+    if batch := found.get("batch"):
+        about = "Three batch sizes at equal tokens, and a lag that is not held."
+        text += ["## Entropy at equal pass rate", about, entropy_table(batch)]
     if reviews is not None:
         text += [
             "## Are retired prompts still solved?",

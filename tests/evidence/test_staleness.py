@@ -59,6 +59,7 @@ def test_entropy_at_equal_pass_rate():
     """.5 is first reached at the third evaluation, whose steps had an entropy of .2; .8 never."""
     run = made("v", rates=np.array([0.1, 0.4, 0.6, 0.5, 0.7]), entropy=[np.nan, 0.4, 0.2, 0.3, 0.1])
     assert staleness.entropy_at(run, 0.5) == 0.2 and np.isnan(staleness.entropy_at(run, 0.8))
+    assert staleness.entropy_table({"v": [run]}, (0.4, 0.8)).split("\n")[2] == "| v | 1 | 0.4 | – |"
 
 
 def test_parts_of_the_ratio_end_before_the_fall():
@@ -67,7 +68,7 @@ def test_parts_of_the_ratio_end_before_the_fall():
     some = {name: [np.nan, 1.0, 1.0, 1.0, 1.0] for name in ("mismatch", "ess")}
     stands = made("a", rates=np.array([0.1, 0.4, 0.6, 0.7, 0.75]), staleness=[np.nan, 0.1, 0.2, 0.3, 0.4], **some)
     falls = made("a", seed=1, rates=np.array([0.1, 0.4, 0.6, 0.2, 0.1]), staleness=[np.nan, 0.1, 0.3, 0.9, 0.9], **some)
-    stand, fall = staleness.parts_table({"a": [stands, falls]}).split("\n")[2:]
+    stand, fall = staleness.parts_table({"stand": [stands], "fall": [falls]}, "runs that").split("\n")[2:]
     assert stand == "| stand | 1 | 1 (1 to 1) | 0.3 (0.3 to 0.3) | 1 (1 to 1) |"
     assert fall == "| fall | 1 | 1 (1 to 1) | 0.2 (0.2 to 0.2) | 1 (1 to 1) |"
 
