@@ -74,9 +74,9 @@ def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[C
         lines = [
             f"forecast at half: {short(float(f.C[-1]))} of {short(at)} {fit_sigmoid.UNITS[half.x]}, "
             f"{f.C[-1] / f.C_mid:.1f} C_mid",
-            f"  the last evaluation {float(f.predict(at, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
-            f"  what then came      {last:.3f}, {'inside' if low <= last <= high else 'OUTSIDE'}; "
-            f"of all {come.sum()} that came {held} inside",
+            f"  the end, forecast   {float(f.predict(at, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
+            f"  the end, measured   {last:.3f}, {'inside' if low <= last <= high else 'OUTSIDE'}; "
+            f"of {come.sum()} evaluations {held} inside",
             f"  the ceiling         {ceiling_line(f, known)}",
         ]
     if (whole := found[1].fit).best:

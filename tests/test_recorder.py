@@ -216,8 +216,8 @@ def evaluated(path, rates, data_set=""):
 @pytest.mark.parametrize(
     "last, known, words",
     [
-        (risen(24), 0.7, ["12k of 24k sampled tokens, 4.0 C_mid", "inside; of all 12 that came 12 inside", "holds"]),
-        (0.2, 0.7, ["0.200, OUTSIDE; of all 12 that came 11 inside", "the known 0.70"]),
+        (risen(24), 0.7, ["12k of 24k sampled tokens, 4.0 C_mid", "inside; of 12 evaluations 12 inside", "holds"]),
+        (0.2, 0.7, ["0.200, OUTSIDE; of 12 evaluations 11 inside", "the known 0.70"]),
         (risen(24), 0.99, ["MISSES the known 0.99"]),
         (risen(24), None, ["the ceiling"]),
     ],
