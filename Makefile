@@ -24,7 +24,7 @@ PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window
 DATA_functions := functions.jsonl:code --unsafe_code true
 DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --batch_prompts 16
 
-.PHONY: setup demo ablate law real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit pages
+.PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit pages
 
 setup: .venv/installed
 
@@ -53,6 +53,9 @@ law: $(LAW)/installed  ## the law without training: the paper's longest run, one
 	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
 	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/paper_8b.jsonl --fit-until 0.15 0.25 --plot runs/law.png
 	@echo; echo pictures: runs/ours.png runs/chain.png runs/law.png
+
+fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="--x tokens --y pass_rate"
+	$(LAW)/bin/python tools/fit.py $(LOG) $(FLAGS)
 
 .venv-law/installed: requirements.txt
 	$(PYTHON) -m venv $(@D)

@@ -38,8 +38,8 @@ So Eq. 1 is a distribution function: of how soon problems are learned. The pass 
    So an interval is wide for three reasons: noise, the form, and what remains. Only compute makes the last one small.
 6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise and the first
    point lies below C_mid, (c) it does not fall at the end, (d) A's interval, before it is clipped to 1, is at most 0.1
-   wide and at most half of the gain, so that Eq. 1 expects at most .03 more. Else `reason` says why not, and
-   `ask_again` guesses from when on.
+   wide and at most half of the gain. (As it reaches to r + 3 (A - r), Eq. 1 then expects at most .03 more.) Else
+   `reason` says why not, and `ask_again` guesses from when on.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.   8. REPORT,
    picture and command line for the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 

@@ -63,9 +63,9 @@ def normalize_advantages(
     """Rewards centered per group and scaled (arXiv 2510.13786, section 3.2; `prompt` is GRPO's, `none` Dr.GRPO's,
     `maxrl` MaxRL's, 2602.02710: divided by the pass rate, as the gradient of its logarithm is).
 
-    L2: drop the groups with equal rewards before the call. Their advantages are 0, but a share p of them multiplies the
-    step, left in the std by 1 / sqrt(1 - p), in the average (`aggregation_weights`) by 1 - p, in both by sqrt(1 - p).
-    For p = 1/2: 1.41, 0.50, 0.71. And p changes from batch to batch.
+    L2: drop the groups with equal rewards before the call. Their advantages are 0, but if a share p of the groups is
+    such and stays, the step is 1 / sqrt(1 - p) times as large (they are in the std), 1 - p times (in the average, see
+    `aggregation_weights`), or sqrt(1 - p) times (in both). For p = 1/2: 1.41, 0.50, 0.71. And p differs in each batch.
 
     Args:
         rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN, except
@@ -247,6 +247,7 @@ def aggregation_weights(mask: Tensor, group_ids: Tensor, how: str = "prompt", co
         how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a group's tokens, then over
             groups (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, mean over rows (Dr.GRPO).
             Groups of 10 + 100 and 50 + 50 tokens: `sample` 1/40, 1/400, 1/200 · `prompt` 1/220, 1/200 · `token` 1/210.
+            So the completion of 10 tokens has 25 %, 4.5 % and 4.8 % of the step.
         constant: what `constant` divides by, for example the completion budget in tokens.
     Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or group without trained tokens is
     not counted: left in a denominator it would shrink the step.

@@ -15,7 +15,7 @@ on by a later policy than the one that sampled it:
                                           v_token: those that sampled the token. Every token carries its version.
 
 THE BOUND. Groups are numbered as they enter the engine and trained strictly in that order. A new one may enter only
-while the following holds (it is necessary; a second condition is below):
+while the following holds:
 
     outstanding < (k + 1) · B             outstanding: admitted, and the weights of the step that trains them are
                                           not yet live in the engine; B groups train in a step
@@ -34,10 +34,10 @@ stopped being outstanding when it is taken, and not when its step's weights are 
 trainer took whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4,
 5, 6, and so on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
-The bound is not a target, since groups that wait only grow old. Hence a second condition. A group is *ready* if it and
-all older ones are finished, so that the trainer could take it now. (If one behind a running one counted as well, a
-single long completion would empty the engine.) It is *under way* from its admission to its take; the *peak* is the
-largest number that were ever under way.
+The bound is complete. But it is not a target, since groups that wait only grow old. Hence a second condition. A group
+is *ready* if it and all older ones are finished, so that the trainer could take it now. (If one behind a running one
+counted as well, a single long completion would empty the engine.) It is *under way* from its admission to its take;
+the *peak* is the largest number that were ever under way.
 
     groups that are ready    groups under way        may one more enter?
     fewer than B             whatever                yes: the trainer would have to wait

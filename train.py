@@ -94,7 +94,7 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
                 old = None if old is None else old[kept, : mask.shape[1]]  # (N, T), for TIS
                 batch = TrainingBatch(rows, behaviour, mask, advantages[kept], token_weights, old)
                 metrics |= trainer.gradients(batch)  # forward, loss, backward: runtime/trainer.py
-                # An evaluation or a probe that still runs must end on these weights, which sampled it.
+                # An evaluation or a probe (the test that weights arrived) must end on these weights, which sampled it.
                 metrics |= evaluator.finish(progress)
                 metrics |= optimizer_step(trainer, progress, metrics)  # v becomes v + 1
 

@@ -12,15 +12,16 @@ with a version that we set at each change, and returns the log-prob of the sampl
     await sample(prompt)    Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
 
 A token sampled at version 4 may rest on keys and values of version 3: its log-prob then differs from the trainer's at 4
-with nothing wrong. Where one version sampled all tokens, prefill included, both must agree: so the weights arrived.
+with nothing wrong. Where one version sampled all tokens, prefill included, both must agree if the weights arrived
+(runtime/evaluation.py tests that).
 
-WHAT GOES WRONG IN SILENCE is said where it is prevented: in `check_arrival` and `WeightReceiver`, at `logprobs_mode`,
+WHAT GOES WRONG IN SILENCE is said where it is prevented: in `check_sample` and `WeightReceiver`, at `logprobs_mode`,
 `generation_config` and `salt`.
 
 SIMPLIFIED. One engine on this host, of one or more data-parallel replicas. Other ways for the weights, and Ray, are in
 runtime/; when a request may enter is in pipeline_rl.py.
 
->>> check_arrival([7, 9], [-0.1, float("nan")], [3, 4], "stop")
+>>> check_sample([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
 RuntimeError: vLLM returned a log-prob that is not finite or above 0
 """
@@ -139,7 +140,7 @@ class VLLMEngine:
             done = output.outputs[0]
         ids = list(done.token_ids)
         logprobs, versions = self.read(output)
-        check_arrival(ids, logprobs, versions, done.finish_reason)
+        check_sample(ids, logprobs, versions, done.finish_reason)
         prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
         return Sample(ids, logprobs, versions, done.finish_reason, prefilled)
 
@@ -258,7 +259,7 @@ def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
     return both | (exact if gpu else on_cpu | uncompiled)
 
 
-def check_arrival(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
+def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:
     """Raises RuntimeError for what is missing: lengths differ, a log-prob is NaN, infinite or above 0 (1e-4 of rounding
     is allowed), or the request neither stopped nor ran out.
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import pipeline_rl
 from pipeline_rl import FORCED, Exhausted, Generator, Group, Pacer, Rollout, StopRequested, lags
-from vllm_engine import check_arrival
+from vllm_engine import check_sample
 
 pytestmark = pytest.mark.timeout(30)  # a bound that is broken often shows as a wait without end
 
@@ -199,8 +199,8 @@ def test_lags_by_hand():
 
 def test_whole_answers_pass():
     for reason in ("stop", "length"):
-        check_arrival([5, 6], [-0.5, 0.0], [3, 3], reason)
-    check_arrival([5], [1e-6], [0], "stop")  # rounding: log-softmax of a sure token may end just above 0
+        check_sample([5, 6], [-0.5, 0.0], [3, 3], reason)
+    check_sample([5], [1e-6], [0], "stop")  # rounding: log-softmax of a sure token may end just above 0
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_whole_answers_pass():
 )
 def test_what_is_missing_in_an_answer_is_an_error_and_no_zero(ids, logprobs, versions, reason, message):
     with pytest.raises(RuntimeError, match=message):
-        check_arrival(ids, logprobs, versions, reason)
+        check_sample(ids, logprobs, versions, reason)
 
 
 # ------------------------------------------------------------------------------------------------- the dispatch

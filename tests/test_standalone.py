@@ -31,7 +31,7 @@ CONCEPTS = list(DECLARED)
 # What each file prints as a script, among other things; the fits are asked for --help.
 PRINTED = {
     "pipeline_rl": "lag",
-    "vllm_engine": "check_arrival",
+    "vllm_engine": "check_sample",
     "losses": "1.667",
     "masks": "m2po    A > 0 [1.0, 0.0]   A < 0 [0.0, 1.0]",
     "filters": "['b', 'c']",
