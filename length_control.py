@@ -109,11 +109,6 @@ class Interruption:
         """A thinking budget, uniform over the integers from min_budget to max_budget, both included."""
         return rng.randint(self.min_budget, self.max_budget)
 
-    def needs_phrase(self, completion_ids: Sequence[int], finish_reason: str | None) -> bool:
-        """True if the first leg ran into its budget while still thinking (case a). Raises as `second_leg` does."""
-        leg = self.second_leg((), completion_ids, finish_reason)
-        return leg is not None and bool(leg.forced_ids)
-
     def second_leg(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str | None
     ) -> SecondLeg | None:

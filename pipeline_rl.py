@@ -248,7 +248,7 @@ class StopRequested(Exception):
 
 
 class Exhausted(Exception):
-    """No prompt is left to admit and every admitted group was taken."""
+    """No prompt is left to admit, and fewer groups than a take needs."""
 
 
 class EngineFailed(RuntimeError):

@@ -20,7 +20,7 @@ from runtime.run_folder import Folder
 from runtime.trainer import mask_options
 
 LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and longer rows slow it down
-HOLDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+HOLDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 
 def judged_by_code(flags: Flags) -> bool:

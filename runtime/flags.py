@@ -23,7 +23,7 @@ class UsageError(ValueError):
 
 
 def flag(default: Any, text: str, **bounds: float) -> Any:
-    """A dataclass field with its help line and its bounds: at_least, above, at_most, below."""
+    """A dataclass field with its help line and its bounds: at_least, above, below."""
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
@@ -93,7 +93,8 @@ class DataFlags:
     held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
     reward: str = flag(
-        "task", "`task`: exact for chain, else math; `math`, `exact`, `code`, `module:function`; `shuffled`: a control."
+        "task",
+        "`task`: exact if built in, else math; `math`, `exact`, `code`, `module:function`; `shuffled`: a control.",
     )
     unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)

@@ -21,7 +21,6 @@ vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -118,7 +117,7 @@ def cut_batch(batch: Sequence[Row], tokens: float, ranks: int, layout: Layout) -
     return [cut_rows(batch, share, tokens, layout) for share in share_rows([len(row) for row in batch], ranks)]
 
 
-def forwarded(rows: Sequence[Row], share_prompts: bool = False, tokens: float = math.inf, ranks: int = 1) -> int:
+def forwarded(rows: Sequence[Row], share_prompts: bool, tokens: float, ranks: int) -> int:
     """Positions of a forward pass of these rows on all ranks, without padding. A shared prompt counts once in each
     microbatch, for it is computed there."""
     if not share_prompts:

@@ -216,7 +216,7 @@ def staleness(log_ratio: float, mismatch: float) -> float:
 
 
 def step_line(record: Record) -> str:
-    """The printed line of one step; README explains each number."""
+    """The printed line of one step; docs/operations.md explains each number."""
     line = (
         f"step {record['step']:4d} · pass {record['pass_rate']:.3f} · length {record['length']:5.1f} · "
         f"lag {record['lag_mean']:.2f}/{record['lag_max']}"

@@ -95,7 +95,7 @@ def engine_args() -> dict[str, Any]:
 
 
 class FileWeights(vllm_engine.WeightFile):
-    """The same for several trainer processes (rank 0 writes, the others only help to gather), in a folder that is
+    """`WeightFile` for several trainer processes (rank 0 writes, the others only help to gather), in a folder that is
     removed at the next start if this process is killed."""
 
     meet: Callable[[], None] = staticmethod(lambda: None)  # never called: nobody waits in the writing of a file

@@ -1,1 +1,1 @@
-"""What is asked and who judges: prompts, the built-in task and its warm start, data sets, verifiers, judges."""
+"""What is asked and who judges: prompts, the built-in tasks and their warm start, data sets, verifiers, judges."""

@@ -35,7 +35,7 @@ import functools
 import logging
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -236,13 +236,18 @@ def parse_math(text: str, soft_timeout: int) -> tuple[object, ...] | None:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+    found = or_none(parse, text, configs, fallback_mode="no_fallback", parsing_timeout=soft_timeout)
+    return None if found is None else tuple(found)
+
+
+def or_none(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What a function of math-verify returns; None if SymPy or its grammar raise, as they do in all kinds."""
     try:
-        found = parse(text, configs, fallback_mode="no_fallback", parsing_timeout=soft_timeout, raise_on_error=True)
+        return call(*args, raise_on_error=True, **options)
     except MemoryError:
         raise
-    except Exception:  # SymPy and its grammar raise all kinds: RecursionError, TypeError, IndexError, ...
+    except Exception:
         return None
-    return tuple(found)
 
 
 def same(gold: Sequence[object], found: Sequence[object], soft_timeout: int) -> bool | None:
@@ -251,12 +256,7 @@ def same(gold: Sequence[object], found: Sequence[object], soft_timeout: int) -> 
 
     # Twelve digits and not fifteen: 2^{0.5}, of floats, differs from \sqrt{2} in the sixteenth.
     options = {"timeout_seconds": soft_timeout, "numeric_precision": 12, "allow_set_relation_comp": True}
-    try:
-        return bool(verify(list(gold), list(found), raise_on_error=True, **options))
-    except MemoryError:
-        raise
-    except Exception:  # as above
-        return None
+    return or_none(verify, list(gold), list(found), **options)
 
 
 def warm_up() -> None:

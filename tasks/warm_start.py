@@ -75,12 +75,11 @@ DEMONSTRATIONS = {  # of each built-in task; `graded` is explained in arithmetic
 
 
 class Demonstrator:
-    """Writes demonstrations: clean ones, or corrupted ones with the mistakes and habits that `settings` names. `stream`
-    names the random numbers, so that the same mistakes can be shown on other problems."""
+    """Writes demonstrations: clean ones, or corrupted ones with the mistakes and habits that `settings` names."""
 
-    def __init__(self, settings: Demonstrations, seed: int, corrupted: bool, stream: str = "warm start") -> None:
+    def __init__(self, settings: Demonstrations, seed: int, corrupted: bool) -> None:
         self.settings, self.corrupted = settings, corrupted
-        self.rng = random.Random(f"demonstrations {seed} {corrupted} {stream}")
+        self.rng = random.Random(f"demonstrations {seed} {corrupted} warm start")
         self.wrong = arithmetic.wrong_results(settings.wrong_facts, 0 if settings.any_wrong_result else seed)
         self.wrong_shown = arithmetic.evenly_spaced(list(self.wrong), settings.wrong_shown)
 

@@ -42,7 +42,6 @@ def cut(**change) -> Interruption:
 def test_second_leg_by_hand(completion, reason, forced, left):
     leg = left and SecondLeg(prompt_ids=[1, 2, *completion, *forced], forced_ids=forced, max_tokens=left)
     assert cut().second_leg([1, 2], completion, reason) == leg
-    assert cut().needs_phrase(completion, reason) == bool(forced)
 
 
 def test_mask_by_hand():
@@ -96,7 +95,6 @@ def test_any_budget(budget, thinks, answers, answer_budget, mark):
     assert leg.forced_ids == ([] if 9 in first else list(control.phrase_ids)) == leg.prompt_ids[2 + len(first) :]
     assert leg.prompt_ids[: 2 + len(first)] == [1, 2, *first] and leg.max_tokens + answered == answer_budget
     assert len(first) + len(leg.forced_ids) + leg.max_tokens <= control.max_completion
-    assert control.needs_phrase(first, reason) == bool(leg.forced_ids)
     mask = control.mask(len(first), len(leg.forced_ids), leg.max_tokens)
     assert mask.count(0) == len(leg.forced_ids) and all(mask[: len(first)]) and all(mask[-leg.max_tokens :])
 
@@ -104,8 +102,8 @@ def test_any_budget(budget, thinks, answers, answer_budget, mark):
 @pytest.mark.parametrize("ids", [[8], [9], [9, 8], [8, 3, 9], [8, 8], [3, 8]])
 def test_part_of_a_mark_is_not_the_mark(ids):
     """The mark is (8, 9): its tokens alone, in the wrong order, apart, or cut by the budget do not end thinking."""
-    assert cut(**SPLIT).needs_phrase(ids, "length")
-    assert not cut(**SPLIT).needs_phrase([*ids, 8, 9], "length")
+    assert cut(**SPLIT).second_leg([1], ids, "length").forced_ids
+    assert not cut(**SPLIT).second_leg([1], [*ids, 8, 9], "length").forced_ids
 
 
 def bracketed(ids):
@@ -116,8 +114,7 @@ def bracketed(ids):
 def test_thinking_end_decides_where_the_mark_has_several_forms():
     """Token 91 ends thinking like 90. In 3 91 4 4 two of four answer tokens are sampled, so two more may come."""
     interruption = cut(phrase_ids=[7, 92], end_of_thinking_ids=[90], thinking_end=bracketed)
-    assert cut(phrase_ids=[7, 90], end_of_thinking_ids=[90]).needs_phrase([3, 91, 4, 4], "length")
-    assert not interruption.needs_phrase([3, 91, 4, 4], "length")
+    assert cut(phrase_ids=[7, 90], end_of_thinking_ids=[90]).second_leg([1], [3, 91, 4, 4], "length").forced_ids
     assert interruption.second_leg([1], [3, 91, 4, 4], "length") == SecondLeg([1, 3, 91, 4, 4], [], 2)
     assert interruption.second_leg([1], [3, 3], "length").prompt_ids == [1, 3, 3, 7, 92]
     with pytest.raises(ValueError, match=r"phrase_ids must end thinking, and thinking_end finds no end in \[7, 8\]"):
@@ -143,7 +140,7 @@ def test_second_leg_modifies_nothing_and_shares_nothing():
 def test_tuples_and_arrays_serve_as_ids(kind):
     """What comes out is Python's own integers, which an engine takes and JSON can write."""
     interruption = cut(phrase_ids=kind([7, 9]), end_of_thinking_ids=kind([9]))
-    assert not interruption.needs_phrase(kind([3, 9]), "length")
+    assert interruption.second_leg(kind([1]), kind([3, 9]), "length").forced_ids == []
     leg = interruption.second_leg(kind([1]), kind([3]), "length")
     assert leg.prompt_ids == [1, 3, 7, 9] and leg.forced_ids == [7, 9]
     assert {type(i) for i in leg.prompt_ids + leg.forced_ids} == {int}
@@ -210,7 +207,7 @@ def test_truncation_warning_levels(n, level):
             ["max_tokens", "LENGTH", 1],
             "finish_reason must be stop, length, abo",
         ),
-        (lambda x: cut().needs_phrase([3], x), ["error"], "finish_reason must be stop, length, abort or None, got"),
+        (lambda x: cut().second_leg([1], [3], x), ["error"], "finish_reason must be stop, length, abort or None, got"),
         (lambda x: overlong_penalty(torch.tensor([1]), 14, x), [0, -1, 15], r"from 1 to max_length \(14\)"),
         (truncation_warning, [-0.01, 1.01, 7, float("nan")], "share from 0 to 1"),
     ],

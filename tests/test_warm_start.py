@@ -138,14 +138,6 @@ def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
     assert seen == {True, False}
 
 
-def test_streams_differ_in_problems_and_share_the_wrong_facts():
-    first, again, control = (Demonstrator(CHAIN, 0, True, name) for name in ("warm start", "warm start", "control"))
-    assert first.wrong == control.wrong
-    one, two, three = ([d.demonstration() for _ in range(50)] for d in (first, again, control))
-    assert one == two
-    assert not {" ".join(p) for p, _, _ in one} & {" ".join(p) for p, _, _ in three}
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Supervised steps
 
