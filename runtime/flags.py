@@ -92,10 +92,7 @@ class DataFlags:
     apply_chat_template: bool = flag(True, "Put prompts into the tokenizer's chat template, if it has one.")
     held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
-    reward: str = flag(
-        "task",
-        "`task`: exact if built in, else math; `math`, `exact`, `code`, `module:function`; `shuffled`: a control.",
-    )
+    reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `code`, `module:function`, or `shuffled`.")
     unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
