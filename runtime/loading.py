@@ -64,7 +64,7 @@ def keeps_rows_apart(model: PreTrainedModel) -> bool:
     rows = [Row(prompt, completion, [1] * 4) for prompt, completion in pairs]
     try:
         alone, together = (
-            torch.cat([Policy(model)(make_microbatch(rows, cut, 4, "shared"))[0] for cut in cuts])
+            torch.cat([Policy(model)(make_microbatch(rows, cut, 4, shared=True))[0] for cut in cuts])
             for cuts in ([[0], [1], [2]], [[0, 1, 2]])
         )
     except (ValueError, TypeError, RuntimeError):  # of a mask

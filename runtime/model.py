@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -76,9 +76,6 @@ class Row:
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
-Layout = Literal["padded", "shared"]
-
-
 def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Row indices of each rank: longest first, dealt back and forth, so that all ranks get about as many tokens."""
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
@@ -89,18 +86,18 @@ def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def cut_rows(batch: Sequence[Row], rows: Sequence[int], tokens: float, layout: Layout) -> list[list[int]]:
+def cut_rows(batch: Sequence[Row], rows: Sequence[int], tokens: float, shared: bool) -> list[list[int]]:
     """`rows`, longest first, cut into lists of at most `tokens` positions each; a longer row gets a list of its own.
     Shared rows with equal prompts stand side by side, and a prompt counts once in a list."""
 
     def order(row: int) -> tuple[tuple[int, ...], int]:
-        return tuple(batch[row].prompt_ids) if layout == "shared" else (), -len(batch[row])
+        return tuple(batch[row].prompt_ids) if shared else (), -len(batch[row])
 
     pieces: list[list[int]] = []
     used = 0  # positions in the last piece
     for row in sorted(rows, key=order):
         cost = len(batch[row])
-        if pieces and layout == "padded":
+        if pieces and not shared:
             cost = len(batch[pieces[-1][0]])  # the longest row's length
         elif pieces and batch[pieces[-1][-1]].prompt_ids == batch[row].prompt_ids:
             cost = len(batch[row].completion_ids)
@@ -112,9 +109,9 @@ def cut_rows(batch: Sequence[Row], rows: Sequence[int], tokens: float, layout: L
     return pieces
 
 
-def cut_batch(batch: Sequence[Row], tokens: float, ranks: int, layout: Layout) -> list[list[list[int]]]:
+def cut_batch(batch: Sequence[Row], tokens: float, ranks: int, shared: bool) -> list[list[list[int]]]:
     """The rows of each microbatch of each rank."""
-    return [cut_rows(batch, share, tokens, layout) for share in share_rows([len(row) for row in batch], ranks)]
+    return [cut_rows(batch, share, tokens, shared) for share in share_rows([len(row) for row in batch], ranks)]
 
 
 def forwarded(rows: Sequence[Row], share_prompts: bool, tokens: float, ranks: int) -> int:
@@ -122,12 +119,12 @@ def forwarded(rows: Sequence[Row], share_prompts: bool, tokens: float, ranks: in
     microbatch, for it is computed there."""
     if not share_prompts:
         return sum(map(len, rows))
-    pieces = [piece for mine in cut_batch(rows, tokens, ranks, "shared") for piece in mine]
+    pieces = [piece for mine in cut_batch(rows, tokens, ranks, True) for piece in mine]
     prompts = [prompt for piece in pieces for prompt in {tuple(rows[i].prompt_ids) for i in piece}]
     return sum(len(row.completion_ids) for row in rows) + sum(map(len, prompts))
 
 
-def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, layout: Layout = "padded") -> Microbatch:
+def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, shared: bool = False) -> Microbatch:
     """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward.
     Shared rows are laid out as prompt, completion, completion, prompt, ..."""
     longest = max((len(batch[i]) for i in rows), default=1)
@@ -139,7 +136,7 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, layou
     spans, prompt, start = [], None, 0  # of `who_sees_whom`; the prompt in use, and where it starts
     for n, row in enumerate(batch[i] for i in rows):
         before, after = len(row.prompt_ids), len(row.completion_ids)
-        if layout != "shared" or row.prompt_ids != prompt:
+        if not shared or row.prompt_ids != prompt:
             prompt, start = row.prompt_ids, len(ids)
             ids += prompt
             positions += range(before)
@@ -152,15 +149,15 @@ def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, layou
         ids += row.completion_ids
         positions += range(before, len(row))
         spans.append((start, n, after))
-        if layout == "padded":
+        if not shared:
             ids += [0] * (longest - len(row))
             positions += range(len(row), longest)  # padding counts on
     if not rows:
         ids, positions, spans = [0], [0], [(0, -1, 1)]
-    shape = (max(len(rows), 1), longest) if layout == "padded" else (1, len(ids))
+    shape = (max(len(rows), 1), longest) if not shared else (1, len(ids))
     input_ids, position_ids = (torch.tensor(x).view(shape) for x in (ids, positions))
     where, to, wanted = (torch.tensor(x, dtype=torch.long) for x in (read, write, targets))
-    sees = who_sees_whom(spans) if layout == "shared" else None
+    sees = who_sees_whom(spans) if shared else None
     return Microbatch(list(rows), input_ids, position_ids, sees, where, to, wanted, width)
 
 
@@ -174,14 +171,14 @@ def who_sees_whom(spans: Sequence[tuple[int, int, int]]) -> Tensor:
 
 
 def microbatches(
-    batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, layout: Layout = "padded"
+    batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, shared: bool = False
 ) -> list[Microbatch]:
     """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
     width = max((len(row.completion_ids) for row in batch), default=1)
-    cuts = cut_batch(batch, tokens, ranks, layout)
+    cuts = cut_batch(batch, tokens, ranks, shared)
     count = max(1, *(len(cut) for cut in cuts))
     mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
-    return [make_microbatch(batch, rows, width, layout) for rows in mine]
+    return [make_microbatch(batch, rows, width, shared) for rows in mine]
 
 
 class Policy(nn.Module):

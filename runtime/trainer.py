@@ -24,7 +24,7 @@ import losses
 import masks
 from runtime.flags import Flags, LossFlags, OptimizerFlags
 from runtime.loading import load_model
-from runtime.model import CheckpointTensors, Layout, Microbatch, Policy, Row, active_parameters, microbatches
+from runtime.model import CheckpointTensors, Microbatch, Policy, Row, active_parameters, microbatches
 
 if TYPE_CHECKING:  # their imports take seconds
     from accelerate import Accelerator
@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # their imports take seconds
 # Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
 ADAMW: dict[str, object] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
 LARGEST_NORM = 1.0  # O2: of the gradient, which is clipped to it
-LAYOUTS: tuple[Layout, Layout] = ("padded", "shared")  # without and with --share_prompts
 GROWTH_INTERVAL = 2000  # steps without overflow, after which the loss scale of float16 doubles
 
 
@@ -80,9 +79,8 @@ class Trainer:
         return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
 
     def _microbatches(self, rows: list[Row]) -> list[Microbatch]:
-        here, layout = self.accelerator, LAYOUTS[self.flags.share_prompts]
-        most, rank, ranks = self.flags.tokens_per_microbatch, here.process_index, here.num_processes
-        mine = microbatches(rows, most, rank=rank, ranks=ranks, layout=layout)
+        here, most, shared = self.accelerator, self.flags.tokens_per_microbatch, self.flags.share_prompts
+        mine = microbatches(rows, most, rank=here.process_index, ranks=here.num_processes, shared=shared)
         return [microbatch.to(here.device) for microbatch in mine]
 
     @torch.no_grad()

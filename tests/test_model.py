@@ -7,7 +7,6 @@ tiny, in float64; transformers' eager softmax is float32 even there, which makes
 import copy
 import random
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ import fp32_head
 from runtime import model as model_file
 from runtime.loading import attention_kinds
 from runtime.model import (
-    Layout,
     Policy,
     Row,
     cut_rows,
@@ -58,14 +56,14 @@ def test_shared_microbatch_by_hand():
     predicts 7 and 9; both completions begin at position id 2. Position 4 (the 9) sees 0, 1 and itself; 5 and 6 do not
     see the first family. A forced token is not read: of [7 8 9] with the 8 forced, 9 is read where the 8 stands."""
     batch = [Row([1], [2], [1]), Row([5, 6], [7, 8], [1, 1]), Row([5, 6], [9], [1])]
-    part = make_microbatch(batch, [1, 2, 0], width=2, layout="shared")
+    part = make_microbatch(batch, [1, 2, 0], width=2, shared=True)
     assert part.rows == [1, 2, 0] and part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2]]
     assert part.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1]]
     assert part.read.tolist() == [1, 2, 1, 5] and part.targets.tolist() == [7, 8, 9, 2]
     assert part.write.tolist() == [0, 1, 2, 4]  # (row 0, t 0), (0, 1), (1, 0), (2, 0) of 3 x 2
     seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [5], [5, 6]]  # by each position
     assert [[i for i, sees in enumerate(row) if sees] for row in part.sees.tolist()] == seen
-    part = make_microbatch(BATCH, [2], width=3, layout="shared")
+    part = make_microbatch(BATCH, [2], width=3, shared=True)
     assert (part.read.tolist(), part.write.tolist(), part.targets.tolist()) == ([1, 3], [0, 2], [7, 9])
 
 
@@ -75,12 +73,12 @@ def test_cutting_by_hand():
     positions 3 + 2 + 2 fit, then 3 + 2 + 1; of 5 each row pays for its prompt."""
     rows = [Row([0], [0] * (n - 1), [1] * (n - 1)) for n in (3, 5, 2, 4, 3)]
     everything = range(5)
-    assert cut_rows(rows, everything, 10, "padded") == [[1, 3], [0, 4, 2]]
-    assert cut_rows(rows, everything, 9, "padded") == [[1], [3, 0], [4, 2]]
-    assert cut_rows([Row([0], [0] * 11, [1] * 11), *rows], [0, 3, 5], 10, "padded") == [[0], [5, 3]]
+    assert cut_rows(rows, everything, 10, shared=False) == [[1, 3], [0, 4, 2]]
+    assert cut_rows(rows, everything, 9, shared=False) == [[1], [3, 0], [4, 2]]
+    assert cut_rows([Row([0], [0] * 11, [1] * 11), *rows], [0, 3, 5], 10, shared=False) == [[0], [5, 3]]
     batch = [Row([9] * 3, [0] * n, [1] * n) for n in (2, 1)] + [Row([4] * 3, [0] * 2, [1] * 2)] * 2
-    assert cut_rows(batch, [0, 1, 2, 3], 8, "shared") == [[2, 3], [0, 1]]
-    assert cut_rows(batch, [3, 1, 0, 2], 5, "shared") == [[3], [2], [0], [1]]
+    assert cut_rows(batch, [0, 1, 2, 3], 8, shared=True) == [[2, 3], [0, 1]]
+    assert cut_rows(batch, [3, 1, 0, 2], 5, shared=True) == [[3], [2], [0], [1]]
 
 
 def test_sharing_by_hand():
@@ -102,11 +100,11 @@ MASKS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 ROWS = st.lists(st.builds(lambda n, mask: Row([n] * n, [2] * len(mask), mask), st.integers(1, 3), MASKS), max_size=9)
 
 
-@given(ROWS, st.integers(1, 40), st.integers(1, 12), st.sampled_from(get_args(Layout)))
-def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks, layout):
+@given(ROWS, st.integers(1, 40), st.integers(1, 12), st.booleans())
+def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks, shared):
     """Every row once, all tokens that train at their places, one width T, and no more positions than asked for but in a
     microbatch of one row. A rank without rows has an empty microbatch of one position. `forwarded` counts them all."""
-    mine = [microbatches(rows, tokens, rank=rank, ranks=ranks, layout=layout) for rank in range(ranks)]
+    mine = [microbatches(rows, tokens, rank=rank, ranks=ranks, shared=shared) for rank in range(ranks)]
     assert len({len(parts) for parts in mine}) == 1
     parts = [part for parts in mine for part in parts]
     assert sorted(row for part in parts for row in part.rows) == list(range(len(rows)))
@@ -117,9 +115,9 @@ def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks, layout):
         assert part.write.tolist() == places and len(part.read) == len(part.targets) == len(places)
         if not part.rows:
             assert part.input_ids.tolist() == part.position_ids.tolist() == [[0]]
-    if layout != "padded":
+    if shared:
         positions = sum(part.input_ids.numel() for part in parts if part.rows)
-        assert forwarded(rows, layout == "shared", tokens, ranks) == positions
+        assert forwarded(rows, shared, tokens, ranks) == positions
 
 
 # ------------------------------------------------------------------------------------------------ models and the oracle
@@ -196,10 +194,10 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
     with torch.no_grad():
         found = [brute_force(net.model, row, temperature) for row in rows]
         wanted = [padded([[float(x) for x in values[i]] for values in found]) * mask for i in (0, 1)]
-        for layout in get_args(Layout):
+        for shared in (False, True):
             for tokens in (1, 50, 10**6):
                 logprobs, entropy = torch.zeros_like(mask), torch.zeros_like(mask)
-                for part in microbatches(rows, tokens, layout=layout):
+                for part in microbatches(rows, tokens, shared=shared):
                     logprobs[part.rows], entropy[part.rows] = net(part)
                 torch.testing.assert_close(logprobs, wanted[0], atol=1e-5, rtol=0)
                 torch.testing.assert_close(entropy, wanted[1], atol=1e-5, rtol=0)
@@ -208,14 +206,14 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
 
 
 @pytest.mark.parametrize(
-    ("layout", "tied", "dtype"),
-    [("padded", True, torch.float64), ("padded", False, torch.bfloat16), ("shared", True, torch.bfloat16)],
+    ("shared", "tied", "dtype"),
+    [(False, True, torch.float64), (False, False, torch.bfloat16), (True, True, torch.bfloat16)],
 )
-def test_an_empty_microbatch_runs_backward(layout, tied, dtype):
+def test_an_empty_microbatch_runs_backward(shared, tied, dtype):
     """No rows: outputs (0, T), a loss of 0, and a gradient, all 0, on every parameter, as data parallelism expects."""
     model = tiny_model(tied=tied, dtype=dtype)
     net = Policy(model)
-    part = make_microbatch([], [], width=5, layout=layout)
+    part = make_microbatch([], [], width=5, shared=shared)
     logprobs, entropy = net(part)
     assert logprobs.shape == entropy.shape == (0, 5)
     loss = (torch.zeros(0, 5) * logprobs).sum()
