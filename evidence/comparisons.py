@@ -65,6 +65,19 @@ class Comparison:
 HELD = {k: f"--k {k} --max_ready 0 --min_ready {(k - 1) * 32}" for k in (1, 2, 4, 8, 16)}
 
 
+RECIPES = {  # batches 5/3 as large where zero-variance groups leave them: there 1280 for 768
+    "scalerl": "",
+    "deepseek-grpo": "--loss grpo --aggregation sample --normalize_advantages prompt --schedule ppo_off_policy "
+    "--k 8 --max_ready 0 --zero_variance_filter false --pass_rate_threshold 1.1",
+    "qwen2.5-dapo": "--loss dapo --normalize_advantages prompt --schedule ppo_off_policy --k 8 "
+    "--max_ready 0 --batch_prompts 53 --pass_rate_threshold 1.1",
+    "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 53 "
+    "--pass_rate_threshold 1.1",
+    "minimax-m1": "--normalize_advantages prompt --schedule ppo_off_policy --k 8 --batch_prompts 53 "
+    "--max_ready 0 --pass_rate_threshold 1.1",
+}
+
+
 def grid(difficulty: str) -> Comparison:
     """For `python isocompute.py OUTPUT/grid-easy/*/seed-*`. On-policy, or the lag would go with the batch."""
     shapes = [(B_p, n) for B_p in (16, 64) for n in (4, 8, 16, 32, 64)]
@@ -275,22 +288,22 @@ COMPARISONS = {
         {"batch": "", "prompt": "--normalize_advantages prompt", "none": "--normalize_advantages none"},
         paper={"prompt": EQUAL, "none": EQUAL},
     ),
-    "recipes": Comparison(  # batches 5/3 as large where zero-variance groups leave them: there 1280 for 768
+    "recipes": Comparison(
         "prevalent recipes as the paper ran them again (Figure 2); the head is FP32 in all, as in float32 it must be",
-        {
-            "scalerl": "",
-            "deepseek-grpo": "--loss grpo --aggregation sample --normalize_advantages prompt --schedule ppo_off_policy "
-            "--k 8 --max_ready 0 --zero_variance_filter false --pass_rate_threshold 1.1",
-            "qwen2.5-dapo": "--loss dapo --normalize_advantages prompt --schedule ppo_off_policy --k 8 "
-            "--max_ready 0 --batch_prompts 53 --pass_rate_threshold 1.1",
-            "magistral": "--loss dapo --normalize_advantages prompt --batch_prompts 53 --max_ready 53 "
-            "--pass_rate_threshold 1.1",
-            "minimax-m1": "--normalize_advantages prompt --schedule ppo_off_policy --k 8 --batch_prompts 53 "
-            "--max_ready 0 --pass_rate_threshold 1.1",
-        },
+        RECIPES,
         paper={
             "deepseek-grpo": near(-0.12), "qwen2.5-dapo": near(-0.095), "magistral": near(-0.075), "minimax-m1": EQUAL,
         },
+    ),
+    # Committed before its runs, with the rules of `staleness`; three seeds. Those with PipelineRL have the lag of
+    # `survivors`, the others eight updates a round, as in the paper.
+    "recipes-stressed": Comparison(
+        "the same recipes at a rate of 1e-3, and those with PipelineRL at a lag that is held at 8",
+        RECIPES | {
+            "scalerl": HELD[8],
+            "magistral": f"{RECIPES['magistral']} --max_ready 0 --min_ready {7 * 53}",
+        },
+        setting=f"{GRADED.replace('2000000', '1200000')} --lr 1e-3",
     ),
     "length": Comparison(
         "how thinking is kept short, and what is cut off (section 3.2)",
