@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 REQUIREMENTS = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
 
 
-def commands(target: str, folder: Path, nvidia: bool) -> str:
+def commands(target: str, folder: Path, nvidia: bool, *variables: str) -> str:
     """What `make target` would run in a fresh checkout, with a false `nvidia-smi` on PATH or without any."""
     shutil.copy(ROOT / "Makefile", folder)
     for name in REQUIREMENTS:
@@ -20,7 +20,9 @@ def commands(target: str, folder: Path, nvidia: bool) -> str:
         (programs / name).symlink_to(shutil.which(name))
     if nvidia:
         (programs / "nvidia-smi").symlink_to(shutil.which("true"))
-    return subprocess.check_output(["make", "-n", target], cwd=folder, env={"PATH": str(programs)}, text=True)
+    return subprocess.check_output(
+        ["make", "-n", target, *variables], cwd=folder, env={"PATH": str(programs)}, text=True
+    )
 
 
 def test_tests_have_an_environment_of_their_own_beside_a_gpus(tmp_path):
@@ -41,6 +43,11 @@ def test_the_demo_takes_the_gpus_build_where_there_is_one(tmp_path):
 def test_without_a_gpu_there_is_one_environment(tmp_path):
     said = commands("test", tmp_path, nvidia=False)
     assert ".venv/bin/pip install -q -r requirements-cpu.txt" in said and ".venv-cpu" not in said
+
+
+def test_a_log_is_forecast_without_torch(tmp_path):
+    said = commands("fit", tmp_path, False, "LOG=a.csv", "FLAGS=--x tokens")
+    assert "requirements" not in said and said.rstrip().endswith(".venv-law/bin/python tools/fit.py a.csv --x tokens")
 
 
 def test_tests_see_no_gpu(tmp_path):
