@@ -22,11 +22,11 @@ CHAIN = GRADED.replace("graded", "chain").replace("--min_budget 14 --max_budget 
 CHAIN = CHAIN.replace("7e-4", "3e-4").replace("2000000", "3000000")
 # Where time or bfloat16 is compared: real vLLM, which takes twice as long, and so to seven C_mid.
 VLLM = GRADED.replace("torch", "vllm").replace("2000000", "1200000")
-# `make real PROBLEMS=functions` on a processor that multiplies bfloat16, for 36 steps in the place of 20.
+# `make real PROBLEMS=functions` on a processor that multiplies bfloat16, for 24 steps in the place of 20.
 PRETRAINED = (
     "--model runs/real-start/model --dtype bfloat16 --dataset runs/real-start/functions.jsonl:code --unsafe_code true "
     "--batch_prompts 8 --max_budget 20 --answer_budget 8 --length_control penalty --penalty_window 20 --lr 1e-5 "
-    "--held_out 256 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --max_steps 36 --eval_every 2"
+    "--held_out 256 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --max_steps 24 --eval_every 2"
 )
 SAMPLES = 65_536  # completions of each run of the grids; the learning rate goes with the square root of the batch
 
