@@ -13,7 +13,7 @@ killed run leaves can be read. Times are microseconds of the wall clock.
     process 3, the trainer    spans: waits for groups, the steps, checkpoints
 
 SIMPLIFIED. When a token came is not known, only when a request entered and left: engines send whole completions. So a
-version's span ends where the next update begins.
+version's span ends where the next one is live. (Requests freeze while an update lasts.)
 """
 
 import heapq
@@ -40,7 +40,7 @@ class Trace:
             self.file.write(b"[\n")
         for process, name in ((ENGINE, "engine"), (PACER, "pacer"), (TRAINER, "trainer")):
             self.write(ph="M", name="process_name", pid=process, args={"name": name})
-        self.updates = deque[tuple[float, int]](maxlen=64)  # when an update began, and the version that it brought
+        self.updates = deque[tuple[float, int]](maxlen=64)  # when an update was live, and its version
 
     def write(self, **event: Any) -> None:
         """One event, in the names of the format: ph kind, ts begin and dur length in microseconds, pid and tid lane."""
@@ -76,8 +76,8 @@ class Trace:
 
         async def new_weights() -> None:
             begin, version = time.time(), engine.prepared
-            self.updates.append((begin, version))
             await update()
+            self.updates.append((time.time(), version))
             self.span(f"update to {version}", begin, PACER, 1)
 
         def evaluation(*args: Any, **options: Any) -> Future:

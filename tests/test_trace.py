@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import closing
 from itertools import pairwise
 
@@ -67,6 +68,25 @@ def test_the_warm_up_of_an_engine_gives_no_temperature(tmp_path):
         trace.watch(generator)
         assert asyncio.run(engine.sample([0, 0], 2, "warm-up", 0)).completion_ids == [9, 9]
         trace.close()
+
+
+def test_a_version_begins_when_its_update_ends(tmp_path):
+    """A request that comes while an update lasts is frozen until then, and the next version samples all of it."""
+
+    async def paused():
+        await asyncio.sleep(0.02)
+
+    engine = FakeEngine(slots=4)
+    engine.update, engine.prepared = paused, 1
+    with closing(Generator(engine, iter([]), no_reward, Pacer(2, 1), 2)) as generator:
+        trace = Trace(tmp_path / "trace.json")
+        trace.watch(generator)
+        began = time.time()
+        asyncio.run(engine.update())
+        trace.request(lane=0, begin=began + 0.01, version=0)
+        trace.close()
+    frozen, sampled = (e for e in events(tmp_path) if e["ph"] == "X" and e["pid"] == ENGINE)
+    assert (frozen["name"], sampled["name"]) == ("version 0", "version 1") and sampled["ts"] >= 1e6 * (began + 0.02)
 
 
 def test_a_trace_goes_on_in_the_same_file(tmp_path):
