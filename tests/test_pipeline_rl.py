@@ -84,6 +84,20 @@ def test_on_policy_by_hand():
     assert pacer.may_admit() and pacer.outstanding == 0
 
 
+@pytest.mark.parametrize(("options", "entered"), [({}, 2), ({"max_ready": 2}, 0), ({"min_ready": 1}, 1)])
+def test_what_the_trainer_took_is_replaced(options, entered):
+    """B = 2, k = 8. Two of four groups are taken and two are ready, so no more need enter, but two replace those taken.
+    With max_ready = 2 none enters while two are ready, with min_ready = 1 one, since three may be ready."""
+    pacer = Pacer(2, 8, **options)
+    for number in [pacer.admit() for _ in range(4)]:
+        pacer.finish(finished(number))
+    assert not pacer.may_admit()
+    pacer.take(2), pacer.release(2)
+    for _ in range(entered):
+        pacer.finish(finished(pacer.admit()))
+    assert not pacer.may_admit() and pacer.outstanding == pacer.ready == 2 + entered
+
+
 @pytest.mark.parametrize(
     ("batch", "k", "options", "sentence"),
     [
