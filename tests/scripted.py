@@ -26,20 +26,10 @@ def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
 
 def rollout(reward: float, length: int = 2, reason: str = "stop", forced: int = 0) -> Rollout:
     """`length` tokens, of which the last `forced` but one are forced; log-prob of token t is -(t + 1) / 10."""
-    mask = [1] * length
-    for t in range(length - 1 - forced, length - 1):
-        mask[t] = 0
-    logprobs = [-(t + 1) / 10 * m for t, m in enumerate(mask)]
-    return Rollout(
-        completion_ids=list(range(10, 10 + length)),
-        logprobs=logprobs,
-        mask=mask,
-        finish_reason=reason,
-        versions=[0 if m else FORCED for m in mask],
-        interrupted=bool(forced),
-        reward=float(reward),
-        correct=reward > 0,
-    )
+    mask = [1] * (length - 1 - forced) + [0] * forced + [1]
+    ids, logprobs = list(range(10, 10 + length)), [-(t + 1) / 10 * m for t, m in enumerate(mask)]
+    versions = [0 if m else FORCED for m in mask]
+    return Rollout(ids, logprobs, versions, mask, reason, bool(forced), reward=float(reward), correct=reward > 0)
 
 
 class ScriptedGenerator:
@@ -232,12 +222,8 @@ class Alone:
 
 def batch_of(groups, folder, **changes):
     """(the batch that one step of the loop trains on, or None; the step's record) of these groups."""
-    flags = Flags(
-        **{"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes,
-        max_steps=1,
-        k=0,
-        output_dir=str(folder),
-    )
+    given = {"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes
+    flags = Flags(**given, max_steps=1, k=0, output_dir=str(folder))
     pacer = Pacer(len(groups), 0)
     for group in groups:
         group.number = pacer.admit()

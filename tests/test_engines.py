@@ -49,14 +49,21 @@ def new_engine(**options) -> RunEngine:
     return RunEngine("model", [1], 64, **{"channel": Channel(), "max_num_seqs": 4} | options)
 
 
+async def start_with(engine, *versions):
+    """Starts the engine with the first version of the weights and updates it to the others."""
+    engine.prepare({}, versions[0])
+    await engine.start()
+    for version in versions[1:]:
+        engine.prepare({}, version)
+        await engine.update()
+
+
 def test_an_update_by_hand(made):
-    """Pause, load, name the version, resume; a token carries the version that vLLM reports for it. Shut down twice, the
-    process is ended once."""
+    """A token carries the version that vLLM reports for it. Shut down twice, the process is ended once."""
     engine = VLLMEngine("model", [1], 64, channel=Channel())
 
     async def run():
-        engine.prepare({}, 3)
-        await engine.start()
+        await start_with(engine, 3)
         before = await engine.sample([7, 8], 2, "3")
         engine.prepare({}, 4)
         assert engine.version == 3
@@ -77,21 +84,12 @@ def test_an_update_by_hand(made):
 def test_versions_of_the_faster_scheduler(made):
     """It sends the number of pauses before each token: the first weights are version 3, two pauses brought 4 and 7."""
     engine = new_engine()
-
-    async def run():
-        engine.prepare({}, 3)
-        await engine.start()
-        for version in (4, 7):
-            engine.prepare({}, version)
-            await engine.update()
-
-    asyncio.run(run())
+    asyncio.run(start_with(engine, 3, 4, 7))
     sent = SimpleNamespace(kv_transfer_params={"logprobs": [-1.0, -2.0, -3.0, -4.0], "pauses": [0, 1, 1, 2]})
     assert engine.read(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
 
 
 def test_max_num_seqs_is_of_each_engine():
-    """Four replicas of 8 slots each. So also by vLLM's own names."""
     four = {"data_parallel_size": 4}
     for engine in (new_engine(max_num_seqs=8, engine_args=four), new_engine(engine_args=four | {"max_num_seqs": 8})):
         assert (engine.replicas, engine.slots, engine.args["max_num_seqs"]) == (4, 8, 8)
@@ -100,11 +98,8 @@ def test_max_num_seqs_is_of_each_engine():
 def test_each_replica_is_warmed_up_and_a_request_goes_to_the_one_it_names(made):
     engine = new_engine(engine_args={"data_parallel_size": 3})
 
-    async def run():
-        await engine.start()
-        await engine.sample([7, 8], 2, "0", 2)
-
-    asyncio.run(run())
+    asyncio.run(start_with(engine, 0))
+    asyncio.run(engine.sample([7, 8], 2, "0", 2))
     assert made[0].placed == [0, 1, 2, 2]
 
 
@@ -117,7 +112,7 @@ def test_ray_workers_do_not_listen_on_loopback():
 
 
 def test_an_engine_that_does_not_answer_is_dead(made, monkeypatch):
-    """As a frozen one: after PATIENCE, whatever the trainer waits for."""
+    """As a frozen one: after PATIENCE."""
     monkeypatch.setattr(engines, "PATIENCE", 0.3)
 
     async def never(name, args=()):
@@ -130,27 +125,21 @@ def test_an_engine_that_does_not_answer_is_dead(made, monkeypatch):
             generator.settle()
 
 
-# ------------------------------------------------------------------------------------------------- deaths
-
-
 @pytest.mark.parametrize("place", ["a request", "the pause", "the load", "the digests"])
 def test_a_death_ends_every_wait_of_the_trainer(made, monkeypatch, place):
-    """A dead vLLM fails its requests and never answers another call. Wherever the trainer waits it hears of it, within
-    seconds, and no call is left that waits for ever: told of when it is collected, it would pass for another error."""
+    """A dead vLLM fails its requests and never answers another call. No call is left that waits for ever: told of when
+    it is collected, it would pass for another error."""
     monkeypatch.setattr(FakeVLLM, "seconds", 0.05)
     with generating(problems(2), new_engine()) as generator:
         wait_until(lambda: generator.pacer.admitted == 1)
         [vllm] = made
         vllm.tells = None if place != "a request" else vllm.tells
-        if place == "the load":
 
-            async def die(name, args=()):
-                vllm.errored = True
-                await asyncio.Event().wait()
-
-            vllm.collective_rpc = die
-        else:
+        async def die(name, args=()):
             vllm.errored = True
+            await asyncio.Event().wait()
+
+        vllm.collective_rpc, vllm.errored = die, place != "the load"
         waits = [lambda: generator.take(1), lambda: generator.evaluate(problems(1), 1)]
         if place in ("the pause", "the load"):
             generator.push({}, 1, 0)
@@ -168,9 +157,6 @@ def test_a_death_ends_every_wait_of_the_trainer(made, monkeypatch, place):
     assert len(made) == 1 and vllm.calls[-1] == "shutdown"
 
 
-# ------------------------------------------------------------------------------------------------- the start
-
-
 @pytest.mark.parametrize(("restart", "seconds"), [("0", 0.0), ("1", 60.0)])
 def test_ray_is_asked_before_vllm_starts(made, monkeypatch, restart, seconds):
     """For as many processes as all engines have. A run that goes on waits a minute for its engines' host."""
@@ -184,7 +170,7 @@ def test_ray_is_asked_before_vllm_starts(made, monkeypatch, restart, seconds):
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(made, monkeypatch):
-    """The line of the first cause, not that of what was raised over it; the thread ends, the channel is closed."""
+    """The line of the first cause, not that of what was raised over it."""
     engine = new_engine(engine_args={"scheduler_cls": "nowhere.Scheduler"})
     with pytest.raises(EngineFailed, match=r"ModuleNotFoundError: scheduler_cls=nowhere\.Scheduler: "):
         with generating(engine=engine):
@@ -200,7 +186,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(made, monkeypatch):
             pass
     assert made[0].calls == ["shutdown"]
     second = RuntimeError("see above")
-    second.__cause__ = SimpleError("Value error, Invalid repository ID")
+    second.__cause__ = SimpleError("1 validation error for ModelConfig\n  Value error, Invalid repository ID")
     assert reason_of(second) == "SimpleError: Value error, Invalid repository ID"
     assert reason_of(KeyError()) == "KeyError"
 
@@ -208,23 +194,25 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(made, monkeypatch):
 class SimpleError(ValueError):
     """As of pydantic, which checks vLLM's arguments: its text has more lines than the message."""
 
-    def __str__(self):
-        return f"1 validation error for ModelConfig\n  {self.args[0]}"
-
     def errors(self):
-        return [{"msg": self.args[0]}]
+        return [{"msg": self.args[0].split("\n  ")[1]}]
+
+
+def environment_of_start(monkeypatch) -> dict:
+    """The environment that the next engine will find as it starts, and under "mask" the signals that are blocked."""
+    seen = {}
+
+    def new(args):
+        seen.update(os.environ, mask=signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        return FakeVLLM(args)
+
+    monkeypatch.setattr(sys.modules["vllm.v1.engine.async_llm"], "AsyncLLM", SimpleNamespace(from_engine_args=new))
+    return seen
 
 
 def test_the_engine_inherits_a_blocked_ctrl_c_and_its_devices(made, monkeypatch):
     """Ctrl-C is the trainer's to answer; devices are set whatever the user's environment says, the rest is not."""
-    seen = {}
-
-    def new(args):
-        seen.update(os.environ)
-        seen["mask"] = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        return FakeVLLM(args)
-
-    monkeypatch.setattr(sys.modules["vllm.v1.engine.async_llm"], "AsyncLLM", SimpleNamespace(from_engine_args=new))
+    seen = environment_of_start(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("VLLM_HOST_IP", raising=False)
@@ -241,29 +229,20 @@ def test_the_engine_inherits_a_blocked_ctrl_c_and_its_devices(made, monkeypatch)
 def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(made, monkeypatch):
     """What torch.distributed.run sets (torch 2.13, local_elastic_agent.py) is not there when the engine starts;
     afterwards it is."""
-    ranks = {f"{kind}RANK": "3" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
-    sizes = {f"{kind}WORLD_SIZE": "4" for kind in ("", "LOCAL_", "GROUP_", "ROLE_")}
-    launcher = ranks | sizes | {"ROLE_NAME": "default", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    launcher |= {f"TORCHELASTIC_{x}": "1" for x in ("RUN_ID", "USE_AGENT_STORE", "RESTART_COUNT", "ERROR_FILE")}
+    names = [kind + name for kind in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")]
+    names += [f"TORCHELASTIC_{x}" for x in ("RUN_ID", "USE_AGENT_STORE", "RESTART_COUNT", "ERROR_FILE")]
+    launcher = dict.fromkeys([*names, "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"], "1")
     other = {"MY_RANK": "1", "RANKING": "2", "OMP_NUM_THREADS": "1"}
     for name, value in (launcher | other).items():
         monkeypatch.setenv(name, value)
-    seen = []
-
-    def new(args):
-        seen.append(dict(os.environ))
-        return FakeVLLM(args)
-
-    monkeypatch.setattr(sys.modules["vllm.v1.engine.async_llm"], "AsyncLLM", SimpleNamespace(from_engine_args=new))
+    seen = environment_of_start(monkeypatch)
     with generating(engine=new_engine()):
         pass
-    [environ] = seen
-    assert not set(launcher) & set(environ) and other.items() <= environ.items()
+    assert not set(launcher) & set(seen) and other.items() <= seen.items()
     assert launcher.items() <= os.environ.items()
 
 
 def test_the_engine_is_asked_after_the_last_push(made):
-    """`ask` waits until the weights are live."""
     with generating(engine=new_engine()) as generator:
         assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "0"}]
         generator.push({}, 3, 0)

@@ -10,40 +10,22 @@ from pipeline_rl import Rollout
 from runtime.evaluation import RunFailed, evaluation_line, figures, logprob_gap, logprob_gaps, sha256
 from runtime.model import Row
 
-# ---------------------------------------------------------------------------------------------------- what is recorded
-
 
 def rollout(correct: bool, length: int = 2, reason: str = "stop", interrupted: bool = False) -> Rollout:
-    return Rollout(
-        completion_ids=[9] * length,
-        logprobs=[0.0] * length,
-        mask=[1] * length,
-        finish_reason=reason,
-        versions=[0] * length,
-        interrupted=interrupted,
-        correct=correct,
-    )
+    ids, zeros, ones = [9] * length, [0.0] * length, [1] * length
+    return Rollout(ids, zeros, [0] * length, ones, reason, interrupted=interrupted, correct=correct)
 
 
 def test_figures_by_hand():
-    """Three prompts, two samples: correct 2, 1, 0 of 2: mean 1/2, pass@2 2/3. One truncated, one interrupted of six;
-    lengths 2 2 2 4 5 6 = 21. The figures of data sets end the line."""
+    """Correct 2, 1, 0 of 2: mean 1/2, pass@2 2/3. One truncated, one interrupted of six; lengths 2 2 2 4 5 6 = 21."""
     groups = [
         [rollout(True), rollout(True)],
         [rollout(True), rollout(False, 4, "length")],
         [rollout(False, 5, interrupted=True), rollout(False, 6)],
     ]
-    assert figures(groups) == pytest.approx(
-        {
-            "pass_rate": 0.5,
-            "pass_at_k": 2 / 3,
-            "n_prompts": 3,
-            "n_samples": 2,
-            "interrupted": 1 / 6,
-            "truncated": 1 / 6,
-            "mean_length": 3.5,
-        }
-    )
+    wanted = {"pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2}
+    wanted |= {"interrupted": 1 / 6, "truncated": 1 / 6, "mean_length": 3.5}
+    assert figures(groups) == pytest.approx(wanted)
     record = figures(groups) | {"step": 30, "tokens": 123_456}
     line = evaluation_line(record)
     for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
@@ -53,8 +35,7 @@ def test_figures_by_hand():
 
 
 def test_correct_samples_of_each_held_out_problem(run):
-    """Five problems, of which 0, 1, 2, 0 and 1 of two samples are correct: one line for each evaluation, in the order
-    of the problems. 4 of 10 are correct, and 3 of 5 problems have one that is."""
+    """Of two samples 0, 1, 2, 0 and 1 are correct: 4 of 10 samples, and 3 of 5 problems have one that is."""
 
     def evaluate(self, problems, n_samples, temperature=None):
         self.settle()
@@ -62,9 +43,8 @@ def test_correct_samples_of_each_held_out_problem(run):
         return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
 
     played = run({"evaluate": evaluate}, max_steps=4)
-    assert played.parts.folder.read("eval_counts.jsonl") == [
-        {"step": step, "n_samples": 2, "correct": [0, 1, 2, 0, 1]} for step in (0, 4)
-    ]
+    counts = [{"step": step, "n_samples": 2, "correct": [0, 1, 2, 0, 1]} for step in (0, 4)]
+    assert played.parts.folder.read("eval_counts.jsonl") == counts
     assert [(r["pass_rate"], r["pass_at_k"]) for r in played.evals] == [(0.4, 0.6)] * 2
 
 
@@ -84,12 +64,9 @@ def test_truncation_before_training_names_the_budget_to_raise(run, capsys, contr
     assert out.index("evaluation at step 0") < out.index(said) < out.index("step    1")
 
 
-# --------------------------------------------------------------------------------------------------- the weights check
-
-
 def test_the_gap_by_hand():
-    """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count. Mean
-    of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""
+    """Trained tokens differ by .1 and .2 in the first row and by .6 in the second; the forced token does not count.
+    Mean of the three: .3. Of a mixture of experts the (lower) median of the rows' means .15 and .6: .15."""
     rows = [Row([1], [5, 6, 7], [1, 0, 1]), Row([1], [5], [1])]
     own = torch.tensor([[-1.0, 0.0, -2.0], [-1.0, 0.0, 0.0]])
     behaviour = [[-1.1, -9.0, -1.8], [-1.6]]
@@ -99,8 +76,8 @@ def test_the_gap_by_hand():
 
 
 def test_the_ratio_taken_apart_at_each_step(run):
-    """Log-ratios of .1 in each step, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and
-    .08: sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, in each step, also between the checks."""
+    """Log-ratios of .1, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and .08:
+    sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, also between the checks."""
     mismatch = property(lambda generator: -0.06 if generator.version < 6 else -0.08)
     gradients = {"gradients": lambda self, batch: ScriptedTrainer.gradients(self, batch) | {"log_ratio_rms": 0.1}}
     played = run({"logprob": mismatch}, gradients, dtype="bfloat16", eval_every=100)
@@ -113,7 +90,7 @@ def test_the_ratio_taken_apart_at_each_step(run):
 
 
 def test_weights_that_did_not_move_end_the_run(run):
-    """Log-probs that differ by more than 1e-4 (bfloat16: 0.1) are an error, and evaluation tokens of another version."""
+    """Log-probs may differ by 1e-4 (bfloat16: 0.1)."""
     with pytest.raises(RunFailed, match=r"weights check: at version 0 .* by 2\.0e-04 .* than 0.0001 \(float32\)"):
         run({"logprob": -2e-4})
     with pytest.raises(RunFailed, match="weights check: 10 evaluation completions have tokens that version 0 did not"):
@@ -127,14 +104,14 @@ def test_weights_that_did_not_move_end_the_run(run):
 
 
 def test_evaluations_at_another_temperature_are_no_check_but_probes_are(run):
-    """The trainer's log-probs are those at --temperature. Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and 6."""
+    """The trainer's log-probs are those at --temperature. Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and
+    6."""
     played = run({"logprob": -2e-4}, eval_temperature=0.0, probe_every=100)
-    assert played.progress.step == 8 and played.progress.evaluated == 8
-    assert played.parts.generator.on_main.temperatures == [0.0] * 3
-    assert run({}, eval_temperature=0.5).parts.generator.on_main.temperatures == [0.5, None, 0.5, None, 0.5]
+    assert played.progress.evaluated == 8 and played.generator.temperatures == [0.0] * 3
+    assert run({}, eval_temperature=0.5).generator.temperatures == [0.5, None, 0.5, None, 0.5]
     with pytest.raises(RunFailed, match=r"weights check: at version 3 .* by 2\.0e-04"):
         run({"logprob": -2e-4}, eval_temperature=0.0)
-    assert run({}).parts.generator.on_main.temperatures == [1.0, None, 1.0, None, 1.0]
+    assert run({}).generator.temperatures == [1.0, None, 1.0, None, 1.0]
 
 
 def digests(changes: list[list[int]]):
@@ -148,8 +125,8 @@ def digests(changes: list[list[int]]):
 
 @pytest.mark.long
 def test_an_engine_that_no_update_reaches_ends_the_run(run):
-    """In bfloat16 the log-probs may agree all the same; the bytes of one worker's weights do not change. Seen after the
-    first update, or with save_every = 2 at the second save after the last update that arrived."""
+    """In bfloat16 the log-probs may agree all the same. Seen after the first update, or with save_every = 2 at the
+    second save after the last update that arrived."""
     every = list(range(1, 9))
     with pytest.raises(RunFailed, match=r"weights check: workers \[0\] of the engine hold .* at version 1 as at 0, b"):
         run(digests([[]]), dtype="bfloat16")
@@ -174,8 +151,8 @@ def test_an_engine_that_no_update_reaches_ends_the_run(run):
     ],
 )
 def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
-    """Its bytes change with each update, and in bfloat16 its log-probs may agree. The names of what it keeps as it is are
-    told by the first comparison: `packed` is stored otherwise from the start, and `split` by one worker only."""
+    """Its bytes change with each update. The names of what it keeps as it is are told by the first comparison: `packed`
+    is stored otherwise from the start, and `split` by one worker only."""
 
     def tensors(steps):
         return {name: torch.tensor([steps, 0.5], dtype=torch.bfloat16) for name in ("packed", "split", "norm")}
@@ -212,22 +189,20 @@ def test_bytes_are_compared_where_they_must_differ(run):
         asked.append(self.version)
         return [{"w": self.version}]
 
-    for changes, trainer, versions in (
-        ({}, {}, [0, 1]),
-        ({"save_every": 3}, {}, [0, 1, 3, 6]),
-        ({"schedule": "ppo_off_policy", "k": 4}, {}, [0, 4]),
-        ({}, {"bad": frozenset({0, 1})}, [0, 1]),
+    for bad, changes, versions in (
+        ([], {"save_every": 3}, [0, 1, 3, 6]),
+        ([], {"schedule": "ppo_off_policy", "k": 4}, [0, 4]),
+        ([0, 1], {}, [0, 1]),
     ):
         asked.clear()
-        run({"weight_digests": weight_digests}, trainer, **changes)
+        run({"weight_digests": weight_digests}, {"bad": bad}, **changes)
         assert asked == versions
 
 
 def test_probes_come_as_often_when_steps_come_in_rounds(run):
-    """Every 3 steps, or at the end of the round of 4 that passes one: 3 lies in the first, 6 in the second. What begins
-    after a step is compared in the next one; the evaluation of step 0 is compared in step 1."""
-    compared = {"pipeline": [1, 4, 7, 10], "ppo_off_policy": [1, 5, 9]}
-    for schedule, steps in compared.items():
+    """Every 3 steps, or at the end of the round of 4 that passes one. What begins after a step is compared in the next
+    one; the evaluation of step 0 is compared in step 1."""
+    for schedule, steps in (("pipeline", [1, 4, 7, 10]), ("ppo_off_policy", [1, 5, 9])):
         played = run(schedule=schedule, k=4, max_steps=12, eval_every=100, probe_every=3)
         assert [r["step"] for r in played.steps if "logprob_gap" in r] == steps
 
@@ -271,7 +246,5 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
 
     record = run({"evaluate": evaluate}, max_steps=1, dataset="chain").evals[0]
     assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
-    assert {name: (r["pass_rate"], r["n_prompts"]) for name, r in record["data_sets"].items()} == {
-        "chain": (0.0, 5),
-        "other": (1.0, 5),
-    }
+    found = {name: (r["pass_rate"], r["n_prompts"]) for name, r in record["data_sets"].items()}
+    assert found == {"chain": (0.0, 5), "other": (1.0, 5)}

@@ -28,8 +28,7 @@ def flags_with(**changes) -> Flags:
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
-    """Reads and checks a command line in an empty folder: (the flags, or None if they are refused; the sentence, or
-    the notes)."""
+    """Reads and checks a command line in an empty folder: (flags or None, the sentence or the notes)."""
     monkeypatch.chdir(tmp_path)
 
     def call(line: str):
@@ -45,11 +44,8 @@ def command(monkeypatch, capsys, tmp_path):
     return call
 
 
-# ----------------------------------------------------------------------------------------------------- worked examples
-
-
 def test_a_command_line_by_hand():
-    """Given flags win over the defaults; Booleans are words, or nothing for true; dashes serve as underscores."""
+    """Booleans are words, or nothing for true; dashes serve as underscores."""
     words = "--k 4 --lr 1e-6 --loss gspo --fp32_head false --share_prompts --batch-prompts 8 --dynamic_sampling true"
     flags = parse_flags(words.split(), "")
     assert (flags.k, flags.lr, flags.loss, flags.batch_prompts) == (4, 1e-6, "gspo", 8)
@@ -60,7 +56,7 @@ def test_a_command_line_by_hand():
 
 
 def test_engine_options_by_hand():
-    """One device says nothing. Ray's workers are tensor x data x pipeline parallel; --engine_args is a JSON object."""
+    """Ray's workers are tensor x data x pipeline parallel."""
     assert engine_options(flags_with()) == GENERATOR_ARGS and engine_workers(flags_with()) == 1
     given = {"pipeline_parallel_size": 3, "a": {"b": [1, "x,y"]}, "c": None}
     flags = flags_with(tensor_parallel=2, data_parallel=4, trust_remote_code=True, engine_args=json.dumps(given))
@@ -78,20 +74,15 @@ def test_engine_args_do_not_undo_the_fp32_head(command):
         line = f'--dtype bfloat16 --fp32_head {fp32_head} --engine_args {{"hf_overrides":{{"head_dtype":{head}}}}}'
         assert re.search("head_dtype .*--fp32_head", command(line)[1])
     assert command('--dtype bfloat16 --engine_args {"hf_overrides":{"head_dtype":"float32"}}')[0]
-    one_sided = "--dtype bfloat16 --one_sided_head true --engine_args "
-    assert command(one_sided + '{"hf_overrides":{"head_dtype":"bfloat16"}}')[0]
-    assert command(one_sided + '{"hf_overrides":{"head_dtype":"float32"}}')[1].endswith("--one_sided_head for one.")
-    assert [generator_fp32_head(Flags(fp32_head=a, one_sided_head=b)) for a in (True, False) for b in (True, False)] == [
-        False, True, True, False,
-    ]  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------------------- resume
+    one_sided = '--dtype bfloat16 --one_sided_head true --engine_args {"hf_overrides":{"head_dtype":"%s"}}'
+    assert command(one_sided % "bfloat16")[0]
+    assert command(one_sided % "float32")[1].endswith("--one_sided_head for one.")
+    heads = [generator_fp32_head(Flags(fp32_head=a, one_sided_head=b)) for a in (True, False) for b in (True, False)]
+    assert heads == [False, True, True, False]
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(command):
-    """Saved k = 3, lr = 0.1, a Boolean that is off; --lr is given again. An unknown name is passed over, what was asked
-    of one call only is not asked again, and the run stays in its own folder."""
+    """An unknown name is passed over, and what was asked of one call only is not asked again."""
     Path("run").mkdir()
     saved = {"k": 3, "lr": 0.1, "fp32_head": False, "unknown": 1, "output_dir": "elsewhere", "overwrite": True}
     Path("run/config.json").write_text(json.dumps(saved))
@@ -120,7 +111,7 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
     ],
 )
 def test_what_runs_code_is_never_taken_over_from_a_folder(tmp_path, name, value):
-    """A folder may come from elsewhere: a resume ends with one sentence until the flag is given again, in any way."""
+    """A folder may come from elsewhere: a resume ends with one sentence until the flag is given again."""
     (tmp_path / "config.json").write_text(json.dumps({name: value}))
     given = str(value).lower() if isinstance(value, bool) else value
     with pytest.raises(UsageError, match=rf"^--{name} .* runs code, which no --resume takes over; give --{name} again"):
@@ -149,15 +140,12 @@ JSON = st.recursive(
 @example({"model": "a\0"})
 @example({"engine_args": "x=1"})
 def test_any_config_of_a_folder_gives_flags_or_one_sentence(command, content):
-    """No JSON, values of another type, and what the command line would not take, either."""
     Path("run").mkdir(exist_ok=True)
     Path("run/config.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     flags, said = command("--resume run")
-    if flags is None:
-        assert said.startswith("--") and said.endswith(".") and said.isprintable()
-    else:
-        assert all(type(value) is type(DEFAULTS[name]) for name, value in vars(flags).items())
-        assert parse_flags([], "") == Flags()  # nothing of it stays behind
+    assert flags or (said.startswith("--") and said.endswith(".") and said.isprintable())
+    assert all(type(value) is type(DEFAULTS[name]) for name, value in vars(flags or Flags()).items())
+    assert parse_flags([], "") == Flags()  # nothing of it stays behind
 
 
 @pytest.mark.parametrize("name", GONE)
@@ -172,12 +160,8 @@ def test_a_flag_that_is_gone_is_refused_with_what_stands_instead(command, name):
     flags, _ = command("--resume run")
     assert flags.k == 2 and not hasattr(flags, name)
     Path("run/config.json").write_text(json.dumps({name: "other"}))
-    assert re.search(
-        f"--{name} 'other' is gone; there is .*; take it out of run/config.json", command("--resume run")[1]
-    )
+    assert re.search(f"--{name} 'other' is gone; there is .*; take it out of run/c", command("--resume run")[1])
 
-
-# ------------------------------------------------------------------------------------------------------ what is refused
 
 # A command line that is refused | words of the sentence, which names the first flag | its neighbor that starts
 REFUSED = """
@@ -187,21 +171,15 @@ REFUSED = """
 --k eight | invalid int
 --k -1 | at least 0 | --k 0
 --seed 4294967296 | below 4294967296 | --seed 4294967295
---lr 0 | above 0
 --lr nan | above 0
 --lr inf | above 0
 --report_to wandb | pip install wandb, or leave it out
---report_to trackio | pip install trackio, or leave it out
---max_hours nan | at least 0
 --pass_rate_threshold 0 | above 0 | --pass_rate_threshold 1.1
 --review 1 | below 1 | --review 0.2
 --review 0.1 --pass_rate_threshold 2 | does nothing without prompts that retire | --review 0.1
 --vocabulary 46 | at least 47
---eps_low nan --loss dapo | at least -1
 --k 0 --schedule ppo_off_policy | at least 1 with --schedule | --k 1 --schedule ppo_off_policy
---rollouts 257 | raise --max_num_seqs | --rollouts 256
 --rollouts 16 --max_num_seqs 15 --data_parallel 2 | raise --max_num_seqs | --rollouts 16 --max_num_seqs 16
---max_ready 15 | --batch_prompts + --min_ready = 16 | --max_ready 16
 --max_ready 47 --min_ready 32 | = 48 | --max_ready 48 --min_ready 32
 --min_ready 129 | = 128 groups | --min_ready 128
 --min_ready 1 --k 0 | = 0 groups | --min_ready 0 --k 0
@@ -220,7 +198,6 @@ REFUSED = """
 --resume /nowhere/run | earlier run
 --engine torch --dtype bfloat16 | leave out --model and --dtype | --engine torch
 --engine_args max_num_seqs=8 | JSON object
---engine_args [1] | JSON object
 --engine_args {"max_num_seqs":8} | use --max_num_seqs
 --engine_args {"max_model_len":64} | use --max_budget
 --engine_args {"dtype":"float16"} | use --dtype
@@ -238,7 +215,6 @@ REFUSED = """
 --mask_high nan --mask m2po | at least -1 | --mask_high 0 --mask m2po
 --normalize_advantages maxrl --length_control penalty --penalty_on all | pass rate | --normalize_advantages maxrl
 --one_sided_head true | --dtype bfloat16 or float16 | --one_sided_head true --dtype float16
---penalty_window 9 | --length_control penalty
 --penalty_on all --length_control none | --length_control penalty | --penalty_on all --length_control penalty
 --zero_variance_filter false --dynamic_sampling true | --dynamic_sampling false
 --data_parallel 2 --engine torch | --engine vllm
@@ -269,7 +245,6 @@ def test_bad_input_ends_with_one_sentence_that_names_the_flag(command, row):
 
 @pytest.mark.parametrize("item", dataclasses.fields(Flags), ids=lambda item: item.name)
 def test_every_bound_is_kept(item):
-    """The value at the bound is as the bound says, a value beyond it is refused by the flag's name."""
     bounds = item.metadata["bounds"]
     assert set(bounds) <= set(HOLDS) and (not bounds or item.type in (int, float))
     for word, bound in bounds.items():
@@ -282,8 +257,7 @@ def test_every_bound_is_kept(item):
 
 def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
     """One line and exit code 2, by our rules or by argparse, whatever is given: ends of lines and escape sequences are
-    written as Python does; paths that are too long, text that cannot be saved, and numbers that are no float are refused
-    before anything is written."""
+    written as Python does."""
     monkeypatch.chdir(tmp_path)
     paths = "output_dir model lora_adapter resume"
     for value, names in (
@@ -306,24 +280,20 @@ def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
 
 
 def test_an_existing_run_is_not_overwritten(command):
-    """Refused unless --overwrite or --resume says so; an empty folder is not a run."""
+    """An empty folder is not a run."""
     Path("runs/demo").mkdir(parents=True)
     assert command("")[0]
-    config = Path("runs/demo/config.json")
-    written = json.dumps({"k": 3, "max_steps": 9, "output_dir": "runs/demo"})
-    config.write_text(written)
+    Path("runs/demo/config.json").write_text(json.dumps({"k": 3, "max_steps": 9, "output_dir": "runs/demo"}))
     _, said = command("")
     assert all(words in said for words in ("--output_dir runs/demo", "--overwrite", "--resume runs/demo"))
-    assert config.read_text() == written
     assert command("--overwrite true")[0] and command("--output_dir runs/other")[0]
-    flags, _ = command("--resume runs/demo")
-    assert (flags.output_dir, flags.k) == ("runs/demo", 3)
+    assert command("--resume runs/demo")[0].k == 3
     assert "--overwrite deletes the run that --resume" in command("--resume runs/demo --overwrite true")[1]
 
 
 def test_a_folder_of_other_things_is_never_a_run_folder(command):
-    """`--output_dir . --overwrite true` must not empty somebody's folder: not empty and no run's flags is refused, with a
-    model's config.json or somebody's log in it, too. A run whose config.json is lost is one by its log."""
+    """`--output_dir . --overwrite true` must not empty somebody's folder, with a model's config.json or somebody's log
+    in it, too. A run whose config.json is lost is one by its log."""
     Path("thesis.txt").write_text("all of it")
     Path("link").symlink_to("gone")
     for config, metrics in (("", ""), ('{"model_type": "llama"}', '{"loss": 1}'), ("[1]", "[2]"), ("{", "\xff")):
@@ -338,20 +308,18 @@ def test_a_folder_of_other_things_is_never_a_run_folder(command):
 
 
 def test_overwrite_does_not_delete_the_model_it_starts_from(tmp_path):
-    """--model inside --output_dir is refused, through a link too; a neighbor of the same beginning is not."""
+    """Through a link, too; a neighbor of the same beginning may stay."""
     for model in (tmp_path / "run" / "model", tmp_path / "runner" / "model"):
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text('{"output_dir": "run", "max_steps": 1}')
     options = {"overwrite": True, "output_dir": str(tmp_path / "run")}
+    check_flags(flags_with(**options, model=str(tmp_path / "runner" / "model")))
     for inside in ("run/model", "link/model"):
         with pytest.raises(UsageError, match="--overwrite would delete --model"):
             check_flags(flags_with(**options, model=str(tmp_path / inside)))
-    check_flags(flags_with(**options, model=str(tmp_path / "runner" / "model")))
 
-
-# -------------------------------------------------------------------------------------------------- what is only noted
 
 TIS = "--loss tis: every batch gets one update, so pi_old is pi, the clip never acts and it equals --loss cispo --eps_max 2"
 LENGTHS = "--min_budget 700 --max_budget 900 --answer_budget 100 "
@@ -382,33 +350,27 @@ def test_what_works_otherwise_than_its_name_promises_is_said(command, line):
     assert again == [note for note in notes if "rounded" not in note and "_ready" not in note]
 
 
-OF_OURS, PRETRAINED = (
-    "is the default for the built-in model",
-    "1e-06 is the default for a pretrained model (the paper's",
-)
-
-
 @pytest.mark.parametrize(
     ("line", "lr", "said"),
     [
-        ("", 7e-4, "--lr 0.0007: the default for the built-in model"),
         ("--model runs/demo/model", 7e-4, "--lr 0.0007: the default for the built-in model"),
         (DATA, 1e-6, "--lr 1e-06: the default for a pretrained model (the paper's 8B: 5e-7"),
-        (f"{DATA} --lr 5e-4", 5e-4, f"--lr 0.0005: given, now or before a resume; {PRETRAINED}"),
-        ("--lr=1e-6", 1e-6, f"--lr 1e-06: given, now or before a resume; 0.0007 {OF_OURS}"),
-        ("--resume old", 5e-4, f"--lr 0.0005: given, now or before a resume; {PRETRAINED}"),
+        ("--lr=1e-6", 1e-6, "--lr 1e-06: given, now or before a resume; 0.0007 is the default for the built-in model"),
+        ("--resume old", 5e-4, "--lr 0.0005: given, now or before a resume; 1e-06 is the default for a pretrained"),
+        (
+            f"{DATA} --lr 5e-4",
+            5e-4,
+            "--lr 0.0005: given, now or before a resume; 1e-06 is the default for a pretrained",
+        ),
     ],
 )
 def test_a_pretrained_model_has_a_learning_rate_of_its_own(command, line, lr, said):
-    """7e-4 is for the built-in task, also where its model is given as a folder; a data set is for a pretrained model, and
-    has 1e-6. A given value wins, and that of the run before a resume. A sentence at the start says which it is."""
+    """7e-4 is for the built-in task, also where its model is given as a folder; a data set is for a pretrained model. A
+    given value wins, and that of the run before a resume."""
     Path("old").mkdir()
     Path("old/config.json").write_text(json.dumps({"dataset": "a.jsonl", "model": "org/model", "lr": 5e-4}))
     flags, _ = command(line)
     assert flags.lr == lr and lr_note(flags).startswith(said)
-
-
-# ------------------------------------------------------------------------------------------------------- for all flags
 
 
 def test_help_explains_every_flag(capsys):
@@ -420,7 +382,7 @@ def test_help_explains_every_flag(capsys):
 
 
 def test_no_flag_is_dead():
-    """Every flag is read outside its own definition and the check of its bounds; none is both here and gone."""
+    """Every flag is read outside its own definition and the check of its bounds."""
     files = [ROOT / "train.py", *(ROOT / "runtime").glob("*.py")]
     source = "".join(file.read_text() for file in files if file.name != "flag_checks.py")
     assert [name for name in DEFAULTS if not re.search(rf"\bflags\.{name}\b", source)] == []

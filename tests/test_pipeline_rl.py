@@ -30,24 +30,13 @@ def test_the_simulation_of_the_file_keeps_to_the_bound(schedule, k, most):
 
 
 def test_a_straggler_does_not_empty_the_engine():
-    """Lengths of 10 to 60 tokens. If groups behind a running one counted as ready, .33 of the slots would be empty, and the
-    trainer would wait for .085 of the time."""
+    """If groups behind a running one counted as ready, it would be .33, and the trainer would wait for .085."""
     _, empty, waited = pipeline_rl.simulate(8)
     assert empty < 0.3 and waited < 0.05
 
 
-# ------------------------------------------------------------------------------------------------- worked examples
-
-
 def finished(number: int) -> Group:
     return Group(number, SimpleNamespace(key=str(number), prompt_ids=[1]), 0, [])
-
-
-def finish_new(pacer: Pacer, count: int) -> None:
-    """Admits so many groups, one after the other, each finished before the next."""
-    for _ in range(count):
-        assert pacer.may_admit()
-        pacer.finish(finished(pacer.admit()))
 
 
 def test_pipeline_by_hand():
@@ -56,19 +45,18 @@ def test_pipeline_by_hand():
     assert (pacer.take_size, pacer.capacity, pacer.max_ready) == (2, 4, 2)
     assert [pacer.admit() for _ in range(4)] == [0, 1, 2, 3]
     assert not pacer.may_admit() and pacer.outstanding == 4 and pacer.ready == 0
+    with pytest.raises(RuntimeError, match="4 of 4 are outstanding, 0 of 2 ready"):
+        pacer.admit()
     pacer.finish(finished(1))
     assert pacer.take(2) is None and pacer.ready == 0
     pacer.finish(finished(0))
-    assert pacer.ready == 2
-    groups = pacer.take(2)
-    assert [group.number for group in groups] == [0, 1]
+    assert pacer.ready == 2 and [group.number for group in pacer.take(2)] == [0, 1]
     assert (pacer.outstanding, pacer.training, pacer.ready) == (4, 2, 0)
     assert not pacer.may_admit()  # taken is not done
     pacer.release(1)  # one group of the two: dynamic sampling's discard
-    assert pacer.outstanding == 3 and pacer.may_admit()
-    assert pacer.admit() == 4 and not pacer.may_admit()
+    assert pacer.outstanding == 3 and pacer.admit() == 4 and not pacer.may_admit()
     pacer.release(1)
-    assert pacer.may_admit() and pacer.admit() == 5 and pacer.admitted == 6
+    assert pacer.admit() == 5 and pacer.admitted == 6
 
 
 def test_strict_order_waits_for_the_oldest():
@@ -80,9 +68,7 @@ def test_strict_order_waits_for_the_oldest():
         pacer.finish(finished(number))
     assert pacer.take(1) is None and pacer.take(2) is None and pacer.ready == 0
     pacer.finish(finished(0))
-    assert pacer.ready == 4
-    assert [group.number for group in pacer.take(2)] == [0, 1]
-    assert [group.number for group in pacer.take(1)] == [2]
+    assert pacer.ready == 4 and [[group.number for group in pacer.take(n)] for n in (2, 1)] == [[0, 1], [2]]
     assert pacer.take(2) is None  # only one is left, and it stays
     assert [group.number for group in pacer.take(1)] == [3] and pacer.training == 4
 
@@ -98,53 +84,18 @@ def test_on_policy_by_hand():
     assert pacer.may_admit() and pacer.outstanding == 0
 
 
-def test_ppo_off_policy_by_hand():
-    """k = 3, B = 2: six groups from one version, taken together, and nothing new before all six are done."""
-    pacer = Pacer(2, 3, schedule="ppo_off_policy")
-    assert (pacer.take_size, pacer.capacity, pacer.max_ready) == (6, 6, 6)
-    finish_new(pacer, 6)
-    assert not pacer.may_admit()
-    assert len(pacer.take(6)) == 6 and not pacer.may_admit()
-    pacer.release(6)
-    assert pacer.may_admit()
-
-
 @pytest.mark.parametrize(("options", "entered"), [({}, 2), ({"max_ready": 2}, 0), ({"min_ready": 1}, 1)])
 def test_what_the_trainer_took_is_replaced(options, entered):
-    """B = 2, k = 8. Four groups enter before one is finished. Two of the four are taken and the other two are ready, so no
-    more need enter, but two replace those taken: four are under way again. With max_ready = 2 none enters while two are
-    ready, with min_ready = 1 one enters, since three may be ready."""
+    """B = 2, k = 8. Two of four groups are taken and two are ready, so no more need enter, but two replace those taken.
+    With max_ready = 2 none enters while two are ready, with min_ready = 1 one, since three may be ready."""
     pacer = Pacer(2, 8, **options)
     for number in [pacer.admit() for _ in range(4)]:
         pacer.finish(finished(number))
     assert not pacer.may_admit()
     pacer.take(2), pacer.release(2)
-    finish_new(pacer, entered)
+    for _ in range(entered):
+        pacer.finish(finished(pacer.admit()))
     assert not pacer.may_admit() and pacer.outstanding == pacer.ready == 2 + entered
-
-
-def test_no_group_enters_past_the_bound():
-    """B = 2, k = 0: a third group would train at lag 1. With two ready, k = 8 and max_ready = 2 a third may not either."""
-    for pacer, counts in ((Pacer(2, 0), "2 of 2 are outstanding"), (Pacer(2, 8), "2 of 2 ready")):
-        finish_new(pacer, 2)
-        with pytest.raises(RuntimeError, match=counts):
-            pacer.admit()
-        assert pacer.admitted == pacer.outstanding == 2
-
-
-def test_min_ready_by_hand():
-    """B = 2, k = 2, min_ready = 3: five must be ready before two are taken, and three stay, until min_ready is set to 0
-    at the end of the prompts."""
-    pacer = Pacer(2, 2, min_ready=3)
-    assert pacer.max_ready == 5
-    for _ in range(5):
-        assert not pacer.may_take(2) and pacer.take(2) is None
-        finish_new(pacer, 1)
-    assert not pacer.may_admit() and pacer.may_take(2) and not pacer.may_take(3)
-    assert [group.number for group in pacer.take(2)] == [0, 1]
-    assert pacer.ready == 3 and pacer.take(2) is None and pacer.training == 2
-    pacer.min_ready = 0
-    assert [group.number for group in pacer.take(2)] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +119,7 @@ def test_min_ready_by_hand():
 def test_numbers_without_a_meaning_are_refused(batch, k, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         Pacer(batch, k, **options)
-
-
-def test_the_least_and_the_most_are_taken():
-    assert Pacer(1, 0).capacity == Pacer(1, 1, schedule="ppo_off_policy", max_ready=1).capacity == 1
-    assert Pacer(2, 3, min_ready=6).max_ready == 8 and Pacer(2, 3, max_ready=2).max_ready == 2
+    assert Pacer(2, 3, max_ready=2).max_ready == 2 and Pacer(2, 3, min_ready=6).max_ready == 8  # at the bounds
 
 
 def test_a_group_that_does_not_run_cannot_finish():
@@ -184,23 +131,14 @@ def test_a_group_that_does_not_run_cannot_finish():
             pacer.finish(group)
 
 
-# ------------------------------------------------------------------------------------------------- lags and arrival
-
-
 def test_lags_by_hand():
-    """Sampled at 3, 3, then forced, forced, then at 4 and 5; trained by the step that makes 6 + 1: lags 3, 3, 2, 1. The
-    two forced tokens have none: their "version" -1 would be a lag of 7."""
+    """Sampled at 3, 3, then forced, forced, then at 4 and 5; trained by the step that makes 6 + 1. The forced tokens
+    have no lag: their "version" -1 would be one of 7."""
     rollout = Rollout([9] * 6, [-1.0] * 6, [3, 3, FORCED, FORCED, 4, 5], [1, 1, 0, 0, 1, 1], "stop")
     assert lags(rollout, 6) == [3, 3, 2, 1]
     assert lags(Rollout([9], [-1.0], [6], [1], "stop"), 6) == [0]  # on-policy
     with pytest.raises(ValueError):
         lags(Rollout([9, 9], [-1.0] * 2, [3], [1, 1], "stop"), 6)  # a token without a version
-
-
-def test_whole_answers_pass():
-    for reason in ("stop", "length"):
-        check_sample([5, 6], [-0.5, 0.0], [3, 3], reason)
-    check_sample([5], [1e-6], [0], "stop")  # rounding: log-softmax of a sure token may end just above 0
 
 
 @pytest.mark.parametrize(
@@ -221,20 +159,14 @@ def test_whole_answers_pass():
 def test_what_is_missing_in_an_answer_is_an_error_and_no_zero(ids, logprobs, versions, reason, message):
     with pytest.raises(RuntimeError, match=message):
         check_sample(ids, logprobs, versions, reason)
-
-
-# ------------------------------------------------------------------------------------------------- the dispatch
-
-
-def rollouts_of(groups: list[Group]) -> list[Rollout]:
-    return [rollout for group in groups for rollout in group.rollouts]
+    check_sample([5, 6], [-0.5, 0.0], [3, 3], "length")
+    check_sample([5], [1e-6], [0], "stop")  # rounding: log-softmax of a sure token may end just above 0
 
 
 @pytest.mark.parametrize("k", [0, 2])
 def test_the_lag_of_a_generator(k):
-    """B = 2, lengths vary: groups come in admission order; at the step that makes v + 1 no token is older than v - k.
-    With k = 0 all are of v; with k = 2 the first six groups enter at once, so the third step trains on tokens two
-    versions old."""
+    """B = 2, lengths vary. With k = 0 all tokens are of v; with k = 2 the first six groups enter at once, so the third
+    step trains on tokens two versions old."""
     prompts, rng, seen = problems(20), random.Random(0), []
     engine = FakeEngine(length=lambda ids, most: rng.randint(1, most), seconds=0.0005)
     with generating(prompts, engine, Pacer(2, k), max_completion=24) as generator:
@@ -243,7 +175,7 @@ def test_the_lag_of_a_generator(k):
             assert [group.number for group in groups] == [2 * version, 2 * version + 1]
             assert [group.problem for group in groups] == prompts[2 * version : 2 * version + 2]
             assert all(version - k <= group.version <= version for group in groups)
-            for rollout in rollouts_of(groups):
+            for rollout in [rollout for group in groups for rollout in group.rollouts]:
                 assert rollout.versions == sorted(rollout.versions)
                 seen += lags(rollout, version)
             generator.push({}, version + 1, 2)
@@ -270,9 +202,8 @@ class Cut:
 
 
 def test_two_legs_make_one_rollout():
-    """Three tokens of thinking, the phrase 5 6, four tokens of answer: the phrase is masked, has log-prob 0 and the
-    version FORCED. The second request sees prompt, thinking and phrase, and has the salt of the first, so that it finds
-    its keys and values; a salt is the version."""
+    """The phrase 5 6 is masked, has log-prob 0 and the version FORCED. The second request has the salt of the first, so
+    that it finds its keys and values; a salt is the version."""
     engine, prompts = FakeEngine(), [Problem("even", [8, 9]), Problem("odd", [9, 9])]
     with generating(prompts, engine, Pacer(1, 1), length_control=Cut(), rollouts=1) as generator:
         generator.push({}, 1, 0)
@@ -290,8 +221,7 @@ def test_two_legs_make_one_rollout():
 
 
 def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
-    """The pacer is full (k = 0, its one group is held), yet evaluation runs, at one version; a push that comes while it
-    runs is live only afterwards. Neither the pacer nor the counters of training see it. 40 requests, 16 slots."""
+    """The pacer is full (k = 0, its one group is held), yet evaluation runs, at one version, and then the push."""
     engine = FakeEngine(seconds=0.001, held=True)
     with generating(problems(3), engine, length_control=Cut(), rollouts=2) as generator:
         wait_until(lambda: engine.inside == 2)
@@ -312,7 +242,6 @@ def test_a_push_waits_for_evaluation_which_no_pacer_holds_back():
 
 
 def test_both_legs_of_an_evaluation_have_its_temperature():
-    """Three evaluations of one problem, at the engine's own, at 0 and at .5, and a group of training between them."""
     engine = FakeEngine()
     with generating([Problem("trained", [7, 7])], engine, length_control=Cut(), rollouts=1) as generator:
         for temperature in (None, 0.0, 0.5):
@@ -324,9 +253,8 @@ def test_both_legs_of_an_evaluation_have_its_temperature():
 
 
 def test_slots_and_idle_time():
-    """All 5 slots are used and never more, by groups of two (2 + 2, and when a first completion ends 1 + 2 + 2) and by
-    evaluation, which comes first. While the trainer keeps all groups to itself (k = 0), the engine is idle, and that is
-    counted."""
+    """Groups of two take 2 + 2 slots, and when a first completion ends 1 + 2 + 2. While the trainer keeps all groups to
+    itself (k = 0), the engine is idle."""
     lengths = itertools.cycle((3, 6))
     engine = FakeEngine(slots=5, length=lambda ids, most: next(lengths), seconds=0.001)
     with generating(problems(8), engine, Pacer(8, 0)) as generator:
@@ -340,8 +268,7 @@ def test_slots_and_idle_time():
 
 
 def test_an_update_of_an_idle_engine_is_counted_once():
-    """k = 0: two requests of 0.1 s at a time, and then an update of 0.1 s with nobody inside; twice. What is paused, what
-    is idle, and what either of the two requests took are no more than the time that passed."""
+    """k = 0: two requests of 0.1 s at a time, and then an update of 0.1 s with nobody inside; twice."""
     engine = FakeEngine(length=lambda ids, most: 1, seconds=0.1)
 
     async def update() -> None:
@@ -361,8 +288,7 @@ def test_an_update_of_an_idle_engine_is_counted_once():
 
 def test_a_group_stays_in_one_replica_and_none_takes_more_than_its_slots():
     """Two replicas of three slots, groups of two rollouts of two legs. Group 2 waits until group 1 has left replica 1,
-    although each replica has a free slot, and goes there, as does group 3, since group 0 still runs. Evaluation fills
-    both in turn."""
+    although each replica has a free slot, and goes there, as does group 3, since group 0 still runs."""
     engine = FakeEngine(slots=3, length=lambda ids, most: 60 if ids[1] == 0 else most, seconds=0.001)
     engine.replicas, prompts = 2, [Problem(str(i), [8, i]) for i in range(4)]
     with generating(prompts, engine, Pacer(4, 0), length_control=Cut()) as generator:
@@ -380,8 +306,7 @@ def test_a_group_stays_in_one_replica_and_none_takes_more_than_its_slots():
 
 
 def test_evaluation_gets_slots_before_new_groups():
-    """Two slots: while the first group is held, an evaluation asks for 4 requests; it gets all of them before the second
-    group begins."""
+    """While the first group is held, an evaluation asks for 4 requests; the second group comes after it."""
     engine = FakeEngine(slots=2, held=True)
     with generating(problems(2), engine, Pacer(2, 0)) as generator:
         wait_until(lambda: engine.inside == 2)
@@ -401,8 +326,8 @@ def test_more_rollouts_than_slots_are_refused():
 
 
 def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
-    """The very exception is the cause of what is raised where the trainer waits, within seconds, and again at the next
-    wait. If the prompts raise as a group is taken and makes room, that group arrives all the same."""
+    """The exception is the cause of what is raised where the trainer waits, and again at the next wait. If the prompts
+    raise as a group is taken and makes room, that group arrives all the same."""
 
     def broken_score(problem, completions):
         raise ZeroDivisionError("the verifier")
@@ -431,7 +356,6 @@ def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
 
 
 def test_a_push_that_fails_ends_every_wait_with_its_error():
-    """The engine stays paused: whoever waits next gets the error, in seconds, `take` too."""
     engine = FakeEngine(held=True)
     engine.failure = RuntimeError("no weights for layers.7")
     with generating(problems(2), engine) as generator:
@@ -444,7 +368,7 @@ def test_a_push_that_fails_ends_every_wait_with_its_error():
 
 
 def test_finite_problems_end_in_exhausted():
-    """Five prompts, B = 2: two steps, then one group is left that no step can use. Each prompt is used once."""
+    """Five prompts, B = 2: two steps, then one group is left that no step can use."""
     with generating(problems(5), pacer=Pacer(2, 1)) as generator:
         keys = []
         for _ in range(2):
@@ -457,10 +381,9 @@ def test_finite_problems_end_in_exhausted():
 
 
 def test_a_stop_loses_no_group_that_is_ready():
-    """The signal came during the step before, both groups are ready: `take` raises StopRequested, and they are still in
-    `running`, from where the checkpoint lists them. `stop_requested` is asked only after the generator's thread had its
-    turn, the worst moment. If it comes when the wait is over, the groups arrive. A wait for a group that runs ends,
-    too, and the group comes later."""
+    """The signal came during the step before: both groups stay in `under_way`, from where the checkpoint lists them.
+    `stop_requested` is asked only after the generator's thread had its turn, the worst moment. If it comes when the
+    wait is over, the groups arrive. A wait for a group that runs ends, too, and the group comes later."""
     stop = [False]
     after_its_turn = {"stop_requested": lambda: generator.in_loop(lambda g: stop[0])}
     with generating(problems(9), pacer=Pacer(2, 1), **after_its_turn) as generator:
@@ -484,7 +407,7 @@ def test_a_stop_loses_no_group_that_is_ready():
 
 
 def test_a_stop_does_not_wait_for_weights_that_never_arrive():
-    """As when the engine's host is cut off: the next push, or whatever waits for the last one, ends."""
+    """As when the engine's host is cut off."""
     stop = [False]
 
     class CutOff(FakeEngine):
@@ -500,7 +423,7 @@ def test_a_stop_does_not_wait_for_weights_that_never_arrive():
 
 
 def test_an_evaluation_that_is_given_up_holds_nothing_back():
-    """The caller stops while half of its requests wait for slots: afterwards weights arrive and groups are sampled."""
+    """The caller stops while half of its requests wait for slots."""
     stop, engine = [True], FakeEngine(slots=2, held=True)
     with generating(problems(2), engine, stop_requested=lambda: stop[0]) as generator:
         with pytest.raises(StopRequested):
@@ -512,8 +435,7 @@ def test_an_evaluation_that_is_given_up_holds_nothing_back():
 
 
 def test_min_ready_ends_with_the_prompts():
-    """Two groups are ready and one must stay: the trainer waits while a third prompt runs, and gets them once there is
-    none."""
+    """Two groups are ready and one must stay, until there is no further prompt."""
     engine = FakeEngine(length=lambda ids, most: 1 if ids[0] < 2 else most, held=True)
     prompts = [Problem(f"p{i}", [i]) for i in range(4)]
     with generating(prompts, engine, Pacer(2, 1, min_ready=1), rollouts=1) as generator:
@@ -536,7 +458,7 @@ def test_closing_admits_nothing():
 
 
 def test_an_engine_that_is_slow_to_end_is_no_error(monkeypatch):
-    """The last call in the loop is not waited for any longer: the engine is ended by `close` itself."""
+    """The engine is ended by `close` itself."""
     engine = FakeEngine(slots=4)
     with generating(problems(0), engine, Pacer(2, 1)) as generator:
         monkeypatch.setattr(pipeline_rl, "wait", lambda futures, timeout: time.sleep(0.1))
@@ -544,13 +466,9 @@ def test_an_engine_that_is_slow_to_end_is_no_error(monkeypatch):
         assert engine.events[-1] == "shutdown" and not generator._thread.is_alive()
 
 
-# ------------------------------------------------------------------------------------------------- the bound, whatever happens
-
-
 class AnyOrder(RuleBasedStateMachine):
-    """What can happen around a pacer, by the rules of the module docstring, in any order that hypothesis thinks of. What
-    is outstanding, ready and old is counted here: the pacer's own counters are never believed. A state in which nothing
-    can happen is an error."""
+    """What can happen around a pacer, by the rules of the module docstring, in any order. What is outstanding, ready
+    and old is counted here: the pacer's own counters are never believed. A state without a way on is an error."""
 
     @initialize(data=st.data(), schedule=st.sampled_from(["pipeline", "ppo_off_policy"]), batch=st.integers(1, 3))
     def begin(self, data, schedule, batch):
@@ -653,8 +571,8 @@ TestTheLagBoundInAnyOrder = AnyOrder.TestCase
 @pytest.mark.parametrize("k", [0, 1, 2, 8])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_bound_is_reached_by_a_fast_generator(k, batch):
-    """Sampling takes no time compared with training: (k + 1) B groups are in at version 0, and the last B of them train in
-    the step that makes version k + 1. By default no more are ready than a step needs, so that fewer grow old."""
+    """(k + 1) B groups are in at version 0, and the last B of them train in the step that makes version k + 1. By
+    default no more are ready than a step needs, so that fewer grow old."""
     found = {}
     for most_ready in (10**6, None):
         pacer, versions, lags = Pacer(batch, k, max_ready=most_ready), [], []

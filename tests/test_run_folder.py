@@ -1,5 +1,4 @@
-"""A run's folder: logs, checkpoints that are whole or absent, a resumed run that is the run it was, bit for bit on the
-trainer's side; no damaged checkpoint is taken for a good one, no file of one runs code, a full disk is called that."""
+"""A run's folder: logs, checkpoints that are whole or absent, a resumed run that is the run it was, bit for bit."""
 
 import ast
 import contextlib
@@ -29,8 +28,6 @@ from runtime.run_folder import LOGS, Folder, Progress, disk
 
 ROOT = Path(__file__).parent.parent
 
-# ---------------------------------------------------------------------------------------------------- the folder's files
-
 
 RECORDS = st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2), max_size=4)
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -39,8 +36,8 @@ in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 @in_one_folder
 @given(before=RECORDS, after=RECORDS, data=st.data())
 def test_logs_cut_at_any_byte_give_whole_records(tmp_path, before, after, data):
-    """What was written after a checkpoint goes at a resume, so that no step appears twice; what a killed writer leaves of
-    its last line is not read."""
+    """What was written after a checkpoint goes at a resume, so that no step appears twice; what a killed writer leaves
+    of its last line is not read."""
     folder = Folder(tmp_path)
     folder.clear()
     assert folder.read("metrics.jsonl") == [] and set(folder.lengths().values()) == {0}
@@ -83,8 +80,8 @@ def save(folder: Folder, step: int, keep: int = 2) -> Path:
 
 
 def test_checkpoints_are_whole_and_few(tmp_path, capsys):
-    """The newest two of steps 9, 10, 100 stay, newest by number; a damaged one is passed over with a line that names
-    it; a half-written one of an earlier process is no checkpoint and is removed by the next save."""
+    """The newest two of steps 9, 10, 100 stay, newest by number; a damaged one is passed over; a half-written one of an
+    earlier process is no checkpoint and is removed by the next save."""
     folder = Folder(tmp_path)
     assert folder.newest_checkpoint() is None and folder.checkpoints() == []
     first, second, third = [save(folder, step) for step in (9, 10, 100)]
@@ -106,8 +103,7 @@ def test_checkpoints_are_whole_and_few(tmp_path, capsys):
 @in_one_folder
 @given(keep=st.integers(1, 3), events=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))
 def test_a_damaged_checkpoint_is_not_counted(monkeypatch, tmp_path, keep, events):
-    """Saves at any steps, some damaged afterwards: after each save the `keep` newest whole ones up to it are left, and
-    nothing else; a run that passed over damaged or later ones has gone back."""
+    """Saves at any steps, some damaged afterwards: after each save the `keep` newest whole ones up to it are left."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
     folder, whole = Folder(tmp_path), []
@@ -125,7 +121,7 @@ def test_a_damaged_checkpoint_is_not_counted(monkeypatch, tmp_path, keep, events
 
 @given(st.integers(), st.integers(0, 99), st.integers(-1, 99), st.integers(0, 2000))
 def test_progress_goes_through_a_state(seed, version, evaluated, drawn):
-    """Through JSON, at any place of the random stream: what is drawn next is the same."""
+    """At any place of the random stream: what is drawn next is the same."""
     progress = Progress(random.Random(seed), step=version + 1, version=version, evaluated=evaluated)
     for _ in range(drawn):
         progress.rng.random()
@@ -137,7 +133,7 @@ def test_progress_goes_through_a_state(seed, version, evaluated, drawn):
 
 def test_links_go_and_what_they_point_to_stays(tmp_path):
     """A checkpoint that was moved to another disk is loaded, and its link is removed in its turn; files and links with
-    the names of checkpoints and models are no hindrance. Clearing a run removes its own files only."""
+    the names of checkpoints and models are no hindrance."""
     folder, disk = Folder(tmp_path / "run"), tmp_path / "disk"
     disk.mkdir()
     save(folder, 10).rename(disk / "moved")
@@ -171,12 +167,8 @@ def test_a_stop_leaves_the_old_file_or_the_new_one(monkeypatch, tmp_path):
     """config.json is written again at each resume: killed before the rename, the old one is still there."""
     folder = Folder(tmp_path)
     folder.replace("config.json", "old")
-
-    def killed(self, target):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", killed)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Path, "replace", lambda self, target: 1 / 0)
         folder.replace("config.json", "new")
     assert (tmp_path / "config.json").read_text() == "old"
     folder.replace("config.json", "new")
@@ -196,9 +188,6 @@ def assert_same_state(one, other):
         assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])), name
 
 
-# ------------------------------------------------------------------------------------------------------------- resuming
-
-
 def killed_evaluation(self, future):
     if self.step == 3:
         raise Killed
@@ -210,8 +199,8 @@ def killed_evaluation(self, future):
     "killed", [{"killed_after": 2}, {"killed_after": 5}, {"script": {"result_of": killed_evaluation}}]
 )
 def test_resumed_run_is_bit_equal(run, whole, tmp_path, killed):
-    """Killed at and after a save, and while the evaluation of step 3 is waited for: weights, Adam's moments, curriculum and
-    logs are those of a run that never stopped."""
+    """Killed at and after a save, and while the evaluation of step 3 is waited for: weights, Adam's moments, curriculum
+    and logs are those of a run that never stopped."""
     run("cut", **killed)
     if "script" in killed:
         assert [r["step"] for r in Folder(tmp_path / "cut").read("eval.jsonl")] == [0]
@@ -223,8 +212,7 @@ def test_resumed_run_is_bit_equal(run, whole, tmp_path, killed):
 
 @pytest.mark.long
 def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
-    """Seven steps, then two more: the weights are bit for bit those of a run of nine, each step stands in the logs once,
-    and the final evaluation of step 7 stays."""
+    """Seven steps, then two more: the weights are those of a run of nine, and the final evaluation of step 7 stays."""
     whole = run("whole", "--max_steps", "9")
     run("run")
     assert_same_state(whole, run("run", "--resume", "--max_steps", "9"))
@@ -261,7 +249,7 @@ def test_a_stop_in_mid_step_keeps_every_prompt(program, whole, tmp_path):
 
 @pytest.mark.long
 def test_hours_are_kept_over_a_resume(program, tmp_path):
-    """The hours of steps 1 to 3 are spent when the run goes on: a budget of as many is reached before step 4."""
+    """A budget of the hours of steps 1 to 3 is reached before step 4."""
     program("--max_steps", "3")
     spent = Folder(tmp_path / "run").newest_checkpoint()[1]["compute"]["hours"]
     assert spent > 0
@@ -272,14 +260,11 @@ def test_hours_are_kept_over_a_resume(program, tmp_path):
 
 @pytest.mark.long
 def test_flags_given_again_win_and_are_logged(run, program, tmp_path):
-    """--resume with another learning rate: a line says so, config.json and metrics.jsonl have it. What does not fit the
-    checkpoint's prompts is refused in one sentence."""
+    """A line says so, config.json and metrics.jsonl have it. What does not fit the checkpoint's prompts is refused."""
     run("run", killed_after=3)
     code, out, _ = program("--resume", "--lr", "0.02", "--max_steps", "4")
-    assert code == 0
-    lines = out.splitlines()
-    assert "--lr is now 0.02 (it was 0.01)" in lines and "--max_steps is now 4 (it was 7)" in lines
-    assert sum(" is now " in line for line in lines) == 2
+    changed = [line for line in out.splitlines() if " is now " in line]
+    assert code == 0 and sorted(changed) == ["--lr is now 0.02 (it was 0.01)", "--max_steps is now 4 (it was 7)"]
     configs = [r["config"] for r in Folder(tmp_path / "run").read("metrics.jsonl") if "config" in r]
     assert [(c["lr"], c["max_steps"]) for c in configs] == [(0.01, 7), (0.02, 4)]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["lr"] == 0.02
@@ -295,7 +280,7 @@ def test_flags_given_again_win_and_are_logged(run, program, tmp_path):
 @pytest.mark.long
 def test_a_run_folder_of_version_0_12_resumes(run, program, tmp_path, model):
     """Its flags, logs and state.json were recorded then, with keys and flags that are gone now; weights and moments, in
-    accelerate's own files, are those of a run of today. The third step of that time is cut off and made again."""
+    accelerate's own files, are those of a run of today. The third step of that time is made again."""
     run("run", killed_after=3)
     folder, then = Folder(tmp_path / "run"), json.loads((ROOT / "tests" / "run_0_12_0.json").read_text())
     checkpoint, now = folder.newest_checkpoint()
@@ -316,9 +301,6 @@ def test_a_run_folder_of_version_0_12_resumes(run, program, tmp_path, model):
     records = without_times(folder.path, "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert records[2]["reward"] == then["logs"]["metrics.jsonl"][3]["reward"]  # of the same prompts
-
-
-# ------------------------------------------------------------------------------------ checkpoints that do not serve
 
 
 @pytest.mark.parametrize(("path", "value"), [
@@ -354,7 +336,7 @@ JUNK = st.recursive(
 @in_one_folder
 @given(data=st.data())
 def test_any_junk_in_a_state_is_refused_or_loads(whole, data):
-    """In any place of state.json: what passes the check is what a resumed run can load."""
+    """What passes the check is what a resumed run can load."""
     folder = Folder(whole[0])
     checkpoint, state = folder.newest_checkpoint()
     place, keys = state, ["step", "version", "evaluated", "random", "history", "prompts", "compute", "logs"]
@@ -371,8 +353,7 @@ def test_any_junk_in_a_state_is_refused_or_loads(whole, data):
 
 @pytest.mark.long
 def test_a_damaged_folder_is_refused_and_stays_as_it_is(run, program, tmp_path):
-    """A log that is no JSON before the checkpoint, or a link; after it, anything may stand. No file changes, and none of
-    another folder."""
+    """A log that is no JSON before the checkpoint, or a link; after it, anything may stand. No file changes."""
     run("run", killed_after=3)
     folder, other = Folder(tmp_path / "run"), tmp_path / "other"
     checkpoint, state = folder.newest_checkpoint()
@@ -398,13 +379,13 @@ def test_a_damaged_folder_is_refused_and_stays_as_it_is(run, program, tmp_path):
 
 
 class Evil:
-    """Unpickled without care, it writes a file."""
+    """Unpickled without care, it makes a file."""
 
     def __init__(self, path):
         self.path = path
 
     def __reduce__(self):
-        return (open, (str(self.path), "w"))
+        return os.system, (f"touch {self.path}",)
 
 
 def pickled(value, dump) -> bytes:
@@ -424,8 +405,8 @@ def replace(checkpoint, name, content):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_that_does_not_serve_is_one_sentence(run, program, tmp_path):
-    """Zeros of the right size, a model of another width, and files that would run code when they are unpickled, which does
-    not run (without the weights-only loader it does: the test's own check); at last no checkpoint at all."""
+    """Zeros of the right size, a model of another width, and files that would run code when they are unpickled, which
+    does not run (without the weights-only loader it does: the test's own check)."""
     run("run", killed_after=3)
     checkpoint, _ = Folder(tmp_path / "run").newest_checkpoint()
     mark, other = tmp_path / "mark", small_model(tmp_path / "other", hidden_size=64)
@@ -449,21 +430,13 @@ def test_a_checkpoint_that_does_not_serve_is_one_sentence(run, program, tmp_path
     assert code == 2 and "no complete checkpoint is there; start anew with --output_dir and --overwrite true." in err
 
 
-# ----------------------------------------------------------------------------------------------------- full disks
-
-
 @pytest.mark.long
-def test_only_a_disk_is_called_a_disk(program, monkeypatch):
-    """What else a save may raise is no full disk: memory that ran out and a lost peer stay what they are (torch's errors
-    are RuntimeErrors, too), and a folder without permission is called that."""
+def test_only_a_disk_is_called_a_disk(program, monkeypatch, tmp_path):
+    """Memory that ran out and a lost peer stay what they are (torch's errors are RuntimeErrors, too); a folder without
+    permission is called that."""
     for error in (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Connection closed by peer [127.0.0.1]")):
-
-        def save_state(self, folder, error=error):
+        with pytest.raises(type(error), match=str(error).split()[0]), disk(tmp_path):
             raise error
-
-        monkeypatch.setattr(Accelerator, "save_state", save_state)
-        with pytest.raises(type(error), match=str(error).split()[0]):
-            program("--overwrite", "true")
 
     def forbidden(self, folder):
         raise PermissionError(13, "Permission denied", f"{folder}/model.safetensors")
@@ -502,8 +475,7 @@ def test_what_a_full_and_a_read_only_disk_raise(tmp_path, how):
 
 @pytest.mark.long
 def test_full_disk_ends_with_one_sentence_and_goes_on_with_more_room(program, whole, tmp_path):
-    """A disk of 300 kB holds the first checkpoint and not the second: exit code 1, the path, and once there is room the
-    resumed run writes the logs of one that never stopped."""
+    """A disk of 300 kB holds the first checkpoint and not the second; once there is room the resumed run goes on."""
     with small_disk(tmp_path / "run", "300k") as remount:
         code, _, err = program()
         assert code == 1
@@ -516,14 +488,10 @@ def test_full_disk_ends_with_one_sentence_and_goes_on_with_more_room(program, wh
 
 
 def test_read_only_folder(program, tmp_path):
-    """A folder that cannot be written from the start: exit code 1, one sentence with the path."""
     with small_disk(tmp_path / "disk", "1m", "ro"):
         code, out, err = program(folder=tmp_path / "disk" / "run")
     assert code == 1 and out.startswith("--lr 0.01: given, ") and out.count("\n") == 1
     assert err.startswith(f"train.py: cannot write {tmp_path}/disk/run: Read-only file system; earlier checkpoints ")
-
-
-# ------------------------------------------------------------------------------------------------- no foreign code
 
 
 @pytest.fixture(scope="module")
@@ -550,50 +518,25 @@ def sharded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_sharded_checkpoint_runs_no_code(run, program, tmp_path, sharded):
-    """A real `.metadata` is plain data and is accepted; one that calls os.system is refused in one sentence before
-    anything loads it. (By torch's own reader the command runs: the test's own check.)"""
+def test_a_sharded_checkpoint_runs_no_code(sharded):
+    """A real `.metadata` is plain data and is accepted; one that calls os.system is refused. What is no tensor lies in
+    the shards as a pickle. torch's own reader runs both: the test's own check."""
     import torch.distributed.checkpoint as dcp
 
-    run("run", killed_after=3)
-    checkpoint, _ = Folder(tmp_path / "run").newest_checkpoint()
-    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
-        (checkpoint / part).mkdir()
-        replace(checkpoint, f"{part}/.metadata", (sharded / part / ".metadata").read_bytes())
-    code, _, err = program("--resume", "--max_steps", "3")
-    assert (code, err) == (0, "")
-    [checkpoint] = Folder(tmp_path / "run").checkpoints()[-1:]
-    mark = tmp_path / "mark"
-
-    class Command:
-        def __reduce__(self):
-            return (os.system, (f"touch {mark}",))
-
-    content = pickle.dumps({"state_dict_metadata": Command()})
-    (checkpoint / "optimizer_0").mkdir(exist_ok=True)
-    replace(checkpoint, "optimizer_0/.metadata", content)
-    code, _, err = program("--resume", "--max_steps", "4")
-    assert not mark.exists()
-    said = rf"train.py: --resume: {checkpoint} does not fit this model \(optimizer_0/.metadata: it would call \w+.system\).\n"
-    assert code == 2 and re.fullmatch(said, err)
-    with pytest.raises(dcp.CheckpointException):
-        dcp.load({}, no_dist=True, checkpoint_id=checkpoint / "optimizer_0")
-    assert mark.exists()
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_objects_in_a_sharded_checkpoint_run_no_code(sharded):
-    """What is no tensor lies in the shards as a pickle, which torch's reader loads without care; here it does not."""
-    import torch.distributed.checkpoint as dcp
-
-    mark, reader = sharded / "mark", {"no_dist": True, "checkpoint_id": sharded / "evil"}
-    checkpoints.check_pickles(sharded)  # its .metadata is plain: it names the object and no more
+    mark, evil = sharded / "mark", sharded / "evil"
+    checkpoints.check_pickles(sharded)  # evil's .metadata names the object and no more
     with checkpoints.weights_only(), pytest.raises(dcp.CheckpointException, match="[Ww]eights only"):
-        dcp.load({"code": None}, **reader)
+        dcp.load({"code": None}, no_dist=True, checkpoint_id=evil)
     assert not mark.exists()
-    dcp.load({"code": None}, **reader)
+    dcp.load({"code": None}, no_dist=True, checkpoint_id=evil)
+    mark.unlink()  # was there
+    (evil / ".metadata").write_bytes(pickle.dumps({"state_dict_metadata": Evil(mark)}))
+    with pytest.raises(pickle.UnpicklingError, match=r"^evil/\.metadata: it would call \w+\.system$"):
+        checkpoints.check_pickles(sharded)
+    assert not mark.exists()
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load({}, no_dist=True, checkpoint_id=evil)
     assert mark.exists()
     own = {"optimizer": {"param_groups": [{"lr": 0.0, "betas": (0.0, 0.0), "fused": None}]}}
     with checkpoints.weights_only():
@@ -603,8 +546,8 @@ def test_objects_in_a_sharded_checkpoint_run_no_code(sharded):
 
 @pytest.mark.long
 def test_no_text_becomes_code():
-    """No eval, exec or unpickling in our source but in the sandbox; torch.load only with weights_only; code that comes with a model only on
-    --trust_remote_code."""
+    """No eval, exec or unpickling but in the sandbox; torch.load only with weights_only; code that comes with a model
+    only on --trust_remote_code."""
     sources = [file for folder in (".", "runtime", "tasks", "tools") for file in (ROOT / folder).glob("*.py")]
     picklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
     for file, node in ((f, node) for f in sources for node in ast.walk(ast.parse(f.read_text()))):
@@ -617,10 +560,8 @@ def test_no_text_becomes_code():
         if isinstance(node, ast.Call):
             called, options = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
             if called in ("eval", "exec", "os.system"):  # shut in; and the forms that stand above it
-                assert file.name == "sandbox.py" or (file.name, ast.unparse(node.args[0])) == (
-                    "real_model.py",
-                    "returned",
-                )
+                given = file.name, ast.unparse(node.args[0])
+                assert file.name == "sandbox.py" or given == ("real_model.py", "returned")
             assert "shell" not in options
             assert not called.endswith("torch.load") or options.get("weights_only") == "True"
             assert "trust_remote_code" not in options or options["trust_remote_code"] == "flags.trust_remote_code"

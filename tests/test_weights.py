@@ -20,10 +20,14 @@ from runtime import weights
 from runtime.weights import FileWeights, MessageWeights, Meta, TransferWeights
 
 
-@pytest.fixture
-def channel(monkeypatch):
-    """Under a prefix of its own, so that no file of a real run is touched."""
+@pytest.fixture(autouse=True)
+def prefix(monkeypatch):
+    """A prefix of its own, so that no file of a real run is touched."""
     monkeypatch.setattr(weights, "PREFIX", "scalerl-test-")
+
+
+@pytest.fixture
+def channel():
     made = FileWeights()
     yield made
     made.close()
@@ -37,9 +41,6 @@ def stale(channel):
     yield channel.folder.with_name(f"{weights.PREFIX}{process.pid}-x")
     for folder in channel.folder.parent.glob(f"{weights.PREFIX}*"):
         folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
-
-
-# ------------------------------------------------------------------------------------------------- the weight file
 
 
 def test_weights_are_written_completely_and_privately(channel):
@@ -65,9 +66,7 @@ def test_a_reader_of_the_old_weights_keeps_them(channel):
         assert old.read() == before != channel.path.read_bytes()
 
 
-def test_a_message_has_the_files_bytes(monkeypatch):
-    """Engines on other hosts see no file of this one."""
-    monkeypatch.setattr(weights, "PREFIX", "scalerl-test-")
+def test_a_message_has_the_files_bytes():
     channel, sent = MessageWeights(), []
 
     async def collective_rpc(name, args):
@@ -95,8 +94,7 @@ class Gathered:
         yield from ((f"w{i}", torch.full((4,), float(i))) for i in range(self.count))
 
 
-def test_other_ranks_help_to_gather_and_write_nothing(monkeypatch):
-    monkeypatch.setattr(weights, "PREFIX", "scalerl-test-")
+def test_other_ranks_help_to_gather_and_write_nothing():
     channel, gathered = FileWeights(rank=1), Gathered(3)
     channel.prepare(gathered)
     assert gathered.passes == 1 and list(channel.folder.iterdir()) == []
@@ -105,8 +103,8 @@ def test_other_ranks_help_to_gather_and_write_nothing(monkeypatch):
 
 
 def test_files_of_dead_processes_are_removed(channel, stale):
-    """A dead process's folder goes; those of living processes, this one among them, and other names stay, and so does a
-    link to itself, which cannot even be looked at."""
+    """Those of living processes, this one among them, and other names stay, and so does a link to itself, which cannot
+    even be looked at."""
     living, notes = (stale.with_name(f"{weights.PREFIX}{name}-x") for name in (os.getppid(), "notes"))
     for folder in (stale, living, notes):
         folder.mkdir()
@@ -123,8 +121,7 @@ def test_files_of_dead_processes_are_removed(channel, stale):
 
 
 def test_a_folder_in_use_in_another_container_stays(channel, stale):
-    """It shares /dev/shm but no pids: that in the folder's name is of no process here. It stays while it is locked, as
-    every folder is whose process lives."""
+    """It shares /dev/shm but no pids: that in the folder's name is of no process here. It stays while it is locked."""
     stale.mkdir()
     holder = os.open(stale, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
@@ -139,7 +136,7 @@ def test_a_folder_in_use_in_another_container_stays(channel, stale):
 
 @pytest.mark.parametrize("moment", ["looked at", "removed"])
 def test_another_process_may_remove_the_same_folder_first(stale, monkeypatch, moment):
-    """Ranks, or two runs, that start at once find the same folder of a dead process: none of them fails."""
+    """Ranks, or two runs, that start at once find the same folder of a dead process."""
     stale.mkdir()
     exists, rmtree = Path.exists, shutil.rmtree
 
@@ -148,16 +145,11 @@ def test_another_process_may_remove_the_same_folder_first(stale, monkeypatch, mo
             rmtree(stale)
         return usual(path, **options)
 
+    owner, name, usual = (Path, "exists", exists) if moment == "looked at" else (shutil, "rmtree", rmtree)
     with monkeypatch.context() as patch:
-        if moment == "looked at":
-            patch.setattr(Path, "exists", lambda path: other_process(exists, path))
-        else:
-            patch.setattr(shutil, "rmtree", lambda path, **options: other_process(rmtree, path, **options))
+        patch.setattr(owner, name, lambda path, **options: other_process(usual, path, **options))
         weights.private_folder()
     assert not stale.exists()
-
-
-# ------------------------------------------------------------------------------------------------- vLLM's own channels
 
 
 def test_other_ranks_send_with_rank_0(monkeypatch):
