@@ -9,6 +9,7 @@ import pytest
 import torch
 from replay import Program, go, small_model
 from safetensors.torch import load_file
+from test_run_folder import assert_same_state
 from test_trainer import MIXTURE, hand_batch, new_accelerator, saved_model, trainer_of  # noqa: F401
 from transformers import AutoModelForCausalLM
 
@@ -177,6 +178,13 @@ def test_a_run_saves_the_merged_model_and_the_adapter(adapted, model):
     assert tensors.keys() == peft.get_peft_model_state_dict(with_adapter).keys()
     torch.testing.assert_close(logits(loaded(folder / "model")), logits(with_adapter), atol=1e-5, rtol=0)
     assert (logits(with_adapter) - logits(loaded(model))).abs().max() > 0.1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed_after", [2, 5])
+def test_a_resumed_run_is_bit_equal(adapted, model, monkeypatch, tmp_path, killed_after):
+    go(monkeypatch, tmp_path / "cut", model, *RANK, killed_after=killed_after)
+    assert_same_state(adapted[1], go(monkeypatch, tmp_path / "cut", model, "--resume"))
 
 
 @pytest.mark.long
