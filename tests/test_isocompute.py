@@ -137,19 +137,6 @@ def test_the_gradient_and_covariance_of_a_curve():
     assert found.covariance == pytest.approx(covariance, rel=1e-2)
 
 
-@pytest.mark.medium
-def test_a_curve_knows_its_error():
-    """Of 200 runs of 40 rewards with a noise of .02, the curve at the end of the run lies 1.96 standard errors from the
-    truth in 95 %: 190, its standard error 3.1."""
-    rng, truth, C = np.random.default_rng(4), Curve(0.2, 0.5, 1.5, 3e4), np.geomspace(1e3, 1e6, 40)
-    covered = 0
-    for _ in range(200):
-        found = fit_run(Run(1, 1, C.tolist(), (truth(C) + rng.normal(0, 0.02, 40)).tolist()))
-        [gradient] = found.gradient(C[-1:])
-        covered += abs(found(C[-1:]) - truth(C[-1:]))[0] <= 1.96 * np.sqrt(gradient @ found.covariance @ gradient)
-    assert 178 <= covered <= 198
-
-
 @pytest.mark.long
 def test_the_envelope_takes_the_best_n_that_reached_each_c():
     """A small n that is better early and a large one that is better late; neither counts outside its own run."""
@@ -223,8 +210,6 @@ def test_an_unstable_batch_is_not_recommended(few_draws):
     with pytest.raises(ValueError, match="1e\\+06 completions is less than one update of 1000000 x"):
         recommend([*map(fallen, runs), on_law(10**6, 16, 4000)], 1e6)
 
-
-# ------------------------------------------------------------------------------------------------ bad input and commands
 
 NAN = math.nan
 
