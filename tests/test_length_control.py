@@ -67,25 +67,6 @@ def test_budgets_are_uniform_with_both_ends():
     assert cut(min_budget=12).draw_budget(random.Random(0)) == 12
 
 
-@given(st.integers(1, 12), st.integers(0, 12), st.integers(0, 12), st.integers(1, 6), st.sampled_from([1, 2]))
-def test_any_budget(budget, thinks, answers, answer_budget, mark):
-    """Left alone, the policy thinks so many tokens, ends that with a mark of one token or two, and answers with so many.
-    Cut at any budget, it gets the phrase where no whole mark is left of the cut, else what its answer still may have."""
-    control = cut(max_budget=budget, min_budget=budget, answer_budget=answer_budget, **(SPLIT if mark == 2 else {}))
-    alone = [3] * thinks + [8, 9][-mark:] + [5] * answers
-    first, reason = alone[:budget], "length" if budget < len(alone) else "stop"
-    leg = control.second_leg([1, 2], first, reason)
-    answered = len([i for i in first if i == 5])
-    if reason == "stop" or (9 in first and answered >= answer_budget):
-        assert leg is None
-        return
-    assert leg.forced_ids == ([] if 9 in first else list(control.phrase_ids)) == leg.prompt_ids[2 + len(first) :]
-    assert leg.prompt_ids[: 2 + len(first)] == [1, 2, *first] and leg.max_tokens + answered == answer_budget
-    assert len(first) + len(leg.forced_ids) + leg.max_tokens <= control.max_completion
-    mask = control.mask(len(first), len(leg.forced_ids), leg.max_tokens)
-    assert mask.count(0) == len(leg.forced_ids) and all(mask[: len(first)]) and all(mask[-leg.max_tokens :])
-
-
 @pytest.mark.parametrize("ids", [[8], [9], [9, 8], [8, 3, 9], [8, 8], [3, 8]])
 def test_part_of_a_mark_is_not_the_mark(ids):
     """The mark is (8, 9): its tokens alone, in the wrong order, apart, or cut by the budget do not end thinking."""
