@@ -196,9 +196,6 @@ def test_chunk_fills_the_byte_budget(monkeypatch):
     assert sizes(torch.float32) == [1] * 7  # at least one token, whatever the vocabulary
 
 
-# ------------------------------------------------------------------------------------------ precision of the product
-
-
 def test_product_stays_fp32_under_autocast():
     """Mixed precision casts products to bfloat16. Operands and results of all four products are looked at."""
     hidden, weight, targets, bias = inputs(torch.float32)
@@ -293,9 +290,6 @@ def test_trainer_and_generator_compute_the_same_function():
     assert (token_logprobs(half, weight, targets)[0] - generator).abs().max() > 1e-3
 
 
-# ---------------------------------------------------------------------------------------- a model, several processes
-
-
 def test_scorer_is_the_models_own_log_softmax():
     """A Hugging Face model with two padded rows, whose padding id is any in range; T = .7; from position 2 on."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -345,10 +339,12 @@ def test_a_wrapped_scorer_on_two_ranks_has_the_gradient_of_one_process(tmp_path)
     finally:
         for rank in ranks:
             rank.kill()
-    found = torch.load(tmp_path / "out")  # (wrapper, parameter) -> gradient
+    found = torch.load(tmp_path / "out")
     for name, factor in (("ddp", 1), ("fsdp2", 1), ("ddp without the factor", 0.5)):
-        wanted = {(name, parameter): tensor.grad * factor for parameter, tensor in model.named_parameters()}
-        torch.testing.assert_close({key: found[key] for key in wanted}, wanted)
+        for parameter, tensor in model.named_parameters():
+            torch.testing.assert_close(
+                found[name, parameter], tensor.grad * factor, msg=lambda m, n=name, p=parameter: f"{n} {p}: {m}"
+            )
 
 
 def test_scorer_of_a_peft_model_and_of_heads_without_a_bias():
