@@ -220,9 +220,6 @@ def test_an_extrapolation_is_one_beyond_the_points_of_a_size():
     assert "extrapolation" not in report(fit(*lines({1: 0.1, 2: 0.15}, {1: -0.7, 2: -0.7})), NONE_LATER, [1, 8])
 
 
-# ------------------------------------------------------------------------------------------------ bad input and commands
-
-
 BAD_POINTS = [
     ([], [], [], "no point to fit"),
     ([1] * 3, [1, 2, 4], [0.5, 0.4], "flat and of equal length"),
