@@ -294,8 +294,6 @@ def test_open_ends():
     assert f.interval([5.0, 6.0]).tolist() == [[0, 0], [1, 1]] and np.isnan(f.predict([5.0, 6.0])).all()
 
 
-# ---------------------------------------------------------------------------------------------------------- the verdict
-
 SMALL = 0.2 + 0.08 * sigmoid(X, 0, 1, 3, 5) + NOISE / 2  # a gain of .08
 WIDE = r"ceilings from 0\.{} to {} fit: the data reach 0\.\d\d by C = {}, {}\.\d C_mid"
 FLAT = "the pass rate does not rise beyond its noise by C = 24: no curve to fit"
@@ -394,9 +392,6 @@ def test_no_ceiling_no_claim(p):
     assert not any(f.identifiable for f in runs)
 
 
-# ------------------------------------------------------------------------------------------------------- held and input
-
-
 def test_held_parameters():
     """Also the degrees of freedom: N - 4 and one more for each that is held."""
     C, R = run_of(sd=0.005)
@@ -453,16 +448,6 @@ def test_no_curve_falls_and_an_interval_holds_the_best_ones(seed, n):
         assert (np.diff(best) >= -1e-12).all() and (low <= best + 1e-9).all() and (best <= high + 1e-9).all()
     assert (np.diff([low[at > C[-1]], high[at > C[-1]]]) >= -1e-9).all()
     assert not f.allowed or f.A_interval[0] <= f.A <= f.A_interval[1]
-
-
-@pytest.mark.long
-@settings(max_examples=8)
-@given(st.integers(200, 4000), st.integers(2, 20), st.floats(0.4, 0.95))
-def test_more_samples_never_widen(n, factor, A):
-    """Exact pass rates of a curve up to three C_mid, each of `factor` times as many samples."""
-    R = sigmoid(np.arange(16.0), 0.1, A, 2, 5)
-    few, many = (fit(np.arange(16.0), R, n_samples=samples).interval([2, 5, 10, 15]) for samples in (n, n * factor))
-    assert (np.ptp(many, axis=0) <= np.ptp(few, axis=0) + 1e-9).all()
 
 
 @pytest.mark.xfail(strict=True, reason="points at one compute are sorted by pass rate: neighbors then seem to agree")
@@ -540,9 +525,6 @@ def test_an_older_processor_finds_the_same_fit():
         command, env = [sys.executable, "-c", FIT_THREE], os.environ | changed
         found.append(json.loads(subprocess.run(command, env=env, cwd=root, capture_output=True, check=True).stdout))
     np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-6)
-
-
-# ----------------------------------------------------------------------------------------------------------- comparison
 
 
 def fits_of(*ceilings, B=(1.8, 1.8), sd=0.002, **options):
