@@ -1,7 +1,6 @@
 """Program of test_fp32_head.py, one of several ranks: gradients of one batch through a wrapped `Scorer`, to a file.
 
-RANK=0 WORLD_SIZE=2 python tests/scorer_worker.py STORE OUT
-"""
+RANK=0 WORLD_SIZE=2 python tests/scorer_worker.py STORE OUT"""
 
 import os
 import sys

@@ -30,6 +30,10 @@ def weights_of(name: str, pi, pi_gen, advantages, mask=None, **limits) -> tuple[
     return weights.tolist(), tuple(int(count) for count in metrics.values())
 
 
+def limits(name: str, low: float, high: float) -> dict[str, float]:
+    return {"low": low, "high": high} if name in PAIRS else {"high": high}
+
+
 def row(name: str, rho, advantage: float, **limits) -> list[float]:
     """Weights of one row whose tokens have these ratios: pi_gen is .01 on each."""
     (weights,), _ = weights_of(name, [[0.01 * r for r in rho]], [[0.01] * len(rho)], [advantage], **limits)
@@ -70,25 +74,20 @@ def test_the_code_of_others_drops_the_same(name, limits, positive, negative):
     assert weights_of(name, pi, pi_gen, [-1, -1], **limits)[0] == negative
 
 
-# ----------------------------------------------------------------------------------------------------- values by hand
-
-
-# Ratios, weights for A > 0, weights for A < 0, with the limits of the sources.
-TOKENS = {
-    "truncate": ([1.9, 2.1, 4, 0.1], [1, 1 / 1.05, 0.5, 1], [1, 1 / 1.05, 0.5, 1]),
-    "icepop": ([0.51, 0.49, 4.9, 5.1], [1, 0, 1, 0], [1, 0, 1, 0]),
-    # pi_gen = .01: nothing can move by .2 here, see below
-    "dppo": ([0.01, 20.9, 21.1], [1, 1, 0], [1, 1, 1]),
-    # (log rho)^2: .04 for rho = e^+-.2, .16 for e^+-.4, 1 for e^+-1. Of e^.2 alone the mean is the limit.
-    "m2po": ([math.exp(0.1999), math.exp(1), math.exp(-1)], [1, 0, 1], [1, 1, 0]),
-}
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_tokens_by_hand(name):
-    rho, positive, negative = TOKENS[name]
-    assert row(name, rho, 2.0) == pytest.approx(positive) and row(name, rho, -0.5) == pytest.approx(negative)
-    assert row(name, rho, 0.0) == pytest.approx(positive if name in ("truncate", "icepop") else [1] * len(rho))
+@pytest.mark.parametrize(
+    ("name", "rho", "positive", "negative", "zero"),
+    [
+        ("truncate", [1.9, 2.1, 4, 0.1], *[[1, 1 / 1.05, 0.5, 1]] * 3),
+        ("icepop", [0.51, 0.49, 4.9, 5.1], *[[1, 0, 1, 0]] * 3),
+        ("dppo", [0.01, 20.9, 21.1], [1, 1, 0], [1, 1, 1], [1, 1, 1]),  # by .209 and .211; nothing can fall by .2
+        # (log rho)^2 is .04 for rho = e^.2: of that alone the mean is the limit. And 1 for e^+-1.
+        ("m2po", [math.exp(0.1999), math.exp(1), math.exp(-1)], [1, 0, 1], [1, 1, 0], [1, 1, 1]),
+    ],
+)
+def test_tokens_by_hand(name, rho, positive, negative, zero):
+    """With the limits of the sources and pi_gen = .01."""
+    for advantage, weights in (2.0, positive), (-0.5, negative), (0.0, zero):
+        assert row(name, rho, advantage) == pytest.approx(weights)
 
 
 def test_rows_by_hand():
@@ -145,16 +144,11 @@ def test_m2po_by_hand():
 
 
 def test_the_default_limits_are_those_of_the_table():
-    """Each as the docstring's table has it."""
-    numbers = {name: MASKS[name].__wrapped__.__kwdefaults__ for name in NAMES}
-    assert numbers == {
+    assert {name: MASKS[name].__wrapped__.__kwdefaults__ for name in NAMES} == {  # as the docstring's table has them
         "truncate": {"high": 2}, "icepop": {"low": 0.5, "high": 5}, "sequence": {"low": 0.5, "high": 2},
         "geometric": {"low": 0.99, "high": 1.01}, "deepseek": {"high": 0.5}, "dppo": {"high": 0.2},
         "dppo_kl": {"high": 0.05}, "m2po": {"high": 0.04},
     }  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------------- properties
 
 
 def brute_force(name: str, now: Tensor, then: Tensor, a: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
@@ -188,15 +182,13 @@ def test_against_a_brute_force_loop(name, batch, high, low):
     """All masks and random batches; limits lie beside the ratios that occur, so that rounding decides nothing. Of m2po's
     equal squares either may go first, so there the counts must agree."""
     now, then, a, mask = batch
-    then = then.clamp(max=-1e-3)
-    high = high + 1 if name in PAIRS else high
-    limits = {"low": low, "high": high} if name in PAIRS else {"high": high}
-    weights, metrics = MASKS[name](now, then, a, mask, **limits)
+    then, high = then.clamp(max=-1e-3), high + (name in PAIRS)
+    weights, metrics = MASKS[name](now, then, a, mask, **limits(name, low, high))
     wanted = brute_force(name, now, then, a, mask, low, high)
+    assert int(metrics["kept"]) == int((weights > 0).sum())
     if name == "m2po":
         weights, wanted = weights.sum(), wanted.sum()
     torch.testing.assert_close(weights, wanted, atol=1e-9, rtol=0)
-    assert int(metrics["kept"]) == int((MASKS[name](now, then, a, mask, **limits)[0] > 0).sum())
 
 
 @given(st.sampled_from(NAMES), batches())
@@ -204,19 +196,16 @@ def test_the_limits_zero_and_infinity(name, batch):
     """Infinity (and 0 below) keeps every token. 0 drops all that has moved to the side that the mask looks at, and
     keeps what has not."""
     now, then, a, mask = batch
-    everything = {"low": 0.0, "high": math.inf} if name in PAIRS else {"high": math.inf}
-    weights, metrics = MASKS[name](now, then, a, mask, **everything)
-    assert torch.equal(weights, mask.double()) and int(metrics["kept"]) == int(mask.sum())
-    assert int(metrics["masked_positive"]) == int(metrics["masked_negative"]) == 0
-    nothing = {"low": 0.0, "high": 0.0} if name in PAIRS else {"high": 0.0}
-    weights, metrics = MASKS[name](now, then, a, mask, **nothing)
+    weights, metrics = MASKS[name](now, then, a, mask, **limits(name, 0.0, math.inf))
+    assert torch.equal(weights, mask.double()) and list(metrics.values()) == [mask.sum(), 0, 0]
+    weights, metrics = MASKS[name](now, then, a, mask, **limits(name, 0.0, 0.0))
+    pushed = mask & ((now - then) * a > 0)
     if name in PAIRS or name == "truncate":
         assert not weights.any() and int(metrics["kept"]) == 0
     elif name != "deepseek":
-        pushed = mask & ((now - then) * a > 0)
         assert torch.equal(weights, (mask & ~pushed).double())
-        assert int(metrics["masked_positive"]) == int((pushed & (a > 0)).sum())
-        assert int(metrics["masked_negative"]) == int((pushed & (a < 0)).sum())
+        wanted = (pushed & (a > 0)).sum(), (pushed & (a < 0)).sum()
+        assert (metrics["masked_positive"], metrics["masked_negative"]) == wanted
 
 
 def test_a_ratio_at_its_limit_stays():
@@ -234,17 +223,13 @@ def test_a_ratio_at_its_limit_stays():
 @pytest.mark.parametrize("name", NAMES)
 def test_huge_ratios_are_bounded_and_a_row_of_them_too(name):
     """Log-ratios of +-300 on 200 tokens: no NaN, whatever overflows, and without limits all stay."""
-    then = torch.full((2, 200), -400.0)
-    now = then + f64(300.0, -300.0).float()[:, None]
-    limits = {"low": 0.0, "high": math.inf} if name in PAIRS else {"high": math.inf}
-    assert MASKS[name](now, then, torch.tensor([1.0, -1.0]), torch.ones(2, 200), **limits)[0].all()
-    weights, _ = MASKS[name](now, then, torch.tensor([1.0, -1.0]), torch.ones(2, 200))
+    then, a = torch.full((2, 200), -400.0), torch.tensor([1.0, -1.0])
+    now = then + 300 * a[:, None]
+    assert MASKS[name](now, then, a, torch.ones(2, 200), **limits(name, 0.0, math.inf))[0].all()
+    weights, _ = MASKS[name](now, then, a, torch.ones(2, 200))
     assert weights.isfinite().all() and weights.dtype == torch.float32
     if name == "truncate":
         assert weights[0, 0] == pytest.approx(2 / math.exp(20)) and weights[1].all()
-
-
-# ----------------------------------------------------------------------------------------------- with a loss around it
 
 
 @pytest.mark.parametrize(("name", "loss"), itertools.product(NAMES, LOSSES))
@@ -257,15 +242,13 @@ def test_the_gradient_of_a_masked_loss_is_the_losss_own_where_tokens_are_kept(na
     advantages, mask = torch.randn(6, generator=g, dtype=F64), torch.rand(6, 5, generator=g) < 0.8
     extra = {"old_logprobs": behaviour} if loss == "tis" else {}
     token_loss, _ = LOSSES[loss](logprobs, behaviour, advantages, mask, **extra)
-    limits = {"geometric": {"low": 0.8, "high": 1.3}, "deepseek": {"high": 0.05}}.get(name, {})
-    weights, metrics = MASKS[name](logprobs, behaviour, advantages, mask, **limits)
+    wide = {"geometric": {"low": 0.8, "high": 1.3}, "deepseek": {"high": 0.05}}.get(name, {})
+    weights, _ = MASKS[name](logprobs, behaviour, advantages, mask, **wide)
     assert not weights.requires_grad and 0 < float(weights.sum()) < int(mask.sum())
-    assert int(metrics["kept"]) == int((weights > 0).sum())
     (own,) = torch.autograd.grad(token_loss.sum(), logprobs, retain_graph=True)
     (got,) = torch.autograd.grad((weights * token_loss).sum(), logprobs)
-    if loss == "gspo":  # the ratio of a row joins its tokens only in the value
-        assert not got[weights == 0].any()
     torch.testing.assert_close(got, weights * own)
+    assert not got[weights == 0].any()
 
 
 @given(st.sampled_from(NAMES), batches(), st.sampled_from([math.nan, math.inf, -math.inf, 5.0]))
@@ -278,10 +261,8 @@ def test_nothing_outside_the_mask_counts(name, batch, junk):
     before = [x.clone() for x in dirty]
     got = MASKS[name](*dirty, mask)
     assert torch.equal(got[0], clean[0]) and got[1] == clean[1] and not got[0][~mask].any()
-    for x, y in zip(dirty, before, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
-    of_row = a[:, :1]
-    one, each = (MASKS[name](now, then, x, mask.int()) for x in (of_row[:, 0], of_row.expand(mask.shape)))
+    torch.testing.assert_close(dirty, before, rtol=0, atol=0, equal_nan=True)
+    one, each = (MASKS[name](now, then, x, mask.int()) for x in (a[:, 0], a[:, :1].expand(mask.shape)))
     assert torch.equal(one[0], each[0]) and one[1] == each[1]
     assert one[0].dtype == F64 and MASKS[name](now.bfloat16(), then, a, mask)[0].dtype == torch.float32
 
@@ -299,10 +280,10 @@ def test_a_nan_is_not_hidden(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_limits_and_shapes_that_cannot_be_are_refused(name):
     good = [torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3)]
-    for limits in ({"high": -0.1}, {"high": math.nan}, *([{"low": -1.0}, {"low": 9.0}] if name in PAIRS else [])):
+    for bad in ({"high": -0.1}, {"high": math.nan}, *([{"low": -1.0}, {"low": 9.0}] if name in PAIRS else [])):
         with pytest.raises(ValueError, match=f"^{name} needs 0 <= low <= high, and has "):
-            MASKS[name](*good, **limits)
-    for unknown in ("cap", *(["low"] if name not in PAIRS else [])):
+            MASKS[name](*good, **bad)
+    for unknown in ("cap", "cap" if name in PAIRS else "low"):
         with pytest.raises(TypeError, match=unknown):
             MASKS[name](*good, **{unknown: 0.0})
     for i, bad in [(0, (3,)), (1, (2, 1)), (2, (2, 1)), (2, (3,)), (3, (2,))]:
