@@ -12,6 +12,14 @@ from hypothesis import strategies as st
 
 from filters import DynamicSampling, NoVariedGroups, PassRateHistory, has_variance
 
+
+def test_has_variance_by_hand():
+    """Group 4: +1, -1, +1 stays; group 2: all +1 goes; group 9: all -1 goes; group 5: one row goes. Interleaved."""
+    rewards = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    ids = torch.tensor([4, 2, 4, 9, 2, 4, 9, 5])
+    assert has_variance(rewards, ids).tolist() == [True, False, True, False, False, True, False, False]
+
+
 REWARDS = st.sampled_from([-0.5, -0.25, 0.1, 1 / 3, 1 / 3 + 1e-7, 1.0])
 
 

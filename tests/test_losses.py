@@ -277,6 +277,16 @@ def test_gspo_against_the_papers_own_expression():
     assert sum(capped(metrics)) == sum(int(mask[i].sum()) for i in range(8) if not expected[i].any())
 
 
+def test_tis_with_one_update_a_batch_is_cispo():
+    """pi_old = pi: per token the gradient is that of CISPO with eps_max = cap to the bit, and no clip acts, however
+    narrow (rho of e^+-3 here)."""
+    logprobs, behaviour, _, advantages, mask = batch(spread=1.5)
+    _, _, wanted = run("cispo", logprobs, behaviour, logprobs, advantages, mask, eps_max=2.0)
+    for clips in ({}, {"eps_low": 1e-9, "eps_high": 1e-9}):
+        _, metrics, grad = run("tis", logprobs, behaviour, logprobs, advantages, mask, **clips)
+        assert torch.equal(grad, wanted) and capped(metrics) == (0, 0) and int(metrics["tis_capped"]) > 0
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @given(batches(), st.data())
 def test_nothing_outside_the_mask_counts(drawn, data):
