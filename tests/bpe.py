@@ -16,12 +16,8 @@ def train_tokenizer(words: Any, texts: Sequence[str], special: Sequence[str], si
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=list(special),
-        show_progress=False,
-    )
+    options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": list(special)}
+    trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False, **options)
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0], pad_token=special[-1])
 
@@ -34,10 +30,8 @@ def bpe_tokenizer(chat: bool = True, think: bool = True) -> Any:
     texts = ["What is 1 + 2? It is boxed. Okay, time is up. Let me stop."] * 10
     found = train_tokenizer(pre_tokenizers.ByteLevel(add_prefix_space=False), texts, special, 350)
     if chat:
-        found.chat_template = (
-            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-            "{% if add_generation_prompt %}[assistant]{% endif %}"
-        )
+        found.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        found.chat_template += "{% if add_generation_prompt %}[assistant]{% endif %}"
     return found
 
 

@@ -4,26 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.arithmetic import (
-    CEILING,
-    DIGITS,
-    IDS,
-    OPERATIONS,
-    PHRASE,
-    WORDS,
-    WRONG_SHOWN,
-    ChainTask,
-    apply,
-    chain_text,
-    chain_values,
-    easiness,
-    evenly_spaced,
-    graded_task,
-    impossible_answer,
-    is_held_out,
-    wrong_results,
-)
+from tasks import arithmetic
+from tasks.arithmetic import IDS, OPERATIONS, WORDS, ChainTask, apply, chain_values, easiness, graded_task
 from tasks.prompts import Problem, stable_key
+
+PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".split()), "6 2")
 
 
 @pytest.fixture(scope="module")
@@ -35,44 +20,19 @@ def ids_of(text):
     return tuple(IDS[word] for word in text.split())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Worked examples
-
-PROBLEM = Problem("key", ids_of("7 a +5 b *3 c -4 <think>"), "6 2")
-
-
 def test_values_by_hand():
     """7 +5 = 12 -> 2; 2 *3 = 6; 6 -4 = 2. And 3 -9 = -6 -> 4, 4 *7 = 28 -> 8, 8 *9 = 72 -> 2."""
     assert chain_values(7, ["+5", "*3", "-4"]) == [7, 2, 6, 2]
     assert chain_values(3, ["-9", "*7", "*9"]) == [3, 4, 8, 2]
-    assert chain_text(7, ["+5", "*3", "-4"]) == "7 a +5 b *3 c -4 <think>"
+    assert arithmetic.chain_text(7, ["+5", "*3", "-4"]) == "7 a +5 b *3 c -4 <think>"
 
 
-RIGHT = """
-a +5 2 b *3 6 c -4 2 </think> 6 2 <eos>
-</think> 6 2 <eos>
-a wait again 9 </think> 6 2 <eos>
-a +5 2 b *3 6 time up </think> 6 2 <eos>
-""".strip().split("\n")
-WRONG = """
-
-6 2 <eos>
-a +5 2 b *3 6 c -4 2 6 2 <eos>
-6 2 <eos> </think>
-</think>
-</think> 6 2
-</think> 2 <eos>
-</think> 2 6 <eos>
-</think> 5 2 <eos>
-</think> 6 3 <eos>
-</think> 6 2 2 <eos>
-</think> <eos> 6 2 <eos>
-</think> 6 2 <eos> <eos>
-</think> 6 2 <eos> <pad>
-</think> 6 2 <pad>
-</think> 5 2 <eos> </think> 6 2 <eos>
-</think> </think> 6 2 <eos>
-""".split("\n")[1:-1]
+RIGHT = """a +5 2 b *3 6 c -4 2 </think> 6 2 <eos> | </think> 6 2 <eos> | a wait again 9 </think> 6 2 <eos> |
+a +5 2 b *3 6 time up </think> 6 2 <eos>""".split("|")
+WRONG = """ | 6 2 <eos> | a +5 2 b *3 6 c -4 2 6 2 <eos> | 6 2 <eos> </think> | </think> | </think> 6 2 | </think> 2 <eos> |
+</think> 2 6 <eos> | </think> 5 2 <eos> | </think> 6 3 <eos> | </think> 6 2 2 <eos> | </think> <eos> 6 2 <eos> |
+</think> 6 2 <eos> <eos> | </think> 6 2 <eos> <pad> | </think> 6 2 <pad> | </think> 5 2 <eos> </think> 6 2 <eos> |
+</think> </think> 6 2 <eos>""".split("|")
 
 
 def test_right_and_wrong_answers(task):
@@ -83,31 +43,25 @@ def test_right_and_wrong_answers(task):
     assert task.reward(PROBLEM, ids_of(RIGHT[0])) == (1.0, True) and task.score(PROBLEM, []) == []
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Problems and their reward
-
-
 def test_every_operation_is_a_bijection_so_an_error_reaches_the_end():
     assert len(OPERATIONS) == len(set(OPERATIONS)) == 21
     for operation in OPERATIONS:
-        assert sorted(apply(operation, value) for value in range(10)) == list(range(10))
-        assert any(apply(operation, value) != value for value in range(10))
+        results = [apply(operation, value) for value in range(10)]
+        assert sorted(results) == list(range(10)) != results
 
 
 def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
     """The answers are computed again by Python's own arithmetic on the expression with its parentheses."""
     lengths = set()
     for problem in task.train[:300] + task.held_out:
-        words = task.text(problem.prompt_ids).split()
-        assert words[-1] == "<think>"
-        operations = words[2:-1:2]
-        assert words[1:-1:2] == list("abcdefgh")[: len(operations)]
-        values = [
-            eval("(" * k + words[0] + "".join(o + ")" for o in operations[:k])) % 10
-            for k in (len(operations) - 1, len(operations))
-        ]
-        assert problem.answer == f"{values[0]} {values[1]}"
-        assert problem.source == "chain"
+        start, *words, think = task.text(problem.prompt_ids).split()
+        labels, operations = words[::2], words[1::2]
+        assert think == "<think>" and "abcdefgh".startswith("".join(labels)) and len(labels) == len(operations)
+        before, last = (
+            eval("(" * len(some) + start + "".join(f"{operation})" for operation in some)) % 10
+            for some in (operations[:-1], operations)
+        )
+        assert (problem.answer, problem.source) == (f"{before} {last}", "chain")
         lengths.add(len(operations))
     assert lengths == set(range(2, 9))
 
@@ -136,26 +90,17 @@ def test_ids_without_a_word_are_wrong_in_an_answer_and_seen_in_a_text(task, ids)
     assert task.text(ids).split() == [WORDS[i] if i < 47 else f"<{i}>" for i in ids]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The split, the tokenizer
-
-
 def test_held_out_is_apart_from_training_for_every_seed_and_size(task):
+    """One in eight texts is held out: of 8,000 an expected 1,000, standard deviation 30."""
     held_out = {p.key for p in task.held_out}
     assert len(held_out) == 512
     assert all(p.key == stable_key(task.text(p.prompt_ids)) for p in task.train + task.held_out)
     for other in (task, ChainTask(1, 3000, 100), ChainTask(2, 500, 400, ops=(2, 3))):
         train = {p.key for p in other.train}
-        assert len(train) == len(other.train)
-        assert not train & held_out
-        assert not train & {p.key for p in other.held_out}
-    assert [p.key for p in ChainTask(5, 10).held_out] == [p.key for p in task.held_out]
-    assert [p.key for p in ChainTask(5, 10).train] != [p.key for p in task.train[:10]]
-
-
-def test_one_in_eight_is_held_out():
-    """8000 texts, expected 1000, standard deviation 30."""
-    assert 880 < sum(is_held_out(f"text {i}") for i in range(8000)) < 1120
+        assert len(train) == len(other.train) and not train & (held_out | {p.key for p in other.held_out})
+    other = ChainTask(5, 10)
+    assert other.held_out == task.held_out and other.train != task.train[:10]
+    assert 880 < sum(arithmetic.is_held_out(f"text {i}") for i in range(8000)) < 1120
 
 
 def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
@@ -167,14 +112,10 @@ def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
         assert tokenizer(" ".join(WORDS))["input_ids"] == list(range(47))
         assert tokenizer.decode(list(range(47))) == " ".join(WORDS)
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (IDS["<eos>"], IDS["<pad>"])
-        assert len(tokenizer) == len(WORDS) == len(set(WORDS)) == 47
+        assert len(tokenizer) == len(set(WORDS)) == 47
     assert task.stop_ids == (loaded.eos_token_id,)
-    assert task.text(task.phrase_ids) == " ".join(PHRASE)
+    assert task.text(task.phrase_ids) == " ".join(arithmetic.PHRASE)
     assert task.phrase_ids[-len(task.end_of_thinking_ids) :] == task.end_of_thinking_ids
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The graded task
 
 
 def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
@@ -182,12 +123,11 @@ def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
     task = graded_task(held_out_size=255)
     passed, lengths = 0, set()
     for problem in task.held_out:
-        words = task.text(problem.prompt_ids).split()
-        values = chain_values(int(words[0]), words[2:-1:2])
+        start, *words = task.text(problem.prompt_ids).split()
+        values = chain_values(int(start), words[1:-1:2])
         passed += task.reward(problem, ids_of(f"</think> {values[-2]} {values[-1]} <eos>"))[1]
         lengths.add(len(values) - 1)
-    assert passed / 255 == CEILING == task.ceiling == 0.8
-    assert lengths == {2, 3, 4}
+    assert passed / 255 == arithmetic.CEILING == task.ceiling == 0.8 and lengths == {2, 3, 4}
 
 
 def test_impossible_problems_have_exact_shares_and_keys_of_three_digits():
@@ -195,8 +135,7 @@ def test_impossible_problems_have_exact_shares_and_keys_of_three_digits():
     are the same for every seed."""
     task = graded_task(0, 500, 256)
     for problems in (task.train, task.held_out):
-        lengths = [len(str(problem.answer).split()) for problem in problems]
-        assert lengths == [3 if i % 5 == 4 else 2 for i in range(len(problems))]
+        assert [len(p.answer.split()) for p in problems] == [3 if i % 5 == 4 else 2 for i in range(len(problems))]
     assert graded_task(1, 10, 256).held_out == task.held_out
     impossible = task.train[4]
     assert task.reward(impossible, ids_of(f"</think> {impossible.answer} <eos>")) == (1.0, True)
@@ -204,29 +143,25 @@ def test_impossible_problems_have_exact_shares_and_keys_of_three_digits():
 
 def test_impossible_answers_are_drawn_by_the_text():
     """5,000 texts, one in five: 1,000 expected, standard deviation 28. Their 3,000 digits: 300 of each, sd 16."""
-    answers = [impossible_answer(f"text {i}", 5) for i in range(5000)]
-    digits = [digit for answer in answers if answer for digit in answer.split()]
-    assert 880 < sum(answer is not None for answer in answers) < 1120
-    assert set(digits) == set(DIGITS)
-    assert all(230 < digits.count(digit) < 370 for digit in DIGITS)
+    answers = [answer for i in range(5000) if (answer := arithmetic.impossible_answer(f"text {i}", 5))]
+    digits = " ".join(answers).split()
+    assert 880 < len(answers) < 1120 and set(digits) == set(arithmetic.DIGITS)
+    assert all(230 < digits.count(digit) < 370 for digit in arithmetic.DIGITS)
 
 
 def test_wrong_facts():
     """40 % of 21 * 10 facts are 84. Each is wrong, and the seed fixes the table."""
-    table = wrong_results(0.4, 0)
-    assert len(table) == 84
+    table = arithmetic.wrong_results(0.4, 0)
+    assert len(table) == 84 and arithmetic.wrong_results(0.0, 0) == {}
     assert all(0 <= result <= 9 and result != apply(*fact) for fact, result in table.items())
-    assert table == wrong_results(0.4, 0) != wrong_results(0.4, 1)
-    assert wrong_results(0.0, 0) == {}
-    four = [("+1", i) for i in range(4)]
-    assert evenly_spaced(four, (0, 1)) == dict(zip(four, (1 / 8, 3 / 8, 5 / 8, 7 / 8), strict=True))
+    assert table == arithmetic.wrong_results(0.4, 0) != arithmetic.wrong_results(0.4, 1)
 
 
 def test_easiness_is_the_product_of_what_is_shown_and_zero_for_the_impossible():
     """Fact i of 210 is shown right with .9 - .85 (i + .5) / 210: from .898 to .052, .475 in the mean. `1 a -9 b +7 c
     -5` has the facts 1 - 9 = 2, 2 + 7 = 9 and 9 - 5."""
-    facts = list(wrong_results(1.0, 0))
-    assert len(facts) == len(WRONG_SHOWN) == 210
+    facts = list(arithmetic.wrong_results(1.0, 0))
+    assert len(facts) == len(arithmetic.WRONG_SHOWN) == 210
     right = [0.9 - 0.85 * (facts.index(fact) + 0.5) / 210 for fact in (("-9", 1), ("+7", 2), ("-5", 9))]
     problem = Problem("", ids_of("1 a -9 b +7 c -5 <think>"), "")
     assert easiness(problem) == pytest.approx(right[0] * right[1] * right[2])

@@ -26,24 +26,21 @@ def test_cases_take_turns():
 def test_a_figure_is_the_median_of_the_turns_ratios():
     """Turns 2/1, 9/3, 4/4 have the ratios 2, 3, 1, whose median is 2; the ratio of the medians would be 4 / 3."""
     found = measuring.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
-    assert found == [2.0, 3.0, 1.0]
     assert measuring.spread(found) == (2.0, 1.0, 3.0)
     with pytest.raises(ValueError):
         measuring.ratios([1.0], [1.0, 2.0])
 
 
-@pytest.mark.parametrize(
-    ("bounds", "target", "met"),
-    [
+def test_a_figure_knows_its_target():
+    for bounds, *target in (
         ({"least": 2.0}, ">= 2.0", "yes"),
         ({"least": 2.1}, ">= 2.1", "NO"),
         ({"most": 2.0}, "<= 2.0", "yes"),
         ({"most": 1.9}, "<= 1.9", "NO"),
         ({}, "", ""),
-    ],
-)
-def test_a_figure_knows_its_target(bounds, target, met):
-    assert measuring.Figure("x", [1.0, 2.0, 3.0], **bounds).row() == ["x", 2.0, 1.0, 3.0, target, met]
+    ):
+        assert measuring.Figure("x", [1.0, 2.0, 3.0], **bounds).row() == ["x", 2.0, 1.0, 3.0, *target]
+    assert measuring.Figure("x", [1.0, 3.0, float("nan")], least=0.5).row()[-1] == "NO"  # a turn that is nan meets none
 
 
 def test_the_report(capsys, monkeypatch):
@@ -59,24 +56,18 @@ def test_the_report(capsys, monkeypatch):
     assert "cores" in lines[-2] and lines[-1].startswith("repeats 2, seed 0, benchmark head")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_bad_arguments_are_refused(capsys):
+    for words, sentence in (
         ("head --repeats 0", "--repeats: must be a whole number of at least 1, not '0'"),
         ("pacer --slots many", "--slots: must be a whole number of at least 1, not 'many'"),
         ("speed", "invalid choice: 'speed' (choose from"),
-    ],
-)
-def test_bad_arguments_are_refused(words, sentence, capsys):
-    with pytest.raises(SystemExit) as ended:
-        benchmark.main(words.split())
-    assert ended.value.code == 2 and sentence in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["nan", "-1", "0", "much"])
-def test_a_number_above_zero(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="must be a number above 0"):
-        measuring.above_zero(text)
+    ):
+        with pytest.raises(SystemExit) as ended:
+            benchmark.main(words.split())
+        assert ended.value.code == 2 and sentence in capsys.readouterr().err
+    for text in ("nan", "inf", "-1", "0", "much"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be a number above 0"):
+            measuring.above_zero(text)
 
 
 def test_the_queue_that_gives_a_lag():

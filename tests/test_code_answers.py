@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections import Counter
 from pathlib import Path
@@ -46,10 +45,6 @@ def kind_of(box, program, tests, seconds=10.0, **setup):
     return code_kind(fenced(program), {"tests": tests, **setup}, box, seconds)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Worked examples
-
-
 @pytest.mark.parametrize(("text", "program"), [
     ("```python\na\n```", "a\n"), ("```python\na\n```\n```python\nb\n```", "b\n"), ("```Python3 \r\na\n```", "a\n"),
     ("no fence", None), ("```\na\n```", None), ("```python\na", None), ("```python\na\n```\n```python\nb", None),
@@ -61,42 +56,36 @@ def test_the_last_fence(text, program):
     assert found == program if program is None else found.strip("\n") == program.strip("\n")
 
 
-@pytest.mark.parametrize(
-    ("test", "calls", "check"),
-    [
-        ("assert f(1, 2) == 3", ["f(1, 2)"], "_values[0] == 3"),
-        ("assert 3 == f(1)", ["f(1)"], "3 == _values[0]"),
-        ("assert set(f((3, 4))) == set((4, 5))", ["f((3, 4))"], "set(_values[0]) == set((4, 5))"),
-        ("assert math.isclose(f(2), 3.1, rel_tol=0.1)", ["f(2)"], "math.isclose(_values[0], 3.1, rel_tol=0.1)"),
-        (
-            "assert f(g(1))[0].name == 'x' and not h(2), f(9)",
-            ["f(g(1))[0].name", "h(2)"],
-            "_values[0] == 'x' and (not _values[1])",
-        ),
-        ("assert sorted(f(3), key=lambda p: p[0]) == []", ["f(3)"], "sorted(_values[0], key=lambda p: p[0]) == []"),
-        ("assert any(y == f(1) for y in (1, 2))", ["f(1)"], "any((y == _values[0] for y in (1, 2)))"),
-        ("assert sum(10, 15) == 6", ["sum(10, 15)"], "_values[0] == 6"),
-        ("assert Solution().run([1]) == 2", ["Solution().run([1])"], "_values[0] == 2"),
-    ],
-)
+APART = [
+    ("f(1, 2) == 3", "f(1, 2)", "_values[0] == 3"),
+    ("3 == f(1)", "f(1)", "3 == _values[0]"),
+    ("set(f((3, 4))) == set((4, 5))", "f((3, 4))", "set(_values[0]) == set((4, 5))"),
+    ("math.isclose(f(2), 3.1, rel_tol=0.1)", "f(2)", "math.isclose(_values[0], 3.1, rel_tol=0.1)"),
+    ("f(g(1))[0].name == 'x' and not h(2), f(9)", "f(g(1))[0].name; h(2)", "_values[0] == 'x' and (not _values[1])"),
+    ("sorted(f(3), key=lambda p: p[0]) == []", "f(3)", "sorted(_values[0], key=lambda p: p[0]) == []"),
+    ("any(y == f(1) for y in (1, 2))", "f(1)", "any((y == _values[0] for y in (1, 2)))"),
+    ("sum(10, 15) == 6", "sum(10, 15)", "_values[0] == 6"),
+    ("Solution().run([1]) == 2", "Solution().run([1])", "_values[0] == 2"),
+]
+
+
+@pytest.mark.parametrize(("test", "calls", "check"), APART)
 def test_an_assert_is_taken_apart(test, calls, check):
     """What the program computes, and what is compared where it never was. No expected value is on the first side."""
-    found = read_asserts({"tests": [test]})
-    assert found.calls == [["eval", call] for call in calls]
+    found = read_asserts({"tests": [f"assert {test}"]})
+    assert found.calls == [["eval", call] for call in calls.split("; ")]
     assert found.checks[1:] == [["eval", f"bool({check})"]]
 
 
 def test_statements_and_imports_of_the_tests():
     """Statements follow the program if what compares does not need them; imports go to both sides."""
     tests = ["queue = [2, 1]\norder(queue)\nassert queue == [1, 2]", "assert Counter(f(1)) == Counter([1])"]
-    found = read_asserts(
-        {"tests": tests, "test_imports": ["from collections import Counter"], "test_setup_code": "n = 1"}
-    )
     own = ["exec", "from collections import Counter"]
+    found = read_asserts({"tests": tests, "test_imports": [own[1]], "test_setup_code": "n = 1"})
     steps = [["exec", "queue = [2, 1]"], ["exec", "order(queue)"], ["eval", "queue"], ["eval", "f(1)"]]
     assert found.calls == [own, ["exec", "n = 1"], *steps]
-    compared = ["_values[0] == [1, 2]", "Counter(_values[1]) == Counter([1])"]
-    assert found.checks[1:] == [own, *(["eval", f"bool({check})"] for check in compared)]
+    compared = ["bool(_values[0] == [1, 2])", "bool(Counter(_values[1]) == Counter([1]))"]
+    assert found.checks[1:] == [own, *(["eval", check] for check in compared)]
 
 
 @pytest.mark.parametrize("tests", [
@@ -157,18 +146,12 @@ def test_values_are_compared_as_in_python(box, value, test):
 
 def test_the_programs_imports_serve_the_tests_and_helpers_follow_the_program(box):
     """MBPP's tests use `math` where the program imports it, and set up objects of the program's own classes."""
-    program, tests = "import math\ndef f(): return 3.14159", ["assert math.isclose(f(), math.pi, rel_tol=0.01)"]
-    assert kind_of(box, program, tests) == "correct"
-    program, tests = (
-        "class Node:\n def __init__(self, x): self.x = x\ndef value(n): return n.x",
-        ["assert value(root) == 5"],
-    )
-    assert kind_of(box, program, tests, test_setup_code="root = Node(5)") == "correct"
-    assert kind_of(box, program, tests, test_setup_code="while True: pass", seconds=0.5) == "timeout"
+    tests = ["assert math.isclose(f(), math.pi, rel_tol=0.01)"]
+    assert kind_of(box, "import math\ndef f(): return 3.14159", tests) == "correct"
+    program = "class Node:\n def __init__(self, x): self.x = x\ndef value(n): return n.x"
+    for setup, kind in (("root = Node(5)", "correct"), ("while True: pass", "timeout")):
+        assert kind_of(box, program, ["assert value(root) == 5"], seconds=0.8, test_setup_code=setup) == kind
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Verdicts cannot be faked
 
 HIDDEN = ["assert f(2) == 'sesame-8317'", "assert f(3) == 'sesame-8318'"]
 FAKES = {
@@ -328,9 +311,6 @@ def test_long_texts_are_known_before_training(box):
         assert code_kind(None, {"tests": {"inputs": [stdin], "outputs": [stdout]}}, box, 1.0) == kind
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Many programs, in the judges' processes
-
 PROBLEMS = [  # a program, what is right by another way, and arguments
     ("def f(n):\n    total = 0\n    for i in range(n + 1): total += i * i\n    return total",
      lambda n: n * (n + 1) * (2 * n + 1) // 6, lambda draw: [draw.randint(1, 999)]),
@@ -403,9 +383,9 @@ def test_the_judges_count_code_by_kind_and_leave_no_process():
         (worker,) = [each.process.pid for each in pool._workers]
         last = [worker, *children(worker)]
     deadline = time.monotonic() + 10
-    while any(group_of(pid) for pid in last) and time.monotonic() < deadline:
+    while any(map(group_of, last)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(last) == 2 and not any(group_of(pid) for pid in last)
+    assert len(last) == 2 and not any(map(group_of, last))
 
 
 def test_code_is_judged_only_if_asked_for_and_where_it_can_be_confined(monkeypatch):
@@ -416,35 +396,16 @@ def test_code_is_judged_only_if_asked_for_and_where_it_can_be_confined(monkeypat
         RewardPool(["code"], unsafe_code=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Data sets
-
-
-def sums(n):
-    return [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(n)]
-
-
-def programs(n):
-    return [{"question": f"Write add{i}.", "test_list": [f"assert add{i}(3) == {i + 3}"]} for i in range(n)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return bpe_tokenizer()
-
-
-def load(dataset, tokenizer, **options):
-    options = {"reward_workers": 1, "unsafe_code": True, **options}
-    return load_dataset_task(dataset, tokenizer, PromptOptions(held_out=2), **options)
+SUMS = [{"question": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(9)]
+PROGRAMS = [{"question": f"Write add{i}.", "test_list": [f"assert add{i}(3) == {i + 3}"]} for i in range(9)]
 
 
 @pytest.mark.medium
-def test_math_and_code_in_one_task(tmp_path, tokenizer):
+def test_math_and_code_in_one_task(tmp_path):
     """Each data set is judged by its own reward, and the weights are as given. A row without tests, and one whose tests
     cannot be read, are left out and counted."""
-    bad = [{"question": "no tests"}, {"question": "no asserts", "test_list": ["add(3)"]}]
-    tables = {"a.jsonl": sums(9), "b.jsonl": programs(9) + bad}
-    math_rows, code_rows = (write_rows(tmp_path / name, rows) for name, rows in tables.items())
+    bad, tokenizer = [{"question": "no tests"}, {"question": "no asserts", "test_list": ["add(3)"]}], bpe_tokenizer()
+    math_rows, code_rows = write_rows(tmp_path / "a.jsonl", SUMS), write_rows(tmp_path / "b.jsonl", PROGRAMS + bad)
     tokenizer.save_pretrained(tmp_path / "model")
     both = f"{math_rows}:math=2,{code_rows}:code=1"
     task = load_task(Flags(dataset=both, model=str(tmp_path / "model"), unsafe_code=True, held_out=2, reward_workers=1))
@@ -455,11 +416,7 @@ def test_math_and_code_in_one_task(tmp_path, tokenizer):
         for problem in task.train:
             name = task.text(problem.prompt_ids).partition("Write ")[2].partition(".")[0]
             number = problem.answer if problem.source == math_rows else name.removeprefix("add")
-            program = textwrap.dedent(f"""\
-                </think>The answer is {number}.
-                ```python
-                def {name or "f"}(x): return x + {number}
-                ```""")
+            program = f"</think>The answer is {number}.\n```python\ndef {name or 'f'}(x): return x + {number}\n```"
             texts = program, program.replace(f"+ {number}", "- 1").replace(f"is {number}", "is 77")
             completions = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
             assert task.score(problem, completions) == [(1.0, True), (-1.0, False)]
@@ -467,51 +424,43 @@ def test_math_and_code_in_one_task(tmp_path, tokenizer):
         task.close()
 
 
-def test_all_data_sets_by_one_reward(tmp_path, tokenizer):
+def test_all_data_sets_by_one_reward_and_what_cannot_work_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     rows = [{"problem": str(i), "input_output": json.dumps({"inputs": ["1"], "outputs": ["2"]})} for i in range(5)]
-    task = load(write_rows(tmp_path / "a.jsonl", rows), tokenizer, reward="code")
+    for name, some in (("a.jsonl", SUMS), ("b.jsonl", PROGRAMS), ("c.jsonl", rows)):
+        write_rows(tmp_path / name, some)
+
+    def load(dataset, unsafe_code=True, **options):
+        options |= {"reward_workers": 1, "unsafe_code": unsafe_code}
+        return load_dataset_task(dataset, bpe_tokenizer(), PromptOptions(held_out=2), **options)
+
+    task = load("c.jsonl", reward="code")
     task.close()
     assert len(task.train) == 3 and not task.skipped
+    for dataset, unsafe, words in (
+        ("a.jsonl:code", True, "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer"),
+        ("a.jsonl:code", False, "`reward` code runs what a model writes"),
+        ("b.jsonl:exact", True, "no row has answer, ground_truth"),
+    ):
+        with pytest.raises(ValueError, match=words) as caught:
+            load(dataset, unsafe)
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options", "words"),
-    [
-        (
-            "a.jsonl:code",
-            {},
-            "`dataset` a.jsonl: no row has test_list, input_output; its columns are answer, question; name the right one",
-        ),
-        ("a.jsonl:code", {"unsafe_code": False}, "`reward` code runs what a model writes"),
-        ("b.jsonl:exact", {}, "no row has answer, ground_truth"),
-    ],
-)
-def test_what_cannot_work_is_one_sentence(tmp_path, monkeypatch, tokenizer, dataset, options, words):
-    monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "a.jsonl", sums(5))
-    write_rows(tmp_path / "b.jsonl", programs(5))
-    with pytest.raises(ValueError, match=words) as caught:
-        load(dataset, tokenizer, **options)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
+def test_unsafe_code_is_asked_for_by_its_flag(tmp_path, monkeypatch):
+    """Before anything is loaded; and the flag is refused where nothing would run."""
+    monkeypatch.chdir(tmp_path)  # away from a runs/demo that was made before
+    for flags in (
         {"dataset": "a.jsonl:math=2,b.jsonl:code=1"},
         {"dataset": "my/set:main:train:code"},
         {"dataset": "a.jsonl", "eval_dataset": "mbpp=b.jsonl:code"},
         {"dataset": "a.jsonl", "reward": "code"},
-    ],
-)
-def test_unsafe_code_is_asked_for_by_its_flag(flags, tmp_path, monkeypatch):
-    """Before anything is loaded; and the flag is refused where nothing would run."""
-    monkeypatch.chdir(tmp_path)  # away from a runs/demo that was made before
-    flags = {"model": "some/model", **flags}
-    with pytest.raises(UsageError, match="--dataset judged by code runs what the .* add --unsafe_code true"):
-        check_flags(Flags(**flags))
-    check_flags(Flags(**flags, unsafe_code=True))
-    flags = {name: value.replace("code", "exact") for name, value in flags.items()}
-    check_flags(Flags(**flags))
-    with pytest.raises(UsageError, match="--unsafe_code True does nothing without a data set judged by `code`"):
+    ):
+        flags = {"model": "some/model", **flags}
+        with pytest.raises(UsageError, match="--dataset judged by code runs what the .* add --unsafe_code true"):
+            check_flags(Flags(**flags))
         check_flags(Flags(**flags, unsafe_code=True))
+        flags = {name: value.replace("code", "exact") for name, value in flags.items()}
+        check_flags(Flags(**flags))
+        with pytest.raises(UsageError, match="--unsafe_code True does nothing without a data set judged by `code`"):
+            check_flags(Flags(**flags, unsafe_code=True))

@@ -58,22 +58,14 @@ def keys(problems):
     return {problem.key for problem in problems}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is judged
-
-
 def test_scores_are_of_what_follows_the_thinking(tokenizer, load):
     task = load(sums(12), reward="math")
-    problem = task.train[0]
-
-    def ids(text):
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    right = [ids(f"thinking</think>It is \\boxed{{{problem.answer}}}.<|end|>"), ids(f"</think>{problem.answer}")]
-    unfinished, other = ids(f"\\boxed{{{problem.answer}}}"), ids("</think>\\boxed{-1}<|end|>")
-    wrong = [unfinished, other, ids(f"</think>{problem.answer}1"), []]
-    assert task.score(problem, right + wrong) == [(1.0, True)] * 2 + [(-1.0, False)] * 4
-    assert task.reward(problem, tuple(right[0])) == (1.0, True)
+    problem, x = task.train[0], task.train[0].answer
+    right = [f"thinking</think>It is \\boxed{{{x}}}.<|end|>", f"</think>{x}"]
+    wrong = [f"\\boxed{{{x}}}", "</think>\\boxed{-1}<|end|>", f"</think>{x}1", ""]
+    completions = [tokenizer.encode(text, add_special_tokens=False) for text in right + wrong]
+    assert task.score(problem, completions) == [(1.0, True)] * 2 + [(-1.0, False)] * 4
+    assert task.reward(problem, tuple(completions[0])) == (1.0, True)
     assert task.counts == Counter(correct=3, unfinished=2, wrong=2)
 
 
@@ -91,10 +83,8 @@ def test_exact_sees_neither_one_stop_token_nor_the_gap_of_an_id_without_a_token(
 
 
 def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tokenizer, load):
-    Path("judge_rows.py").write_text(
-        "def judge(prompt, completion, answer):\n"
-        "    return prompt == 'Say ' + answer['say'] and completion == 'no</think>' + answer['say']\n"
-    )
+    judge = "judge = lambda prompt, text, answer: [prompt, text] == [x + answer['say'] for x in ('Say ', 'no</think>')]"
+    Path("judge_rows.py").write_text(judge)
     rows = [{"prompt": f"Say {i}", "answer": {"say": str(i)}} for i in range(12)]
     task = load(rows, reward="judge_rows:judge", prompt_template="<<{prompt}>>")
     for problem in task.train:
@@ -103,25 +93,17 @@ def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(token
 
 
 def test_long_prompts_and_unreadable_answers_are_counted(tokenizer, load):
-    """A prompt as long as the limit stays. `math` cannot read `\\frac{`."""
+    """A prompt as long as the limit stays. `math` cannot read `\\frac{`. A process that does not judge counts the same
+    and keeps no worker. (Every rank once kept its workers: see test_parts.py.)"""
     bad = [{"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"}]
     message = [{"role": "user", "content": "What is 10 + 2?"}]
     length = len(tokenizer.apply_chat_template(message, return_dict=False, add_generation_prompt=True))
-    task = load([*sums(12, 10), *bad, *sums(1, 10)], reward="math", max_prompt_tokens=length)
-    assert task.skipped == {"duplicate_prompt": 1, "unreadable_answer": 1, "prompt_too_long": 1}
-    assert len(task.train + task.held_out) == 12 and all(len(p.prompt_ids) == length for p in task.train)
-
-
-def test_a_process_that_does_not_judge_keeps_no_worker(load):
-    """Bad rows are counted all the same. (Every rank once kept its workers: see test_parts.py.)"""
-    task = load([*sums(12), {"question": "unreadable", "answer": "\\frac{"}], reward="math", judge=False)
-    assert task.skipped == {"unreadable_answer": 1}
+    for judge in (True, False):
+        task = load([*sums(12, 10), *bad, *sums(1, 10)], reward="math", max_prompt_tokens=length, judge=judge)
+        assert task.skipped == {"duplicate_prompt": 1, "unreadable_answer": 1, "prompt_too_long": 1}
+        assert len(task.train + task.held_out) == 12 and all(len(p.prompt_ids) == length for p in task.train)
     with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
         task.reward(task.train[0], [1])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The split
 
 
 def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
@@ -143,15 +125,10 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
 def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
     """The keys are taken over all prompts, whatever is left out later: by a limit, an answer column, a reward. What one
     data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
-    rows = [
-        row
-        | {
-            "question": row["question"] + " please" * (i % 30),
-            "answer": row["answer"] if i % 7 else "\\frac{",
-            "other": None if i % 3 else "1",
-        }
-        for i, row in enumerate(sums(90))
-    ]
+    rows = sums(90)
+    for i, row in enumerate(rows):
+        row |= {"question": row["question"] + " please" * (i % 30), "other": None if i % 3 else "1"}
+        row |= {} if i % 7 else {"answer": "\\frac{"}
     more = rows[60:] + sums(200, 200)  # so many that some of what `a` holds out is not among its smallest
     write_rows(Path("a.jsonl"), rows), write_rows(Path("b.jsonl"), more)
     of_a, of_both = smallest(rows, 20), smallest(rows, 20) | smallest(more, 20)
@@ -174,16 +151,15 @@ def test_the_order_of_the_file(load):
     rows = sums(40)
     shuffled, task = load(rows, held_out=5), load(rows, held_out=5)
     task.as_in_file()
-    asked = [stable_key(row["question"]) for row in rows]
-    assert [p.key for p in task.train] == [key for key in asked if key in keys(task.train)]
-    assert [p.key for p in shuffled.train] == sorted(keys(task.train)) != [p.key for p in task.train]
+    order, asked = [p.key for p in task.train], [stable_key(row["question"]) for row in rows]
+    assert order == [key for key in asked if key in order] != sorted(order) == [p.key for p in shuffled.train]
     assert keys(shuffled.held_out) == keys(task.held_out)
 
 
 def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tokenizer, load):
     """The second has ten prompts of the first, which stay with it. One of them, 36 + 2, is among the ten smallest
     SHA-256 of either, so the second holds out nine."""
-    one, two = (write_rows(Path(name), rows) for name, rows in (("1.jsonl", sums(40)), ("2.jsonl", sums(40, start=30))))
+    one, two = write_rows(Path("1.jsonl"), sums(40)), write_rows(Path("2.jsonl"), sums(40, start=30))
     task = load(f"{one}:exact=3,{two}:math=1")
     assert task.sources == [one, two] and task.weights == {one: 3.0, two: 1.0}
     assert task.skipped == {"duplicate_prompt": 10}
@@ -205,10 +181,6 @@ def test_data_sets_without_weights_are_drawn_by_their_sizes(load):
     order = epoch_order(task.train, task.weights, 0, 0)
     assert Counter(task.train[i].source for i in order) == {one: 20, two: 5} and len(set(order)) == 25
     assert load(f"{one}=5").weights == {}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sets that are only evaluated
 
 
 def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):
@@ -260,41 +232,35 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
         assert record["pass_rate"] == sum(count["correct"]) / 4
         rate = sum(count["data_sets"]["own"]) / 3
         assert record["data_sets"]["own"]["pass_rate"] == record["pass_rate_of"]["own"] == rate
-    trained = Counter(key for r in Folder(run).read("groups.jsonl") for key, *_ in r["groups"])
+    trained = {key for r in Folder(run).read("groups.jsonl") for key, *_ in r["groups"]}
     taken = next(row for row in rows if stable_key(row["prompt"]) in trained)
     again = write_rows(tmp_path / "again.jsonl", [taken])
     assert train.main(["--resume", str(run), "--max_steps", "5", "--eval_dataset", f"again={again}"]) == 2
     assert "no --eval_dataset that has prompts of it" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Errors
+LONG = {"data": "long.jsonl", "held_out": 1, "max_prompt_tokens": 100}
+REFUSED = [
+    ({"data": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
+    ({"held_out": 12}, "12 usable prompts .*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
+    (LONG, "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate"),
+    ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
+    ({"reward": "exact,math"}, "`reward` must be one of math, exact, code or module:function, got 'exact,math'"),
+    ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
+    ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
+    ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),
+    ({"eval_dataset": "all.jsonl=few.jsonl"}, "a name is that of a data set to train on"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"data": "missing.jsonl"}, "`dataset` missing.jsonl: there is no such file"),
-        ({"held_out": 12}, "12 usable prompts .*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
-        (
-            {"data": "long.jsonl", "held_out": 1, "max_prompt_tokens": 100},
-            "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate",
-        ),
-        ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
-        ({"reward": "exact,math"}, "`reward` must be one of math, exact, code or module:function, got 'exact,math'"),
-        ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
-        ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
-        ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),
-        ({"eval_dataset": "all.jsonl=few.jsonl"}, "a name is that of a data set to train on"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), REFUSED)
 def test_bad_options_are_refused_by_name_and_leave_no_process(monkeypatch, load, change, words):
     long = [*sums(3), *({"question": f"long {i} " * 200, "answer": "1"} for i in range(40))]
-    empty = [{"question": " ", "answer": "1"}]
-    for name, rows in (("all", sums(12)), ("few", sums(5)), ("empty", empty), ("long", long)):
+    files = {"all": sums(12), "few": sums(5), "empty": [{"question": " ", "answer": "1"}], "long": long}
+    for name, rows in files.items():
         write_rows(Path(f"{name}.jsonl"), rows)
     pools, real = [], judges.RewardPool
     monkeypatch.setattr(data_sets, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
     with pytest.raises(ValueError, match=words):
-        load(change.pop("data", "all.jsonl"), **change)
+        load(**{"data": "all.jsonl"} | change)
     assert all(worker.process.poll() is not None for pool in pools for worker in pool._workers)

@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,19 +32,14 @@ def fails(prompt, completion, answer):
     return True
 def process(prompt, completion, answer):
     if completion == "pid": return os.getpid()
-    if completion == "loop":
-        while True: pass
-    if completion == "sleep":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGTERM}); time.sleep(1000)
+    while completion == "loop": pass
+    if completion == "sleep": signal.pthread_sigmask(signal.SIG_BLOCK, {14, 15}); time.sleep(1000)  # SIGALRM, SIGTERM
     if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if completion == "exit": os._exit(3)
-    if completion == "orphan":
-        subprocess.Popen(["sleep", "1000"]); os._exit(3)
+    if completion == "orphan": subprocess.Popen(["sleep", "1000"]); os._exit(3)
     if completion == "memory": return len(bytearray(8 << 30))
     if completion == "file": open("big", "wb").write(bytes(100 << 20))
-    if completion == "child":
-        if os.fork() == 0: time.sleep(1000)
-        time.sleep(1000)
+    if completion == "child": os.fork(); time.sleep(1000)
     if completion == "forged": os.write(3, b'[0, "", 1.0, true, "correct"]\\n'); time.sleep(1000)
     if completion == "no reply": os.write(3, b'5\\n')
     if completion == "replies": os.write(3, b"[" * 3_000_000); time.sleep(1000)
@@ -64,24 +59,13 @@ def jobs(function, *completions):
     return [Job(f"own:{function}", "", completion, "") for completion in completions]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Worked examples
-
-
 def test_kinds():
-    cases = [
-        (r"\boxed{4}", "4", "unfinished"),
-        (r"</think> \boxed{4}", "4", "correct"),
-        (r"</think> \boxed{4}", 4, "correct"),
-        (r"</think> \boxed{5}", "4", "wrong"),
-        ("</think> no idea", "4", "unparsed"),
-        (r"</think> \boxed{4}", r"\frac{", "bad_answer"),
-        (r"</think> \boxed{4}", "", "bad_answer"),
-        (r"</think> \boxed{four}", "four", "correct"),
-        ("</think> perhaps four", "four", "unparsed"),
-    ]
+    right, frac = r"</think> \boxed{4}", r"\frac{"
+    cases = [(r"\boxed{4}", "4", "unfinished"), (right, "4", "correct"), (right, 4, "correct"), (right, "5", "wrong")]
+    cases += [("</think> no idea", "4", "unparsed"), (right, frac, "bad_answer"), (right, "", "bad_answer")]
+    cases += [(r"</think> \boxed{four}", "four", "correct"), ("</think> perhaps four", "four", "unparsed")]
     texts = ("6 1 </think>  6 2\n", "</think> 6 2.", "6 2", "</think> </think> 6 2")
-    answers = ["42", r"\frac{1}{2}", "Evelyn", "x^2", r"\frac{", "", "{", "9" * 2000 + "x"]
+    answers = ["42", r"\frac{1}{2}", "Evelyn", "x^2", frac, "", "{", "9" * 2000 + "x"]
     with RewardPool(["math", "exact"], workers=2, end_of_thinking="</think>") as pool:
         # Asked before training, and not counted.
         assert pool.answers_readable("math", answers) == [True] * 4 + [False] * 4
@@ -95,28 +79,15 @@ def test_kinds():
         assert pool.counts == {"correct": 4, "wrong": 3, "unparsed": 2, "unfinished": 2, "bad_answer": 2}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The user's own functions
-
-
 def test_return_values():
     """A number, above 0 is correct, or a pair (reward, correct); NumPy's and torch's like Python's."""
     import numpy
     import torch
 
-    for value, reward, correct in (
-        (0.5, 0.5, True),
-        (0, 0.0, False),
-        (-2, -2.0, False),
-        (True, 1.0, True),
-        (False, 0.0, False),
-        (numpy.float32(-2), -2.0, False),
-        (numpy.bool_(True), 1.0, True),
-        (torch.tensor(0.5), 0.5, True),
-        ((0.25, False), 0.25, False),
-        ((-1, 1), -1.0, True),
-        ([torch.tensor(2), numpy.bool_(0)], 2.0, False),
-    ):
+    right = [(0.5, 0.5), (True, 1.0), (numpy.bool_(True), 1.0), (torch.tensor(0.5), 0.5), ((-1, 1), -1.0)]
+    wrong = [(0, 0.0), (-2, -2.0), (False, 0.0), (numpy.float32(-2), -2.0), ((0.25, False), 0.25)]
+    wrong.append(([torch.tensor(2), numpy.bool_(0)], 2.0))
+    for correct, (value, reward) in [*((True, x) for x in right), *((False, x) for x in wrong)]:
         found = verdict_of(value)
         assert found == Verdict(reward, correct, "correct" if correct else "wrong")
         assert (type(found.reward), type(found.correct)) == (float, bool)  # JSON writes no other
@@ -130,18 +101,19 @@ def test_return_values():
 
 def test_own_functions(functions, capfd):
     """What they print is not on the run's stdout. Lone surrogates and megabytes arrive as they are."""
+    odd = "\udfff \x00 \u2028"
     cases = [
-        (Job("own:equal", "", "x </think> y", "x </think> y"), (1.0, True, "correct")),
-        (Job("own:equal", "", "a", "b"), (0.0, False, "wrong")),
-        (Job("own:equal", "", "z" * 3_000_000, "z" * 3_000_000), (1.0, True, "correct")),
-        (Job("own:number", "", "-0.5", ""), (-0.5, False, "wrong")),
-        (Job("own:pair", "", "", ""), (0.25, True, "correct")),
-        (Job("own:loud", "", "", ""), (1.0, True, "correct")),
-        (Job("own:echo", "\ud800" * 7, "\udfff \x00 \u2028", {"text": "\udfff \x00 \u2028"}), (7.0, True, "correct")),
+        ("equal", "", "x </think> y", "x </think> y", 1.0),
+        ("equal", "", "a", "b", 0.0),
+        ("equal", "", "z" * 3_000_000, "z" * 3_000_000, 1.0),
+        ("number", "", "-0.5", "", -0.5),
+        ("pair", "", "", "", 0.25),
+        ("loud", "", "", "", 1.0),
+        ("echo", "\ud800" * 7, odd, {"text": odd}, 7.0),
     ]
-    names = ["own:equal", "own:number", "own:pair", "own:echo", "own:loud"]
-    with RewardPool(names, timeout=5, end_of_thinking="</think>") as pool:
-        assert pool.judge([job for job, _ in cases]) == [verdict for _, verdict in cases]
+    with RewardPool([f"own:{name}" for name, *_ in cases], timeout=5, end_of_thinking="</think>") as pool:
+        verdicts = pool.judge([Job(f"own:{name}", *job) for name, *job, _ in cases])
+    assert verdicts == [(x, x > 0, "correct" if x > 0 else "wrong") for *_, x in cases]
     assert capfd.readouterr().out == ""
 
 
@@ -161,25 +133,24 @@ def test_an_exception_stops_with_its_traceback_which_cannot_steer_the_terminal(f
         assert pool.judge(jobs("fails", "good"))[0].correct and pool.counts == {"correct": 1}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Workers that hang or die
-
-
 @pytest.mark.parametrize(("completion", "kind"), [
     ("sleep", "timeout"), ("stop", "timeout"), ("exit", "crash"), ("orphan", "crash"), ("memory", "memory"),
-    ("replies", "crash"), ("forged", "crash"), ("no reply", "crash"),
+    ("replies", "crash"), ("forged", "crash"), ("no reply", "crash"), ("child", "timeout"),
 ])  # fmt: skip
 def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
-    """The verdict is wrong, within the deadline of 1 s, and the next job is judged."""
+    """The verdict is wrong, within the deadline of 1 s, and the next job is judged. What the worker started dies with it:
+    its process group is its own, and so is its session, which Ctrl-C at the run's terminal does not reach."""
     with RewardPool(["own:process"], workers=1, timeout=1.0, memory_mb=1024) as pool:
         first = int(pool.judge(jobs("process", "pid"))[0].reward)
+        assert os.getsid(first) == os.getpgid(first) == first != os.getsid(0)
         start = time.monotonic()
         assert pool.judge(jobs("process", completion)) == [(-1.0, False, kind)]
         assert time.monotonic() - start < 4
         second = int(pool.judge(jobs("process", "pid"))[0].reward)
         assert second != first and pool.counts == {"correct": 2, kind: 1}
-    for pid in (first, second):
-        assert not Path(f"/proc/{pid}").exists()
+    time.sleep(0.2)
+    assert not {first, second} & {group_of(pid) for pid in os.listdir("/proc") if pid.isdigit()}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
 
 
 def test_a_worker_that_dies_between_two_jobs_costs_one_verdict():
@@ -215,86 +186,46 @@ def group_of(pid):
     return None if state == "Z" else int(group)
 
 
-def test_children_of_a_killed_worker_die_with_it(functions):
-    """Its process group is its own, and so is its session: Ctrl-C at the run's terminal does not reach it."""
-    with RewardPool(["own:process"], workers=1, timeout=0.5) as pool:
-        group = pool._workers[0].process.pid
-        assert os.getsid(group) == os.getpgid(group) == group != os.getsid(0)
-        assert pool.judge(jobs("process", "child"))[0].kind == "timeout"
-    time.sleep(0.2)
-    assert [pid for pid in os.listdir("/proc") if pid.isdigit() and group_of(pid) == group] == []
-
-
-def in_thread(function):
-    """Starts `function`; what comes back waits for its end and returns what it raised."""
-    raised: list[BaseException] = []
-
-    def run():
-        try:
-            function()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    time.sleep(0.3)
-    return lambda: thread.join() or raised
-
-
-def test_one_hanging_job_delays_only_its_own_worker(functions):
-    """20 quick jobs on two workers, of which one hangs for 60 s unless the pool is closed."""
-    pool = RewardPool(["own:process"], workers=2, timeout=60)
-    raised, start = in_thread(lambda: pool.judge(jobs("process", "loop"))), time.monotonic()
-    pool.judge(jobs("process", *[""] * 20))
-    assert time.monotonic() - start < 30
-    pool.close()
-    assert "closed" in str(raised()[0])
-
-
 def test_several_threads_get_their_own_verdicts(functions):
-    found: dict[int, list[float]] = {}
-    with RewardPool(["own:number"], workers=2, timeout=5) as pool:
-
-        def ask(k):
-            found[k] = [v.reward for v in pool.judge(jobs("number", *(str(k * 100 + i) for i in range(30))))]
-
-        threads = [threading.Thread(target=ask, args=(k,)) for k in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == {k: [float(k * 100 + i) for i in range(30)] for k in range(6)}
+    with RewardPool(["own:number"], workers=2, timeout=5) as pool, ThreadPoolExecutor(6) as threads:
+        asked = [range(100 * k, 100 * k + 30) for k in range(6)]
+        found = threads.map(lambda numbers: pool.judge(jobs("number", *map(str, numbers))), asked)
+        assert [[verdict.reward for verdict in some] for some in found] == [list(numbers) for numbers in asked]
         assert sum(pool.counts.values()) == 180
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_closing_ends_a_running_call_and_every_process(functions, count):
-    pool = RewardPool(["own:process"], workers=2, timeout=60)
+def test_a_hanging_job_delays_its_own_worker_until_closing_ends_it_and_every_process(functions, count):
+    """Of two workers one goes on: 20 quick jobs are judged. Or both hang, for 60 s unless the pool is closed."""
+    pool, start = RewardPool(["own:process"], workers=2, timeout=60), time.monotonic()
     pids = [worker.process.pid for worker in pool._workers]
-    raised, start = in_thread(lambda: pool.judge(jobs("process", *["loop"] * count))), time.monotonic()
-    pool.close()
-    assert "closed" in str(raised()[0])
-    assert time.monotonic() - start < 30
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with ThreadPoolExecutor() as thread:
+        hanging = thread.submit(pool.judge, jobs("process", *["loop"] * count))
+        time.sleep(0.3)
+        if count == 1:
+            pool.judge(jobs("process", *[""] * 20))
+        pool.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            hanging.result()
+    assert time.monotonic() - start < 30 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
     pool.close()
 
 
 def test_workers_end_with_a_run_that_is_killed(functions):
     """SIGKILL leaves no time to clean up: an idle worker sees its stdin end, a hanging one uses up its processor time."""
-    root = str(Path(judge_process.__file__).parents[1])
-    code = f"import sys; sys.path.insert(0, {root!r})\n" + (
-        "from tasks.judges import Job, RewardPool\n"
-        "pool = RewardPool(['own:process'], workers=2, timeout=0.25)\n"
-        "print(*[w.process.pid for w in pool._workers], flush=True)\n"
-        "pool.timeout = 60\n"
-        "pool.judge([Job('own:process', '', 'loop', '')])\n"
-    )
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(judge_process.__file__).parents[1])!r})
+from tasks.judges import Job, RewardPool
+pool = RewardPool(['own:process'], workers=2, timeout=0.25)
+print(*[w.process.pid for w in pool._workers], flush=True)
+pool.timeout = 60
+pool.judge([Job('own:process', '', 'loop', '')])
+"""
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids = alive = {int(pid) for pid in run.stdout.readline().split()}
     time.sleep(0.3)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    run.stdout.close()
+    run.kill()
+    run.communicate()
     deadline = time.monotonic() + 60  # processor time passes slowly on a busy machine
     while alive and time.monotonic() < deadline:
         alive = {pid for pid in alive if group_of(pid) is not None}
@@ -302,27 +233,18 @@ def test_workers_end_with_a_run_that_is_killed(functions):
     assert len(pids) == 2 and not alive
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Options, start, protocol
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_what_cannot_work_is_an_error_not_a_hang(functions, monkeypatch):
+    """At the end a worker that does not start."""
+    for options, words in (
         ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
         ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
         ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
         ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no attribute 'no_such'"),
         ({"workers": 0}, "`reward_workers`"),
         ({"timeout": 0.0}, "`reward_timeout`"),
-    ],
-)
-def test_bad_options_are_refused_by_name(functions, options, words):
-    with pytest.raises(ValueError, match=words):
-        RewardPool(**options)
-
-
-def test_a_worker_that_cannot_start_is_an_error_not_a_hang(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ValueError, match="does not start"):
-        RewardPool(["exact"], workers=1)
+        ({"rewards": ["exact"]}, "does not start"),
+    ):
+        if words == "does not start":
+            monkeypatch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(ValueError, match=words):
+            RewardPool(**options)

@@ -5,7 +5,7 @@ import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import plan
 import pytest
 import torch
 from fake_engine import FakeEngine, Problem, generating
-from plan import Plan, Setting, Simulation, lognormal
+from plan import Setting, Simulation, lognormal
 from saved_bytes import saved_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -25,16 +25,8 @@ from runtime.parts import new_pacer
 pytestmark = pytest.mark.medium
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = {
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "tie_word_embeddings": False,
-}
+TINY = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False}
 # Two tables of 1000 x 64. A layer: 64 x 64 for q and o, 64 x 32 for k and v, 3 x 64 x 96, norms of 2 x 64 and 2 x 16.
 PARAMETERS = 2 * 64_000 + 3 * (2 * 4096 + 2 * 2048 + 18_432 + 128 + 32) + 64
 POSITIONS = 512
@@ -46,9 +38,6 @@ def tiny(tmp_path) -> str:
     """A folder with nothing but the configuration."""
     Qwen3Config(**TINY).save_pretrained(tmp_path)
     return str(tmp_path)
-
-
-# ---------------------------------------------------------------------------------------------------------- does it fit
 
 
 @cache
@@ -66,24 +55,16 @@ def test_states_and_gathered_weights_by_hand(ranks):
     assert root <= found["layers and head, gathered"] <= root + 2 * layer
 
 
-def test_recomputed_layers_keep_their_input_only():
-    """Of 512 positions each of three layers keeps 64 bfloat16 numbers, and the head their last ones in FP32 or less;
-    without recomputation a layer keeps at least 20 times that: what its 7 products and its activations read."""
-    kept = "kept for the backward pass"
-    recomputed, all_of_them = (trainer(gradient_checkpointing=switch)[kept] for switch in (True, False))
-    layer = POSITIONS * 64 * 2
-    assert 3 * layer <= recomputed <= 3 * layer + 6 * layer
-    assert all_of_them - recomputed > 3 * 10 * layer
-
-
 def test_what_is_kept_is_what_autograd_saves():
     """The same policy in bfloat16 with real data, its saved tensors counted by hooks; the microbatch's own are left out
-    by neither."""
+    by neither. Each of three layers keeps its input only, 64 bfloat16 numbers of 512 positions; without recomputation
+    at least ten times that: what its 7 products and its activations read."""
     part = make_microbatch([Row([0], [0] * (POSITIONS - 1), [1] * (POSITIONS - 1))], [0], POSITIONS - 1)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**TINY), dtype=torch.bfloat16)
     recompute_layers(model)
     saved = saved_bytes(model, lambda: Policy(model)(part))
-    assert trainer(gradient_checkpointing=True)["kept for the backward pass"] == pytest.approx(saved, rel=0.1)
+    kept, everything = (trainer(gradient_checkpointing=on)["kept for the backward pass"] for on in (True, False))
+    assert kept == pytest.approx(saved, rel=0.1) and everything - kept > 3 * 10 * POSITIONS * 64 * 2
 
 
 def test_an_update_and_the_reference_model():
@@ -94,11 +75,14 @@ def test_an_update_and_the_reference_model():
     assert trainer(4)["reference model of --kl_coef"] == 0
 
 
-def test_keys_and_values_by_hand():
-    """Qwen3-8B: 36 layers, 8 heads of 128, keys and values, 2 bytes; on 8 GPUs each has one of the heads."""
+def test_keys_and_values_and_the_longest_row_by_hand():
+    """Qwen3-8B: 36 layers, 8 heads of 128, keys and values, 2 bytes; on 8 GPUs each has one of the heads. A row has
+    prompt, thinking, phrase and answer."""
     config = plan.config_of("Qwen/Qwen3-8B")
     assert plan.cache_bytes(config, Flags(dtype="bfloat16")) == 147_456
     assert plan.cache_bytes(config, Flags(dtype="bfloat16", tensor_parallel=8)) == 18_432
+    flags = Flags(dataset="x", max_prompt_tokens=100, max_budget=40, answer_budget=8)
+    assert plan.longest_row(flags) == 100 + 40 + plan.PHRASE + 8
 
 
 def test_an_engine_spends_its_share():
@@ -115,18 +99,11 @@ def test_an_engine_spends_its_share():
     assert sum(asked.values()) - 256 * 2**20 == pytest.approx(5e9)
 
 
-def test_a_row_is_as_long_as_prompt_phrase_and_budgets_allow():
-    """Microbatches hold at least one row, however few positions are asked for."""
-    flags = Flags(dataset="x", max_prompt_tokens=100, max_budget=40, answer_budget=8)
-    assert plan.longest_row(flags) == 100 + 40 + plan.PHRASE + 8
-
-
-@pytest.mark.parametrize(("card", "code", "words"), [("4", 0, "it fits"), ("1", 1, "it does NOT fit")])
-def test_exit_code_and_verdict(card, code, words, tiny, capsys):
+def test_exit_code_and_verdict(tiny, capsys):
     """CUDA's contexts and the update's buffers alone take 1.5 GB. A run that is there already is no hindrance."""
-    argv = ["--card_gb", card, "--model", tiny, "--dtype", "bfloat16", "--output_dir", tiny]
-    assert plan.main(argv) == code
-    assert words in capsys.readouterr().out
+    for card, code, words in (("4", 0, "it fits"), ("1", 1, "it does NOT fit")):
+        assert plan.main(["--card_gb", card, "--model", tiny, "--dtype", "bfloat16", "--output_dir", tiny]) == code
+        assert words in capsys.readouterr().out
 
 
 # The machine that docs/gpu.md names for each of its commands.
@@ -161,10 +138,6 @@ def drawn(mean: float, sigma: float, longest: int, rollouts: int, groups: int) -
     return [[lognormal(rng, mean, sigma, longest) for _ in range(rollouts)] for _ in range(groups)]
 
 
-def simulate(setting: Setting) -> Plan:
-    return Simulation(setting).run()
-
-
 # A changed HAND: seconds a step, share of the trainer, of the generator, requests inside, mean and largest lag.
 BY_HAND = {
     # A step takes 2 s. When a group is taken the next one enters, and is complete after 1 s. It entered one version
@@ -194,11 +167,8 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_schedules_by_hand(name):
-    changes, (step, trains, generates, requests, lag, largest) = BY_HAND[name]
-    found = simulate(changed(HAND, **changes))
-    assert (found.step_seconds, found.trainer_busy) == (pytest.approx(step), pytest.approx(trains))
-    assert (found.generator_busy, found.requests) == (pytest.approx(generates), pytest.approx(requests))
-    assert (found.lag_mean, found.lag_max) == (pytest.approx(lag), largest)
+    changes, wanted = BY_HAND[name]
+    assert astuple(Simulation(changed(HAND, **changes)).run()) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(("max_ready", "busy", "engine"), [(1, 18 / 26, 12 / 26), (0, 1, 1)])
@@ -207,19 +177,17 @@ def test_completions_that_last_longer_than_a_step(max_ready, busy, engine):
     together, the trainer takes one every 2 s, and only when it has the last one do eight enter, and one more 2 s later.
     They take 10 s, of which it waits 8: 9 steps in 26 s, and the engine is busy for 12 of them. By default the trainer
     finds a group in the place of each that it takes, and nobody waits."""
-    found = simulate(changed(HAND, k=8, lengths=[[1000]], trainer_rate=500, max_ready=max_ready, steps=90))
-    assert found.trainer_busy == pytest.approx(busy, abs=0.005)
-    assert found.generator_busy == pytest.approx(engine, abs=0.005)
+    found = Simulation(changed(HAND, k=8, lengths=[[1000]], trainer_rate=500, max_ready=max_ready, steps=90)).run()
+    assert (found.trainer_busy, found.generator_busy) == pytest.approx((busy, engine), abs=0.005)
     assert found.step_seconds == pytest.approx(2 / busy, rel=0.005)
 
 
 def test_an_engine_slows_down_with_its_load():
     """B = 2, k = 0, two engines of 5 ms and 5 ms a request: two requests each, so 15 ms a token and 1.5 s a batch."""
-    slower = changed(
-        HAND, k=0, batch_prompts=2, lengths=[[100, 100]], data_parallel=2, engine_step=(0.005, 0.005), trainer_rate=800
-    )
-    assert simulate(slower).step_seconds == pytest.approx(1.5 + 400 / 800)
-    assert simulate(changed(slower, trainers=4)).step_seconds == pytest.approx(1.5 + 400 / 3200)
+    pairs = changed(HAND, k=0, batch_prompts=2, lengths=[[100, 100]], trainer_rate=800)
+    slower = changed(pairs, data_parallel=2, engine_step=(0.005, 0.005))
+    assert Simulation(slower).run().step_seconds == pytest.approx(1.5 + 400 / 800)
+    assert Simulation(changed(slower, trainers=4)).run().step_seconds == pytest.approx(1.5 + 400 / 3200)
 
 
 @pytest.mark.parametrize("schedule", ["pipeline", "ppo_off_policy"])
@@ -228,15 +196,14 @@ def test_lags_keep_their_bound(schedule, k):
     """Completions of random lengths."""
     flags = Flags(batch_prompts=4, k=k, schedule=schedule, data_parallel=2, max_num_seqs=16)
     lengths = drawn(40, 0.8, 160, rollouts=3, groups=99)
-    setting = Setting(flags, 1, lengths, engine_step=(0.01, 0.001), trainer_rate=2000, push_seconds=0.05, steps=30)
-    found = simulate(setting)
+    found = Simulation(Setting(flags, 1, lengths, (0.01, 0.001), trainer_rate=2000, push_seconds=0.05, steps=30)).run()
     assert found.lag_max == (k if schedule == "pipeline" else k - 1) and 0 <= found.lag_mean < found.lag_max + (k == 1)
 
 
 def test_slots_that_no_batch_fits_are_said():
     """A group of two requests never fits one slot, so the trainer would wait forever."""
     with pytest.raises(RuntimeError, match="do not fit the engines"):
-        simulate(changed(HAND, batch_prompts=2, lengths=[[100, 100]], max_num_seqs=1))
+        Simulation(changed(HAND, batch_prompts=2, lengths=[[100, 100]], max_num_seqs=1)).run()
 
 
 def generator_share(setting: Setting) -> tuple[float, float]:
@@ -245,9 +212,8 @@ def generator_share(setting: Setting) -> tuple[float, float]:
     flags = setting.flags
     lengths, found, version, began, worked = itertools.cycle(itertools.chain(*setting.lengths)), [], 0, 0.0, 0.0
     engine = FakeEngine(flags.max_num_seqs, lambda ids, most: next(lengths), setting.engine_step[0])
-    prompts = (Problem(str(i), [1]) for i in itertools.count())
-    pacer = new_pacer(flags)
-    with generating(prompts, engine, pacer, rollouts=len(setting.lengths[0]), max_completion=1000) as generator:
+    prompts, size = (Problem(str(i), [1]) for i in itertools.count()), len(setting.lengths[0])
+    with generating(prompts, engine, new_pacer(flags), rollouts=size, max_completion=1000) as generator:
         while version < setting.warm_up + setting.steps:
             groups = generator.take(flags.batch_prompts)
             seconds = sum(len(r.mask) for g in groups for r in g.rollouts) / setting.trainer_rate
@@ -265,22 +231,13 @@ def generator_share(setting: Setting) -> tuple[float, float]:
 
 def test_the_plan_is_what_the_real_generator_does():
     """Completions of 2 s and steps of 0.4 s: by default, with a short queue, and on an engine with few slots."""
-    setting = changed(
-        HAND,
-        batch_prompts=4,
-        k=8,
-        lengths=drawn(8, 0.5, 20, rollouts=2, groups=200),
-        max_num_seqs=1000,
-        engine_step=(0.25, 0),
-        trainer_rate=160,
-        push_seconds=0.002,
-        steps=20,
-    )
+    lengths = drawn(8, 0.5, 20, rollouts=2, groups=200)
+    setting = Setting(Flags(batch_prompts=4, k=8, max_num_seqs=1000), 1, lengths, (0.25, 0), 160, 0.002, steps=20)
     settings = [setting, changed(setting, max_ready=4), changed(setting, max_num_seqs=24)]
     with ThreadPoolExecutor(len(settings)) as pool:
         measured = list(pool.map(generator_share, settings))
     for case, (busy, lag) in zip(settings, measured, strict=True):
-        planned = simulate(case)
+        planned = Simulation(case).run()
         assert busy == pytest.approx(planned.trainer_busy, abs=0.05), case
         assert lag == pytest.approx(planned.lag_mean, abs=0.5), case
 
@@ -308,10 +265,10 @@ def test_the_best_split_gives_the_slower_side_more():
     """A trainer needs four times as long for a token as an engine: 8 of 10 GPUs train. If an engine has two GPUs, 6
     train: a batch of 800 tokens takes them 5.3 s and the two engines 4 s; with one engine it takes 8 s."""
     setting = changed(HAND, batch_prompts=8, k=4, trainers=5, data_parallel=5, max_num_seqs=1, trainer_rate=25)
-    found = plan.best_split(setting)
-    assert (found.trainers, found.flags.data_parallel) == (8, 2)
-    found = plan.best_split(changed(setting, trainers=8, data_parallel=1, tensor_parallel=2))
-    assert (found.trainers, found.flags.data_parallel) == (6, 2)
+    of_two = changed(setting, trainers=8, data_parallel=1, tensor_parallel=2)
+    for asked, trainers in ((setting, 8), (of_two, 6)):
+        found = plan.best_split(asked)
+        assert (found.trainers, found.flags.data_parallel) == (trainers, 2)
 
 
 def test_the_table_has_a_line_for_each_schedule(tiny, capsys):
@@ -323,9 +280,8 @@ def test_the_table_has_a_line_for_each_schedule(tiny, capsys):
     assert "trainers: 100 tokens/s" in printed and "it fits" in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_cannot_work_is_refused(capsys):
+    for words, message in (
         ("", "--model must be a folder, a hub id, or one of Qwen/Qwen3-0.6B, Qwen/Qwen3-8B"),
         ("--model /nowhere", "--model /nowhere is no folder of a Hugging Face model"),
         ("--model Qwen/Qwen3-8B --generator_devices 3", "--generator_devices 3"),
@@ -334,9 +290,7 @@ def test_the_table_has_a_line_for_each_schedule(tiny, capsys):
         ("--model Qwen/Qwen3-8B --max_num_seqs 8", "--rollouts 16 do not fit one engine; raise --max_num_seqs"),
         ("--lengths 8000", "--lengths: must be two numbers, A,B, not '8000'"),
         ("--mfu 0", "--mfu: must be a number above 0"),
-    ],
-)
-def test_what_cannot_work_is_refused(words, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        plan.main(["--card_gb", "80", *words.split()])
-    assert ended.value.code == 2 and message in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit) as ended:
+            plan.main(["--card_gb", "80", *words.split()])
+        assert ended.value.code == 2 and message in capsys.readouterr().err

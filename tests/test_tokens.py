@@ -1,5 +1,7 @@
 """Tokens: where thinking and completions end, and how prompts are encoded."""
 
+import itertools
+
 import pytest
 from bpe import bpe_tokenizer, qwen2_tokenizer
 
@@ -17,26 +19,17 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized():
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
-    forms = {
-        text: [tokenizer.decode([i]) for i in encode(text)]
-        for text in ("</think>", "</think>\n\n", " </think>", " </think>\n\n")
-    }
-    assert forms == {
-        "</think>": ["</", "think", ">"],
-        "</think>\n\n": ["</", "think", ">\n\n"],
-        " </think>": [" </", "think", ">"],
-        " </think>\n\n": [" </", "think", ">\n\n"],
-    }
+    forms = ["</|think|>", "</|think|>\n\n", " </|think|>", " </|think|>\n\n"]  # in tokens
+    marks = [form.replace("|", "") for form in forms]
+    assert ["|".join(tokenizer.decode([i]) for i in encode(mark)) for mark in marks] == forms
     found = find_endings(tokenizer, thinking=True)
     assert found.phrase_ids == tuple(encode(PAPERS_PHRASE))
     for phrase_ids in (found.phrase_ids, (*encode(PAPERS_PHRASE[:-8]), *found.end_of_thinking_ids)):
         control = Interruption(50, 50, 9, phrase_ids, found.end_of_thinking_ids, found.thinking_end)
-        for between in forms:
-            for answer in ("", "7", "The answer is 5"):
-                ids = encode(f"I think{between}{answer}")
-                leg = control.second_leg([1], ids, "length")
-                assert (leg.prompt_ids, leg.forced_ids) == ([1, *ids], [])
-                assert leg.max_tokens == 9 - len(encode(answer))
+        for mark, answer in itertools.product(marks, ("", "7", "The answer is 5")):
+            ids = encode(f"I think{mark}{answer}")
+            leg = control.second_leg([1], ids, "length")
+            assert (leg.prompt_ids, leg.forced_ids, leg.max_tokens) == ([1, *ids], [], 9 - len(encode(answer)))
         for text in ("I think", "I think </", "I think </think", "\u20ac"):
             assert control.second_leg([1], encode(text), "length").forced_ids == list(phrase_ids)
         assert control.second_leg([1], encode("\u20ac")[:1], "length").forced_ids  # half a character
@@ -46,69 +39,56 @@ def test_a_mark_that_is_one_token_is_found_by_its_id():
     """An added token is never merged with its neighbors. The phrase is the paper's."""
     tokenizer = bpe_tokenizer()
     found = find_endings(tokenizer)
-    assert tokenizer.decode(found.phrase_ids) == PAPERS_PHRASE
-    assert found.thinking_end is None and len(found.end_of_thinking_ids) == 1
+    assert tokenizer.decode(found.phrase_ids) == PAPERS_PHRASE and found.thinking_end is None
     assert found.phrase_ids[-1:] == found.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
 
 
-@pytest.mark.parametrize(
-    ("think", "options", "end"),
-    [
-        (True, {}, "</think>"),
-        (True, {"thinking": True}, "</think>"),
-        (True, {"thinking": False}, ""),  # instruct models that never think know the token, too
-        (False, {}, ""),
-        (False, {"thinking": True}, "</think>"),
-        (False, {"thinking": True, "end_of_thinking": "DONE"}, "DONE"),
-        (False, {"end_of_thinking": "</think>"}, "</think>"),
-    ],
-)
-def test_whether_a_model_thinks(think, options, end):
-    tokenizer = bpe_tokenizer(think=think)
-    found = find_endings(tokenizer, **options)
-    assert found.end_of_thinking == end == tokenizer.decode(found.end_of_thinking_ids)
-    assert (found.thinking_end is not None) == (end != "" and not think)
-    if found.thinking_end:
-        assert len(found.end_of_thinking_ids) > 1
-        assert found.thinking_end([*found.phrase_ids, 5]) == len(found.phrase_ids)
+def test_whether_a_model_thinks():
+    """Instruct models that never think know `</think>`, too."""
+    for think, end, options in (
+        (True, "</think>", {}),
+        (True, "</think>", {"thinking": True}),
+        (True, "", {"thinking": False}),
+        (False, "", {}),
+        (False, "</think>", {"thinking": True}),
+        (False, "DONE", {"thinking": True, "end_of_thinking": "DONE"}),
+        (False, "</think>", {"end_of_thinking": "</think>"}),
+    ):
+        tokenizer = bpe_tokenizer(think=think)
+        found = find_endings(tokenizer, **options)
+        assert found.end_of_thinking == end == tokenizer.decode(found.end_of_thinking_ids)
+        assert (found.thinking_end is not None) == (end != "" and not think)
+        if found.thinking_end:
+            assert len(found.end_of_thinking_ids) > 1
+            assert found.thinking_end([*found.phrase_ids, 5]) == len(found.phrase_ids)
 
 
-def test_stop_tokens_come_from_the_generation_config_too(tmp_path):
+def test_stop_tokens_come_by_name_or_from_the_generation_config_too(tmp_path):
     """Chat models end a turn with one token and a text with another; the model's generation_config.json names both."""
     from transformers import AutoTokenizer, GenerationConfig
 
-    bpe_tokenizer().save_pretrained(tmp_path)
-    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
-    GenerationConfig(eos_token_id=[7, 0]).save_pretrained(tmp_path)
-    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 7)
-    GenerationConfig(eos_token_id=9).save_pretrained(tmp_path)
-    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 9)
-
-
-def test_stop_tokens_are_given_by_name():
     tokenizer = bpe_tokenizer()
-    found = find_endings(tokenizer, stop_tokens="<|pad|>, <|end|>")
-    assert found.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    named = find_endings(tokenizer, stop_tokens="<|pad|>, <|end|>")
+    assert named.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    tokenizer.save_pretrained(tmp_path)
+    for ends, found in ((None, (0,)), ([7, 0], (0, 7)), (9, (0, 9))):
+        if ends is not None:
+            GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
+        assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == found
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"interruption_phrase": "Stop."}, "`interruption_phrase` must end with the end of thinking '</think>'"),
-        ({"stop_tokens": "<|end|>, <nope>,<|END|>"}, "`stop_tokens`: the tokenizer has no token '<nope>', '<|END|>'; "),
-        ({"stop_tokens": "<|end|>,"}, "`stop_tokens`: the tokenizer has no token ''"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options, words):
-    with pytest.raises(ValueError, match=words.replace("|", r"\|")):
-        find_endings(bpe_tokenizer(), **options)
-
-
-def test_a_tokenizer_without_an_end_needs_a_stop_token():
-    tokenizer = bpe_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no end-of-sequence token; name one with `stop_tokens`"):
-        find_endings(tokenizer)
+def test_bad_options_are_refused_by_name():
+    """The last tokenizer has no end of its own."""
+    endless = bpe_tokenizer()
+    endless.eos_token, stops = None, "`stop_tokens`: the tokenizer has no token "
+    for tokenizer, options, words in (
+        (bpe_tokenizer(), {"interruption_phrase": "Stop."}, "`interruption_phrase` must end with .* '</think>'"),
+        (bpe_tokenizer(), {"stop_tokens": "<|end|>, <nope>,<|END|>"}, rf"{stops}'<nope>', '<\|END\|>'; "),
+        (bpe_tokenizer(), {"stop_tokens": "<|end|>,"}, f"{stops}''"),
+        (endless, {}, "no end-of-sequence token; name one with `stop_tokens`"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            find_endings(tokenizer, **options)
 
 
 def test_template_and_chat_template():
@@ -136,19 +116,19 @@ def test_the_chat_template_is_given_the_choice_to_think():
         assert tokenizer.decode(ids) == f"[user]Hi[assistant]{end}"
 
 
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        ("{{ raise_exception('System role not supported') }}", "TemplateError: System role not supported"),
-        ("{% for %}", "TemplateSyntaxError: Expected an expression, .*"),
-        ("{{ unknown.name }}", "UndefinedError: 'unknown' is undefined"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
-        ("{{ 'a' + 1 }}", "TypeError: .*"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: .*"),
-        ("{{ range(10 ** 9) | list }}", "OverflowError: .*"),
-        ("{% if false %}never{% endif %}", "it writes nothing"),
-    ],
-)
+TEMPLATES = [
+    ("{{ raise_exception('System role not supported\\nSorry.') }}", "TemplateError: System role not supported"),
+    ("{% for %}", "TemplateSyntaxError: Expected an expression, .*"),
+    ("{{ unknown.name }}", "UndefinedError: 'unknown' is undefined"),
+    ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+    ("{{ 'a' + 1 }}", "TypeError: .*"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: .*"),
+    ("{{ range(10 ** 9) | list }}", "OverflowError: .*"),
+    ("{% if false %}never{% endif %}", "it writes nothing"),
+]
+
+
+@pytest.mark.parametrize(("template", "reason"), TEMPLATES)
 def test_a_chat_template_that_raises_is_refused_in_a_sentence(template, reason):
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template = template

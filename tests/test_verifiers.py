@@ -32,10 +32,6 @@ def box(*contents):
     return ["\\boxed{" + content + "}" for content in contents]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Worked examples
-
-
 def test_math_by_hand():
     """1/2 is written in four ways; the last of two boxes counts; text without any answer is not wrong but unparsed."""
     for text in (r"It is \boxed{0.5}.", r"\boxed{\frac12}", "So $x = 1/2$.", r"\boxed{2} no, \boxed{2^{-1}}"):
@@ -111,87 +107,46 @@ def test_integers_in_forty_spellings():
     assert [pair for pair in pairs if math_kind(pair[1], pair[0]) != "correct"] == []
 
 
-def test_exact_by_hand():
+def test_exact_and_what_follows_the_thinking():
+    """The first end counts; a marker that never comes gives None; no marker at all gives everything."""
     texts = (" 6 2\n", "6 2.", "62", "x 6 2", None)
     assert [exact_kind(text, "6 2") for text in texts] == ["correct", "wrong", "wrong", "wrong", "wrong"]
-
-
-def test_after_thinking():
-    """The first end counts; a marker that never comes gives None; no marker at all gives everything."""
     assert after_thinking("a</think>b</think>c", "</think>") == "b</think>c"
     assert after_thinking("no end", "</think>") is None
     assert after_thinking("</think>", "</think>") == ""
     assert after_thinking("a</think>b", "") == "a</think>b"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading: the last box, an answer without what does not change it
+BOXES = r"""4 :: \boxed{4} | 2 :: \boxed{1} and \boxed{2} | \frac{1}{2} :: \boxed{\frac{1}{2}} | \} :: \boxed{\}} | 5 :: \boxed {5} |
+\{1,2\} :: \boxed{\{1,2\}} | 6 :: \fbox{6} | 7 :: \boxed{\boxed{7}} |  :: \boxed{} | 8 :: } \boxed{8} { |
+9 :: { \boxed{9} } \boxed{10 | 1\\ :: \boxed{1\\}"""
+PLAIN = r"""42 ::  42. , $42$ , $$42$$ , 042 , +42 | Yes :: \text{Yes} | 1234 :: 1,234 , 1{,}234 , 1\,234 | -7 :: -007 |
+1234567 :: 1,234,567 | 0 :: -0 , 000 | 0.00001 :: 1e-05 | 1500 :: +1.5E3 | -0.0000025 :: -2.5e-6 | 5 :: .5e1 |
+100 m :: 1e2 m |  :: . ,  """
+UNCHANGED = "12,34 1.50 2e e-5 3x+2e+5 1e5x 1e9999 1e0009 $5 $ 1,2".split()
 
 
-BOXES = {
-    "4": r"\boxed{4}",
-    "2": r"\boxed{1} and \boxed{2}",
-    r"\frac{1}{2}": r"\boxed{\frac{1}{2}}",
-    r"\}": r"\boxed{\}}",
-    r"\{1,2\}": r"\boxed{\{1,2\}}",
-    "5": r"\boxed {5}",
-    "6": r"\fbox{6}",
-    "7": r"\boxed{\boxed{7}}",
-    "": r"\boxed{}",
-    "8": r"} \boxed{8} {",
-    "9": r"{ \boxed{9} } \boxed{10",
-    r"1\\": r"\boxed{1\\}",
-}
-
-
-def test_last_box():
-    assert {last_box(text): text for text in BOXES.values()} == BOXES
+def test_last_box_and_plain():
+    """`what is found :: in which texts`."""
+    for found, _, text in (case.strip("\n").partition(" :: ") for case in BOXES.split(" |")):
+        assert last_box(text) == found.strip()
     for text in (r"\boxed{10", r"\boxed 11", r"\unboxed{12}", r"\\boxed", "12", ""):
         assert last_box(text) is None
+    for found, _, texts in (case.strip("\n").partition(" :: ") for case in PLAIN.split(" |")):
+        assert {plain(text) for text in texts.split(" , ")} == {found.strip()}
+    assert list(map(plain, UNCHANGED)) == UNCHANGED
 
 
-def test_last_box_is_linear():
-    """200,000 openings take less than a second: a scan from each would take 2e10 steps."""
+def test_reading_is_linear():
+    """A policy may write boxes or digits without end. Each is looked at a few times: a scan from each of 200,000 openings,
+    or a split in two, would take 2e10 steps."""
     start = time.process_time()
     assert last_box(r"\boxed{" * 200_000) is None
     assert last_box(r"\boxed{" * 100_000 + "}" * 100_000) == ""
-    assert time.process_time() - start < 2
-
-
-PLAIN = {
-    "42": (" 42. ", "$42$", "$$42$$", "042", "+42"),
-    "Yes": (r"\text{Yes}",),
-    "1234": ("1,234", r"1{,}234", r"1\,234"),
-    "1234567": ("1,234,567",),
-    "-7": ("-007",),
-    "0": ("-0", "000"),
-    "0.00001": ("1e-05",),
-    "1500": ("+1.5E3",),
-    "-0.0000025": ("-2.5e-6",),
-    "5": (".5e1",),
-    "100 m": ("1e2 m",),
-    "": (".", " "),
-}
-UNCHANGED = ("12,34", "1.50", "2e", "e-5", "3x+2e+5", "1e5x", "1e9999", "1e0009", "$5", "$", "1,2")
-
-
-def test_plain():
-    for text, answers in PLAIN.items():
-        assert {plain(answer) for answer in answers} == {text}
-    assert tuple(map(plain, UNCHANGED)) == UNCHANGED
-
-
-def test_plain_is_linear():
-    """A policy may write digits without end: each is looked at a few times, where a split in two would take 2e10 steps."""
-    start = time.process_time()
     assert plain("9" * 200_000) == "9" * 200_000
     assert plain("9" * 200_000 + "." + "9" * 200_000)[-3:] == "999"
     assert len(plain("1e999 " * 10_000)) < 100_000  # not the ten million digits that they stand for
-    assert time.process_time() - start < 2
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# math: right and wrong answers of many forms
+    assert time.process_time() - start < 3
 
 
 def answers(section):
@@ -206,27 +161,21 @@ def answers(section):
 def test_math_accepts_right_answers_of_many_forms(pool):
     pairs = [(answer, *box(form)) for answer, form in answers("right, in a box")] + list(answers("right, as it is"))
     pairs += [("42", "I count 7. " * 400 + "So x = 42."), ("42", "\\boxed{42}.\n\nDone 7 times.")]
-    verdicts = judge(pool, pairs)
     assert len(pairs) > 150
-    assert [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict != (1.0, True, "correct")] == []
+    assert [p for p, verdict in zip(pairs, judge(pool, pairs), strict=True) if verdict != (1.0, True, "correct")] == []
 
 
 def test_math_refuses_wrong_answers_of_many_forms(pool):
     pairs = [(answer, *box(form)) for answer, form in answers("wrong, in a box")] + list(answers("wrong, as it is"))
     pairs.append(("x+1", "So x = x+1. " + "I count 7. " * 400))  # too far from the end
-    verdicts = judge(pool, pairs)
+    refused = {(-1.0, False, "wrong"), (-1.0, False, "unparsed")}
     assert len(pairs) > 100
-    assert [
-        (pair, verdict)
-        for pair, verdict in zip(pairs, verdicts, strict=True)
-        if verdict not in {(-1.0, False, "wrong"), (-1.0, False, "unparsed")}
-    ] == []
+    assert [both for both in zip(pairs, judge(pool, pairs), strict=True) if both[1] not in refused] == []
 
 
 HEDGES = (
     r"A=B | x=A=B | A \approx B | A \to B | A,B | A;B | A\text{ or }B | \{A,B\} | A/B | A:B | A|B | A \equiv B | "
-    r"A\pm B | "
-    r"A\vee B | A\cup B | A \in B | [A,B] | (A,B) | A\quad B | A\\B | \text{A}B | A_B | A \implies B | x=A, x=B | "
+    r"A\pm B | A\vee B | A\cup B | A \in B | [A,B] | (A,B) | A\quad B | A\\B | \text{A}B | A_B | A \implies B | x=A, x=B | "
     r"x=A \text{ or } x=B | A \not= B | \boxed{A} \boxed{B}"
 )
 OPEN_HEDGES = (
@@ -285,9 +234,6 @@ def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
     assert math_kind(r"\boxed{x+7}", "x+8") == "wrong"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Hostile text
-
 HOSTILE = [
     *box("9^{9^{9^9}}", "((10!)!)!", "9" * 100_000, "{" * 5000 + "4" + "}" * 5000, r"\prod_{k=1}^{10^9}k", "\ud800"),
     "9" * 100_000,
@@ -299,23 +245,18 @@ HOSTILE = [
 ]
 
 
-def check_hostile(texts):
+@pytest.mark.medium
+def test_hostile_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
     """None is the answer 5, none outlasts the deadline (and the start of a new worker), none makes a worker crash."""
     with RewardPool(["math"], workers=1, timeout=3.0, end_of_thinking="</think>") as pool:
-        for text in texts:
+        for text in HOSTILE:
             start = time.monotonic()
             verdict = judge(pool, [("5", text)])[0]
             assert time.monotonic() - start < 3.0 + 10.0
-            assert not verdict.correct
             assert verdict.kind in ("wrong", "unparsed", "verifier_error", "timeout"), text[:80]
         assert judge(pool, [("5", r"\boxed{5}")])[0].correct
-        assert sum(pool.counts.values()) == len(texts) + 1
+        assert sum(pool.counts.values()) == len(HOSTILE) + 1
     assert not Path("/tmp/tasks_hacked").exists()
-
-
-@pytest.mark.medium
-def test_hostile_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
-    check_hostile(HOSTILE)
 
 
 @pytest.mark.medium
@@ -325,14 +266,12 @@ def test_hostile_answers_of_a_data_set_do_no_harm(pool):
 
 
 PIECES = r"\frac{ } { \boxed{ $ 1 2 x \sqrt ^ _ & \\ \left( \right) , = \begin{pmatrix} \end{pmatrix} \text{ % \pi ! \cup [ )"
-TEXTS = st.lists(st.sampled_from([*PIECES.split(), "\ud83d", "answer is "]) | st.text(max_size=3), max_size=30).map(
-    "".join
-)
+PIECE = st.sampled_from([*PIECES.split(), "\ud83d", "answer is "]) | st.text(max_size=3)
 
 
 @pytest.mark.medium
 @settings(max_examples=300, deadline=None)
-@given(TEXTS, st.sampled_from(["12345", "x^2+7", r"\frac{3}{7}", r"\{5,12345\}"]))
+@given(st.lists(PIECE, max_size=30).map("".join), st.sampled_from(["12345", "x^2+7", r"\frac{3}{7}", r"\{5,12345\}"]))
 def test_no_text_raises_and_none_is_right_by_chance(text, answer):
     """`12345` and `x^2+7` cannot be put together from the pieces."""
     assert math_kind(text, answer) in {"wrong", "unparsed", "verifier_error", "timeout"}

@@ -1,6 +1,5 @@
 """The warm start: its demonstrations, its supervised steps against brute force, its sizes, and the folder that keeps it."""
 
-import json
 import random
 import shutil
 from collections import Counter
@@ -16,38 +15,20 @@ from tasks import arithmetic
 from tasks import warm_start as module
 from tasks.arithmetic import IDS, LABELS, OPERATIONS, PHRASE, WORDS, WRONG_SHOWN, ChainTask, apply, chain_values
 from tasks.prompts import Problem
-from tasks.warm_start import (
-    DEMONSTRATIONS,
-    SHAPES,
-    Demonstrations,
-    Demonstrator,
-    ModelShape,
-    WarmStart,
-    last_two,
-    new_model,
-    supervised_steps,
-    warm_start,
-    warm_start_of,
-)
+from tasks.warm_start import SHAPES, Demonstrations, Demonstrator, ModelShape, WarmStart, new_model, warm_start
 
 ROOT = Path(__file__).resolve().parents[1]
-CHAIN, GRADED = DEMONSTRATIONS["chain"], DEMONSTRATIONS["graded"]
+CHAIN, GRADED = module.DEMONSTRATIONS["chain"], module.DEMONSTRATIONS["graded"]
 # A warm start of a few steps: any loss is low enough.
 QUICK = WarmStart(clean_loss=99.0, corrupted_steps=2, batch_size=4)
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Demonstrations
 
 
 def test_last_two_by_hand():
     """The newest results of the two furthest steps; a step without its result does not count; then the start digit."""
-    words = str.split
-    assert last_two(7, words("a +5 2 b *3 6 c -4 2")) == ["6", "2"]
-    assert last_two(7, words("a +5 2 b *3 6 c -4")) == ["2", "6"]
-    assert last_two(7, words("a +5 2 b *3 6 wait b *3 5")) == ["2", "5"]
-    assert last_two(7, words("a +5 2 b *3 6 again a +5 1")) == ["1", "6"]
-    assert last_two(7, words("a +5 2")) == ["7", "2"]
-    assert last_two(7, []) == ["7", "7"]
+    cases = "a +5 2 b *3 6 c -4 2 = 6 2 | a +5 2 b *3 6 c -4 = 2 6 | a +5 2 b *3 6 wait b *3 5 = 2 5 | "
+    cases += "a +5 2 b *3 6 again a +5 1 = 1 6 | a +5 2 = 7 2 | = 7 7"
+    for thinking, found in (case.split("=") for case in cases.split("|")):
+        assert module.last_two(7, thinking.split()) == found.split()
 
 
 def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
@@ -58,24 +39,19 @@ def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
         values = chain_values(int(prompt[0]), prompt[2:-1:2])
         problem = Problem("", tuple(IDS[word] for word in prompt), f"{values[-2]} {values[-1]}")
         assert task.reward(problem, [IDS[word] for word in completion]) == (1.0, True)
-        assert all(taught)
-        assert len(completion) == 3 * (len(values) - 1) + 4
+        assert all(taught) and len(completion) == 3 * (len(values) - 1) + 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "place", "right", "own", "others"),
-    [
-        # One wrong result, shown .7 of the time; of the other .3, noise replaces .18 by one of ten digits.
-        (CHAIN, 0, 0.3 * 0.82 + 0.3 * 0.018, 0.7 + 0.3 * 0.018, 0.3 * 0.018),
-        (CHAIN, None, 0.82 + 0.018, 0.018, 0.018),  # a fact that is not wrong
-        # The first, a middle and the last of 210, whose wrong results share what is evenly spaced over .1 to .95.
-        *(
-            (GRADED, i, 1 - wrong, wrong / 9, wrong / 9)
-            for i in (0, 105, 209)
-            for wrong in [0.1 + 0.85 * (i + 0.5) / 210]
-        ),
-    ],
-)
+RESULTS = [
+    # One wrong result, shown .7 of the time; of the other .3, noise replaces .18 by one of ten digits.
+    (CHAIN, 0, 0.3 * 0.82 + 0.3 * 0.018, 0.7 + 0.3 * 0.018, 0.3 * 0.018),
+    (CHAIN, None, 0.82 + 0.018, 0.018, 0.018),  # a fact that is not wrong
+    # The first, a middle and the last of 210, whose wrong results share what is evenly spaced over .1 to .95.
+    *((GRADED, i, 1 - x, x / 9, x / 9) for i in (0, 105, 209) for x in [0.1 + 0.85 * (i + 0.5) / 210]),
+]
+
+
+@pytest.mark.parametrize(("settings", "place", "right", "own", "others"), RESULTS)
 def test_corrupted_results_are_right_and_wrong_as_often_as_asked_for(settings, place, right, own, others):
     """20,000 draws: standard deviations up to .0035. `own` is the wrong result of that fact, `others` the eight."""
     demonstrator = Demonstrator(settings, 0, corrupted=True)
@@ -116,8 +92,7 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
         assert completion[-3:] == [str(values[-2]), str(values[-1]), "<eos>"]
     assert abs(count["restarts"] / 2000 - 0.35) < 0.04
     assert abs(count["at end"] / count["restarts"] - 0.623) < 0.07
-    assert abs(count["rechecks"] / count["steps"] - 0.15) < 0.02
-    assert 0.1 < count["over budget"] / 2000 < 0.35
+    assert abs(count["rechecks"] / count["steps"] - 0.15) < 0.02 and 0.1 < count["over budget"] / 2000 < 0.35
     cut = sum(PHRASE[0] in Demonstrator(CHAIN, seed, True).demonstration()[1] for seed in range(1000))
     assert 0.10 < cut / 1000 < 0.20
 
@@ -129,17 +104,11 @@ def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
     for row, wanted in zip(ids.tolist(), labels.tolist(), strict=True):
         words = [WORDS[i] for i in row]
         start, end = words.index("<think>") + 1, words.index("<eos>") + 1
-        phrase = set(range(words.index("time"), words.index("time") + 3)) if "time" in words else set()
-        seen.add(bool(phrase))
-        for t in range(len(row)):
-            taught = start <= t < end and t not in phrase
-            assert wanted[t] == (row[t] if taught else -100)
+        phrase = range(words.index("time"), words.index("time") + 3) if "time" in words else ()
+        seen.add(len(phrase) > 0)
+        assert wanted == [i if start <= t < end and t not in phrase else -100 for t, i in enumerate(row)]
         assert set(words[end:]) <= {"<pad>"}
     assert seen == {True, False}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Supervised steps
 
 
 def mean_loss(logprobs, labels):
@@ -155,38 +124,35 @@ def test_supervised_step_predicts_the_next_token_of_taught_places_only():
         expected = mean_loss(model(input_ids=ids).logits.double().log_softmax(-1), labels)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = module.warm_start_optimizer(model, WarmStart().lr)
-    first, second = supervised_steps(model, optimizer, [(ids, labels), (ids, labels)])
-    assert first == pytest.approx(expected.item(), rel=1e-5)
-    assert second < first
+    first, second = module.supervised_steps(model, optimizer, [(ids, labels)] * 2)
+    assert first == pytest.approx(expected.item(), rel=1e-5) and second < first
     assert all((p != q).any() for p, q in zip(model.parameters(), before, strict=True))
 
 
 def test_supervised_steps_teach_that_unused_ids_are_improbable():
     """Random weights give 953 of 1,000 ids most of the probability; fifteen steps leave them less than a tenth."""
-    model = new_model(ModelShape(hidden_size=32, num_hidden_layers=1, vocab_size=1000), 0)
     demonstrator = Demonstrator(CHAIN, 0, True)
+    model = new_model(ModelShape(hidden_size=32, num_hidden_layers=1, vocab_size=1000), 0)
     ids, labels = demonstrator.batch(8)
 
-    def unused() -> float:
+    def unused():
         with torch.no_grad():
             p = model(input_ids=ids).logits[:, :-1][labels[:, 1:] != -100].softmax(-1)
         return p[:, len(WORDS) :].sum(-1).mean().item()
 
-    before = unused()
+    assert unused() > 0.9
     optimizer = module.warm_start_optimizer(model, 1e-2)
-    list(supervised_steps(model, optimizer, (demonstrator.batch(8) for _ in range(15))))
-    assert before > 0.9 and unused() < 0.1
+    list(module.supervised_steps(model, optimizer, (demonstrator.batch(8) for _ in range(15))))
+    assert unused() < 0.1
 
 
 def test_each_supervised_step_uses_only_its_own_batch():
     """With learning rate 0 the gradients after two steps are those of the second batch, cut to norm 1."""
-    model = new_model(ModelShape(), 0)
-    demonstrator = Demonstrator(CHAIN, 0, True)
+    model, demonstrator = new_model(ModelShape(), 0), Demonstrator(CHAIN, 0, True)
     batches = [demonstrator.batch(4), demonstrator.batch(4)]
-    list(supervised_steps(model, torch.optim.SGD(model.parameters(), lr=0.0), batches))
-    found = [p.grad.clone() for p in model.parameters()]
+    list(module.supervised_steps(model, torch.optim.SGD(model.parameters(), lr=0.0), batches))
+    found, (ids, labels) = [p.grad.clone() for p in model.parameters()], batches[1]
     model.zero_grad()
-    ids, labels = batches[1]
     mean_loss(model(input_ids=ids).logits.log_softmax(-1), labels).backward()
     norm = sum((p.grad**2).sum() for p in model.parameters()) ** 0.5
     assert norm > 1
@@ -196,7 +162,7 @@ def test_each_supervised_step_uses_only_its_own_batch():
 
 @pytest.mark.parametrize(("enough", "steps"), [(99.0, 1), (0.0, 2)])
 def test_the_second_phase_ends_at_its_loss_or_after_its_steps(enough, steps):
-    lines: list[str] = []
+    lines = list[str]()
     module.train_warm_start(replace(QUICK, corrupted_loss=enough), 0, lines.append)
     assert f"{steps} corrupted steps" in lines[1]
 
@@ -223,10 +189,6 @@ def test_the_warm_start_gives_right_results_about_as_often_as_they_were_shown():
     assert quarters == pytest.approx([0.79, 0.56, 0.34, 0.11], abs=0.15)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sizes
-
-
 def test_parameters_of_the_smallest_by_hand_and_of_all_as_they_are_made():
     """xs: q and o of 48 x 64, k and v of 48 x 32, three of 48 x 128, two norms of 48 and two of head_dim 32 in each of
     two layers; 47 words x 48 for embedding and head, and a norm. xl has 17.4 times as many."""
@@ -239,12 +201,11 @@ def test_parameters_of_the_smallest_by_hand_and_of_all_as_they_are_made():
 def test_the_default_is_the_warm_start_that_is_cached_and_the_others_stop_at_the_same_losses():
     """Equal settings have the same folder."""
     shown = Demonstrations(noise=0.3)
-    assert warm_start_of("m", shown) == (default := WarmStart(demonstrations=shown))
-    others = [warm_start_of(size, shown) for size in ("xs", "s", "l", "xl")]
-    assert len({(other.clean_loss, other.corrupted_loss) for other in others}) == 1
-    assert all(other.clean_loss == default.clean_loss and other.corrupted_loss > 0 for other in others)
+    assert module.warm_start_of("m", shown) == (default := WarmStart(demonstrations=shown)) and Flags().size == "m"
+    others = [module.warm_start_of(size, shown) for size in ("xs", "s", "l", "xl")]
+    [(clean_loss, corrupted_loss)] = {(other.clean_loss, other.corrupted_loss) for other in others}
+    assert clean_loss == default.clean_loss and corrupted_loss > 0
     assert [other.shape for other in others] == [SHAPES[size] for size in ("xs", "s", "l", "xl")]
-    assert Flags().size == "m"
 
 
 def test_a_vocabulary_is_rows_of_the_embedding_and_changes_nothing_else():
@@ -253,29 +214,21 @@ def test_a_vocabulary_is_rows_of_the_embedding_and_changes_nothing_else():
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.named_parameters()} for model in (narrow, wide)]
     assert wide.config.vocab_size == 100 and shapes[1].pop("model.embed_tokens.weight") == (100, 96)
     assert shapes[0].pop("model.embed_tokens.weight") == (47, 96) and shapes[0] == shapes[1]
-    settings = warm_start_of("l", CHAIN, 100)
-    assert replace(settings, shape=SHAPES["l"]) == warm_start_of("l", CHAIN) and settings.shape.vocab_size == 100
+    settings = module.warm_start_of("l", CHAIN, 100)
+    assert replace(settings, shape=SHAPES["l"]) == module.warm_start_of("l", CHAIN)
+    assert settings.shape == replace(SHAPES["l"], vocab_size=100)
     vocabulary = next(item for item in fields(Flags) if item.name == "vocabulary")
     assert vocabulary.default == vocabulary.metadata["bounds"]["at_least"] == len(WORDS)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The cached folder
-
-
 def test_warm_start_is_cached_under_its_settings_and_its_code(tmp_path, monkeypatch):
-    lines: list[str] = []
-    cache = tmp_path / "cache"
+    lines, cache, changed = list[str](), tmp_path / "cache", tmp_path / "tasks"
     folder = warm_start(cache, settings=QUICK, report=lines.append)
-    assert len(lines) == 2
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert warm_start(cache, settings=QUICK, report=lines.append) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written and len(lines) == 2
-    others = [
-        warm_start(cache, settings=replace(QUICK, demonstrations=Demonstrations(noise=0.2))),
-        warm_start(cache, settings=QUICK, seed=1),
-    ]
-    changed = tmp_path / "tasks"
+    other_data = replace(QUICK, demonstrations=Demonstrations(noise=0.2))
+    others = [warm_start(cache, settings=other_data), warm_start(cache, settings=QUICK, seed=1)]
     shutil.copytree(Path(module.__file__).parent, changed)
     monkeypatch.setattr(module, "__file__", str(changed / "warm_start.py"))
     for name in ("arithmetic.py", "warm_start.py"):
@@ -293,10 +246,10 @@ def test_warm_start_loads_in_transformers_and_is_the_same_every_time(tmp_path):
     one, two = (warm_start(tmp_path / name, settings=QUICK) for name in ("one", "two"))
     ChainTask(0, 5, 5)
     assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
-    config = json.loads((one / "config.json").read_text())
-    assert config["architectures"] == ["Qwen3ForCausalLM"]
-    assert (config["head_dim"], config["tie_word_embeddings"], config["vocab_size"]) == (32, True, len(WORDS))
     models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (one, two)]
+    config = models[0].config
+    assert (config.architectures, config.vocab_size) == (["Qwen3ForCausalLM"], len(WORDS))
+    assert (config.head_dim, config.tie_word_embeddings) == (32, True)
     assert all(torch.equal(p, q) for p, q in zip(*(m.parameters() for m in models), strict=True))
     assert {p.dtype for p in models[0].parameters()} == {torch.float32}
     assert models[0].generation_config.eos_token_id == IDS["<eos>"]
