@@ -26,10 +26,8 @@ COUNT = 19  # checks, each case of a table counted
 
 def collected(*words: str) -> subprocess.CompletedProcess:
     """pytest in a process of its own, which sees no GPU."""
-    command = [sys.executable, "-m", "pytest", *words]
-    return subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
-    )
+    command, environment = [sys.executable, "-m", "pytest", *words], os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -108,16 +106,11 @@ def stand_ins(monkeypatch, tmp_path):
     return stand_ins
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("raises", "ValueError"),
-        ("lacks", "Lacks"),
-        ("dies", "BrokenProcessPool"),
-        ("hangs", "TimeoutError"),
-        ("stopped", "KeyboardInterrupt"),
-    ],
-)
+RAISED = {"raises": "ValueError", "lacks": "Lacks", "dies": "BrokenProcessPool", "hangs": "TimeoutError"}
+RAISED |= {"stopped": "KeyboardInterrupt"}
+
+
+@pytest.mark.parametrize(("name", "error"), RAISED.items())
 def test_what_a_check_raises_is_raised(harness, stand_ins, tmp_path, name, error):
     """What it measured before is kept. No process is left, those in sessions of their own among them, although it would
     sleep for ten minutes."""
@@ -196,8 +189,7 @@ def test_the_dry_run(tmp_path):
     """All of them on this CPU, with everything but a device: the code itself works. Left out are a tied head behind the
     stand-ins for GPUs, and Ray."""
     report = tmp_path / "report.xml"
-    done = collected(
-        "tests/gpu", "-m", "gpu", "--dry-run", "-x", f"--basetemp={tmp_path / 'all'}", f"--junitxml={report}"
-    )
+    folders = f"--basetemp={tmp_path / 'all'}", f"--junitxml={report}"
+    done = collected("tests/gpu", "-m", "gpu", "--dry-run", "-x", *folders)
     assert done.returncode == 0 and f"{COUNT - 2} passed, 2 skipped" in done.stdout, done.stdout
     assert 'name="largest gap, nats" value="' in report.read_text()

@@ -126,14 +126,8 @@ def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks, shared):
 def tiny_model(kind: str = "qwen3", tied: bool = True, attention: str = "sdpa", dtype: torch.dtype = torch.float64):
     """Two layers, the same weights in every run, large enough that every token matters to every later one."""
     make = {"qwen3": Qwen3Config, "llama": LlamaConfig}[kind]
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "head_dim": 8,
-    }
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
     config = make(**sizes, tie_word_embeddings=tied)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
     generator = torch.Generator().manual_seed(1)

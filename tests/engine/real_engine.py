@@ -9,6 +9,7 @@ from typing import Any
 
 from fake_engine import Problem, no_reward
 from tiny_model import STOP, TinyModel
+from torch import Tensor
 
 from pipeline_rl import Generator, Pacer
 from runtime.engines import RunEngine
@@ -17,22 +18,27 @@ from runtime.weights import FileWeights
 
 def new_engine(tiny: TinyModel, *, channel: Any = None, **options: object) -> RunEngine:
     """An engine of 16 slots that is not started yet."""
-    return RunEngine(
-        tiny.folder,
-        **{
-            "stop_ids": [STOP],
-            "max_model_len": 1024,
-            "max_num_seqs": 16,
-            "channel": channel or FileWeights(),
-        }
-        | options,
-    )
+    defaults = {"stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or FileWeights()}
+    return RunEngine(tiny.folder, **defaults | options)
 
 
 def new_generator(engine: Any, prompts: Iterable[Problem] = (), **options: object) -> Generator:
     """Two completions of a prompt, B = 1, k = 0."""
     defaults = {"score": no_reward, "pacer": Pacer(1, 0), "rollouts": 2, "max_completion": 64}
     return Generator(engine, iter(prompts), **defaults | options)
+
+
+@contextmanager
+def started(
+    engine: Any, weights: dict[str, Tensor], prompts: Iterable[Problem] = (), **options: object
+) -> Iterator[Generator]:
+    """`new_generator`, at version 0 with these weights, and closed in the end."""
+    made = new_generator(engine, prompts, **options)
+    try:
+        made.start(weights)
+        yield made
+    finally:
+        made.close()
 
 
 class Shared:
@@ -95,9 +101,5 @@ class SharedEngine:
         engine = Shared(self.host, slots, temperature=temperature, stop_ids=stop_ids)
         if wrap:
             wrap(engine)
-        made = new_generator(engine, prompts, **options)
-        try:
-            made.start(self.tiny.weights(0))
+        with started(engine, self.tiny.weights(0), prompts, **options) as made:
             yield made
-        finally:
-            made.close()

@@ -51,21 +51,10 @@ def new_model(kind, vocabulary):
     import transformers
 
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": vocabulary,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 128,
-        "head_dim": 32,
-        "max_position_embeddings": 512,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "bos_token_id": 0,
-        "initializer_range": 0.1,
-        "tie_word_embeddings": kind == "Qwen3",
-    }
+    shape = {"vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 512}
+    shape |= {"initializer_range": 0.1, "tie_word_embeddings": kind == "Qwen3"}
+    shape |= dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id"), 0)
     if kind == "Qwen3Moe":
         shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     if kind == "Mixtral":
@@ -77,10 +66,9 @@ def new_model(kind, vocabulary):
 def save(kind, folder):
     tokenizer = new_tokenizer()
     model = new_model(kind, len(tokenizer))
-    model.save_pretrained(folder / "start")
-    tokenizer.save_pretrained(folder / "start")
-    rows = "".join(json.dumps(row) + "\n" for row in word_problems(400))
-    (folder / "words.jsonl").write_text(rows)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "start")
+    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in word_problems(400)))
     (folder / "own.py").write_text(REWARD)
     return model
 
@@ -99,27 +87,33 @@ def train(folder, out, *more):
     return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()][1:]
 
 
-def check_a_run(kind, folder, load_again=True):
-    """Four steps from a JSONL of word problems: trainer and generator agree at every version after weights moved, and
-    the saved model loads in transformers and, with `load_again`, in vLLM."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def trained_from_start(kind, folder, *more):
+    """The model before and after four steps from a JSONL of word problems: trainer and generator agree at every version
+    after weights moved, and the saved model loads in transformers."""
+    from transformers import AutoModelForCausalLM
 
     start = save(kind, folder)
-    steps = train(folder, "run", "--model", "start")
+    steps = train(folder, "run", "--model", "start", *more)
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert sum(step.get("updated", 0) for step in steps) >= 3
     gaps = [step["logprob_gap"] for step in steps if "logprob_gap" in step]
     assert len(gaps) >= 3 and max(gaps) < 1e-4
-    trained = AutoModelForCausalLM.from_pretrained(folder / "run" / "model", dtype=torch.float32)
+    return start, AutoModelForCausalLM.from_pretrained(folder / "run" / "model", dtype=torch.float32)
+
+
+def check_a_run(kind, folder, load_again=True):
+    """And with `load_again` it loads in vLLM."""
+    from transformers import AutoTokenizer
+
+    start, trained = trained_from_start(kind, folder)
     assert type(trained) is type(start) and len(AutoTokenizer.from_pretrained(folder / "run" / "model")) == 400
     before, after = dict(start.named_parameters()), dict(trained.named_parameters())
     assert before.keys() == after.keys()
     # Adam's first steps move every coordinate with a gradient by about lr; every tensor of the body has some.
     assert all((before[name] - after[name]).abs().max() > 1e-3 for name in before if "q_norm" not in name)
-    if not load_again:
-        return
-    second = train(folder, "again", "--model", "run/model", "--max_steps", "1", "--eval_every", "9")
-    assert second[0]["logprob_gap"] < 1e-4  # vLLM loaded it by itself; the trainer's weights came after
+    if load_again:
+        [step] = train(folder, "again", "--model", "run/model", "--max_steps", "1", "--eval_every", "9")
+        assert step["logprob_gap"] < 1e-4  # vLLM loaded it by itself; the trainer's weights came after
 
 
 @pytest.mark.medium
@@ -131,14 +125,7 @@ def test_mixture_of_experts(tmp_path):
 def test_adapters_reach_the_engine_merged(tmp_path):
     """The weights check compares log-probs at every version (on a CPU no hash sees what adapters change); what is saved
     is the base but for its linear layers."""
-    from transformers import AutoModelForCausalLM
-
-    start = save("Qwen3", tmp_path)
-    steps = train(tmp_path, "run", "--model", "start", "--lora_rank", "4")
-    assert sum(step.get("updated", 0) for step in steps) >= 3
-    gaps = [step["logprob_gap"] for step in steps if "logprob_gap" in step]
-    assert len(gaps) >= 3 and max(gaps) < 1e-4
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    start, model = trained_from_start("Qwen3", tmp_path, "--lora_rank", "4")
     trained = dict(model.named_parameters())
     moved = {name for name, tensor in start.named_parameters() if (tensor - trained[name]).abs().max() > 1e-3}
     assert moved == {name for name in trained if "proj" in name}

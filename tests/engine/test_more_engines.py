@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_engine import problems
-from real_engine import new_engine, new_generator
+from real_engine import new_engine, started
 from test_weights_in_flight import CLOSE, check_a_new_engine, evaluated
 from tiny_model import END_OF_THINKING, PHRASE, TinyModel
 
@@ -23,13 +23,11 @@ def test_bfloat16_updates(tmp_path: Path, tied: bool, fp32_head: bool) -> None:
     0.019), after every update; the weights of the version before are 1.6 nats away."""
     tiny = TinyModel(tmp_path, tied=tied)
     engine = new_engine(tiny, dtype="bfloat16", engine_args=GENERATOR_ARGS if fp32_head else {})
-    generator = new_generator(engine, max_completion=40)
 
     def rounded(version: int) -> dict[str, torch.Tensor]:
         return {name: tensor.bfloat16() for name, tensor in tiny.weights(version).items()}
 
-    try:
-        generator.start(rounded(0))
+    with started(engine, rounded(0), max_completion=40) as generator:
         for version in range(4):
             if version:
                 generator.push(rounded(version), version, 0)
@@ -37,8 +35,6 @@ def test_bfloat16_updates(tmp_path: Path, tied: bool, fp32_head: bool) -> None:
             trainer = {"dtype": torch.bfloat16, "fp32_head": fp32_head}
             assert 1e-3 < tiny.gap(tiny.weights(version), asked, rollouts, **trainer).mean() < 0.04
             assert tiny.gap(tiny.weights(version - 1), asked, rollouts, **trainer).mean() > 0.5
-    finally:
-        generator.close()
 
 
 def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
@@ -46,10 +42,8 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
     engine, are wholly by the new version and have its log-probs, not those of the version before."""
     tiny = TinyModel(tmp_path, tied=True)
     engine = new_engine(tiny, max_num_seqs=24, engine_args={"data_parallel_size": 2})
-    generator = new_generator(engine, max_completion=16)
     prompts, served, free = problems(12), {}, [24, 24]
-    try:
-        generator.start(tiny.weights(0))
+    with started(engine, tiny.weights(0), max_completion=16) as generator:
         for version in range(1, 6):
             generator.push(tiny.weights(version), version, 0)
             future = generator.evaluate(prompts, 4)
@@ -61,8 +55,6 @@ def test_two_data_parallel_engines_get_every_update(tmp_path: Path) -> None:
             assert {v for r in rollouts for v in r.versions} == {version}
             assert tiny.gap(tiny.weights(version), asked, rollouts).max() < CLOSE
             assert tiny.gap(tiny.weights(version - 1), asked, rollouts).mean() > 0.1
-    finally:
-        generator.close()
     assert free == [0, 0]
     engines = list(served.values())
     assert len({bytes(engine) for engine in engines}) == 2
@@ -78,12 +70,9 @@ def test_second_legs_find_their_prefix_in_one_of_two_engines(tmp_path: Path) -> 
     tiny = TinyModel(tmp_path, tied=True)
     engine = new_engine(tiny, stop_ids=[], engine_args={"data_parallel_size": 2})
     prompts = problems(6, length=200)
-    generator = new_generator(engine, prompts, rollouts=4, pacer=Pacer(6, 0), length_control=control)
-    try:
-        generator.start(tiny.weights(0))
+    options = {"rollouts": 4, "pacer": Pacer(6, 0), "length_control": control}
+    with started(engine, tiny.weights(0), prompts, **options) as generator:
         groups = generator.take(6)
-    finally:
-        generator.close()
     print(sum(r.prefilled for g in groups for r in g.rollouts) / 24, "tokens prefilled a rollout")
     for group in groups:
         second_legs = [len(r.completion_ids) > 20 and 28 + 3 * r.interrupted for r in group.rollouts]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fake_engine import problems
-from real_engine import new_engine, new_generator
+from real_engine import new_engine, started
 from tiny_model import TinyModel
 
 from runtime.weights import Meta, TransferWeights
@@ -39,10 +39,8 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
     info = channel._init_info
     monkeypatch.setattr(channel, "_init_info", lambda: replace(info(), packed_buffer_size_bytes=BUFFER))
     engine = new_engine(tiny, channel=channel, engine_args={"data_parallel_size": engines})
-    generator = new_generator(engine, max_completion=24)
     prompts = problems(6)
-    try:
-        generator.start(tiny.weights(0))
+    with started(engine, tiny.weights(0), max_completion=24) as generator:
         for version in range(1, 11):
             long = generator.evaluate(problems(4, seed=version), 2) if version == 5 else None
             generator.push(tiny.weights(version), version, 0)
@@ -55,8 +53,6 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
         assert tiny.gap(tiny.weights(10), asked, rollouts).mean() < 1e-5
         assert tiny.gap(tiny.weights(9), asked, rollouts).mean() > 0.1
         assert channel._sender.packed_buffer_size_bytes == BUFFER
-    finally:
-        generator.close()
     assert not channel.folder.exists()
 
 

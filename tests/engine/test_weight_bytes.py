@@ -1,7 +1,7 @@
 """What the weights check rests on, by vLLM itself: hashes of an engine's weights."""
 
 import pytest
-from real_engine import SharedEngine, new_engine, new_generator
+from real_engine import SharedEngine, new_engine, started
 from tiny_model import TinyModel
 
 from runtime.engines import RunEngine
@@ -37,21 +37,18 @@ def test_a_small_update_in_bfloat16_changes_the_bytes_and_a_lost_one_does_not(tm
     """Weights of about 0.15, where bfloat16 has steps of 1e-3, move by 1e-6, as by one step of AdamW at that learning
     rate: of the embedding's 4,096 some round to another value. Then nothing arrives any more."""
     tiny = TinyModel(tmp_path / "model", tied=True)
-    generator, weights = new_generator(new_engine(tiny, dtype="bfloat16")), tiny.weights(0)
+    weights = tiny.weights(0)
     moved = {name: x + 1e-6 * x.sign() for name, x in weights.items()}
 
-    def ask():
-        return generator.ask(RunEngine.weight_digests)
+    def rounded(weights):
+        return {name: x.bfloat16() for name, x in weights.items()}
 
-    try:
-        generator.start({name: x.bfloat16() for name, x in weights.items()})
-        found = [ask()]
-        generator.push({name: x.bfloat16() for name, x in moved.items()}, 1, 0)
-        found.append(ask())
+    with started(new_engine(tiny, dtype="bfloat16"), rounded(weights)) as generator:
+        found = [generator.ask(RunEngine.weight_digests)]
+        generator.push(rounded(moved), 1, 0)
+        found.append(generator.ask(RunEngine.weight_digests))
         monkeypatch.setattr(FileWeights, "prepare", lambda self, weights: None)  # the old file stays
-        generator.push({name: x.bfloat16() for name, x in tiny.weights(1).items()}, 2, 0)
-        found.append(ask())
-    finally:
-        generator.close()
+        generator.push(rounded(tiny.weights(1)), 2, 0)
+        found.append(generator.ask(RunEngine.weight_digests))
     assert "model.embed_tokens.weight" in changed(found[0], found[1])
     assert changed(found[1], found[2]) == set()

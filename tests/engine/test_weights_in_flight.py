@@ -5,7 +5,6 @@ cache that is filled piece by piece with the weights that were live. Weights are
 versions, so that tokens, keys or values of a wrong version are nats away, not 1e-4.
 """
 
-import itertools
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from fake_engine import Problem, problems, wait_until
-from real_engine import SharedEngine, new_generator
+from real_engine import SharedEngine, started
+from stale_cache import stale_cache_logprobs
 from tiny_model import END_OF_THINKING, PHRASE, STOP, TinyModel
 
 from length_control import Interruption
@@ -103,23 +103,6 @@ def test_a_second_leg_finds_the_first_ones_keys_and_values(vllm_engine: SharedEn
             assert rollout.prefilled == 40 + (40 + 8 + 3 - 32)
 
 
-def stale_cache_logprobs(tiny: TinyModel, weights: dict[int, dict], problem: Problem, rollout: Rollout) -> torch.Tensor:
-    """The log-probs of a completion that several versions sampled, by transformers: each piece is fed, under its own
-    version's weights, onto the keys and values that the earlier versions left."""
-    from transformers import DynamicCache
-
-    cache, ids, found, start = DynamicCache(), rollout.completion_ids, [], 0
-    for version, piece in itertools.groupby(rollout.versions):
-        end = start + len(list(piece))
-        fed = ([*problem.prompt_ids] if start == 0 else [ids[start - 1]]) + ids[start : end - 1]
-        with torch.no_grad():
-            logits = tiny.load(weights[version])(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits
-        logits = logits[0, -(end - start) :].log_softmax(-1)  # (piece, V)
-        found.append(logits.gather(1, torch.tensor(ids[start:end])[:, None])[:, 0])
-        start = end
-    return torch.cat(found)
-
-
 def check_weights_move(generator: Generator, tiny: TinyModel, long: list[Problem]) -> None:
     """Ten updates while the completions of `long` run: the body of a test for tied and for untied heads."""
     weights = {version: tiny.weights(100 + version) for version in range(1, 11)} | {0: tiny.weights(0)}
@@ -139,15 +122,15 @@ def check_weights_move(generator: Generator, tiny: TinyModel, long: list[Problem
         versions = rollout.versions
         assert versions == sorted(versions) and len(set(versions)) > 5, (len(versions), rollout.finish_reason)
         sampled = torch.tensor(rollout.logprobs)
-        gap = (stale_cache_logprobs(tiny, weights, problem, rollout) - sampled).abs()
+        of_it = tiny.model, weights, problem.prompt_ids, rollout.completion_ids
+        gap = (stale_cache_logprobs(*of_it, versions) - sampled).abs()
         assert gap.mean() < CLOSE and gap.max() < 1e-4
         # The last version alone, over keys and values of its own, is not what sampled the tail ...
         tail = torch.tensor(versions) == versions[-1]
         assert tiny.gap(weights[versions[-1]], [problem], [rollout])[tail].mean() > 0.01
         # ... nor are the spans one token longer or shorter.
         for moved in (versions[:1] + versions[:-1], versions[1:] + versions[-1:]):
-            other = Rollout(rollout.completion_ids, rollout.logprobs, moved, rollout.mask, rollout.finish_reason)
-            assert (stale_cache_logprobs(tiny, weights, problem, other) - sampled).abs().max() > 0.1
+            assert (stale_cache_logprobs(*of_it, moved) - sampled).abs().max() > 0.1
 
 
 def test_weights_move_in_flight_under_a_tied_head(vllm_engine: SharedEngine) -> None:
@@ -162,12 +145,9 @@ def test_weights_move_in_flight_under_a_tied_head(vllm_engine: SharedEngine) -> 
 def check_a_new_engine(engine: VLLMEngine, tiny: TinyModel) -> None:
     """Ten updates of an engine that is started for them."""
     long = problems(2)
-    generator = new_generator(engine, long, pacer=Pacer(2, 0), length_control=LongTraining(700))
-    try:
-        generator.start(tiny.weights(0))
+    options = {"pacer": Pacer(2, 0), "length_control": LongTraining(700)}
+    with started(engine, tiny.weights(0), long, **options) as generator:
         check_weights_move(generator, tiny, long)
-    finally:
-        generator.close()
     assert not engine.channel.folder.exists()
 
 

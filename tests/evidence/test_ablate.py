@@ -17,7 +17,6 @@ from ablate import UsageError
 from comparisons import COMPARISONS, Comparison
 from sweep import plan
 
-WRITE_REPORTS = ablate.write_reports
 pytestmark = pytest.mark.medium
 
 STAND_IN = """
@@ -72,26 +71,25 @@ def table(monkeypatch):
 
 @pytest.fixture
 def program(table, monkeypatch, tmp_path):
-    """(call ablate with these words, set what the stand-in does in a run, the runs and words of its calls so far)."""
-    train, script = tmp_path / "train.py", tmp_path / "script.json"
+    """Called with words, it is ablate.py on the stand-in, with reports (seconds of fits) only if asked for. `script` sets
+    what the stand-in does in a run, `calls` are the runs and words of its calls, `made` their runs from one on."""
+    train, script, done = tmp_path / "train.py", tmp_path / "script.json", tmp_path / "script.json.calls"
     train.write_text(STAND_IN)
     script.write_text("{}")
+    done.touch()
     monkeypatch.setenv("STAND_IN", str(script))
     monkeypatch.setattr(sweep, "TRAIN", train)
-    monkeypatch.setattr(ablate, "write_reports", lambda *of_all: None)  # seconds of fits
 
-    def call(*words):
-        return ablate.main([*words, "--output", str(tmp_path / "runs")])
+    def call(*words, reports=False):
+        with monkeypatch.context() as patch:
+            if not reports:
+                patch.setattr(ablate, "write_reports", lambda *of_all: None)
+            return ablate.main([*words, "--output", str(tmp_path / "runs")])
 
-    def calls():
-        file = Path(f"{script}.calls")
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    return call, lambda script_of_runs: script.write_text(json.dumps(script_of_runs)), calls
-
-
-def names(calls):
-    return [name for name, _ in calls]
+    call.script = lambda runs: script.write_text(json.dumps(runs))
+    call.calls = lambda: [json.loads(line) for line in done.read_text().splitlines()]
+    call.made = lambda first=0: [name for name, _ in call.calls()][first:]
+    return call
 
 
 # ---- planning
@@ -150,36 +148,28 @@ def test_published_runs_of_a_flag_that_went_are_still_read(table):
 
 def test_budget_is_of_each_run_and_takes_the_settings_place(table, tmp_path):
     """800k tokens, 1.5M tokens, 0.05 hours; one kind switches the other off."""
-    assert ablate.budget_flags("800k") == {"max_sampled_tokens": 800_000, "max_hours": 0.0}
-    assert ablate.budget_flags("1.5M")["max_sampled_tokens"] == 1_500_000
-    assert ablate.budget_flags("900")["max_sampled_tokens"] == 900
-    assert ablate.budget_flags("0.05h") == {"max_sampled_tokens": 0, "max_hours": 0.05}
+    for text, tokens, hours in (("800k", 800_000, 0), ("1.5M", 1_500_000, 0), ("900", 900, 0), ("0.05h", 0, 0.05)):
+        assert ablate.budget_flags(text) == {"max_sampled_tokens": tokens, "max_hours": hours}
     object.__setattr__(table["one"], "setting", "--k 4 --max_sampled_tokens 100")
-    runs = plan("one", [0], tmp_path, ablate.budget_flags("0.05h"))
-    words = runs["base", 0].command()
+    words = plan("one", [0], tmp_path, ablate.budget_flags("0.05h"))["base", 0].command()
     assert words[words.index("--max_sampled_tokens") + 1] == "0" and words[words.index("--max_hours") + 1] == "0.05"
     for bad in ("0", "-5k", "many", "h", "nan", "inf"):
         with pytest.raises(UsageError):
             ablate.budget_flags(bad)
 
 
-def test_an_unknown_variant_is_refused(program):
-    call, _, calls = program
-    assert call("two", "--only", "nothing") == 2 and calls() == []
-
-
 # ---- the sweep
 
 
 def test_finished_runs_are_never_run_again(program, capsys):
-    """One has 2 variants x 2 seeds; then two adds only GRPO; a third call starts nothing."""
-    call, _, calls = program
-    assert call("one", "--seeds", "2") == 0
-    assert names(calls()) == ["one/base/0", "one/dapo/0", "one/base/1", "one/dapo/1"]
-    assert call("two", "--seeds", "2") == 0
-    assert names(calls())[4:] == ["two/grpo/0", "two/grpo/1"]
-    assert call("two", "--seeds", "2") == 0 and len(calls()) == 6
+    """One has 2 variants x 2 seeds; then two adds only GRPO; a third call starts nothing, nor does an unknown variant."""
+    assert program("one", "--seeds", "2") == 0
+    assert program.made() == ["one/base/0", "one/dapo/0", "one/base/1", "one/dapo/1"]
+    assert program("two", "--seeds", "2") == 0
+    assert program.made(4) == ["two/grpo/0", "two/grpo/1"]
+    assert program("two", "--seeds", "2") == 0
     assert "6 runs are finished, 0 are to be run" in capsys.readouterr().out
+    assert program("two", "--only", "nothing") == 2 and len(program.calls()) == 6
 
 
 def wait_for(path):
@@ -190,120 +180,101 @@ def wait_for(path):
     raise AssertionError(f"{path} did not appear")
 
 
-def ctrl_c_once(*paths):
-    """A thread that sends this process Ctrl-C when all of these are there; it is to be waited for."""
+@pytest.mark.parametrize(
+    ("jobs", "waiting", "damaged"), [("1", ["dapo"], False), ("1", ["dapo"], True), ("2", ["base", "dapo"], False)]
+)
+def test_ctrl_c_ends_the_runs_with_checkpoints_and_the_next_call_resumes_them(
+    program, jobs, waiting, damaged, tmp_path
+):
+    """Ctrl-C during the second of four runs, or, with --jobs 2, during the first two at a time: it reaches each once, and
+    no other begins. Then what was finished is not run again, what was stopped is resumed (begun again if its checkpoint
+    is damaged), and the others follow."""
+    folders = [tmp_path / f"runs/one/{variant}/seed-0" for variant in waiting]
 
     def interrupt():
-        for path in paths:
-            wait_for(path)
+        for folder in folders:
+            wait_for(folder / "waiting")
         os.kill(os.getpid(), signal.SIGINT)
 
+    program.script({f"one/{variant}/0": {"wait": 20, "damage": damaged} for variant in waiting})
     thread = threading.Thread(target=interrupt)
     thread.start()
-    return thread
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_ctrl_c_ends_the_run_with_a_checkpoint_and_the_next_call_resumes_it(program, damaged, tmp_path):
-    """Ctrl-C during the second of four runs. Then: the first is not run again, the second is resumed (begun again if its
-    checkpoint is damaged), the others follow."""
-    call, script, calls = program
-    script({"one/dapo/0": {"wait": 20, "damage": damaged}})
-    thread = ctrl_c_once(tmp_path / "runs/one/dapo/seed-0/waiting")
-    assert call("one", "--seeds", "2") == 130
+    assert program("one", "--seeds", "2", "--jobs", jobs) == 130
     thread.join()
-    assert names(calls()) == ["one/base/0", "one/dapo/0"]
-    assert (tmp_path / "runs/one/dapo/seed-0.log").read_text().count("stopped by 2") == 1
-    assert not (tmp_path / "runs/one/dapo/seed-0/finished.json").exists()
-    script({})
-    assert call("one", "--seeds", "2") == 0
-    assert names(calls())[2:] == ["one/dapo/0", "one/base/1", "one/dapo/1"]
-    assert calls()[2][1][0] == ("--output_dir" if damaged else "--resume")
-    assert ("--loss" in calls()[2][1]) == damaged
-
-
-def test_two_runs_at_a_time_both_get_ctrl_c(program, tmp_path):
-    """With --jobs 2 the first two of four run together; Ctrl-C reaches both, no other begins, and both are resumed."""
-    call, script, calls = program
-    script({"one/base/0": {"wait": 20}, "one/dapo/0": {"wait": 20}})
-    thread = ctrl_c_once(*(tmp_path / f"runs/one/{variant}/seed-0/waiting" for variant in ("base", "dapo")))
-    assert call("one", "--seeds", "2", "--jobs", "2") == 130
-    thread.join()
-    assert sorted(names(calls())) == ["one/base/0", "one/dapo/0"]
-    script({})
-    assert call("one", "--seeds", "2", "--jobs", "2") == 0
-    assert sorted(names(calls())[2:]) == ["one/base/0", "one/base/1", "one/dapo/0", "one/dapo/1"]
-    assert [words[0] for _, words in calls()[2:]].count("--resume") == 2
+    assert sorted(program.made()) == ["one/base/0", "one/dapo/0"]
+    for folder in folders:
+        assert Path(f"{folder}.log").read_text().count("stopped by 2") == 1
+        assert not (folder / "finished.json").exists()
+    program.script({})
+    assert program("one", "--seeds", "2", "--jobs", jobs) == 0
+    again = [f"one/{variant}/0" for variant in waiting]
+    assert sorted(program.made(2)) == sorted([*again, "one/base/1", "one/dapo/1"])
+    for words in (words for name, words in program.calls()[2:] if name in again):
+        assert words[0] == ("--output_dir" if damaged else "--resume") and ("--loss" in words) == damaged
 
 
 def test_a_killed_sweep_leaves_no_orphan_and_is_taken_up(program, tmp_path):
     """SIGKILL of the sweep itself: its run gets SIGTERM, saves, and lets go of the lock; the next call resumes it."""
-    call, script, calls = program
-    script({"one/base/0": {"wait": 20}})
+    program.script({"one/base/0": {"wait": 20}})
     child = os.fork()
     if not child:
-        os._exit(call("one", "--seeds", "1"))
-    wait_for(tmp_path / "runs/one/base/seed-0/waiting")
-    assert call("one", "--seeds", "1") == 2  # in use
+        os._exit(program("one", "--seeds", "1"))
+    folder = tmp_path / "runs/one/base/seed-0"
+    wait_for(folder / "waiting")
+    assert program("one", "--seeds", "1") == 2  # in use
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    wait_for(tmp_path / "runs/one/base/seed-0/checkpoints/step-000003/state.json")
+    wait_for(folder / "checkpoints/step-000003/state.json")
     time.sleep(0.1)
-    assert call("one", "--seeds", "1") == 0
-    assert names(calls()) == ["one/base/0", "one/base/0", "one/dapo/0"]
-    assert calls()[1][1] == ["--resume", str(tmp_path / "runs/one/base/seed-0")]
+    assert program("one", "--seeds", "1") == 0
+    assert program.made() == ["one/base/0", "one/base/0", "one/dapo/0"]
+    assert program.calls()[1][1] == ["--resume", str(folder)]
 
 
 def test_a_failed_run_is_named_and_tried_again(program, capsys):
     """Exit code 1 of one run: the others go on, the sweep ends with 1, the next call repeats only that run. Flags that
     train.py refuses (2) end the sweep."""
-    call, script, calls = program
-    script({"one/base/0": {"exit": 1}})
-    assert call("one", "--seeds", "1") == 1
-    assert names(calls()) == ["one/base/0", "one/dapo/0"]
-    assert "failed: " in capsys.readouterr().out
-    script({"one/base/0": {"exit": 2}})
-    assert call("one", "--seeds", "2") == 2
-    assert names(calls())[2:] == ["one/base/0"]
-    script({})
-    assert call("one", "--seeds", "1") == 0
-    assert names(calls())[3:] == ["one/base/0"]
+    program.script({"one/base/0": {"exit": 1}})
+    assert program("one", "--seeds", "1") == 1 and "failed: " in capsys.readouterr().out
+    program.script({"one/base/0": {"exit": 2}})
+    assert program("one", "--seeds", "2") == 2
+    program.script({})
+    assert program("one", "--seeds", "1") == 0
+    assert program.made() == ["one/base/0", "one/dapo/0", "one/base/0", "one/base/0"]
 
 
 def test_a_folder_with_other_flags_is_refused(program, table, capsys):
     """The table was edited after the run: neither skipped nor overwritten."""
-    call, _, calls = program
-    assert call("one", "--seeds", "1") == 0
+    assert program("one", "--seeds", "1") == 0
     object.__setattr__(table["one"], "setting", "--k 8")
-    assert call("one", "--seeds", "1") == 2
-    assert "--k 4, not 8" in capsys.readouterr().err and len(calls()) == 2
+    assert program("one", "--seeds", "1") == 2
+    assert "--k 4, not 8" in capsys.readouterr().err and len(program.calls()) == 2
 
 
 # ---- reports
 
 
-def test_the_report_alone_reads_what_is_finished(program, table, monkeypatch, tmp_path, capsys):
-    """One of two variants is finished: its report and picture are written, and nothing is run. The other failed."""
-    call, script, calls = program
+def test_the_report_alone_reads_what_is_finished(program, table, tmp_path, capsys):
+    """One of two variants is finished: its report and picture are written, and nothing is run. The other failed. The
+    budget is the one that was given, not that of the setting, which it took the place of."""
     object.__setattr__(table["one"], "pass_rate", 0.3)
-    script({"one/dapo/0": {"exit": 1}})
-    assert call("one", "--seeds", "1") == 1
-    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
-    assert call("one", "--seeds", "2", "--report", "--results", str(tmp_path / "docs")) == 0 and len(calls()) == 2
+    program.script({"one/dapo/0": {"exit": 1}})
+    assert program("one", "--seeds", "1", "--budget", "90k") == 1
+    words = ["--seeds", "2", "--report", "--results", str(tmp_path / "docs"), "--budget", "90k"]
+    assert program("one", *words, reports=True) == 0 and len(program.calls()) == 2
     assert (tmp_path / "docs/one.png").read_bytes()[:4] == b"\x89PNG"
     text = (tmp_path / "docs/one.md").read_text()
     assert f"written to {tmp_path / 'docs/one.md'}" in capsys.readouterr().out
     assert "1 finished runs. Seeds: base 0." in text
     assert "Left out: dapo seed 0 (failed (exit code 1)), base seed 1 (not run), dapo seed 1 (not run)." in text
     assert "![one](one.png)" in text and "tokens to 0.3" in text
+    assert "Setting: `--k 4 --max_sampled_tokens 90000 --max_hours 0.0`" in text
 
 
-def test_a_learner_reads_what_changed_and_whether_it_can_be_seen(program, monkeypatch, tmp_path, capsys):
+def test_a_learner_reads_what_changed_and_whether_it_can_be_seen(program, tmp_path, capsys):
     """As `make ablate`: six runs, in at most 25 lines the three figures of both and one sentence, and where the whole
     report is. All runs are alike, so that nothing can be seen."""
-    call, _, _ = program
-    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
-    assert call("one", "--seeds", "3", "--jobs", "2") == 0
+    assert program("one", "--seeds", "3", "--jobs", "2", reports=True) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 25 and f"written to {tmp_path / 'runs/results/one.md'}" in lines
     [at] = [i for i, line in enumerate(lines) if line.startswith("dapo against base: ")]
@@ -312,29 +283,18 @@ def test_a_learner_reads_what_changed_and_whether_it_can_be_seen(program, monkey
     assert lines[at + 4].startswith("  It cannot be seen: no interval leaves out 0")
 
 
-def test_the_report_names_the_budget_that_was_given(program, monkeypatch, tmp_path):
-    """Not the one of the setting, which it took the place of."""
-    call, _, _ = program
-    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
-    assert call("one", "--seeds", "1", "--only", "base", "--budget", "90k") == 0
-    text = (tmp_path / "runs/results/one.md").read_text()
-    assert "Setting: `--k 4 --max_sampled_tokens 90000 --max_hours 0.0`" in text
-
-
-def test_the_file_of_curves_gives_the_reports_of_the_folders(program, monkeypatch, tmp_path, capsys):
+def test_the_file_of_curves_gives_the_reports_of_the_folders(program, tmp_path, capsys):
     """`all` makes three runs of two comparisons and reports both; the file that curves.py writes then gives both reports
     to the letter, with the folders gone. A row that was edited since is refused by name, and runs without a row are
     named."""
-    call, _, calls = program
-    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
-    assert call("all", "--seeds", "1") == 0
-    assert names(calls()) == ["one/base/0", "one/dapo/0", "two/grpo/0"]
+    assert program("all", "--seeds", "1", reports=True) == 0
+    assert program.made() == ["one/base/0", "one/dapo/0", "two/grpo/0"]
     file, again, folder = str(tmp_path / "c.csv.gz"), tmp_path / "again", tmp_path / "runs"
     assert curves.main([str(folder), "--output", file]) == 0
     shutil.move(folder / "results", tmp_path / "results")
     shutil.rmtree(folder)
     words = ["all", "--curves", file, "--results", str(again)]
-    assert ablate.main(words) == 0 and len(calls()) == 3
+    assert ablate.main(words) == 0 and len(program.calls()) == 3
     for name in ("one.md", "two.md"):
         assert (again / name).read_text() == (tmp_path / "results" / name).read_text()
     ablate.COMPARISONS["one"].variants["dapo"] = "--loss dapo --eps_high 0.3"
@@ -348,31 +308,27 @@ def test_the_file_of_curves_gives_the_reports_of_the_folders(program, monkeypatc
     assert "no readable" in capsys.readouterr().err
 
 
-def test_a_sweep_goes_on_from_the_file_of_curves(program, monkeypatch, tmp_path, capsys):
+def test_a_sweep_goes_on_from_the_file_of_curves(program, tmp_path):
     """The folders of seed 0 are lost and their curves kept: of two seeds only seed 1 is run, and the report has both. A
     failed run of the file is run again."""
-    call, script, calls = program
-    script({"one/dapo/0": {"exit": 3}})
-    assert call("one", "--seeds", "1") == 1
+    program.script({"one/dapo/0": {"exit": 3}})
+    assert program("one", "--seeds", "1") == 1
     file, folder = str(tmp_path / "c.csv.gz"), tmp_path / "runs"
     assert curves.main([str(folder), "--output", file]) == 0
     shutil.rmtree(folder)
-    script({})
-    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
-    assert call("one", "--seeds", "2", "--finished", file) == 0
-    assert sorted(names(calls()[2:])) == ["one/base/1", "one/dapo/0", "one/dapo/1"]
-    assert "base" in (folder / "results/one.md").read_text()
+    program.script({})
+    assert program("one", "--seeds", "2", "--finished", file, reports=True) == 0
+    assert sorted(program.made(2)) == ["one/base/1", "one/dapo/0", "one/dapo/1"]
+    assert "Seeds: base 0, 1; dapo 0, 1." in (folder / "results/one.md").read_text()
     with pytest.raises(SystemExit):
-        call("one", "--finished", file, "--curves", file)
+        program("one", "--finished", file, "--curves", file)
 
 
-def test_all_names_a_comparison_with_a_baseline_only(program, monkeypatch, tmp_path, capsys):
+def test_all_names_a_comparison_with_a_baseline_only(program, tmp_path, capsys):
     """Of two, only the baseline that it shares with one is there: there is nothing to compare."""
-    call, _, _ = program
-    assert call("one", "--seeds", "1") == 0
+    assert program("one", "--seeds", "1") == 0
     ablate.COMPARISONS["two"].variants.pop("again")
-    monkeypatch.setattr(ablate, "write_reports", WRITE_REPORTS)
-    assert call("all", "--seeds", "1", "--report") == 0
+    assert program("all", "--seeds", "1", "--report", reports=True) == 0
     assert "two: 1 of 2 variants have finished runs, nothing to report" in capsys.readouterr().out
     assert sorted(file.name for file in (tmp_path / "runs/results").glob("*.md")) == ["one.md"]
 

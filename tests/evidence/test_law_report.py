@@ -207,7 +207,6 @@ def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path, mon
     assert (tmp_path / "law.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.skipif(not (RESULTS / "curves.csv.gz").exists(), reason="no sweep has been published yet")
 def test_three_published_runs_give_their_rows_again():
     """What `make refit` does, for the first, the middle and the last run of the committed table."""
     text = (RESULTS / "law.md").read_text()
@@ -220,47 +219,32 @@ def test_three_published_runs_give_their_rows_again():
 # ---- what the logs know
 
 
-def signal_run(values, fall_at=None, n=12):
-    """Twelve evaluations after the start; ESS as given from the first on; at `fall_at` the pass rate drops to .1."""
-    rates = np.linspace(0.1, 0.7, n + 1)
-    if fall_at:
-        rates[fall_at:] = 0.1
-    return made(rates=rates, ess=[np.nan, *values])
+def signal_run(ess, fall_at=None, truncated=()):
+    """Twelve evaluations after the start; at `fall_at` the pass rate drops to .1."""
+    rates = np.linspace(0.1, 0.7, 13)
+    rates[fall_at or 13 :] = 0.1
+    return made(rates=rates, ess=[np.nan, *ess], truncated=[0.06 * (i in truncated) for i in range(13)])
 
 
-def test_alarms_of_a_level_by_hand():
+def test_alarms_by_hand():
     """An ESS of .89 at evaluation 2, and the fall at 9, seven later; a fall at 5 with the first low ESS announces
-    nothing; a calm run at .90 is not below .9, one at .79 is a false alarm of .9 and of .8."""
-    announced = signal_run([0.95, 0.89, *[0.95] * 10], fall_at=9)
+    nothing; a calm run at .90 is not below .9, one at .79 is a false alarm of .9 and of .8. 6 % truncated at 4 are above
+    5 and not above 10 %. A run that never gains more than .1, from .04 to .13, is neither an alarm nor a calm run."""
+    announced = signal_run([0.95, 0.89, *[0.95] * 10], fall_at=9, truncated=[4])
     late = signal_run([*[0.95] * 4, 0.6, *[0.95] * 7], fall_at=5)
     calm, false = signal_run([0.9] * 12), signal_run([*[0.95] * 11, 0.79])
-    text = law_report.logs_page([announced, late, calm, false])
-    assert (
-        "2 of 4 runs fall" in text and "one/base/seed-0 (9), one/base/seed-0 (5)" in text and "never gain" not in text
-    )
-    for level, cells in (
-        (0.9, "1 of 2 | 7 (7 to 7) | 1 of 2"),
-        (0.8, "0 of 2 | – | 1 of 2"),
-        (0.7, "0 of 2 | – | 0 of 2"),
-    ):
-        assert f"| ESS below {level} | {cells} |\n" in text
-
-
-def test_truncation_is_an_alarm_above_its_level():
-    """Of two runs that fall at evaluation 9 one has 6 % truncated at 4, which is above 5 and not above 10 %."""
-    warned, silent = (signal_run([0.95] * 12, fall_at=9) for _ in range(2))
-    shares = warned.points["truncated"] * 0
-    warned.points["truncated"], silent.points["truncated"] = shares.copy(), shares
-    warned.points["truncated"][4] = 0.06
-    text = law_report.logs_page([warned, silent])
-    assert "| truncated above 5% | 1 of 2 | 5 (5 to 5) | 0 of 0 |" in text
-    assert "| truncated above 10% | 0 of 2 | – | 0 of 0 |" in text
-
-
-def test_a_run_that_never_learns_cannot_fall_and_is_named():
-    """From .04 at best to .13: what it logs after its collapse is neither an alarm nor a calm run."""
     dead = made("dead", 1, rates=[0.04, 0.13, *[0.0] * 11], ess=[np.nan, *[0.5] * 4, *[0.9] * 8])
-    text = law_report.logs_page([dead, signal_run([0.98, 0.99, 0.99, 1.0, *[0.99] * 8])])
-    assert "0 of 1 runs fall" in text and "Left out are 1 runs that never gain more than 0.1: one/dead/seed-1." in text
-    assert "| ESS below 0.9 | 0 of 0 | – | 0 of 1 |" in text
+    text = law_report.logs_page([announced, late, calm, false, dead])
+    assert "2 of 4 runs fall" in text and "one/base/seed-0 (9), one/base/seed-0 (5)" in text
+    assert "Left out are 1 runs that never gain more than 0.1: one/dead/seed-1." in text
+    for row in (
+        "ESS below 0.9 | 1 of 2 | 7 (7 to 7) | 1 of 2",
+        "ESS below 0.8 | 0 of 2 | – | 1 of 2",
+        "ESS below 0.7 | 0 of 2 | – | 0 of 2",
+        "truncated above 5% | 1 of 2 | 5 (5 to 5) | 0 of 2",
+        "truncated above 10% | 0 of 2 | – | 0 of 2",
+    ):
+        assert f"| {row} |" in text
+    text = law_report.logs_page([calm])
+    assert "0 of 1 runs fall" in text and "never gain" not in text
     assert figures.outcome(made(rates=[0.04, 0.15, 0.0])) == "falls"

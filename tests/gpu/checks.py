@@ -15,17 +15,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "SCALERL_GPU_CHECK"  # an environment variable, which all processes of a check have
-TINY = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "initializer_range": 0.1,
-    "tie_word_embeddings": True,
-}
+TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.1, "tie_word_embeddings": True}
 
 
 class Lacks(Exception):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +132,7 @@ def updates_in_flight(check: Check, tied: bool, count: int, flags: str = "") -> 
 def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: list) -> list[float]:
     """Mean |log-prob of transformers - the engine's| of the tokens beside an update: as their versions say, and with
     all versions one token later or earlier."""
+    from stale_cache import stale_cache_logprobs
     from transformers import AutoModelForCausalLM
 
     oracle = AutoModelForCausalLM.from_pretrained(sides.generator.engine.model, dtype=torch.float32)
@@ -144,27 +145,6 @@ def border_gaps(sides: Sides, weights: dict[int, dict[str, Tensor]], long: list)
             logprobs = stale_cache_logprobs(oracle, weights, problem.prompt_ids, rollout.completion_ids, versions)
             gaps.append((logprobs - torch.tensor(rollout.logprobs)).abs()[beside])
     return [torch.cat(gaps).mean().item() for gaps in found]
-
-
-@torch.no_grad()
-def stale_cache_logprobs(
-    model: Any, weights: dict[int, dict[str, Tensor]], prompt: tuple[int, ...], ids: list[int], versions: list[int]
-) -> Tensor:
-    """(T,) log-probs of a completion that several versions sampled, in FP32: each version's piece is fed, under its own
-    weights, onto the keys and values that the earlier versions left."""
-    from transformers import DynamicCache
-
-    cache, found, start = DynamicCache(), [], 0
-    for version, piece in groupby(versions):
-        end = start + len(list(piece))
-        fed = ([*prompt] if start == 0 else [ids[start - 1]]) + ids[start : end - 1]
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[version][name])
-        logits = model(torch.tensor([fed], device=model.device), past_key_values=cache, use_cache=True).logits[0]
-        logprobs = logits[start - end :].log_softmax(-1).cpu()  # (piece, V)
-        found.append(logprobs.gather(1, torch.tensor(ids[start:end])[:, None])[:, 0])
-        start = end
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("case", ["tied", "untied", "vLLM's own scheduler"])

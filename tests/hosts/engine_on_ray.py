@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_engine import problems
-from real_engine import SharedEngine, new_engine, new_generator
+from real_engine import SharedEngine, new_engine, started
 from test_weights_in_flight import LongTraining, check_weights_move
 from tiny_model import TinyModel
 
@@ -25,16 +25,12 @@ def main(folder: str) -> None:
     here, there = new_engine(tiny), new_engine(tiny, channel=MessageWeights(), engine_args=RAY)
     found = []
     for engine in (here, there):
-        host = new_generator(engine)
-        try:
-            host.start(tiny.weights(0))
+        with started(engine, tiny.weights(0)) as host:
             found.append(one_by_one(host))
             if engine is there:
                 long, options = problems(2), {"pacer": Pacer(2, 0), "length_control": LongTraining(700), "stop_ids": []}
                 with SharedEngine(host, tiny).generator(long, **options) as generator:
                     check_weights_move(generator, tiny, long)
-        finally:
-            host.close()
     assert found[0] == found[1] and len({len(sample.completion_ids) for sample in found[0]}) > 1
     print("as a local engine's:", sum(len(sample.completion_ids) for sample in found[1]), "tokens")
 

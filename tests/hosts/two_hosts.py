@@ -14,9 +14,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = ":".join(str(ROOT / folder) for folder in ("", "tests", "tests/engine", "tests/hosts"))  # of our modules
-BURY = (
-    "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"  # no zombies
-)
+# Leaves no zombies.
+BURY = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"
 LACKS = "root" if os.geteuid() else "" if shutil.which("ip") else "`ip` (Debian: iproute2)"
 
 
