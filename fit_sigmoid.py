@@ -53,6 +53,8 @@ without what lies below .6 C_mid, the same fit is sure of a wrong ceiling of tha
 >>> f = fit(C, R, n_samples=16_000)
 >>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
 A 0.601, 95% from 0.588 to 0.612
+
+Then `f.identifiable`, or `f.reason` and `f.ask_again()`; `f.predict(C, f.form)`; `f.interval(C, noise=True)`.
 """
 
 import argparse
@@ -428,7 +430,8 @@ def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: 
     C = np.where(np.isfinite(C) & np.isfinite(R), C, math.nan)
     unseen = C > fit_until * np.nanmax(C, initial=0.0) * (1 + 1e-12)
     f = fit(C[~unseen], R[~unseen], n_samples=None if n is None else n[~unseen])
-    return CurveReport(name or str(source).removesuffix("/eval.jsonl"), x, C, R, unseen, f)
+    name = name or (str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else "run")
+    return CurveReport(name, x, C, R, unseen, f)
 
 
 def short(v: Any) -> str:

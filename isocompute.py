@@ -30,7 +30,7 @@ the best of k (pass@k) rises, as rare solutions are found. `of_k` gives the thre
 
     python isocompute.py runs/grid/* --budget 1e6 --plot grid.png
     python isocompute.py grid.csv --budget 1e6    # columns B_p, n, step, pass_rate; and run, where a shape has several
-    recommend([Run(32, 8, updates=[10, 20], rewards=[.2, .3]), ...], budget=1e6)    # from Python
+    plan = recommend([Run(32, 8, updates=[10, 20], rewards=[.2, .3]), ...], budget=1e6)    # plan.n, plan.B_p, plan.M
 
     >>> [round(float(n_star(C, L=6.09, s=4.75, log10_C0=5.84, b=2.73))) for C in (10**4.5, 10**5.84, 10**6.5)]
     [7, 55, 379]

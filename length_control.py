@@ -28,9 +28,11 @@ each row to its own budget, and call its finish_reason "length" if no stop token
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
 no log-prob to divide by. T2: ScaleRL adds the penalty only to correct answers, DAPO to all; the caller chooses.
 
-Case a, then case b, with token 9 as </think> and 11 drawn as the budget:
+Case a, then case b, with token 9 as </think> and 11 drawn as the budget. `leg.prompt_ids` is what to send:
 
 >>> control = Interruption(10, 12, answer_budget=4, phrase_ids=[7, 8, 9], end_of_thinking_ids=[9])
+>>> control.draw_budget(random.Random(0))
+11
 >>> leg = control.second_leg(prompt_ids=[1, 2], completion_ids=[3] * 11, finish_reason="length")
 >>> leg.forced_ids, leg.max_tokens, control.mask(n_first=11, n_forced=3, n_second=4)
 ([7, 8, 9], 4, [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1])
