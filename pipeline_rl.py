@@ -287,6 +287,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._changed = asyncio.Event()  # who waits in `_until` looks again
         self._error: BaseException | None = None  # the first one in the loop: it ends every wait
+        self._closing = False
         self._running: set[Future] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="generator", daemon=True)
@@ -295,6 +296,8 @@ class LoopThread:
         """Starts `function(*args)` in the loop."""
 
         async def watched() -> Any:
+            if self._closing:  # an evaluation had just asked for it
+                raise asyncio.CancelledError
             try:
                 return await function(*args)
             except Exception as error:
@@ -345,6 +348,7 @@ class LoopThread:
         """Cancels what runs, calls `last` in the loop, and ends the thread."""
 
         async def stop() -> None:
+            self._closing = True
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()  # vLLM answers no request after its end
