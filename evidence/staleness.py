@@ -15,13 +15,8 @@ from figures import Groups, by_outcome, fall_of, final, first, interval, needed,
 from report import amount, table, with_ends
 from scipy.stats import fisher_exact
 
-LAB = (
-    "staleness",
-    "stress",
-    "survivors",
-    "precision",
-    "recipes-stressed",
-)  # comparisons that have this page in the place of their own
+# Comparisons that have this page in the place of their own.
+LAB = ("staleness", "stress", "survivors", "precision", "recipes-stressed")
 AGES = (0, 20, 50, 100, math.inf)  # in steps since a prompt retired
 PLURAL = {"stands": "stand", "falls": "fall", "never rises": "never rise"}
 
@@ -43,12 +38,14 @@ def lag_and_rate(variant: str) -> tuple[str, str]:
     return lag, rate
 
 
-def map_table(groups: Groups) -> str:
-    """A row for each lag and a column for each rate: outcomes, mean pass rate at the end, mean ESS."""
+def map_table(groups: Groups, pass_rate: float) -> str:
+    """A row for each lag and a column for each rate: outcomes, and means of the pass rate at the end, of the tokens to
+    `pass_rate` of the runs that reach it, and of the effective sample size."""
     cells = {}
     for variant, runs in groups.items():
         end, ess = np.mean([final(run) for run in runs]), np.mean([over_steps(run, "ess") for run in runs])
-        cells[lag_and_rate(variant)] = f"{counted(runs)}; {end:.2f}; {ess:.2f}"
+        tokens = interval(known(runs, lambda run: needed(run, pass_rate, "tokens")))[0]
+        cells[lag_and_rate(variant)] = f"{counted(runs)}; {end:.2f}; {amount(tokens)}; {ess:.2f}"
     lags, rates = (sorted(set(names), key=float) for names in zip(*cells, strict=True))
     rows = [[lag, *(cells.get((lag, rate), "–") for rate in rates)] for lag in lags]
     return table(["lag held at", *(f"rate {rate}" for rate in rates)], rows)
@@ -95,12 +92,13 @@ def entropy_at(run: Evaluations, rate: float) -> float:
 
 
 def entropy_table(groups: Groups, rates: Sequence[float] = (0.3, 0.5, 0.7)) -> str:
-    """A row for each variant: mean entropy when each pass rate is first reached."""
+    """A row for each variant: mean entropy when each pass rate is first reached, and over all steps."""
     rows = []
     for variant, runs in groups.items():
-        cells = [with_ends(interval(known(runs, lambda run, rate=rate: entropy_at(run, rate)))) for rate in rates]
-        rows.append([variant, len(runs), *cells])
-    return table(["variant", "seeds", *(f"entropy at {rate:g}" for rate in rates)], rows)
+        cells = [interval(known(runs, lambda run, rate=rate: entropy_at(run, rate))) for rate in rates]
+        cells.append(interval([over_steps(run, "entropy") for run in runs]))
+        rows.append([variant, len(runs), *map(with_ends, cells)])
+    return table(["variant", "seeds", *(f"entropy at {rate:g}" for rate in rates), "over all steps"], rows)
 
 
 def parts_table(groups: Groups, head: str) -> str:
@@ -144,7 +142,7 @@ def findings(found: Mapping[str, Groups]) -> str:
     said = []
     if stress := found.get("stress"):
         base, *others = stress
-        cells = ", ".join(f"{name} {down(stress[name])}" for name in others)
+        cells = ", ".join(f"{name} {down(stress[name])}" for name in others if len(stress[name]) > 2)
         said.append(
             f"**What keeps a run alive?** At a lag of 8 and a rate of 7e-4 the recipe ({base}) goes down in "
             f"{down(stress[base])} runs, and with one change: {cells}."
@@ -174,8 +172,9 @@ def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate:
         text += [
             "## Lag and learning rate",
             "The paper of the staleness rule (arXiv 2607.01083) expects a stable rate that goes as 1 / lag. Cells: "
-            "outcomes; pass rate at the end; effective sample size.",
-            map_table(lab),
+            f"outcomes; pass rate at the end; tokens to {rate:g}, which stand for C_mid where a run falls; effective "
+            "sample size.",
+            map_table(lab, rate),
         ]
     cells = (
         ("stress", "The recipe without one ingredient, and other losses, at a lag of 8 and a rate of 7e-4"),
@@ -198,8 +197,9 @@ def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate:
         if groups := found.get("precision"):
             text += [parts_table(groups, "in 16 bits")]
     if batch := found.get("batch"):
-        about = "Three batch sizes at equal tokens, and a lag that is not held."
-        text += ["## Entropy at equal pass rate", about, entropy_table(batch)]
+        about = "Three batch sizes at equal tokens, and a lag that is not held; DAPO at a lag of 8 and a rate of 1e-3."
+        dapo = {name: runs for name, runs in found.get("survivors", {}).items() if name.startswith("dapo")}
+        text += ["## Entropy at equal pass rate", about, entropy_table(batch | dapo)]
     if reviews is not None:
         text += [
             "## Are retired prompts still solved?",

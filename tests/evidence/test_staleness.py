@@ -32,10 +32,12 @@ def test_the_map_and_the_highest_rate_that_stands():
         "lag-16-lr-4e-4": runs("e", FLAT),
     }
     assert staleness.highest_that_stand(groups) == {1: 8e-4, 8: 4e-4, 16: 0.0}
-    lines = staleness.map_table(groups).split("\n")
+    lines = staleness.map_table(groups, 0.7).split("\n")
     assert lines[0] == "| lag held at | rate 4e-4 | rate 8e-4 | rate 2e-3 |"
-    assert lines[2] == "| 1 | – | 1 stands; 0.72; 0.90 | – |"  # the end is the mean of the last two evaluations
-    assert lines[3] == "| 8 | 2 stand; 0.72; 0.90 | 1 stands, 1 falls; 0.61; 0.90 | 1 stands; 0.72; 0.90 |"
+    assert lines[2] == "| 1 | – | 1 stands; 0.72; 100; 0.90 | – |"  # the end is the mean of the last two evaluations
+    one, two = "1 stands; 0.72; 100; 0.90", "2 stand; 0.72; 100; 0.90"
+    assert lines[3] == f"| 8 | {two} | 1 stands, 1 falls; 0.61; 100; 0.90 | {one} |"
+    assert lines[4].startswith("| 16 | 1 never rises; 0.03; –; 0.90 |")
 
 
 def test_survivors():
@@ -59,7 +61,7 @@ def test_entropy_at_equal_pass_rate():
     """.5 is first reached at the third evaluation, whose steps had an entropy of .2; .8 never."""
     run = made("v", rates=np.array([0.1, 0.4, 0.6, 0.5, 0.7]), entropy=[np.nan, 0.4, 0.2, 0.3, 0.1])
     assert staleness.entropy_at(run, 0.5) == 0.2 and np.isnan(staleness.entropy_at(run, 0.8))
-    assert staleness.entropy_table({"v": [run]}, (0.4, 0.8)).split("\n")[2] == "| v | 1 | 0.4 | – |"
+    assert staleness.entropy_table({"v": [run]}, (0.4, 0.8)).split("\n")[2] == "| v | 1 | 0.4 | – | 0.25 |"
 
 
 def test_parts_of_the_ratio_end_before_the_fall():
