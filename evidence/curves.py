@@ -5,10 +5,11 @@
 
 One row is one evaluation of one run. `flags` are those that differ from THEN, the defaults of train.py when the first
 of these runs was made, so that the file stays true when defaults change or flags go; `n` is problems times samples of
-the evaluation; `best` and `worst` are the shares of problems with a correct sample and with no wrong one. The columns
-of LOGGED are means over the steps since the evaluation before (`lag_max` is the largest), and empty where nothing is
-logged. A run that failed or did not end says so in `state`, and has a row even if it was never evaluated. Runs that the
-file holds already stay, unless a folder has them again.
+the evaluation; `best` and `worst` are the shares of problems with a correct sample and with no wrong one; `set_1` and
+`set_2` are the pass rates of data sets apart. The columns of LOGGED are means over the steps since the evaluation
+before (`lag_max` is the largest), and empty where nothing is logged. A run that failed or did not end says so in
+`state`, and has a row even if it was never evaluated. Runs that the file holds already stay, unless a folder has them
+again.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,17 +33,18 @@ from runtime.run_folder import Folder
 OF_THE_RUN = ("run", "comparison", "variant", "seed", "flags", "state")
 OF_THE_EVALUATION = ("step", "tokens", "device_hours", "flops", "pass_rate", "n")
 OF_K = ("best", "worst")  # of all samples of a problem; empty without eval_counts.jsonl
+OF_SETS = ("set_1", "set_2")  # pass rates of data sets apart, in the order of the flags; empty where there is one
 LOGGED = {  # column -> key of metrics.jsonl; `kept` is the share of the rollouts that the filters leave to train on
     "lag": "lag_mean", "lag_max": "lag_max", "ess": "ess", "gap": "logprob_gap", "entropy": "entropy",
     "interrupted": "interrupted", "truncated": "truncated", "kept": "rows",
     "clipped_positive": "capped_positive", "clipped_negative": "capped_negative",
     "mismatch": "mismatch_rms", "staleness": "staleness_rms",
 }  # fmt: skip
-NUMBERS = (*OF_THE_EVALUATION, *OF_K, *LOGGED)
+NUMBERS = (*OF_THE_EVALUATION, *OF_K, *OF_SETS, *LOGGED)
 COLUMNS = (*OF_THE_RUN, *NUMBERS)
 NO_ROWS = pd.DataFrame(columns=COLUMNS)
 DIGITS = {"step": ".0f", "tokens": ".0f", "n": ".0f", "device_hours": ".6g"}  # the others: .4g
-DIGITS |= dict.fromkeys(("pass_rate", *OF_K), ".5f")
+DIGITS |= dict.fromkeys(("pass_rate", *OF_K, *OF_SETS), ".5f")
 STOPPED = (0, 130, 143, -2, -15)  # exit codes of a run that did not fail: done, or stopped by Ctrl-C or SIGTERM
 OWN = ("output_dir", "overwrite", "resume", "seed")  # of a run, not of what is compared
 # Of flags that have another default today, or that rows of comparisons.py give at their value of then.
@@ -67,6 +69,12 @@ class Evaluations:
 
     finished = property(lambda self: self.state == "finished")
     rates = property(lambda self: self.points["pass_rate"])  # (N,)
+
+
+def of_set(run: Evaluations, column: str) -> Evaluations:
+    """The run as one of OF_SETS saw it; all sets of a run are evaluated with as many problems."""
+    sets = run.flags["dataset"].count(",") + 1  # of those, whose problems `n` counts
+    return replace(run, points=run.points | {"pass_rate": run.points[column], "n": run.points["n"] / sets})
 
 
 # ------------------------------------------------------------------------------------------------- from run folders
@@ -99,7 +107,9 @@ def rows_of(path: Path, output: Path) -> pd.DataFrame:
     counts = {record["step"]: record for record in folder.read("eval_counts.jsonl")}
     rows, before = [], 0
     for record in folder.read("eval.jsonl"):
-        values = {**record, "n": record["n_prompts"] * record["n_samples"]} | dict.fromkeys(OF_K)
+        apart = list(record.get("pass_rate_of", {}).values())
+        values = {**record, "n": record["n_prompts"] * record["n_samples"]} | dict.fromkeys((*OF_K, *OF_SETS))
+        values |= zip(OF_SETS[: len(apart)], apart, strict=True)
         if counted := counts.get(record["step"]):
             values |= of_k(counted["correct"], counted["n_samples"], counted["n_samples"])
         since = steps[steps["step"].between(before, record["step"], inclusive="right")]

@@ -92,6 +92,12 @@ def needed(run: Evaluations, rate: float, axis: str) -> float:
     return compute_to(run.points[axis], run.rates, rate)
 
 
+def rate_at(run: Evaluations, axis: str, share: float) -> float:
+    """Pass rate at this share of a run's compute, on the straight line between evaluations."""
+    C = run.points[axis]
+    return float(np.interp(share * C[-1], C, run.rates))
+
+
 def over_steps(run: Evaluations, column: str) -> float:
     """Mean of a logged column over the steps of a run; NaN if it is not logged."""
     values, steps = run.points[column][1:], np.diff(run.points["step"])

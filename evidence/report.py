@@ -7,8 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from curves import LOGGED
-from figures import FALL, RELATIVE, Compared, Groups, Row, against_paper, falls, interval, over_steps, visible
+from curves import LOGGED, OF_SETS, of_set
+from figures import (
+    FALL,
+    RELATIVE,
+    Compared,
+    Groups,
+    Row,
+    against_paper,
+    falls,
+    final,
+    fitted,
+    interval,
+    over_steps,
+    rate_at,
+    visible,
+)
+from forecasts import forecast
 
 from fit_sigmoid import UNITS
 
@@ -130,6 +145,7 @@ def page(x: Compared) -> str:
         variant_table(x),
         f"`fit_sigmoid.compare` on all runs: {x.said}.",
         health_table(groups),
+        sets_table(x) if c.sets else "",
     ]
     return "\n\n".join(filter(None, text)) + "\n"
 
@@ -198,6 +214,26 @@ def health_table(groups: Groups) -> str:
         cells = f"{mean['lag']:.2f} / {lag:.0f}", f"{mean['ess']:.3f}", clipped, f"{mean['kept']:.0%}"
         rows.append([name, *cells, f"{mean['entropy']:.3f}", "; ".join(said) or "none"])
     return table(HEALTH_HEAD, rows)
+
+
+def sets_table(x: Compared) -> str:
+    """Each variant on the prompts that it trains on, and on each data set apart: every run has a fit of its own."""
+    rows = []
+    for variant, runs in x.groups.items():
+        seen = {"all trained on": runs} | {
+            name: [of_set(run, column) for run in runs] for name, column in zip(x.c.sets, OF_SETS, strict=False)
+        }
+        for name, some in seen.items():
+            fits, half = [fitted(run, x.c.axis) for run in some], [forecast(run, 0.5) for run in some]
+            cells = [[f.A for f in fits], [f.B for f in fits], [f.C_mid for f in fits], list(map(final, some))]
+            cells.append([final(run) - rate_at(run, x.c.axis, 0.5) for run in some])
+            known = f"{sum(f.identifiable for f in fits)} of {len(fits)}"
+            A, *others = (with_ends(interval([value for value in cell if math.isfinite(value)])) for cell in cells)
+            rows.append([variant, name, A, known, *others, f"{sum(end.inside for end in half)} of {len(half)}"])
+    head = (
+        "variant|data set|A|A identifiable|B|C_mid|pass rate at the end|gained in the second half|end inside, from half"
+    )
+    return table(head.split("|"), rows)
 
 
 def sight(x: Compared) -> str:

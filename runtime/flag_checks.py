@@ -3,6 +3,7 @@
 Each rule yields one sentence that names the flag and the fix. The first sentence ends the run.
 """
 
+import json
 import operator
 import os
 import re
@@ -21,6 +22,12 @@ from runtime.trainer import mask_options
 
 LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and longer rows slow it down
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
+
+
+def is_qwen3(model: str) -> bool:
+    """Whether this is a folder of a model of the built-in one's kind."""
+    config = Path(model, "config.json")
+    return config.is_file() and json.loads(config.read_text()).get("model_type") == "qwen3"
 
 
 def judged_by_code(flags: Flags) -> bool:
@@ -156,8 +163,9 @@ def model(flags: Flags) -> Iterator[str]:
         yield "--lora_rank and --lora_adapter need a package: pip install peft, or leave them out."
     if flags.lora_adapter and not Path(flags.lora_adapter, "adapter_config.json").is_file():
         yield f"--lora_adapter {flags.lora_adapter} is no folder of an adapter; it has no adapter_config.json."
-    if flags.engine == "torch" and (flags.model or flags.dtype != "float32"):
-        yield "--engine torch samples from the built-in model, in float32; leave out --model and --dtype, or --engine."
+    if flags.engine == "torch" and (flags.dtype != "float32" or (flags.model and not is_qwen3(flags.model))):
+        what = "the built-in model, or a folder of another Qwen3, in float32"
+        yield f"--engine torch samples from {what}; leave out --model and --dtype, or --engine."
     if flags.report_to != "none" and not find_spec(flags.report_to):  # accelerate would go on without a word
         yield f"--report_to {flags.report_to}: pip install {flags.report_to}, or leave it out."
 

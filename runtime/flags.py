@@ -112,7 +112,7 @@ class ScheduleFlags:
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
     max_ready: int = flag(0, "Ready groups that stop admission; 0: B, but what was trained is replaced.", at_least=0)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
-    engine: Literal["vllm", "torch"] = flag("vllm", "`torch`: no vLLM, for the built-in model.")
+    engine: Literal["vllm", "torch"] = flag("vllm", "`torch`: no vLLM, for the built-in model or as small a Qwen3.")
     max_num_seqs: int = flag(256, "Requests inside each engine at once (--data_parallel times as many).", at_least=1)
     tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)
     data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.", at_least=1)

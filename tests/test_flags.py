@@ -197,6 +197,7 @@ REFUSED = """
 --model /nowhere/model | no config.json
 --resume /nowhere/run | earlier run
 --engine torch --dtype bfloat16 | leave out --model and --dtype | --engine torch
+--model . --dataset rows.jsonl --engine torch | leave out --model and --dtype | --engine torch
 --engine_args max_num_seqs=8 | JSON object
 --engine_args {"max_num_seqs":8} | use --max_num_seqs
 --engine_args {"max_model_len":64} | use --max_budget

@@ -115,11 +115,14 @@ def test_the_table_makes_no_run_twice(tmp_path):
 
 
 @pytest.mark.parametrize("name", list(COMPARISONS))
-def test_every_row_is_accepted_by_train(name, tmp_path):
+def test_every_row_is_accepted_by_train(name, tmp_path, monkeypatch):
     """Flags that train.py refuses, or rounds, would show only after minutes. Baselines are rows."""
     from runtime.flag_checks import check_flags
     from runtime.flags import parse_flags
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/halves/model").mkdir(parents=True)
+    (tmp_path / "runs/halves/model/config.json").write_text('{"model_type": "qwen3"}')
     for run in plan(name, [0], tmp_path, {}).values():
         flags = parse_flags(run.command()[2:], "about")
         assert not [note for note in check_flags(flags) if "rounded" in note]
