@@ -15,7 +15,9 @@ choice) truncates the ratio, stops its gradient, and uses it as a weight on the 
     A < 0, rho > 1.26                  min(rho, 5)     rho     without a limit
     A < 0, rho < 0.80                  rho             0       "unlikely enough by now"
 
-Between 0.80 and 1.26 both factors are rho. CISPO silences no token; it only limits how much one token weighs.
+Between 0.80 and 1.26 both factors are rho. CISPO silences no token; it only limits how much one token weighs. The
+tokens that a clip silences are rare ones, such as "However" and "Wait" (MiniMax-M1), at which an answer turns: one
+update can carry their ratio beyond the clip.
 
     J(theta) = 1/P sum_g [ 1/n_g sum_{i in g} sum_t sg(min(rho_it, eps_max)) A_i log pi_it ]    (2510.13786, Eq. 5)
 
@@ -194,6 +196,9 @@ def gspo(
     *, eps_low: float = 3e-3, eps_high: float = 4e-3,
 ) -> LossAndMetrics:  # fmt: skip
     """PPO's clip on one ratio for each sequence (arXiv 2507.18071, Eq. 5-7), with the clips of ScaleRL's GSPO run.
+
+    The reward belongs to the sequence, and ratios of single tokens are noisy, above all in long answers and in mixtures
+    of experts, where an update changes which experts compute a token.
 
     Each token carries the term of its sequence, and `capped_*` counts all tokens of a clipped one. L5: with the average
     `sample` that is the paper's mean over sequences; with others long sequences count more. Advantages for each token
