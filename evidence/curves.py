@@ -107,9 +107,8 @@ def rows_of(path: Path, output: Path) -> pd.DataFrame:
     counts = {record["step"]: record for record in folder.read("eval_counts.jsonl")}
     rows, before = [], 0
     for record in folder.read("eval.jsonl"):
-        apart = list(record.get("pass_rate_of", {}).values())
         values = {**record, "n": record["n_prompts"] * record["n_samples"]} | dict.fromkeys((*OF_K, *OF_SETS))
-        values |= zip(OF_SETS[: len(apart)], apart, strict=True)
+        values |= zip(OF_SETS, record.get("pass_rate_of", {}).values(), strict=False)
         if counted := counts.get(record["step"]):
             values |= of_k(counted["correct"], counted["n_samples"], counted["n_samples"])
         since = steps[steps["step"].between(before, record["step"], inclusive="right")]

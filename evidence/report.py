@@ -197,9 +197,12 @@ def variant_table(x: Compared) -> str:
     for name, runs in x.groups.items():
         known = f"{x.figures.loc[name, 'A known'].count()} of {len(runs)}"
         rows.append([name, len(runs), cell(x, name, "A"), known, *(cell(x, name, measure) for measure in others)])
+        if x.c.published:
+            rows[-1] += ["{:.3f}, {:.2f}".format(*x.c.published[name])]
     at = f"A = {x.A:.3f}" if x.A else "a shared A"
     of_fit = [f"B at {at}", f"C_mid ({UNITS.get(x.c.axis, x.c.axis)}) at {at}"]
-    return table(["variant", "seeds", "A", "A identifiable", *of_fit, *list(measures(x).values())[3:]], rows)
+    head = ["variant", "seeds", "A", "A identifiable", *of_fit, *list(measures(x).values())[3:]]
+    return table(head + ["the paper's A, B"] * bool(x.c.published), rows)
 
 
 def health_table(groups: Groups) -> str:

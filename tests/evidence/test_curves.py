@@ -58,6 +58,17 @@ def test_a_row_by_hand(tmp_path):
     assert all(zero[name] == "" for name in curves.LOGGED) and zero["pass_rate"] == "0.00000"
 
 
+def test_data_sets_apart(tmp_path):
+    """Two sets of 256 problems, right twice in 1,024 and six times: `n` counts both. A third set has no column."""
+    record = evaluation(0, 8 / 1024) | {"pass_rate_of": {"a": 2 / 512, "b": 6 / 512, "c": 1.0}}
+    run_folder(tmp_path, "two/both/seed-0", [record], dataset="a.jsonl,b.jsonl")
+    (run,) = curves.curves_of(curves.collect(tmp_path))
+    for column, rate in (("set_1", 2 / 512), ("set_2", 6 / 512)):
+        apart = curves.of_set(run, column)
+        assert apart.rates == pytest.approx([rate], abs=1e-5) and apart.points["n"] == 512
+    assert run.rates == pytest.approx([8 / 1024], abs=1e-5)
+
+
 def test_runs_that_failed_or_did_not_end_are_named(tmp_path, capsys):
     """One failed after an evaluation, one before it wrote a file, one was stopped by Ctrl-C, one is under way, and one
     was stopped by Ctrl-C before train.py could catch it (Popen's code for a signal is its negative number)."""

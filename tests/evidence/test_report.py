@@ -160,6 +160,22 @@ def test_the_report_by_hand():
     assert sentence.startswith("  It can be seen: pass rate at the end higher")
 
 
+def test_data_sets_apart_and_the_papers_figures():
+    """A set on Eq. 1 with a ceiling of .4 beside one of .8: C_mid 300 and B 2 for both. A logistic at 800, the end, is
+    1 / (1 + (3/8)^2) = .877 of the gain, and at 400, half of it, 1 / (1 + (3/4)^2) = .64."""
+    c = Comparison("two", {"base": ""}, sets=("easy", "hard"), published={"base": (0.61, 1.97)})
+    easy, hard = made(A=0.8).rates, made(A=0.4).rates
+    run = made(rates=(easy + hard) / 2, set_1=easy, set_2=hard, flags={"dataset": "a,b"})
+    compared = Compared("two", c, {"base": [run]}, [])
+    cells = [row.split(" | ") for row in report.sets_table(compared).split("\n")[2:]]
+    assert [row[1] for row in cells] == ["all trained on", "easy", "hard"]
+    for row, gain in zip(cells[1:], (0.7, 0.3), strict=True):
+        last, before = (1 / (1 + (300 / C) ** 2) for C in (800, 750))
+        assert float(row[6]) == pytest.approx(0.1 + gain * (last + before) / 2, abs=6e-4)
+        assert float(row[7]) == pytest.approx(gain * ((last + before) / 2 - 0.64), abs=6e-4)
+    assert report.variant_table(compared).split("\n")[2].endswith("| 0.610, 1.97 |")
+
+
 def test_what_cannot_be_seen_is_said():
     """Differences of .01 and -.01 at two seeds: mean 0, and an interval of about a tenth on either side."""
     ceilings = {"base": (0.7, 0.7), "dapo": (0.69, 0.71)}
