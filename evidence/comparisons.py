@@ -343,7 +343,7 @@ COMPARISONS = {
     # Both committed before their runs, after a pilot (seed 100); three seeds. The paper: a small batch stagnates early
     # on problems that are never trained on, while its own curve rises; math and code together have parallel curves.
     "downstream": Comparison(
-        "prompts per optimizer step, and harder problems that are never trained on",
+        "prompts per optimizer step, and harder problems that are never trained on (evidence/halves.py)",
         {
             "batch-64": "--batch_prompts 64 --max_ready 64 --eval_every 5",
             "batch-16": "--batch_prompts 16 --max_ready 16 --eval_every 20",
@@ -353,7 +353,7 @@ COMPARISONS = {
         paper={"batch-16": LOWER},
     ),
     "two-sets": Comparison(
-        "two data sets in one run, each with a curve of its own",
+        "two data sets in one run, each with a curve of its own (evidence/halves.py)",
         {"both": ""},
         setting=HALVES.replace("easy.jsonl:exact", f"easy.jsonl:exact,{HARD}").replace("1200000", "2000000"),
         sets=("easy", "hard"),
