@@ -51,8 +51,8 @@ law: $(LAW)/installed  ## the law without training: a run of ours, one where no 
 	mkdir -p runs
 	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
 	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
-	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/paper_8b.jsonl --fit-until 0.15 0.25 --plot runs/paper_8b.png
-	@echo; echo pictures: runs/ours.png runs/chain.png runs/paper_8b.png
+	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
+	@echo; echo pictures: runs/ours.png runs/chain.png runs/paper_8B_run.png
 
 fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="--x tokens --y pass_rate"
 	$(LAW)/bin/python tools/fit.py $(LOG) $(FLAGS)

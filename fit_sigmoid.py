@@ -478,7 +478,7 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
 
     figure = Figure(figsize=(max(2.6 * len(rows[0]) + 1, 6), 2.6 * len(rows) + 1), layout="constrained")
     figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey=True)
-    shown = {r.name: Path(r.name).name.removesuffix(".jsonl") for row in rows for r in row}
+    shown = {r.name: Path(r.name).name.removesuffix(".jsonl").replace("_", " ") for row in rows for r in row}
     if len(set(shown.values())) < len(shown):  # a/seed-0 and b/seed-0
         shown = {name: name for name in shown}
     bottom = max(0.0, min(float(np.nanmin(r.R, initial=1.0)) for row in rows for r in row) - 0.1)

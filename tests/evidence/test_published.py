@@ -96,5 +96,5 @@ def test_what_the_figure_shows_later_lies_where_its_early_points_say(run, cuts, 
 
 def test_the_run_of_make_law_is_the_dense_run():
     """Its compute in whole GPU-hours."""
-    x, C, R, _ = load(DOCS / "results" / "paper_8b.jsonl")
+    x, C, R, _ = load(DOCS / "results" / "paper_8B_run.jsonl")
     assert x == "device_hours" and np.array_equal([C, R], read("dense").round(4))
