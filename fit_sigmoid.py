@@ -371,7 +371,7 @@ class Comparison(NamedTuple):
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
     """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean,
-    and compare B. Else the higher ceiling wins. No verdict where a ceiling is not identifiable."""
+    and compare B and C_mid. Else the higher ceiling wins. No verdict where a ceiling is not identifiable."""
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")
     names, A = names or [f"run {i + 1}" for i in range(len(fits))], [f.A for f in fits]
@@ -387,6 +387,8 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
     high = int(np.argmax([f.B for f in refits]))
     overlap = sum(f.B_interval[1] >= refits[high].B_interval[0] for f in refits) > 1
     said = "the intervals of B overlap" if overlap else f"{names[high]} is the most efficient"
+    (low, soon), *_, (high, late) = sorted(zip((f.C_mid for f in refits), names, strict=True))
+    said += f", and C_mid goes from {short(low)} ({soon}) to {short(high)} ({late})"
     return Comparison(f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} {said}", shared, refits)
 
 

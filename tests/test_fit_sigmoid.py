@@ -538,9 +538,16 @@ def test_equal_ceilings_share_A_and_compare_B():
     assert both.shared_A == pytest.approx((fits[0].A + fits[1].A) / 2) and both.refits[0].B < both.refits[1].B
     assert [f.A for f in both.refits] == pytest.approx([both.shared_A] * 2, abs=1e-6)
     shared = f"ceilings agree within 0.02; at the shared A = {both.shared_A:.3f} "
-    assert both.verdict == shared + "fast is the most efficient"
+    C_mid = [f"{f.C_mid / 1000:.3g}k" for f in both.refits]
+    first, last = sorted(zip(C_mid, ("slow", "fast"), strict=True))
+    said = "fast is the most efficient, and C_mid goes from {} ({}) to {} ({})"
+    assert both.verdict == shared + said.format(*first, *last)
     verdict = compare(*fits_of(0.60, 0.60, sd=0.006)).verdict
-    assert verdict.startswith("ceilings agree within 0.02") and verdict.endswith("the intervals of B overlap")
+    assert (
+        verdict.startswith("ceilings agree within 0.02")
+        and "; at the shared A = 0.6" in verdict
+        and "the intervals of B overlap, and C_mid" in verdict
+    )
     given = compare(*fits_of(0.60, 0.61, R0=0.29, n_samples=9000)).refits[0]
     assert (given.R0, given.n[0], given.n_points) == (pytest.approx(0.29), 9000, 41)
 
