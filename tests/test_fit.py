@@ -142,6 +142,13 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
 ]
 
 
+def test_percent_signs(tmp_path):
+    """They need no --scale."""
+    (tmp_path / "a.csv").write_text("tokens,acc\n0,5%\n100,20 %\n200,\n300,0.4\n")
+    _, C, R, _ = fit_curves.load(tmp_path / "a.csv", y="acc")
+    assert C.tolist() == [0, 100, 300] and R == pytest.approx([0.05, 0.2, 0.4])
+
+
 @pytest.mark.parametrize(("text", "more", "words"), BAD)
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, text, more, words):
     monkeypatch.chdir(tmp_path)

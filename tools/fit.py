@@ -76,11 +76,16 @@ def column(name: str, rows: Sequence[Mapping[str, Any]], flag: str) -> str:
     return found[0]
 
 
+def number(cell: Any) -> float:
+    """NaN of an empty cell; .2 of "20%"."""
+    text = "nan" if cell in (None, "") else str(cell).strip()
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
 def numbers(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     """(N,) a column; NaN where it is missing."""
-    values = [row.get(name) for row in rows]
     try:
-        return np.array([math.nan if value in (None, "") else float(value) for value in values])
+        return np.array([number(row.get(name)) for row in rows])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} has what is no number: {error}") from error
 
