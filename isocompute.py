@@ -2,7 +2,7 @@
 
 PROBLEM. A run that samples B_p prompts a batch and n rollouts a prompt for M updates costs, in completions,
 
-    C = B_p n M            (in a log C = B_p n step, for `step` counts the updates so far)
+    C = B_p n M            (in a log C = B_p n step: `step` counts batches, each an update but for those without any)
 
 At equal C few rollouts give many updates on noisy advantages, and many rollouts give few updates on good ones.
 

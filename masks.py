@@ -67,8 +67,8 @@ def on_batches(rule: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, dict[
     Args:
         logprobs, behaviour_logprobs, advantages, mask: as in losses.py; what lies outside the mask changes nothing.
         thresholds: `low` and `high` of the rule, from 0 to infinity.
-    Returns (weights (N, T) from 0 to 1, float32 at least, 0 outside the mask; metrics: `kept` counts weights above 0,
-    `masked_positive` and `masked_negative` those below 1 where A > 0 and A < 0).
+    Returns (what is kept of each token (N, T) from 0 to 1, float32 at least, 0 outside the mask; metrics: `kept` counts
+    tokens above 0, `masked_positive` and `masked_negative` those below 1 where A > 0 and A < 0).
     Raises ValueError for shapes that do not agree, a threshold below 0, and `low` above `high`.
     """
 
@@ -86,11 +86,11 @@ def on_batches(rule: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, dict[
         now, then, a = (torch.where(trained, x.detach().double(), 0.0)
                         for x in (logprobs, behaviour_logprobs, advantages))  # fmt: skip
         tokens = Tokens(now.exp(), then.exp(), (now - then).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), a, trained)
-        weights = torch.where(trained, rule(tokens, **thresholds).double(), 0.0)  # (N, T)
-        masked = trained & (weights < 1)  # (N, T)
-        counts = {"kept": weights > 0, "masked_positive": masked & (a > 0), "masked_negative": masked & (a < 0)}
+        kept = torch.where(trained, rule(tokens, **thresholds).double(), 0.0)  # (N, T)
+        masked = trained & (kept < 1)  # (N, T)
+        counts = {"kept": kept > 0, "masked_positive": masked & (a > 0), "masked_negative": masked & (a < 0)}
         metrics = {name: where.sum() for name, where in counts.items()}
-        return weights.to(torch.promote_types(logprobs.dtype, torch.float32)), metrics
+        return kept.to(torch.promote_types(logprobs.dtype, torch.float32)), metrics
 
     return weigh
 

@@ -235,7 +235,7 @@ def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24
 class Counters:
     """What the generator did since its start; the trainer logs differences."""
 
-    sampled: int = 0  # completion tokens of rollouts, not of evaluation
+    sampled: int = 0  # completion tokens of groups, not of evaluations
     prefilled: int = 0  # prompt tokens computed, not read from cache; the second legs' forced tokens are among them
     eval_seconds: float = 0.0  # evaluation's share of the time: its tokens of all tokens sampled while it ran
     idle_seconds: float = 0.0  # no request inside the engine, and not paused

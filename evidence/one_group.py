@@ -58,9 +58,9 @@ def batch_of(groups: Sequence[Record], average: str = "prompt") -> Batch:
     made |= {"rewards": rewards, "group_ids": group_ids, "kept": kept, "kept_ids": group_ids[kept]}
     mask = train.padded([r["mask"] for r in rows], torch.bool)
     longest = parse_flags(COMMAND.split(), "").most_sampled
-    weights = losses.aggregation_weights(mask, group_ids[kept], average, longest)
+    token_weights = losses.aggregation_weights(mask, group_ids[kept], average, longest)
     advantages = losses.normalize_advantages(rewards[kept], group_ids[kept])
-    return made | {"mask": mask, "token_weights": weights, "advantages": advantages}
+    return made | {"mask": mask, "token_weights": token_weights, "advantages": advantages}
 
 
 def factors(batch: Batch, loss: Callable) -> Tensor:

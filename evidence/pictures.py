@@ -141,8 +141,8 @@ def token_weights(figure: "Figure") -> None:
     mask = torch.arange(100) < lengths[:, None]  # (4, 100)
     token, share = figure.subplots(1, 2)
     for i, how in enumerate(("prompt", "sample", "token", "constant")):
-        weights = losses.aggregation_weights(mask, group_ids, how, 100)
-        for axes, height in ((token, 1000 * weights.amax(1)), (share, weights.sum(1) / weights.sum())):
+        per_token = losses.aggregation_weights(mask, group_ids, how, 100)
+        for axes, height in ((token, 1000 * per_token.amax(1)), (share, per_token.sum(1) / per_token.sum())):
             x, look = np.arange(4) + 0.2 * i - 0.3, {"color": COLORS[i + 1], "hatch": HATCHES[i], "edgecolor": "black"}
             axes.bar(x, height, 0.18, label=how, lw=0.5, **look)
             axes.set_xticks(range(4), ["10", "100", "50", "50"])

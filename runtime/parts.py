@@ -244,9 +244,11 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     except UNREADABLE as error:
         raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason_of(error)}).") from error
     options = data_sets.PromptOptions(
-        flags.prompt_column, flags.answer_column, flags.prompt_template, flags.apply_chat_template,
-        {"auto": None, "true": True, "false": False}[flags.thinking], flags.end_of_thinking, flags.interruption_phrase,
-        flags.stop_tokens, flags.held_out, flags.max_prompt_tokens,
+        prompt_column=flags.prompt_column, answer_column=flags.answer_column, prompt_template=flags.prompt_template,
+        apply_chat_template=flags.apply_chat_template, end_of_thinking=flags.end_of_thinking,
+        thinking={"auto": None, "true": True, "false": False}[flags.thinking], stop_tokens=flags.stop_tokens,
+        interruption_phrase=flags.interruption_phrase, held_out=flags.held_out,
+        max_prompt_tokens=flags.max_prompt_tokens,
     )  # fmt: skip
     try:
         loaded = data_sets.load_dataset_task(

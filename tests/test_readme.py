@@ -66,6 +66,14 @@ def test_every_default_shown_is_the_default():
         assert str(flags.DEFAULTS[name]).lower() == text, name
 
 
+def test_minutes_are_those_of_200_words_each():
+    """Half a minute either way is the rounding, half a one the words that come and go."""
+    said = re.findall(r"^\| \[(\w+\.py)\]\(\1\) \| .*? \| (\d+) \|", README, re.M)
+    assert len(said) == 11
+    for name, minutes in said:
+        assert int(minutes) == pytest.approx(len((ROOT / name).read_text().split()) / 200, abs=1), name
+
+
 def test_every_file_named_exists():
     """Files in backquotes that look like ours are there."""
     for path, text in PAGES.items():
