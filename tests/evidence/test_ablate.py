@@ -328,12 +328,14 @@ def test_a_sweep_goes_on_from_the_file_of_curves(program, tmp_path):
 
 
 def test_all_names_a_comparison_with_a_baseline_only(program, tmp_path, capsys):
-    """Of two, only the baseline that it shares with one is there: there is nothing to compare."""
+    """Of two, only the baseline that it shares with one is there: there is nothing to compare. Three has no more than
+    that in its table, so it has its page."""
     assert program("one", "--seeds", "1") == 0
     ablate.COMPARISONS["two"].variants.pop("again")
+    ablate.COMPARISONS["three"] = Comparison("third", {"base": ""}, setting="--k 4")
     assert program("all", "--seeds", "1", "--report", reports=True) == 0
     assert "two: 1 of 2 variants have finished runs, nothing to report" in capsys.readouterr().out
-    assert sorted(file.name for file in (tmp_path / "runs/results").glob("*.md")) == ["one.md"]
+    assert sorted(file.name for file in (tmp_path / "runs/results").glob("*.md")) == ["one.md", "three.md"]
 
 
 def test_findings_on_the_other_laws_have_a_page_of_their_own():
