@@ -274,7 +274,8 @@ COMPARISONS = {
         setting=f"{GRADED.replace('2000000', '1200000')} {HELD[8]} --lr 1e-3",
     ),
     # Committed before its runs, with the rules of `staleness`, at the rate and lag of `stress`, where the recipe stands
-    # in float32: does a coarser type bring runs down, and does the head save them? Three seeds; real vLLM.
+    # in float32: does a coarser type bring runs down, and does the head save them? Three seeds, later seven of the
+    # first two; real vLLM.
     "precision": Comparison(
         "a lag of 8 in 16 bits: bfloat16 with and without the FP32 head, float16 with a scaled loss, float32",
         {
