@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import subjects
 import torch
 from measuring import Figure, Measured, Report, benchmark_parser, parse, positive, ratios, take_turns, timed
-from plan import lognormal
 from subjects import BATCH, QUIET, SIZES, STILL, Program, TrainerSide, call, helper
 
 import fp32_head
@@ -359,6 +358,13 @@ def sync(args: argparse.Namespace, report: Report) -> None:
 
 ROLLOUTS, K, COUNTED = 8, 8, 30  # COUNTED: steps of a case
 MEAN, SIGMA, LONGEST = 30, 0.6, 120  # tokens of a completion, standard deviation of their logarithm
+
+
+def length(rng: random.Random) -> int:
+    """Tokens of a completion: lognormal, cut."""
+    return max(1, min(LONGEST, round(MEAN * math.exp(rng.gauss(-(SIGMA**2) / 2, SIGMA)))))
+
+
 RATIO = 0.8
 LAGS = (2, 4, 6)  # to hold
 
@@ -402,7 +408,7 @@ def pacer(args: argparse.Namespace, report: Report) -> None:
     task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[])
     task.score = lambda problem, completions: [(0.0, False)] * len(completions)  # (reward, correct) of each
     control = SimpleNamespace(max_budget=LONGEST, max_completion=LONGEST)  # draws a length, and appends nothing to it
-    control.draw_budget, control.second_leg = lambda rng: lognormal(rng, MEAN, SIGMA, LONGEST), lambda *_: None
+    control.draw_budget, control.second_leg = length, lambda *_: None
     flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
     found: Measured = defaultdict(list)
     with TemporaryDirectory() as folder:
