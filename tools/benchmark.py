@@ -359,14 +359,13 @@ def sync(args: argparse.Namespace, report: Report) -> None:
 ROLLOUTS, K, COUNTED = 8, 8, 30  # COUNTED: steps of a case
 MEAN, SIGMA, LONGEST = 30, 0.6, 120  # tokens of a completion, standard deviation of their logarithm
 
+RATIO = 0.8
+LAGS = (2, 4, 6)  # to hold
+
 
 def length(rng: random.Random) -> int:
     """Tokens of a completion: lognormal, cut."""
     return max(1, min(LONGEST, round(MEAN * math.exp(rng.gauss(-(SIGMA**2) / 2, SIGMA)))))
-
-
-RATIO = 0.8
-LAGS = (2, 4, 6)  # to hold
 
 
 def short_prompts() -> Iterator[SimpleNamespace]:
