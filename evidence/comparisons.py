@@ -310,7 +310,7 @@ COMPARISONS = {
             "magistral": (0.535, 1.44), "minimax-m1": (0.610, 1.77),
         },
     ),
-    # Committed before its runs, with the rules of `staleness`; three seeds. Those with PipelineRL have the lag of
+    # Committed before its runs, with the rules of `staleness`; three seeds, later seven. PipelineRL has the lag of
     # `survivors`, the others eight updates a round, as in the paper.
     "recipes-stressed": Comparison(
         "the same recipes at a rate of 1e-3, and those with PipelineRL at a lag that is held at 8",

@@ -166,7 +166,7 @@ def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate:
         "more than .1 below the best before it, *never rises* if it gains no more than that, else *stands*; it *goes "
         "down* if it does not stand. The p is of Fisher's exact test against the first row, not corrected for the "
         "number of rows. Settings and rules were committed before the runs, and none is left out. Three seeds were "
-        "planned for the map, 16 bits and the recipes, seven for the other tables; conclude nothing from fewer.",
+        "planned for the map and 16 bits, seven for the other tables; conclude nothing from fewer.",
     ]
     if lab := found.get("staleness"):
         text += [
