@@ -22,12 +22,12 @@ CHAIN = GRADED.replace("graded", "chain").replace("--min_budget 14 --max_budget 
 CHAIN = CHAIN.replace("7e-4", "3e-4").replace("2000000", "3000000")
 # Where time or bfloat16 is compared: real vLLM, which takes twice as long, and so to seven C_mid.
 VLLM = GRADED.replace("torch", "vllm").replace("2000000", "1200000")
-# `make real PROBLEMS=functions` on a processor that multiplies bfloat16, for 24 steps in the place of 20.
+# `make real` on a processor that multiplies bfloat16.
 PRETRAINED = (
-    "--model runs/real-start/model --dtype bfloat16 --dataset runs/real-start/functions.jsonl:code --unsafe_code true "
-    "--batch_prompts 8 --max_budget 20 --answer_budget 8 --length_control penalty --penalty_window 20 --lr 1e-5 "
-    "--held_out 256 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --max_steps 24 --eval_every 2"
+    "--model runs/real-start/model --dtype bfloat16 --answer_budget 8 --length_control penalty --lr 1e-5 "
+    "--held_out 256 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256"
 )
+SUMS = "--batch_prompts 16 --max_budget 8 --penalty_window 8 --loss dispo --k 2 --eval_every 4 --save_every 14"
 # The easy half of the graded task as a data set (evidence/halves.py), whose C_mid is half of GRADED's.
 HALVES = GRADED.replace(
     "--dataset graded",
@@ -138,9 +138,9 @@ COMPARISONS = {
     "pretrained": Comparison(
         "a pretrained model of 135M parameters learns short programs: a curve that nobody made (tools/real_model.py)",
         {
-            "functions": "",
-            "sums": "--dataset runs/real-start/sums.jsonl --batch_prompts 16 --max_budget 8 --penalty_window 8 "
-            "--loss dispo --k 2 --max_steps 56 --eval_every 4 --save_every 14",
+            "functions": "--dataset runs/real-start/functions.jsonl:code --unsafe_code true --batch_prompts 8 "
+            "--max_budget 20 --penalty_window 20 --max_steps 24 --eval_every 2",
+            "sums": f"--dataset runs/real-start/sums.jsonl {SUMS} --max_steps 56",
         },
         setting=PRETRAINED,
         minutes=18,
