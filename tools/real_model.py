@@ -124,6 +124,11 @@ def expressions(count: int, seed: int) -> Rows:
     return arithmetic_rows("basic_arithmetic", count, seed, min_terms=2, max_terms=3, min_digits=1, max_digits=1)
 
 
+def products(count: int, seed: int) -> Rows:
+    """Two numbers of one digit or two, from what the model knows by heart to what it cannot do: 4 * 1, 15 * 43"""
+    return arithmetic_rows("products", count, seed, min_terms=2, max_terms=2, min_digits=1, max_digits=2)
+
+
 def functions(count: int, seed: int) -> Rows:
     """Functions of one line to write, each with three asserts. All are called with the same three pairs of arguments,
     and no two return the same for all three: a program that takes one for another fails. Nor is `max` the same argument
@@ -158,7 +163,7 @@ def human_eval(count: int, seed: int) -> Rows:
     return rows
 
 
-PROBLEMS = {"sums": sums, "expressions": expressions, "functions": functions, "human_eval": human_eval}
+PROBLEMS = {f.__name__: f for f in (sums, products, expressions, functions, human_eval)}
 
 
 # ----------------------------------------------------------------------------------------------------- before and after
