@@ -9,22 +9,23 @@ It joins a Hugging Face causal LM to the concept files. What it must get right:
   FSDP would wait for it forever.
 - The head is multiplied as the generator multiplies it (`fp32_head`): in the dtype of both sides, an FP32 product.
 
-The rows of a microbatch have one of two layouts, which differ in time and memory only:
+A microbatch has lines, padded on the right, of one of two layouts, which differ in time and memory only:
 
-- `padded` on the right: under causal attention no real token sees padding, so no attention mask is needed.
-- `shared`: end to end, and rows that begin with the same prompt have it once. Its completions follow it, each at the
-  positions that it would have alone, and a mask lets each see the prompt and itself.
+- A line for each row. Under causal attention no real token sees padding, so no attention mask is needed.
+- `shared`: a line for each prompt. Its completions follow it, each at the positions that it would have alone, and a
+  mask lets each see the prompt and itself.
 
-Symbols: N rows (rollouts), T completion positions, R x L input positions, M tokens that train, H hidden size, V
+Symbols: N rows (rollouts), T completion positions, R lines of L positions, M tokens that train, H hidden size, V
 vocabulary.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
+from itertools import compress, groupby
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +51,9 @@ class Microbatch:
     """The input of one forward pass."""
 
     rows: list[int]  # N, which rows of the batch the (N, T) outputs belong to; no tensor, so that no device is asked
-    input_ids: Tensor  # (R, L): R = N if padded, else R = 1
+    input_ids: Tensor  # (R, L)
     position_ids: Tensor  # (R, L)
-    sees: Tensor | None  # (L, L), of shared rows: whether a position (first axis) sees another
+    sees: Tensor | None  # (R, L, L), of shared rows: whether a position (second axis) sees another of its line
     read: Tensor  # (M,) index into the R * L positions: the one before each token that trains
     write: Tensor  # (M,) index into the N * T places of the output
     targets: Tensor  # (M,) ids of the tokens that train
@@ -87,25 +88,27 @@ def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def cut_rows(batch: Sequence[Row], rows: Sequence[int], tokens: float, shared: bool) -> list[list[int]]:
-    """`rows`, longest first, cut into lists of at most `tokens` positions each; a longer row gets a list of its own.
-    Shared rows with equal prompts stand side by side, and a prompt counts once in a list."""
+    """`rows`, those of the longest lines first, cut into lists of at most `tokens` positions, padding counted; a longer
+    row gets a list of its own. Shared rows with equal prompts stand side by side."""
+    line: Counter[tuple[int, ...]] = Counter()  # prompt -> positions of its completions
+    for row in rows if shared else ():
+        line[tuple(batch[row].prompt_ids)] += len(batch[row].completion_ids)
 
-    def order(row: int) -> tuple[tuple[int, ...], int]:
-        return tuple(batch[row].prompt_ids) if shared else (), -len(batch[row])
+    def order(row: int) -> tuple[int, tuple[int, ...], int]:
+        prompt = tuple(batch[row].prompt_ids) if shared else ()
+        return -line[prompt] - len(prompt), prompt, -len(batch[row])
 
     pieces: list[list[int]] = []
-    used = 0  # positions in the last piece
+    lines = longest = last = 0  # of the last piece; `last`: the length of its last line
     for row in sorted(rows, key=order):
-        cost = len(batch[row])
-        if pieces and not shared:
-            cost = len(batch[pieces[-1][0]])  # the longest row's length
-        elif pieces and batch[pieces[-1][-1]].prompt_ids == batch[row].prompt_ids:
-            cost = len(batch[row].completion_ids)
-        if not pieces or used + cost > tokens:
+        follows = shared and pieces and batch[pieces[-1][-1]].prompt_ids == batch[row].prompt_ids
+        lines += not follows
+        last = last + len(batch[row].completion_ids) if follows else len(batch[row])
+        longest = max(longest, last)
+        if not pieces or lines * longest > tokens:
             pieces.append([])
-            used, cost = 0, len(batch[row])
+            lines, longest, last = 1, len(batch[row]), len(batch[row])
         pieces[-1].append(row)
-        used += cost
     return pieces
 
 
@@ -126,48 +129,48 @@ def forwarded(rows: Sequence[Row], share_prompts: bool, tokens: float, ranks: in
 
 def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, shared: bool = False) -> Microbatch:
     """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward.
-    Shared rows are laid out as prompt, completion, completion, prompt, ..."""
-    longest = max((len(batch[i]) for i in rows), default=1)
+    Shared rows that follow each other and have the same prompt stand in one line."""
+    lines = [list(line) for _, line in groupby(rows, lambda i: tuple(batch[i].prompt_ids) if shared else i)]
+    longest = max((len(batch[i]) + sum(len(batch[j].completion_ids) for j in more) for i, *more in lines), default=1)
     ids: list[int] = []  # of all R x L positions, one line after the other
     positions: list[int] = []  # likewise
+    owner: list[int] = []  # likewise: the row whose completion it is; -1 in a prompt, -2 in padding
     read: list[int] = []  # (M,), as in `Microbatch`
     write: list[int] = []
     targets: list[int] = []
-    spans, prompt, start = [], None, 0  # of `who_sees_whom`; the prompt in use, and where it starts
-    for n, row in enumerate(batch[i] for i in rows):
-        before, after = len(row.prompt_ids), len(row.completion_ids)
-        if not shared or row.prompt_ids != prompt:
-            prompt, start = row.prompt_ids, len(ids)
-            ids += prompt
-            positions += range(before)
-            spans.append((start, -1, before))
-        # Position t - 1 predicts token t. The end of the prompt predicts the first token of each of its completions.
-        predicts = [start + before - 1, *range(len(ids), len(ids) + after - 1)]  # of each token of the completion
-        read += compress(predicts, row.mask)
-        write += compress(range(n * width, n * width + after), row.mask)
-        targets += compress(row.completion_ids, row.mask)
-        ids += row.completion_ids
-        positions += range(before, len(row))
-        spans.append((start, n, after))
-        if not shared:
-            ids += [0] * (longest - len(row))
-            positions += range(len(row), longest)  # padding counts on
+    place = 0  # of a row's first token among the N * T
+    for line in lines:
+        start, prompt = len(ids), batch[line[0]].prompt_ids
+        ids += prompt
+        positions += range(len(prompt))
+        owner += [-1] * len(prompt)
+        for i in line:
+            completion, mask = batch[i].completion_ids, batch[i].mask
+            # Position t - 1 predicts token t. The end of the prompt predicts the first token of each completion.
+            predicts = [start + len(prompt) - 1, *range(len(ids), len(ids) + len(completion) - 1)]
+            read += compress(predicts, mask)
+            write += compress(range(place, place + len(completion)), mask)
+            targets += compress(completion, mask)
+            ids += completion
+            positions += range(len(prompt), len(batch[i]))
+            owner += [i] * len(completion)
+            place += width
+        padding = start + longest - len(ids)
+        ids += [0] * padding
+        positions += range(positions[-1] + 1, positions[-1] + 1 + padding)  # it counts on
+        owner += [-2] * padding
     if not rows:
-        ids, positions, spans = [0], [0], [(0, -1, 1)]
-    shape = (max(len(rows), 1), longest) if not shared else (1, len(ids))
-    input_ids, position_ids = (torch.tensor(x).view(shape) for x in (ids, positions))
+        ids, positions, owner = [0], [0], [-1]
+    input_ids, position_ids, owners = (torch.tensor(x).view(-1, longest) for x in (ids, positions, owner))
     where, to, wanted = (torch.tensor(x, dtype=torch.long) for x in (read, write, targets))
-    sees = who_sees_whom(spans) if shared else None
+    sees = who_sees_whom(owners) if shared else None
     return Microbatch(list(rows), input_ids, position_ids, sees, where, to, wanted, width)
 
 
-def who_sees_whom(spans: Sequence[tuple[int, int, int]]) -> Tensor:
-    """(L, L) bool of shared rows: whether a position (first axis) sees another, one before it in its prompt or its own
-    completion. Spans: (where its prompt starts, its completion or -1 for the prompt itself, length)."""
-    lengths = torch.tensor([length for *_, length in spans])
-    prompt, completion = (torch.tensor([span[i] for span in spans]).repeat_interleave(lengths) for i in (0, 1))  # (L,)
-    sees = (prompt[:, None] == prompt) & ((completion == -1) | (completion[:, None] == completion))
-    return sees.tril()
+def who_sees_whom(owner: Tensor) -> Tensor:
+    """(R, L, L) bool of shared rows: whether a position (second axis) sees another, one before it in the prompt or in
+    its own completion. owner (R, L): the row whose completion it is; -1 in a prompt, -2 in padding."""
+    return ((owner[:, None] == -1) | (owner[:, None] == owner[:, :, None])).tril()
 
 
 def microbatches(
@@ -199,9 +202,9 @@ class Policy(nn.Module):
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
         mask, sees = None, microbatch.sees
-        if sees is not None:  # what attention adds to its scores; transformers takes (R, 1, L, L) as it is
+        if sees is not None:  # (R, 1, L, L), what attention adds to its scores, which transformers takes as it is
             dtype = self.model.get_input_embeddings().weight.dtype
-            mask = torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)[None, None]
+            mask = torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)[:, None]
         hidden = self.model.base_model(
             input_ids=microbatch.input_ids, position_ids=microbatch.position_ids, attention_mask=mask, use_cache=False
         ).last_hidden_state  # (R, L, H)

@@ -53,16 +53,18 @@ def test_padded_microbatch_by_hand():
 
 def test_shared_microbatch_by_hand():
     """Prompt [5 6] has two completions, [7 8] and [9], and [1] has [2]. The prompt stands once, at 0 and 1, and its end
-    predicts 7 and 9; both completions begin at position id 2. Position 4 (the 9) sees 0, 1 and itself; 5 and 6 do not
-    see the first family. A forced token is not read: of [7 8 9] with the 8 forced, 9 is read where the 8 stands."""
+    predicts 7 and 9; both completions begin at position id 2. Position 4 (the 9) sees 0, 1 and itself. The other prompt
+    has a line of its own, with three positions of padding. A forced token is not read: of [7 8 9] with the 8 forced, 9
+    is read where the 8 stands."""
     batch = [Row([1], [2], [1]), Row([5, 6], [7, 8], [1, 1]), Row([5, 6], [9], [1])]
     part = make_microbatch(batch, [1, 2, 0], width=2, shared=True)
-    assert part.rows == [1, 2, 0] and part.input_ids.tolist() == [[5, 6, 7, 8, 9, 1, 2]]
-    assert part.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1]]
+    assert part.rows == [1, 2, 0] and part.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
+    assert part.position_ids.tolist() == [[0, 1, 2, 3, 2], [0, 1, 2, 3, 4]]
     assert part.read.tolist() == [1, 2, 1, 5] and part.targets.tolist() == [7, 8, 9, 2]
     assert part.write.tolist() == [0, 1, 2, 4]  # (row 0, t 0), (0, 1), (1, 0), (2, 0) of 3 x 2
-    seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [5], [5, 6]]  # by each position
-    assert [[i for i, sees in enumerate(row) if sees] for row in part.sees.tolist()] == seen
+    seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4]]  # by each position of the first line
+    assert [[i for i, sees in enumerate(row) if sees] for row in part.sees[0].tolist()] == seen
+    assert part.sees[1, :2].tolist() == [[True, False, False, False, False], [True, True, False, False, False]]
     part = make_microbatch(BATCH, [2], width=3, shared=True)
     assert (part.read.tolist(), part.write.tolist(), part.targets.tolist()) == ([1, 3], [0, 2], [7, 9])
 
