@@ -63,8 +63,7 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
     gradient passes straight through, for that of the rounding itself is 0 almost everywhere."""
     if weight.dtype == dtype:
         return weight
-    # w + sg(round(w) - w): the two are so close that difference and sum are exact. w.to(dtype).to(w.dtype) would round
-    # the gradient as well.
+    # w + sg(round(w) - w), exactly, since the two are close; w.to(dtype).to(w.dtype) would round the gradient as well.
     return weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
 
 
