@@ -495,8 +495,8 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
             axes.plot(grid[seen], f.predict(grid[seen], f.form), color="black", lw=1)
             axes.fill_between(grid, *f.interval(grid, noise=True), color="C0", alpha=0.2, lw=0, label="forecast, 95%")
             axes.plot([1.04 * end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
-            title = f"{title}\nceiling in {span(f.A_interval, 2)}"
-        axes.set_title(f"{title}, {'not ' * bool(f.reason)}identifiable", fontsize=9)
+            title += "\nceiling {:.2f} to {:.2f}".format(*f.A_interval)
+        axes.set_title(title + ", not known yet" * bool(f.reason), fontsize=9)
         axes.set(ylim=(bottom, 1.02), xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
         axes.xaxis.set_major_formatter(lambda v, _: short(v))
     figure.axes[0].legend(fontsize=7)
