@@ -23,6 +23,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import law_report
 import other_laws
+import pretrained
 import report
 import staleness
 import sweep
@@ -185,7 +186,10 @@ def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], 
         print(f"in no comparison, so in no report: {', '.join(stray)}")
     blocks, rows = {}, []
     for name, (found, left_out) in matches.items():
-        if not (args.comparison == "all" and name in (*staleness.LAB, "chain")):  # law.md has the chain's
+        if name == "pretrained" and found:
+            report.save(pretrained.page(found), folder / "pretrained.md")
+            pretrained.picture(found, folder / "pretrained.png")
+        elif not (args.comparison == "all" and name in (*staleness.LAB, "chain")):  # law.md has the chain's
             rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
     if lab := {name: runs[name] for name in staleness.LAB if runs.get(name)}:
         reviews = pd.read_csv(path) if (path := folder / "retired.csv").exists() else None

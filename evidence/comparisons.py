@@ -137,7 +137,7 @@ COMPARISONS = {
     # sums and products a run stands if it ends within .05 of its best evaluation; 56 steps are four C_mid of the one
     # run of sums before. Products have a spectrum: of one digit each the model knows .61, of one or two .30.
     "pretrained": Comparison(
-        "a pretrained model of 135M parameters learns short programs: a curve that nobody made (tools/real_model.py)",
+        "a pretrained model of 135M parameters on tasks that nobody made for the law (tools/real_model.py)",
         {
             "functions": "--dataset runs/real-start/functions.jsonl:code --unsafe_code true --batch_prompts 8 "
             "--max_budget 20 --penalty_window 20 --max_steps 24 --eval_every 2",

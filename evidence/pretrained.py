@@ -1,0 +1,64 @@
+"""The page docs/results/pretrained.md: a pretrained model on tasks that nobody made for the law, every run with what
+its first half foretold of the second."""
+
+from pathlib import Path
+
+import numpy as np
+from comparisons import COMPARISONS
+from curves import Evaluations
+from figures import Groups, fit_to, outcome
+from forecasts import AXIS, forecast_by
+from report import amount, health_table, table
+
+from fit_sigmoid import curve, plot_curves
+
+HALF = 0.5  # of a run's tokens
+HEAD = [
+    "run", "tokens", "in C_mid", "first", "best", "end", "the end, forecast from half", "inside", "later evaluations",
+    "ceilings that fit all of it", "outcome",
+]  # fmt: skip
+
+
+def row(run: Evaluations) -> list[str]:
+    """Of the table, in HEAD's columns."""
+    half, whole, C = fit_to(run, AXIS, HALF), fit_to(run, AXIS), run.points[AXIS]
+    *_, end = later = [forecast_by(half, run, int(at)) for at in np.flatnonzero(half.C[-1] < C)]
+    low, high = end.evaluation
+    return [
+        f"{run.variant} {run.seed}",
+        amount(C[-1]),
+        f"{C[-1] / whole.C_mid:.1f}",
+        *(f"{rate:.3f}" for rate in (run.rates[0], run.rates.max(), end.measured)),
+        f"{end.best:.3f} [{low:.3f}, {high:.3f}]",
+        "yes" if end.inside else "no",
+        f"{sum(one.inside for one in later)} of {len(later)} inside",
+        "{:.2f} to {:.2f}".format(*whole.A_interval) + ", identifiable" * whole.identifiable,
+        outcome(run),
+    ]
+
+
+def page(groups: Groups) -> str:
+    """Markdown."""
+    c = COMPARISONS["pretrained"]
+    text = [
+        f"# pretrained: {c.about}",
+        f"Setting: `{c.setting}`.",
+        table(["variant", "flags"], [[name, f"`{c.variants[name]}`"] for name in groups]),
+        "Every run, fitted to the first half of its tokens: the band is to hold 95 % of the later evaluations.",
+        "![pretrained](pretrained.png)",
+        table(HEAD, [row(run) for runs in groups.values() for run in runs]),
+        health_table(groups),
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+def picture(groups: Groups, path: Path) -> None:
+    """A row of panels for each variant, a panel for each seed, with the forecast from half of its tokens."""
+    rows = []
+    for runs in groups.values():
+        rows.append([])
+        for run in runs:
+            points = zip(run.points[AXIS], run.rates, run.points["n"], strict=True)
+            records = [{AXIS: C, "pass_rate": R, "n_prompts": n, "n_samples": 1} for C, R, n in points]
+            rows[-1].append(curve(records, HALF, f"{run.variant} {run.seed}", AXIS))
+    plot_curves(rows, path)
