@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -102,11 +103,9 @@ def other_flags(row: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
     return sorted(name for name in names if name in DEFAULTS or name in row)
 
 
-Matched = tuple[dict[str, list[Evaluations]], list[str]]  # ({variant: its finished runs}, the others with the reason)
-
-
-def matched(jobs: Jobs, curves: Mapping[str, Evaluations]) -> Matched:
-    """The runs of a comparison. Raises UsageError for a run with other flags than its row has now."""
+def matched(jobs: Jobs, curves: Mapping[str, Evaluations]) -> tuple[Groups, list[str]]:
+    """({variant: its finished runs}, the other runs with the reason) of a comparison. Raises UsageError for a run with
+    other flags than its row has now."""
     found: dict[str, list[Evaluations]] = {}
     others = []
     for (variant, seed), job in jobs.items():
@@ -150,46 +149,45 @@ def findings_by_page(rows: Sequence[Row]) -> dict[str, str]:
     return {page: report.table(["comparison", *report.PAPER_HEAD], some) for page, some in pages.items()}
 
 
-def write_law(matches: Mapping[str, Matched], curves: Mapping[str, Evaluations], folder: Path) -> str:
-    """How well the law held and what the logs know, from all graded runs; the block of RESULTS.md."""
-    (law, left_out), (chain, no_chain), (greedy, no_greedy) = (
-        matches.get(name, ({}, [])) for name in ("law", "chain", "law-greedy")
-    )
-    every = [run for run in curves.values() if run.finished and run.flags.get("dataset") == "graded"]
+def write_law(found: Mapping[str, Groups], left_out: Sequence[str], runs: Sequence[Evaluations], folder: Path) -> str:
+    """How well the law held and what the logs know, from all finished runs; the block of RESULTS.md."""
+    law, chain = found["law"], found["chain"].get("chain", [])
+    every = [run for run in runs if run.flags.get("dataset") == "graded"]
     graded = [run for run in every if not {"difficulty", "eval_temperature"} & run.flags.keys()]  # other ceilings
     others = [run for run in graded if run.comparison != "law"]
-    likeliest = [run for some in greedy.values() for run in some]
-    of_chain = chain.get("chain", [])
-    text = law_report.page(law, [*left_out, *no_chain, *no_greedy], others, of_chain, likeliest, every)
-    report.save(text, folder / "law.md")
-    law_report.picture(law, of_chain).savefig(folder / "law.png", dpi=110)
+    likeliest = [run for some in found["law-greedy"].values() for run in some]
+    report.save(law_report.page(law, left_out, others, chain, likeliest, every), folder / "law.md")
+    law_report.picture(law, chain).savefig(folder / "law.png", dpi=110)
     report.save(law_report.logs_page(graded), folder / "logs.md")
     return law_report.summary([run for some in law.values() for run in some])
 
 
 def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], args: argparse.Namespace) -> None:
     """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
-    folder = Path(args.results or Path(args.output).resolve() / "results")
-    matches = {name: matched(jobs, curves) for name, jobs in plans.items()}
-    runs = {name: matches[name][0] if name in matches else {} for name in COMPARISONS}  # the finished ones
+    folder, every = Path(args.results or Path(args.output).resolve() / "results"), args.comparison == "all"
+    found: dict[str, Groups] = defaultdict(dict)  # comparison -> its finished runs
+    left_out: dict[str, list[str]] = defaultdict(list)
+    for name, jobs in plans.items():
+        found[name], left_out[name] = matched(jobs, curves)
     claimed = {job.name for jobs in plans.values() for job in jobs.values()}
-    if args.comparison == "all" and (stray := sorted(curves.keys() - claimed)):
+    if every and (stray := sorted(curves.keys() - claimed)):
         print(f"in no comparison, so in no report: {', '.join(stray)}")
     blocks, rows = {}, []
-    for name, (found, left_out) in matches.items():
-        if not (args.comparison == "all" and name in (*staleness.LAB, "chain")):  # law.md has the chain's
-            rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
-    if lab := {name: runs[name] for name in staleness.LAB if runs.get(name)}:
+    for name in plans:
+        if not (every and name in (*staleness.LAB, "chain")):  # law.md has the chain's
+            rows += [[name, *row] for row in write_comparison(name, found[name], left_out[name], args, folder)]
+    if lab := {name: found[name] for name in staleness.LAB if found[name]}:
         reviews = pd.read_csv(path) if (path := folder / "retired.csv").exists() else None
-        report.save(staleness.page(lab | {"batch": runs["batch"]}, reviews), folder / "staleness.md")
-    if runs.get("law"):
-        blocks["law"] = write_law(matches, curves, folder)
-    if len(found := runs.get("sizes", {})) > 2:
-        rows += [["sizes", *row] for row in other_laws.write_sizes(found, folder)]
-    if grids := {half: found for half in ("easy", "hard") if (found := runs.get(f"grid-{half}"))}:
+        report.save(staleness.page(lab | {"batch": found["batch"]}, reviews), folder / "staleness.md")
+    if found["law"]:
+        absent = [run for name in ("law", "chain", "law-greedy") for run in left_out[name]]
+        blocks["law"] = write_law(found, absent, [run for run in curves.values() if run.finished], folder)
+    if len(found["sizes"]) > 2:
+        rows += [["sizes", *row] for row in other_laws.write_sizes(found["sizes"], folder)]
+    if grids := {half: some for half in ("easy", "hard") if (some := found[f"grid-{half}"])}:
         rows += other_laws.write_grids(grids, folder)
     blocks |= findings_by_page(rows)
-    if args.comparison == "all" and "other-laws" in blocks:
+    if every and "other-laws" in blocks:
         report.save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", folder / "other-laws.md")
     if args.page:
         report.fill(Path(args.page), blocks)
