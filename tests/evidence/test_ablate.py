@@ -105,15 +105,6 @@ def test_equal_flags_are_one_run_in_the_folder_of_the_first_comparison(table, tm
     assert plan("two", [0], tmp_path, {})["grpo", 0].folder == one["base", 0].folder
 
 
-def test_the_table_makes_no_run_twice(tmp_path):
-    """As many folders as there are different sets of flags. Leave-one-out has 9 runs a seed, to which the losses add
-    two caps of CISPO, another clip of DAPO and four of GSPO."""
-    runs = {run for name in COMPARISONS for run in plan(name, [0], tmp_path, {}).values()}
-    assert len({run.folder for run in runs}) == len({run.flags for run in runs}) == len(runs)
-    first = set(plan("leave-one-out", [0], tmp_path, {}).values())
-    assert len(first) == 9 and len(set(plan("losses", [0], tmp_path, {}).values()) - first) == 7
-
-
 @pytest.mark.parametrize("name", list(COMPARISONS))
 def test_every_row_is_accepted_by_train(name, tmp_path, monkeypatch):
     """Flags that train.py refuses, or rounds, would show only after minutes. Baselines are rows."""

@@ -1,7 +1,6 @@
 """evidence/forecasts.py and evidence/law_report.py: how well the law held and what the logs knew, on runs made by hand."""
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import ablate
@@ -16,8 +15,6 @@ from made_curves import made, rows
 from fit_sigmoid import fit, sigmoid
 
 pytestmark = pytest.mark.medium
-
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def graded(seed=0, **given):
@@ -204,15 +201,6 @@ def test_refit_writes_every_page_and_the_row_of_a_run_to_the_digit(tmp_path, mon
     of_law = [run for run in found if run.finished and run.comparison == "law"]
     assert all(f"| {' | '.join(law_report.row(run))} |" in text for run in of_law)
     assert (tmp_path / "law.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_three_published_runs_give_their_rows_again():
-    """What `make refit` does, for the first, the middle and the last run of the committed table."""
-    text = (RESULTS / "law.md").read_text()
-    found = curves.curves_of(curves.read_rows(RESULTS / "curves.csv.gz"))
-    runs = [run for run in found if run.finished and run.comparison == "law"]
-    for run in (runs[0], runs[len(runs) // 2], runs[-1]):
-        assert f"| {' | '.join(law_report.row(run))} |" in text
 
 
 # ---- what the logs know
