@@ -1,7 +1,6 @@
 """The paper's method as one command: change one ingredient, run, fit, compare A and then B (arXiv 2510.13786, 3.2).
 
     python evidence/ablate.py leave-one-out --seeds 3       # the recipe, its variants, then the report
-    python evidence/ablate.py losses --report               # only the report of what is finished
     python evidence/ablate.py all                           # every comparison, the law, and what the logs know
     python evidence/ablate.py all --curves FILE             # the same reports from `curves.py`'s file, without any runs
     python evidence/ablate.py all --finished FILE           # what is finished in that file is not run again
@@ -13,8 +12,9 @@ have the recipe) is made once, in OUTPUT/COMPARISON/VARIANT/seed-N of the compar
 
 import argparse
 import dataclasses
-import math
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,19 +51,14 @@ each other comparison.
 
 
 def budget_flags(text: str) -> dict[str, Value]:
-    """`800k` or `1.5M` tokens, or `0.05h` hours, of each run; {} if empty. Raises UsageError."""
+    """`800000`, `800k` or `1.5M` tokens of each run; {} if empty. Raises UsageError."""
     if not text:
         return {}
-    sizes = {"h": 1, "k": 1e3, "M": 1e6, "": 1}
-    unit = text[-1:] if text[-1:] in sizes else ""
-    try:
-        size = float(text.removesuffix(unit)) * sizes[unit]
-    except ValueError:
-        size = math.nan
-    if not 0 < size < math.inf:
-        raise UsageError(f"--budget {text}: give a run's tokens as 800000, 800k or 1.5M, or hours as 0.05h.")
-    hours = unit == "h"  # one takes the place of the other
-    return {"max_sampled_tokens": 0 if hours else round(size), "max_hours": size if hours else 0.0}
+    known = re.fullmatch(r"(\d+|\d*\.\d+)[kM]?", text)
+    tokens = round(float(text.replace("k", "e3").replace("M", "e6"))) if known else 0
+    if tokens < 1:
+        raise UsageError(f"--budget {text}: give a run's tokens as 800000, 800k or 1.5M.")
+    return {"max_sampled_tokens": tokens}
 
 
 def listing() -> str:
@@ -85,10 +80,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=int, default=3, help="runs of each variant, seeds 0, 1, ... (default 3)")
     add("--only", nargs="+", default=[], metavar="VARIANT", help="only these variants")
     add("--jobs", type=int, default=1, help="runs at a time (default 1; two of --engine torch take both of two cores)")
-    add("--budget", default="", help="of each run: tokens as 800k or 1.5M, or hours as 0.05h")
+    add("--budget", default="", help="sampled tokens of each run, as 800k or 1.5M")
     add("--output", default="runs/ablate", metavar="FOLDER", help="where the runs are (default runs/ablate)")
     add("--results", default="", metavar="FOLDER", help="where reports are written (default OUTPUT/results)")
-    add("--report", action="store_true", help="no runs, only the report of the finished ones")
     add("--curves", default="", metavar="FILE", help="no runs, the report of those in this file of curves.py")
     add("--finished", default="", metavar="FILE", help="runs that this file of curves.py has are taken from it")
     add("--page", default="", metavar="FILE", help="write tables between its <!-- refit NAME --> and <!-- end -->")
@@ -110,12 +104,9 @@ def other_flags(row: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
     return sorted(name for name in names if name in DEFAULTS or name in row)
 
 
-Matched = tuple[dict[str, list[Evaluations]], list[str]]  # ({variant: its finished runs}, the others with the reason)
-
-
-def matched(jobs: Jobs, curves: Mapping[str, Evaluations], wanted: bool) -> Matched:
-    """The runs of a comparison. `wanted`: a run that was never begun is one of the others. Raises UsageError for a run
-    with other flags than its row has now."""
+def matched(jobs: Jobs, curves: Mapping[str, Evaluations]) -> tuple[Groups, list[str]]:
+    """({variant: its finished runs}, the other runs with the reason) of a comparison. Raises UsageError for a run with
+    other flags than its row has now."""
     found: dict[str, list[Evaluations]] = {}
     others = []
     for (variant, seed), job in jobs.items():
@@ -124,8 +115,8 @@ def matched(jobs: Jobs, curves: Mapping[str, Evaluations], wanted: bool) -> Matc
             if names := other_flags(differing(dict(job.flags)), run.flags):
                 raise UsageError(f"{run.run} has another --{', --'.join(names)} than its row in comparisons.py.")
             found.setdefault(variant, []).append(run)
-        elif run is not None or wanted:
-            others.append(f"{variant} seed {seed} ({run.state if run else 'not run'})")
+        elif run is not None:
+            others.append(f"{variant} seed {seed} ({run.state})")
     return found, others
 
 
@@ -159,49 +150,48 @@ def findings_by_page(rows: Sequence[Row]) -> dict[str, str]:
     return {page: report.table(["comparison", *report.PAPER_HEAD], some) for page, some in pages.items()}
 
 
-def write_law(matches: Mapping[str, Matched], curves: Mapping[str, Evaluations], folder: Path) -> str:
-    """How well the law held and what the logs know, from all graded runs; the block of RESULTS.md."""
-    (law, left_out), (chain, no_chain), (greedy, no_greedy) = (
-        matches.get(name, ({}, [])) for name in ("law", "chain", "law-greedy")
-    )
-    every = [run for run in curves.values() if run.finished and run.flags.get("dataset") == "graded"]
+def write_law(found: Mapping[str, Groups], left_out: Sequence[str], runs: Sequence[Evaluations], folder: Path) -> str:
+    """How well the law held and what the logs know, from all finished runs; the block of RESULTS.md."""
+    law, chain = found["law"], found["chain"].get("chain", [])
+    every = [run for run in runs if run.flags.get("dataset") == "graded"]
     graded = [run for run in every if not {"difficulty", "eval_temperature"} & run.flags.keys()]  # other ceilings
     others = [run for run in graded if run.comparison != "law"]
-    likeliest = [run for some in greedy.values() for run in some]
-    of_chain = chain.get("chain", [])
-    text = law_report.page(law, [*left_out, *no_chain, *no_greedy], others, of_chain, likeliest, every)
-    report.save(text, folder / "law.md")
-    law_report.picture(law, of_chain).savefig(folder / "law.png", dpi=110)
+    likeliest = [run for some in found["law-greedy"].values() for run in some]
+    report.save(law_report.page(law, left_out, others, chain, likeliest, every), folder / "law.md")
+    law_report.picture(law, chain).savefig(folder / "law.png", dpi=110)
     report.save(law_report.logs_page(graded), folder / "logs.md")
     return law_report.summary([run for some in law.values() for run in some])
 
 
 def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], args: argparse.Namespace) -> None:
     """The reports of all these comparisons, and with the law among them how well it held and what the logs know."""
-    folder = Path(args.results or Path(args.output).resolve() / "results")
-    matches = {name: matched(jobs, curves, not args.curves) for name, jobs in plans.items()}
-    runs = {name: matches[name][0] if name in matches else {} for name in COMPARISONS}  # the finished ones
+    folder, every = Path(args.results or Path(args.output).resolve() / "results"), args.comparison == "all"
+    found: dict[str, Groups] = defaultdict(dict)  # comparison -> its finished runs
+    left_out: dict[str, list[str]] = defaultdict(list)
+    for name, jobs in plans.items():
+        found[name], left_out[name] = matched(jobs, curves)
     claimed = {job.name for jobs in plans.values() for job in jobs.values()}
-    if args.comparison == "all" and (stray := sorted(curves.keys() - claimed)):
+    if every and (stray := sorted(curves.keys() - claimed)):
         print(f"in no comparison, so in no report: {', '.join(stray)}")
     blocks, rows = {}, []
-    for name, (found, left_out) in matches.items():
-        if name == "pretrained" and found:
-            report.save(pretrained.page(found), folder / "pretrained.md")
-            pretrained.picture(found, folder / "pretrained.png")
-        elif not (args.comparison == "all" and name in (*staleness.LAB, "chain")):  # law.md has the chain's
-            rows += [[name, *row] for row in write_comparison(name, found, left_out, args, folder)]
-    if lab := {name: runs[name] for name in staleness.LAB if runs.get(name)}:
+    for name in plans:
+        if name == "pretrained" and found[name]:
+            report.save(pretrained.page(found[name], left_out[name]), folder / "pretrained.md")
+            pretrained.picture(found[name], folder / "pretrained.png")
+        elif not (every and name in (*staleness.LAB, "chain")):  # law.md has the chain's
+            rows += [[name, *row] for row in write_comparison(name, found[name], left_out[name], args, folder)]
+    if lab := {name: found[name] for name in staleness.LAB if found[name]}:
         reviews = pd.read_csv(path) if (path := folder / "retired.csv").exists() else None
-        report.save(staleness.page(lab | {"batch": runs["batch"]}, reviews), folder / "staleness.md")
-    if runs.get("law"):
-        blocks["law"] = write_law(matches, curves, folder)
-    if len(found := runs.get("sizes", {})) > 2:
-        rows += [["sizes", *row] for row in other_laws.write_sizes(found, folder)]
-    if grids := {half: found for half in ("easy", "hard") if (found := runs.get(f"grid-{half}"))}:
+        report.save(staleness.page(lab | {"batch": found["batch"]}, reviews), folder / "staleness.md")
+    if found["law"]:
+        absent = [run for name in ("law", "chain", "law-greedy") for run in left_out[name]]
+        blocks["law"] = write_law(found, absent, [run for run in curves.values() if run.finished], folder)
+    if len(found["sizes"]) > 2:
+        rows += [["sizes", *row] for row in other_laws.write_sizes(found["sizes"], folder)]
+    if grids := {half: some for half in ("easy", "hard") if (some := found[f"grid-{half}"])}:
         rows += other_laws.write_grids(grids, folder)
     blocks |= findings_by_page(rows)
-    if args.comparison == "all" and "other-laws" in blocks:
+    if every and "other-laws" in blocks:
         report.save(OTHER_LAWS_PAGE + blocks["other-laws"] + "\n", folder / "other-laws.md")
     if args.page:
         report.fill(Path(args.page), blocks)
@@ -220,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seeds = sorted(rows["seed"].astype(int).unique()) if args.curves else range(args.seeds)
         plans = {name: plan(name, seeds, output, budget_flags(args.budget), args.only) for name in names}
         unknown = [job for jobs in plans.values() for job in jobs.values() if job.name not in known]
-        if not (args.report or args.curves):
+        if not args.curves:
             code = sweep.make(unknown, output, args.jobs)
         if code not in (2, 130):
             made = NO_ROWS if args.curves else collect(output)

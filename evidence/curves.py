@@ -153,10 +153,7 @@ def read_rows(path: Path) -> pd.DataFrame:
     except (OSError, EOFError, ValueError) as error:
         raise UsageError(f"{path} is no readable .csv.gz ({error}); write it with evidence/curves.py.") from error
     if list(rows.columns) != list(COLUMNS):
-        missing, more = [c for c in COLUMNS if c not in rows], [c for c in rows if c not in COLUMNS]
-        said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(more)}, unknown here"] * bool(more)
-        said = " and ".join(said) or "has its columns in another order"
-        raise UsageError(f"{path} {said}; write it anew with evidence/curves.py.")
+        raise UsageError(f"{path} has other columns than {', '.join(COLUMNS)}; write it anew with evidence/curves.py.")
     return rows
 
 

@@ -74,17 +74,16 @@ def outcome(run: Evaluations) -> str:
 
 def by_outcome(runs: Iterable[Evaluations]) -> dict[str, list[Evaluations]]:
     """{outcome: the runs that have it}, for each of OUTCOMES."""
-    found: dict[str, list[Evaluations]] = {name: [] for name in OUTCOMES}
-    for run in runs:
-        found[outcome(run)].append(run)
-    return found
+    named = [(outcome(run), run) for run in runs]
+    return {name: [run for said, run in named if said == name] for name in OUTCOMES}
 
 
 def compute_to(compute: Sequence[float], rates: Sequence[float], rate: float) -> float:
     """Compute at which the straight line between evaluations first reaches `rate`; inf if no evaluation does."""
-    for i in np.flatnonzero(np.asarray(rates) >= rate)[:1]:
-        return float(np.interp(rate, rates[i - 1 : i + 1], compute[i - 1 : i + 1]) if i else compute[0])
-    return math.inf
+    i = first(np.asarray(rates) >= rate)
+    if i is None:
+        return math.inf
+    return float(np.interp(rate, rates[i - 1 : i + 1], compute[i - 1 : i + 1]) if i else compute[0])
 
 
 def needed(run: Evaluations, rate: float, axis: str) -> float:
@@ -108,11 +107,11 @@ def over_steps(run: Evaluations, column: str) -> float:
 def saturating_power(C: np.ndarray, R: np.ndarray) -> tuple[float, float, float]:
     """(A, D, B) of least squares for R = A - D / C^B, A <= 1, over the points with C > 0: Eq. 1 at large C.
 
-    On early data its A runs to the bound, which is why the paper prefers the sigmoid. ValueError: fewer than 4 points.
+    On early data its A runs to the bound, which is why the paper prefers the sigmoid. NaN for fewer than 4 points.
     """
     C, R = C[C > 0], R[C > 0]
     if C.size < 4:
-        raise ValueError(f"a power law needs 4 points at C > 0, not {C.size}")
+        return math.nan, math.nan, math.nan
 
     def best(B: float) -> tuple[np.ndarray, float]:  # 1 - R = (1 - A) + D x is linear in 1 - A >= 0 and D >= 0
         return nnls(np.stack([np.ones_like(C), (C / C.max()) ** -B], 1), 1 - R)

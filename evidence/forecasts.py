@@ -16,7 +16,6 @@ from fit_sigmoid import SigmoidFit, variance
 
 AXIS = "tokens"
 PLATEAU = 8  # evaluations at the end of a run
-RULES = ("the form that fits best", "Eq. 1", "power law", "the pass rate stays")
 
 
 def holds(fit: SigmoidFit, A: float) -> bool:
@@ -24,18 +23,24 @@ def holds(fit: SigmoidFit, A: float) -> bool:
     return fit.A_interval[0] <= A <= fit.A_interval[1]
 
 
-def plateau(curve: Evaluations) -> float:
+def plateau(run: Evaluations) -> float:
     """Mean of the run's last evaluations."""
-    return float(curve.rates[-PLATEAU:].mean())
+    return float(run.rates[-PLATEAU:].mean())
 
 
-def half_gain(curve: Evaluations) -> float:
+def half_gain(run: Evaluations) -> float:
     """C_mid as measured, without a fit: where straight lines between evaluations first reach half of the gain."""
-    return needed(curve, (curve.rates[0] + plateau(curve)) / 2, AXIS)
+    return needed(run, (run.rates[0] + plateau(run)) / 2, AXIS)
+
+
+def reach_of(run: Evaluations, share: float) -> float:
+    """How far `share` of the run reaches, in C_mid as measured; NaN for a run that ends no higher than it began."""
+    C_mid = half_gain(run)
+    return share * float(run.points[AXIS][-1]) / C_mid if C_mid > 0 else math.nan
 
 
 class Forecast(NamedTuple):
-    """Of one evaluation: predicted by the form that fits best and by Eq. 1, and what was measured."""
+    """Of one evaluation: predicted by the form that fits best and by Eq. 1, with intervals, and what was measured."""
 
     best: float
     eq1: float
@@ -47,81 +52,69 @@ class Forecast(NamedTuple):
     error = property(lambda self: self.best - self.measured)
 
 
-@cache
-def forecast(curve: Evaluations, share: float) -> Forecast:
-    """What the fit to `share` of a run says of its last evaluation."""
-    return forecast_by(fitted(curve, AXIS, share), curve, -1)
-
-
-def forecast_by(fit: SigmoidFit, curve: Evaluations, at: int) -> Forecast:
+def forecast_by(fit: SigmoidFit, run: Evaluations, at: int) -> Forecast:
     """What a fit says of evaluation number `at`."""
-    C = float(curve.points[AXIS][at])
+    C = float(run.points[AXIS][at])
     ends = (tuple(fit.interval(C, noise=noise)[:, 0].tolist()) for noise in (False, True))
     predicted = (float(fit.predict(C, form)) for form in (fit.form, "log-logistic"))
-    return Forecast(*predicted, *ends, float(curve.rates[at]))
+    return Forecast(*predicted, *ends, float(run.rates[at]))
 
 
-def noise_ratio(curve: Evaluations) -> float:
+@cache
+def forecast(run: Evaluations, share: float) -> Forecast:
+    """What the fit to `share` of a run says of its last evaluation."""
+    return forecast_by(fitted(run, AXIS, share), run, -1)
+
+
+def errors(run: Evaluations, share: float) -> dict[str, float]:
+    """{rule: predicted minus measured at the last evaluation}; NaN where a rule has no prediction."""
+    end, fit = forecast(run, share), fitted(run, AXIS, share)
+    A, D, B = saturating_power(fit.C, fit.R)
+    predicted = {
+        "the form that fits best": end.best,
+        "Eq. 1": end.eq1,
+        "power law": A - D / run.points[AXIS][-1] ** B,
+        "the pass rate stays": float(fit.R[-2:].mean()),
+    }
+    return {rule: value - end.measured for rule, value in predicted.items()}
+
+
+def noise_ratio(run: Evaluations) -> float:
     """RMSE of the fit to the whole run, over the binomial noise of its evaluations."""
-    fit = fitted(curve, AXIS)
+    fit = fitted(run, AXIS)
     return fit.rmse / math.sqrt(np.mean(variance(fit.predict(fit.C), fit.n)))
 
 
-def error(curve: Evaluations, share: float, rule: str) -> float:
-    """Predicted minus measured at the last evaluation; NaN where the rule has no prediction."""
-    end, fit = forecast(curve, share), fitted(curve, AXIS, share)
-    if rule == "power law":
-        if (fit.C > 0).sum() < 4:
-            return math.nan
-        A, D, B = saturating_power(fit.C, fit.R)
-        return A - D / curve.points[AXIS][-1] ** B - end.measured
-    predicted = {"the form that fits best": end.best, "Eq. 1": end.eq1, "the pass rate stays": float(fit.R[-2:].mean())}
-    return predicted[rule] - end.measured
-
-
-# ------------------------------------------------------------------------------------------------------ by reach
-
-
-class Cut(NamedTuple):
-    """A run fitted up to so many C_mid, and its evaluation at twice the compute of the last point that was fitted."""
-
-    twice: Forecast
-    width: float  # of A's interval
-    holds: bool  # the plateau
-    identifiable: bool
-    again: float  # `ask_again` over `identifiable_from`; NaN where the fit is identifiable, or the run never is
-
-
 @cache
-def identifiable_from(curve: Evaluations) -> float:
+def identifiable_from(run: Evaluations) -> float:
     """The compute from which on the fits to the run up to each evaluation are identifiable; inf if there is none."""
-    C = curve.points[AXIS]  # `fit_to` keeps no fit: there are thousands, of a quarter of a megabyte each
-    for i in range(C.size - 1, -1, -1):
-        if C[i] <= 0 or not fit_to(curve, AXIS, C[i] / C[-1]).identifiable:
-            return float(C[i + 1]) if i + 1 < C.size else math.inf
-    return math.inf
+    C, known = run.points[AXIS], math.inf
+    for now in C[::-1]:  # `fit_to` keeps no fit: there are thousands, of a quarter of a megabyte each
+        if now <= 0 or not fit_to(run, AXIS, now / C[-1]).identifiable:
+            break
+        known = float(now)
+    return known
 
 
-def cut_at(curve: Evaluations, reach: float) -> Cut | None:
-    """None where twice the compute is beyond the end of the run, or fewer than four evaluations are seen."""
-    C, until = curve.points[AXIS], reach * half_gain(curve)
+def cut_at(run: Evaluations, reach: float) -> dict[str, float] | None:
+    """A run fitted up to so many C_mid, and its evaluation at twice the compute of the last point that was fitted;
+    `again` is `ask_again` over `identifiable_from`, NaN where the fit is identifiable, or the run never is.
+
+    None where twice the compute is beyond the end of the run, or fewer than four evaluations are seen."""
+    C, until = run.points[AXIS], reach * half_gain(run)
     seen = C[until >= C]
     if 2 * until > 1.02 * C[-1] or seen.size < 4:
         return None
-    fit, again = fit_to(curve, AXIS, float(until / C[-1])), math.nan
-    if not fit.identifiable and (known := identifiable_from(curve)) < math.inf:
+    fit, again = fit_to(run, AXIS, float(until / C[-1])), math.nan
+    if not fit.identifiable and (known := identifiable_from(run)) < math.inf:
         again = fit.ask_again() / known
-    at = int(np.argmin(np.abs(C - 2 * seen[-1])))
-    width = float(np.ptp(fit.A_interval))
-    return Cut(forecast_by(fit, curve, at), width, holds(fit, plateau(curve)), fit.identifiable, again)
-
-
-def reach_of(curve: Evaluations, share: float) -> float:
-    """How far `share` of the run reaches, in C_mid as measured; NaN for a run that ends no higher than it began."""
-    C_mid = half_gain(curve)
-    return share * float(curve.points[AXIS][-1]) / C_mid if C_mid > 0 else math.nan
-
-
-def is_long(curve: Evaluations) -> bool:
-    """Half of the run is at least 3 C_mid, as the paper's fits saw it."""
-    return reach_of(curve, 0.5) >= 3
+    twice = forecast_by(fit, run, int(np.argmin(np.abs(C - 2 * seen[-1]))))
+    return {
+        "reach": reach,
+        "inside": twice.inside,
+        "width": np.ptp(twice.curve),
+        "A holds": holds(fit, plateau(run)),
+        "width of A": np.ptp(fit.A_interval),
+        "identifiable": fit.identifiable,
+        "again": again,
+    }

@@ -3,17 +3,17 @@ the numbers. And what the effective sample size announced of a run's fall.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from curves import Evaluations
 from figures import FALL, Groups, Row, by_outcome, fall_of, first, fitted, interval, needed, pooled_sd, seeds_needed
-from forecasts import AXIS, PLATEAU, RULES, cut_at, error, forecast, holds, is_long, noise_ratio, plateau, reach_of
-from report import amount, difference_text, table
+from forecasts import AXIS, PLATEAU, cut_at, errors, forecast, holds, noise_ratio, plateau, reach_of
+from report import amount, difference_text, joined, seeds_of, share_of, table
 
-from fit_sigmoid import SigmoidFit, span
+from fit_sigmoid import span
 from tasks.arithmetic import CEILING
 
 if TYPE_CHECKING:
@@ -38,32 +38,76 @@ INTERVALS = (
 )
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
 
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+ROW_HEAD = ["run", "A of all of it", *(f"predicted from {name}" for name in CUTS), "measured at the end"]
+SUM_HEAD = (
+    "fitted|runs|C_mid seen, median|end inside its 95 % interval|mean error [95 %]|width of the interval, median|"
+    "ceiling identifiable|A holds .80|A holds the plateau"
+).split("|")
 REACH_HEAD = (
     "data reach|runs|evaluation at twice the compute inside|A holds the plateau|width at twice the compute: curve|"
     "width: A|identifiable (of these A misses the plateau)|ask again within 1.5 times of what was needed"
 ).split("|")
 
 
-def reach_table(curves: Sequence[Evaluations]) -> str:
+def mean_error(values: Sequence[float]) -> str:
+    """`mean [low, high]` over the runs that have a prediction."""
+    known = [value for value in values if math.isfinite(value)]
+    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval(known)) if known else "–"
+
+
+def row(run: Evaluations) -> Row:
+    """One run in ROW_HEAD's columns; a prediction in bold is one whose interval the end left."""
+    full, cells = fitted(run, AXIS), []
+    for end in (forecast(run, share) for share in CUTS.values()):
+        bold = "" if end.inside else "**"
+        cells.append(f"{bold}{end.best:.3f} {span(end.evaluation, 3)}{bold}")
+    name = f"{run.variant} {run.seed}"
+    return [name, f"{full.A:.3f} {span(full.A_interval, 3)}", *cells, f"{run.rates[-1]:.3f}"]
+
+
+def sum_row(name: str, share: float, runs: Sequence[Evaluations]) -> Row:
+    """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
+    fits, ends = [fitted(run, AXIS, share) for run in runs], [forecast(run, share) for run in runs]
+    reach = pd.Series([reach_of(run, share) for run in runs]).median()
+    width = np.median([np.ptp(end.evaluation) for end in ends])
+    predicted = [share_of([end.inside for end in ends]), mean_error([end.error for end in ends]), f"{width:.3f}"]
+    known = runs[0].flags.get("dataset") == "graded"
+    return [
+        name,
+        str(len(runs)),
+        f"{reach:.1f}",
+        *(predicted if share < 1 else ["–"] * 3),  # at the end there is nothing left to predict
+        share_of([fit.identifiable for fit in fits]),
+        share_of([holds(fit, CEILING) for fit in fits]) if known else "–",
+        share_of([holds(fit, plateau(run)) for fit, run in zip(fits, runs, strict=True)]),
+    ]
+
+
+def sum_table(runs: Sequence[Evaluations], cuts: Mapping[str, float] = FITTED) -> str:
+    """All of these runs, one row a share of their compute."""
+    return table(SUM_HEAD, [sum_row(name, share, runs) for name, share in cuts.items()] if runs else [])
+
+
+def reach_table(runs: Sequence[Evaluations]) -> str:
     """All of these runs by how far the data reach, in C_mid as measured."""
     rows = []
-    for reach in REACHES:
-        cuts = [cut for curve in curves if (cut := cut_at(curve, reach))]
-        if not cuts:
-            continue
-        known, again = [cut for cut in cuts if cut.identifiable], [c.again for c in cuts if not math.isnan(c.again)]
-        widths = np.median([(np.ptp(cut.twice.curve), cut.width) for cut in cuts], axis=0)
-        held = share_of([cut.twice.inside for cut in cuts]), share_of([cut.holds for cut in cuts])
-        identifiable = f"{len(known) / len(cuts):.0%} ({sum(not cut.holds for cut in known)} of {len(known)})"
-        near = f"{np.mean(np.abs(np.log(again)) <= math.log(1.5)):.0%} ({len(again)})" if again else "–"
-        rows.append([f"{reach:g} C_mid", len(cuts), *held, *(f"{width:.3f}" for width in widths), identifiable, near])
+    for reach, cuts in pd.DataFrame([cut for r in REACHES for run in runs if (cut := cut_at(run, r))]).groupby("reach"):
+        known, again = cuts[cuts["identifiable"]], cuts["again"].dropna()
+        widths = [f"{width:.3f}" for width in cuts[["width", "width of A"]].median()]
+        identifiable = f"{cuts['identifiable'].mean():.0%} ({share_of(~known['A holds'])})"
+        near = f"{(np.log(again).abs() <= math.log(1.5)).mean():.0%} ({len(again)})" if len(again) else "–"
+        held = share_of(cuts["inside"]), share_of(cuts["A holds"])
+        rows.append([f"{reach:g} C_mid", len(cuts), *held, *widths, identifiable, near])
     return table(REACH_HEAD, rows)
 
 
-def by_reach(curves: Sequence[Evaluations]) -> str:
+def by_reach(runs: Sequence[Evaluations]) -> str:
     """The table and its rule, for runs of every comparison, with the names of those left out."""
-    kept, *left_out = by_outcome(curves).values()
-    falls, never = (", ".join(curve.run for curve in some) or "none" for some in left_out)
+    kept, *left_out = by_outcome(runs).values()
+    falls, never = (", ".join(run.run for run in some) or "none" for some in left_out)
     return "\n\n".join(
         [
             f"{len(kept)} runs of the graded task, each fitted up to so many C_mid, where C_mid is measured without a "
@@ -78,70 +122,12 @@ def by_reach(curves: Sequence[Evaluations]) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ tables
-
-ROW_HEAD = ["run", "A of all of it", *(f"predicted from {name}" for name in CUTS), "measured at the end"]
-
-
-def row(curve: Evaluations) -> Row:
-    """One run in ROW_HEAD's columns; a prediction in bold is one whose interval the end left."""
-    full, cells = fitted(curve, AXIS), []
-    for end in (forecast(curve, share) for share in CUTS.values()):
-        bold = "" if end.inside else "**"
-        cells.append(f"{bold}{end.best:.3f} {span(end.evaluation, 3)}{bold}")
-    name = f"{curve.variant} {curve.seed}"
-    return [name, f"{full.A:.3f} {span(full.A_interval, 3)}", *cells, f"{curve.rates[-1]:.3f}"]
-
-
-SUM_HEAD = (
-    "fitted|runs|C_mid seen, median|end inside its 95 % interval|mean error [95 %]|width of the interval, median|"
-    "ceiling identifiable|A holds .80|A holds the plateau"
-).split("|")
-
-
-def mean_error(errors: Sequence[float]) -> str:
-    """`mean [low, high]` over runs."""
-    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval(errors))
-
-
-def share_of(found: Sequence[bool]) -> str:
-    """`18 of 20`."""
-    return f"{sum(found)} of {len(found)}"
-
-
-def sum_row(name: str, share: float, curves: Sequence[Evaluations]) -> Row:
-    """All of these runs, fitted to `share` of their compute, in SUM_HEAD's columns."""
-    fits, ends = [fitted(curve, AXIS, share) for curve in curves], [forecast(curve, share) for curve in curves]
-    reached = [far for curve in curves if not math.isnan(far := reach_of(curve, share))]
-    forecasts = ["–"] * 3  # at the end there is nothing left to predict
-    if share < 1:
-        known = [end.error for end in ends if math.isfinite(end.error)]  # a fit to too few points predicts nothing
-        width = f"{np.median([np.ptp(end.evaluation) for end in ends]):.3f}"
-        forecasts = [share_of([end.inside for end in ends]), mean_error(known) if known else "–", width]
-    return [
-        name,
-        str(len(curves)),
-        f"{np.median(reached):.1f}" if reached else "–",
-        *forecasts,
-        share_of([fit.identifiable for fit in fits]),
-        share_of([holds(fit, CEILING) for fit in fits]) if curves[0].flags.get("dataset") == "graded" else "–",
-        share_of([holds(fit, plateau(curve)) for fit, curve in zip(fits, curves, strict=True)]),
-    ]
-
-
-def sum_table(curves: Sequence[Evaluations], cuts: Mapping[str, float] = FITTED) -> str:
-    """All of these runs, one row a share of their compute."""
-    return table(SUM_HEAD, [sum_row(name, share, curves) for name, share in cuts.items()] if curves else [])
-
-
-def rules_table(curves: Sequence[Evaluations]) -> str:
+def rules_table(runs: Sequence[Evaluations]) -> str:
     """The sigmoid against simpler rules, on the same points."""
     rows = []
     for name, share in CUTS.items():
-        for rule in RULES:
-            errors = [e for curve in curves if math.isfinite(e := error(curve, share, rule))]
-            if errors:
-                rows.append([name, rule, str(len(errors)), mean_error(errors)])
+        found = pd.DataFrame([errors(run, share) for run in runs])
+        rows += [[name, rule, found[rule].count(), mean_error(found[rule])] for rule in found]
     return table(["fitted", "rule", "runs", "mean error [95 %]"], rows)
 
 
@@ -150,7 +136,7 @@ def power_table(groups: Groups) -> str:
     rows = []
     for measure, effect in EFFECTS.items():
         found = pd.DataFrame(
-            {name: {c.seed: getattr(fitted(c, AXIS), measure) for c in some} for name, some in groups.items()}
+            {name: {run.seed: getattr(fitted(run, AXIS), measure) for run in some} for name, some in groups.items()}
         )  # (seeds, variants)
         found = np.log(found) if measure == "C_mid" else found
         base, *others = (found[name] for name in groups)
@@ -168,35 +154,32 @@ def engines_table(torch: Sequence[Evaluations], vllm: Sequence[Evaluations], rat
     pairs = [(one, other) for one in torch for other in vllm if one.seed == other.seed]
     if not pairs:
         return ""
-    ends = [min(curve.points[AXIS][-1] for curve in pair) for pair in pairs]
-
-    def until(curve: Evaluations, end: float) -> SigmoidFit:
-        return fitted(curve, AXIS, end / curve.points[AXIS][-1])
-
-    measures: dict[str, tuple[bool, Callable[[Evaluations, float], float]]] = {  # name -> (of compute, its value)
-        "A": (False, lambda curve, end: until(curve, end).A),
-        "C_mid": (True, lambda curve, end: until(curve, end).C_mid),
-        f"tokens to {rate:g}": (True, lambda curve, end: needed(curve, rate, AXIS)),
-        "pass rate at the end": (False, lambda curve, end: float(np.interp(end, curve.points[AXIS], curve.rates))),
-    }
-    rows = []
-    for name, (of_compute, value) in measures.items():
-        found = np.array([[value(curve, end) for curve in pair] for pair, end in zip(pairs, ends, strict=True)])
-        apart = np.diff(np.log(found) if of_compute else found)[:, 0]  # found is (seeds, 2)
+    ends, values, rows = [], [], []  # values: (seeds, 2, measures)
+    for pair in pairs:
+        ends.append(end := min(run.points[AXIS][-1] for run in pair))
+        fits = [fitted(run, AXIS, end / run.points[AXIS][-1]) for run in pair]
+        last = [np.interp(end, run.points[AXIS], run.rates) for run in pair]
+        values.append([(f.A, f.C_mid, needed(run, rate, AXIS), R) for f, run, R in zip(fits, pair, last, strict=True)])
+    for i, name in enumerate(("A", "C_mid", f"tokens to {rate:g}", "pass rate at the end")):
+        found, of_compute = np.array(values)[:, :, i], i in (1, 2)
+        apart = np.diff(np.log(found) if of_compute else found)[:, 0]
         mean, low, high = (difference_text(x, of_compute) for x in interval(apart))
         rows.append([name, *map(amount, found.mean(0)), f"{mean} [{low}, {high}]"])
     return table([f"{len(pairs)} seeds, to {amount(min(ends))} tokens", "torch", "vLLM", "apart [95 %]"], rows)
 
 
-def summary(curves: Sequence[Evaluations]) -> str:
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def summary(runs: Sequence[Evaluations]) -> str:
     """How well the law held over these runs."""
-    ratios = [noise_ratio(curve) for curve in curves]
+    ratios = [noise_ratio(run) for run in runs]
     return "\n\n".join(
         [
-            f"{len(curves)} runs of the graded task, whose ceiling is {CEILING:g} by construction. Errors are "
+            f"{len(runs)} runs of the graded task, whose ceiling is {CEILING:g} by construction. Errors are "
             "predicted minus measured pass rate at the last evaluation. The plateau is the mean of a run's last "
             f"{PLATEAU} evaluations.",
-            sum_table(curves),
+            sum_table(runs),
             f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}"
             f", largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
         ]
@@ -214,30 +197,30 @@ def page(
     """Markdown. `groups`: finished runs of the comparison `law`, by variant; `others`: of the other comparisons;
     `chain`: of the task on which the law fails; `greedy`: evaluated with the likeliest token; `every`: of the graded
     task."""
-    curves = [curve for some in groups.values() for curve in some]
-    seeds = "; ".join(f"{name} {', '.join(str(c.seed) for c in some)}" for name, some in groups.items())
+    runs = [run for some in groups.values() for run in some]
+    on_vllm = [run for run in others if (run.comparison, run.variant) == ("schedules", "pipeline-8")]
+    engines = engines_table(next(iter(groups.values())), on_vllm)
     text = [
         "# The law: half a run predicts the other half",
-        f"Seeds: {seeds}." + (f" Left out: {', '.join(left_out)}." if left_out else ""),
+        f"Seeds: {seeds_of(groups)}." + (f" Left out: {', '.join(left_out)}." if left_out else ""),
         "![law](law.png)",
-        summary(curves),
+        summary(runs),
         INTERVALS,
         "**How far the data reach.** " + by_reach(every),
         "**Simpler rules** on the same points. What stays is the mean of the last two evaluations.",
-        rules_table(curves),
+        rules_table(runs),
         "**Each run.** In bold a prediction whose interval the end left.",
-        table(ROW_HEAD, [row(curve) for curve in curves]),
+        table(ROW_HEAD, [row(run) for run in runs]),
         "**How many seeds a comparison needs** to see a difference in four of five cases, at 5 %, two-sided (Student's "
         "t). The spread is that of the first variant over its seeds, and that of the paired differences to it.",
         power_table(groups),
     ]
-    on_vllm = [curve for curve in others if (curve.comparison, curve.variant) == ("schedules", "pipeline-8")]
-    if engines := engines_table(next(iter(groups.values())), on_vllm):
+    if engines:
         text += ["**The same seeds with both engines.** The baseline of `law`, and that of `schedules`.", engines]
     if greedy:
         text += [GREEDY, sum_table(greedy)]
     if others:
-        long = [curve for curve in (*curves, *others) if is_long(curve)]
+        long = [run for run in (*runs, *others) if reach_of(run, 0.5) >= 3]  # as the paper's fits saw it
         text += [
             "**All runs whose first half is at least 3 C_mid**, of every comparison, each counted once. Those on half "
             "of the problems (`--difficulty`), which have other ceilings, are left out. There are variants among them "
@@ -246,7 +229,7 @@ def page(
         ]
     if chain:
         text += [CHAIN_FAILS, sum_table(chain, CUTS)]
-    return "\n\n".join(text) + "\n"
+    return joined(*text)
 
 
 # ------------------------------------------------------------------------------------------------ what the logs know
@@ -268,7 +251,7 @@ def logs_page(runs: Sequence[Evaluations]) -> str:
     """Did the effective sample size announce a fall, and how often for nothing? Markdown."""
     stand, fall, never = by_outcome(runs).values()
     falling, dead = (", ".join(f"{run.run} ({fall_of(run)})" for run in fall), ", ".join(run.run for run in never))
-    text = [
+    return joined(
         "# What the logs already know",
         f"{len(fall)} of {len(stand) + len(fall)} runs fall: an evaluation lies more than {FALL:g} below the best "
         + (f"before it (in brackets its number): {falling}." if fall else "before it.")
@@ -283,20 +266,19 @@ def logs_page(runs: Sequence[Evaluations]) -> str:
             ["alarm", "falls announced", "lead, median (range)", "false alarms"],
             [alarm_row(stand, fall, name, level) for name, levels in LEVELS.items() for level in levels],
         ),
-    ]
-    return "\n\n".join(text) + "\n"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- the picture
 
 
-def draw_halves(axes: "Axes", curves: Sequence[Evaluations]) -> None:
+def draw_halves(axes: "Axes", runs: Sequence[Evaluations]) -> None:
     """Runs, the fit to the first half of each, its band for the rest, and what came (hollow)."""
-    for i, curve in enumerate(curves):
-        half, C, color = fitted(curve, AXIS, 0.5), curve.points[AXIS], f"C{i}"
-        seen, last = half.C[-1] >= C, half.C[-1]
-        axes.plot(C[seen], curve.rates[seen], "o", color=color, ms=4, label=f"{curve.variant} {curve.seed}")
-        axes.plot(C[~seen], curve.rates[~seen], "o", color=color, mfc="white", ms=4)
+    for i, run in enumerate(runs):
+        half, C, color = fitted(run, AXIS, 0.5), run.points[AXIS], f"C{i}"
+        last = half.C[-1]
+        axes.plot(C[last >= C], run.rates[last >= C], "o", color=color, ms=4, label=f"{run.variant} {run.seed}")
+        axes.plot(C[last < C], run.rates[last < C], "o", color=color, mfc="white", ms=4)
         for start, stop, style in ((0, last, "-"), (last, C[-1], "--")):
             axes.plot(grid := np.linspace(start, stop, 100), half.predict(grid, half.form), style, color=color)
         axes.fill_between(grid, *half.interval(grid, noise=True), color=color, alpha=0.12, lw=0)
@@ -309,29 +291,26 @@ def picture(groups: Groups, chain: Sequence[Evaluations]) -> "Figure":
     predicted with its interval, and measured."""
     from matplotlib.figure import Figure
 
-    shown = 3
-    figure = Figure(figsize=(17 if chain else 12, 4.6), layout="constrained")
-    left, *middle, right = figure.subplots(1, 3 if chain else 2, width_ratios=(1.5, 1.5, 1) if chain else (1.5, 1))
-    draw_halves(left, next(iter(groups.values()))[:shown])
-    left.axhline(CEILING, color="gray", ls=":", label=f"the ceiling, {CEILING:g} by construction")
-    left.set_title("graded: problems differ in how soon they are learned", fontsize=9)
+    halves = {"graded: problems differ in how soon they are learned": next(iter(groups.values()))[:3]}
     if chain:
-        draw_halves(middle[0], chain[:shown])
-        middle[0].set_title("chain: short chains are learned at once, the longest never", fontsize=9)
-    y, names = 0, []
-    for i, some in enumerate(groups.values()):
-        for curve in some:
-            end = forecast(curve, 0.5)
-            right.plot(end.evaluation, (y, y), color=f"C{i}", lw=1)
-            right.plot(end.best, y, "o", color=f"C{i}", ms=4)
-            right.plot(end.measured, y, "o", color="black", mfc="white", ms=4)
-            names, y = [*names, f"{curve.variant} {curve.seed}"], y + 1
-    right.set_yticks(range(y), names, fontsize=6)
+        halves["chain: short chains are learned at once, the longest never"] = chain[:3]
+    figure = Figure(figsize=(7 + 5 * len(halves), 4.6), layout="constrained")
+    *left, right = figure.subplots(1, len(halves) + 1, width_ratios=[1.5] * len(halves) + [1])
+    for axes, (title, runs) in zip(left, halves.items(), strict=True):
+        draw_halves(axes, runs)
+        axes.set_title(title, fontsize=9)
+    left[0].axhline(CEILING, color="gray", ls=":", label=f"the ceiling, {CEILING:g} by construction")
+    ends = [(f"C{i}", run, forecast(run, 0.5)) for i, some in enumerate(groups.values()) for run in some]
+    for y, (color, _, end) in enumerate(ends):
+        right.plot(end.evaluation, (y, y), color=color, lw=1)
+        right.plot(end.best, y, "o", color=color, ms=4)
+        right.plot(end.measured, y, "o", color="black", mfc="white", ms=4)
+    right.set_yticks(range(len(ends)), [f"{run.variant} {run.seed}" for _, run, _ in ends], fontsize=6)
     right.invert_yaxis()
     right.axvline(CEILING, color="gray", ls=":")
     right.set_xlabel("end: predicted from half, measured (hollow)")
-    for panel in (left, *middle, right):
-        panel.grid(alpha=0.3)
-    for panel in (left, *middle):
-        panel.legend(fontsize=8)
+    for axes in (*left, right):
+        axes.grid(alpha=0.3)
+    for axes in left:
+        axes.legend(fontsize=8)
     return figure

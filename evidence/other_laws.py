@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from curves import Evaluations
 from figures import UNSEEN, Groups, Row, first, interval, needed, pooled_sd
-from report import amount, paper_row, save, table, with_ends
+from report import amount, joined, mean_of, paper_row, save, table, with_ends
 
 import fit_power_law
 import isocompute
-from fit_power_law import Point, PowerLaw
+from fit_power_law import PowerLaw
 from isocompute import Grid, Run
 from tasks.warm_start import parameters
 
@@ -29,28 +29,25 @@ AXES = {"flops": "FLOPs", "tokens": "sampled tokens"}
 Sizes = Mapping[int, Sequence[Evaluations]]  # parameters -> runs
 
 
-def rise(runs: Sequence[Evaluations], size: int, axis: str) -> list[Point]:
-    """(N, X, L) of the evaluations of these runs in which they rise."""
-    points = []
-    for curve in runs:
-        reached = first(curve.rates >= UNTIL)
-        until = curve.rates.size if reached is None else reached + 1
-        points += [(float(size), float(curve.points[axis][i]), 1 - float(curve.rates[i])) for i in range(1, until)]
-    return points
+def rise(run: Evaluations, size: int, axis: str) -> np.ndarray:
+    """(K, 3): N, X, L of the evaluations in which a run rises."""
+    reached = first(run.rates >= UNTIL)
+    rising = slice(1, None if reached is None else reached + 1)
+    X, R = run.points[axis][rising], run.rates[rising]
+    return np.stack([np.full(X.size, float(size)), X, 1 - R], axis=1)
 
 
-def law_of(sizes: Sizes, axis: str) -> tuple[PowerLaw, list[Point]]:
-    """The law of all sizes, and the points that it was fitted to."""
-    points = [point for size, runs in sizes.items() for point in rise(runs, size, axis)]
-    return fit_power_law.fit(*np.transpose(points)), points
+def law_of(sizes: Sizes, axis: str) -> tuple[PowerLaw, np.ndarray]:
+    """The law of all sizes, and the points (K, 3) that it was fitted to."""
+    points = np.concatenate([rise(run, size, axis) for size, runs in sizes.items() for run in runs])
+    return fit_power_law.fit(*points.T), points
 
 
-def slope_ratio(points: Sequence[Point]) -> float:
+def slope_ratio(points: np.ndarray) -> float:
     """The largest size's own slope over that which the law of the others gives it."""
-    largest = max(N for N, *_ in points)
-    own = fit_power_law.fit(*np.transpose(points)).sizes[largest].own_K
-    others = fit_power_law.fit(*np.transpose([point for point in points if point[0] != largest]))
-    return own / others.K(largest)
+    N = points[:, 0]
+    own = fit_power_law.fit(*points.T).sizes[N.max()].own_K
+    return own / fit_power_law.fit(*points[N < N.max()].T).K(N.max())
 
 
 def size_table(sizes: Sizes, laws: Mapping[str, PowerLaw]) -> str:
@@ -59,7 +56,7 @@ def size_table(sizes: Sizes, laws: Mapping[str, PowerLaw]) -> str:
     head += [f"{what} ({unit})" for unit in AXES.values() for what in ("K of its own line", "K(N) [95 %]")]
     rows = []
     for size, runs in sizes.items():
-        cells = [with_ends(interval([needed(c, UNTIL, axis) for c in runs])) for axis in AXES]
+        cells = [mean_of([needed(run, UNTIL, axis) for run in runs]) for axis in AXES]
         for law in laws.values():
             low, high = law.K_interval(size)
             cells += [f"{law.sizes[size].own_K:.3f}", f"{law.K(size):.3f} [{low:.3f}, {high:.3f}]"]
@@ -77,49 +74,44 @@ def size_findings(sizes: Sizes) -> list[Row]:
     larger model needs less data and less compute, learns along a steeper line, and the smaller ones predict how
     steep."""
     least, most = min(sizes), max(sizes)
-    seeds = sorted(set.intersection(*({curve.seed for curve in runs} for runs in sizes.values())))
-    of = [{size: [c for c in runs if c.seed == seed] for size, runs in sizes.items()} for seed in seeds]
-    ends = [law_of(some, "flops") for some in of]
-    slopes = [law.sizes[most].own_K / law.sizes[least].own_K for law, _ in ends]
-    margin = math.log(AS_PREDICTED)
-
-    def row(other: str, figure: str, theirs: tuple[float, float], ratios: Sequence[float]) -> Row:
-        apart = np.log(ratios)
-        names = (amount(most), other, figure)
-        return paper_row(names, theirs, interval(apart), len(apart), pooled_sd([apart]), relative=True)
-
-    def more(axis: str) -> list[float]:
-        return [needed(some[most][0], UNTIL, axis) / needed(some[least][0], UNTIL, axis) for some in of]
-
-    return [
-        *(
-            row(amount(least), f"{unit} to a pass rate of {UNTIL:g}", (-np.inf, 0), more(axis))
-            for axis, unit in AXES.items()
-        ),
-        row(amount(least), "slope K of its own line (FLOPs)", (0.0, np.inf), slopes),
-        row("as the others predict", "slope K (FLOPs)", (-margin, margin), [slope_ratio(points) for _, points in ends]),
+    seeds = sorted(set.intersection(*({run.seed for run in runs} for runs in sizes.values())))
+    found = []
+    for seed in seeds:
+        some = {size: [run for run in runs if run.seed == seed] for size, runs in sizes.items()}
+        law, points = law_of(some, "flops")
+        more = [needed(some[most][0], UNTIL, axis) / needed(some[least][0], UNTIL, axis) for axis in AXES]
+        found.append([*more, law.sizes[most].own_K / law.sizes[least].own_K, slope_ratio(points)])
+    margin, smallest = math.log(AS_PREDICTED), amount(least)
+    claims = [
+        *((smallest, f"{unit} to a pass rate of {UNTIL:g}", (-math.inf, 0.0)) for unit in AXES.values()),
+        (smallest, "slope K of its own line (FLOPs)", (0.0, math.inf)),
+        ("as the others predict", "slope K (FLOPs)", (-margin, margin)),
     ]
+    rows = []
+    for (other, figure, theirs), apart in zip(claims, np.log(found).T, strict=True):
+        names, sd = (amount(most), other, figure), pooled_sd([apart])
+        rows.append(paper_row(names, theirs, interval(apart), len(apart), sd, relative=True))
+    return rows
 
 
 def size_page(sizes: Sizes) -> str:
     """Markdown."""
     found = {axis: law_of(sizes, axis) for axis in AXES}
-    text = ["# The power law over model size, on our own runs", RISE]
-    text += [size_table(sizes, {axis: law for axis, (law, _) in found.items()})]
-    for axis, (law, points) in found.items():
-        text.append(
-            f"Over {AXES[axis]}: K_max {known(law.K_max, law.K_max_interval)}, N0 in parameters "
-            f"{known(law.N0, law.N0_interval)}, RMSE of log L {law.rmse:.3f} over {len(points)} points."
-            + "".join(f" Note: {note}." for note in law.notes)
-        )
-    return "\n\n".join(text) + "\n"
+    said = [
+        f"Over {AXES[axis]}: K_max {known(law.K_max, law.K_max_interval)}, N0 in parameters "
+        f"{known(law.N0, law.N0_interval)}, RMSE of log L {law.rmse:.3f} over {len(points)} points."
+        + "".join(f" Note: {note}." for note in law.notes)
+        for axis, (law, points) in found.items()
+    ]
+    sizes_and_slopes = size_table(sizes, {axis: law for axis, (law, _) in found.items()})
+    return joined("# The power law over model size, on our own runs", RISE, sizes_and_slopes, *said)
 
 
 def write_sizes(found: Groups, folder: Path) -> list[Row]:
     """FOLDER/power-law.*, from the finished runs of each size by name; `size_findings` is returned."""
     sizes = dict(sorted((parameters(name), runs) for name, runs in found.items()))
     law, points = law_of(sizes, "flops")
-    fit_power_law.plot(law, np.array(points), np.full(len(points), True), str(folder / "power-law.png"))
+    fit_power_law.plot(law, points, np.full(len(points), True), str(folder / "power-law.png"))
     save(size_page(sizes), folder / "power-law.md")
     return size_findings(sizes)
 
@@ -167,27 +159,25 @@ def grid_findings(halves: Mapping[str, Grid | str], found: Mapping[str, Groups])
         for name, why in halves.items()
         if isinstance(why, str)
     ]
-    seeds = len({curve.seed for half in found.values() for curves in half.values() for curve in curves})
+    seeds = len({run.seed for half in found.values() for runs in half.values() for run in runs})
 
-    def add(
-        half: str, names: tuple[str, str, str], theirs: tuple[float, float], draws: np.ndarray, value: float
-    ) -> None:
-        ours = (value, *np.quantile(draws, (0.025, 0.975)).tolist())
+    def log2_n(half: str, C: float) -> np.ndarray:
+        """(1 + draws,): what the law says, and the draws of its bootstrap."""
+        law = grids[half].law
+        return np.log2([law(C), *isocompute.n_star(C, *law.draws.T)])
+
+    def add(half: str, names: tuple[str, str, str], theirs: tuple[float, float], value: np.ndarray) -> None:
+        ours = (value[0], *np.quantile(value[1:], (0.025, 0.975)).tolist())
         rows.append([f"grid-{half}", *paper_row(names, theirs, ours, seeds, math.nan)])
 
-    def drawn(grid: Grid, C: float) -> tuple[np.ndarray, float]:
-        return np.log2(isocompute.n_star(C, *grid.law.draws.T)), math.log2(grid.law(C))
-
     for half, grid in grids.items():
-        (early, first), (late, last) = drawn(grid, grid.C[0]), drawn(grid, grid.C[-1])
         names = (f"C = {amount(grid.C[-1])}", f"C = {amount(grid.C[0])}", "log2 n*, growth beyond 1")
         # the law cannot fall, so 0 would prove nothing
-        add(half, names, (0.0, math.inf), late - early - 1, last - first - 1)
+        add(half, names, (0.0, math.inf), log2_n(half, grid.C[-1]) - log2_n(half, grid.C[0]) - 1)
     if len(grids) == 2:
         C = min(grid.C[-1] for grid in grids.values())
-        (easy, of_easy), (hard, of_hard) = drawn(grids["easy"], C), drawn(grids["hard"], C)
         names = ("hard", "easy", f"log2 n* at C = {amount(C)}")
-        add("hard", names, (-math.inf, 0.0), hard - easy, of_hard - of_easy)
+        add("hard", names, (-math.inf, 0.0), log2_n("hard", C) - log2_n("easy", C))
     for half, column in (("easy", "worst"), ("hard", "best")):
         if half in found:
             ends = at_end(found[half], column)
@@ -201,20 +191,19 @@ def grid_findings(halves: Mapping[str, Grid | str], found: Mapping[str, Groups])
 def grid_page(halves: Mapping[str, Grid | str]) -> str:
     """Markdown."""
     grids = {name: half for name, half in halves.items() if isinstance(half, Grid)}
-    text = [
+    return joined(
         "# IsoCompute on our own grids",
         "The easy and the hard half of the graded task's problems, by how often the starting model solves them; every "
         "run of a grid samples as many completions, on-policy, with a learning rate that goes with the square root of "
         "the batch. Fitted as isocompute.py says.",
         best_table(grids) if grids else "",
         *(f"No law for the {name} half: {why}." for name, why in halves.items() if isinstance(why, str)),
-    ]
-    return "\n\n".join(filter(None, text)) + "\n"
+    )
 
 
 def write_grids(found: Mapping[str, Groups], folder: Path) -> list[Row]:
-    """FOLDER/isocompute.* and a picture of each half, from the finished runs of each grid by its name; `grid_findings`
-    is returned."""
+    """FOLDER/isocompute.* and a picture of each half, from the finished runs of each grid by its name; returns
+    `grid_findings`."""
     halves = {name: grid_of(runs) for name, runs in found.items()}
     for name, half in halves.items():
         if isinstance(half, Grid):

@@ -1,6 +1,7 @@
 """The page docs/results/pretrained.md: a pretrained model on tasks that nobody made for the law, every run with what
 its first half foretold of the second."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from comparisons import COMPARISONS
 from curves import Evaluations
 from figures import Groups, fit_to, outcome
 from forecasts import AXIS, forecast_by
-from report import amount, health_table, table
+from report import amount, health_table, joined, share_of, table
 
 from fit_sigmoid import curve, plot_curves
 
@@ -31,25 +32,24 @@ def row(run: Evaluations) -> list[str]:
         *(f"{rate:.3f}" for rate in (run.rates[0], run.rates.max(), end.measured)),
         f"{end.best:.3f} [{low:.3f}, {high:.3f}]",
         "yes" if end.inside else "no",
-        f"{sum(one.inside for one in later)} of {len(later)} inside",
+        share_of([one.inside for one in later]) + " inside",
         "{:.2f} to {:.2f}".format(*whole.A_interval) + ", identifiable" * whole.identifiable,
         outcome(run),
     ]
 
 
-def page(groups: Groups) -> str:
+def page(groups: Groups, left_out: Sequence[str]) -> str:
     """Markdown."""
     c = COMPARISONS["pretrained"]
-    text = [
+    return joined(
         f"# pretrained: {c.about}",
-        f"Setting: `{c.setting}`.",
+        f"Setting: `{c.setting}`." + (f" Left out: {', '.join(left_out)}." if left_out else ""),
         table(["variant", "flags"], [[name, f"`{c.variants[name]}`"] for name in groups]),
         "Every run, fitted to the first half of its tokens: the band is to hold 95 % of the later evaluations.",
         "![pretrained](pretrained.png)",
         table(HEAD, [row(run) for runs in groups.values() for run in runs]),
         health_table(groups),
-    ]
-    return "\n\n".join(text) + "\n"
+    )
 
 
 def picture(groups: Groups, path: Path) -> None:

@@ -53,6 +53,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
 
 
+def joined(*parts: str) -> str:
+    """A page of these paragraphs and tables, without the empty ones."""
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
 def amount(value: float) -> str:
     """0.0123, 12.3, 512k: three digits of anything."""
     if not math.isfinite(value):
@@ -67,6 +72,22 @@ def with_ends(values: Sequence[float]) -> str:
     """`value [low, high]`; a single run has no ends."""
     value, low, high = map(amount, values)
     return value if math.isnan(values[1]) else f"{value} [{low}, {high}]"
+
+
+def mean_of(values: Sequence[float], count: bool = False) -> str:
+    """`mean [low, high]` of the finite ones, and with `count` of how many if not of all."""
+    known = [value for value in values if math.isfinite(value)]
+    return with_ends(interval(known)) + f" ({len(known)} of {len(values)})" * (count and len(known) < len(values))
+
+
+def share_of(found: Sequence[bool]) -> str:
+    """`18 of 20`."""
+    return f"{sum(found)} of {len(found)}"
+
+
+def seeds_of(groups: Groups) -> str:
+    """`base 0, 1; dapo 0`."""
+    return "; ".join(f"{name} {', '.join(str(run.seed) for run in runs)}" for name, runs in groups.items())
 
 
 def difference_text(value: float, relative: bool) -> str:
@@ -129,12 +150,11 @@ def page(x: Compared) -> str:
     """Markdown."""
     c, groups = x.c, x.groups
     absent = [variant for variant in c.variants if variant not in groups]
-    seeds = "; ".join(f"{name} {', '.join(str(run.seed) for run in runs)}" for name, runs in groups.items())
     given = "; ".join(f"*{name}* `{c.variants[name] or 'the setting as it is'}`" for name in groups)
     rows = paper_rows(x)
-    text = [
+    return joined(
         f"# {x.name}: {c.about}",
-        f"{sum(map(len, groups.values()))} finished runs. Seeds: {seeds}."
+        f"{sum(map(len, groups.values()))} finished runs. Seeds: {seeds_of(groups)}."
         + (f" Left out: {', '.join(x.left_out)}." if x.left_out else "")
         + (f" Variants without a finished run: {', '.join(absent)}." if absent else ""),
         f"Setting: `{c.setting}`. Variants: {given}.",
@@ -146,8 +166,7 @@ def page(x: Compared) -> str:
         f"`fit_sigmoid.compare` on all runs: {x.said}.",
         health_table(groups),
         sets_table(x) if c.sets else "",
-    ]
-    return "\n\n".join(filter(None, text)) + "\n"
+    )
 
 
 def measures(x: Compared) -> dict[str, str]:
@@ -169,8 +188,7 @@ def paper_rows(x: Compared) -> list[Row]:
 
 def cell(x: Compared, variant: str, measure: str) -> str:
     """`mean [low, high]`, and of how many runs if not of all."""
-    found, n = x.figures.loc[variant, measure].dropna(), len(x.groups[variant])
-    return with_ends(interval(found)) + f" ({len(found)} of {n})" * (len(found) != n)
+    return mean_of(x.figures.loc[variant, measure], count=True)
 
 
 def difference(x: Compared, name: str, measure: str) -> str:
@@ -212,10 +230,9 @@ def health_table(groups: Groups) -> str:
         mean = {column: np.mean([over_steps(run, column) for run in runs]) for column in LOGGED}
         lag = max(np.nanmax(run.points["lag_max"], initial=-math.inf) for run in runs)
         clipped = f"{mean['clipped_positive']:.2%} / {mean['clipped_negative']:.2%}"
-        fell = {run.seed: below for run in runs if (below := falls(run).max()) > FALL}
-        said = [f"seed {seed}: by up to {below:.2f}" for seed, below in fell.items()]
+        fell = [f"seed {run.seed}: by up to {below:.2f}" for run in runs if (below := falls(run).max()) > FALL]
         cells = f"{mean['lag']:.2f} / {lag:.0f}", f"{mean['ess']:.3f}", clipped, f"{mean['kept']:.0%}"
-        rows.append([name, *cells, f"{mean['entropy']:.3f}", "; ".join(said) or "none"])
+        rows.append([name, *cells, f"{mean['entropy']:.3f}", "; ".join(fell) or "none"])
     return table(HEALTH_HEAD, rows)
 
 
@@ -223,16 +240,19 @@ def sets_table(x: Compared) -> str:
     """Each variant on the prompts that it trains on, and on each data set apart: every run has a fit of its own."""
     rows = []
     for variant, runs in x.groups.items():
-        seen = {"all trained on": runs} | {
-            name: [of_set(run, column) for run in runs] for name, column in zip(x.c.sets, OF_SETS, strict=False)
-        }
-        for name, some in seen.items():
-            fits, half = [fitted(run, x.c.axis) for run in some], [forecast(run, 0.5) for run in some]
-            cells = [[f.A for f in fits], [f.B for f in fits], [f.C_mid for f in fits], list(map(final, some))]
-            cells.append([final(run) - rate_at(run, x.c.axis, 0.5) for run in some])
-            known = f"{sum(f.identifiable for f in fits)} of {len(fits)}"
-            A, *others = (with_ends(interval([value for value in cell if math.isfinite(value)])) for cell in cells)
-            rows.append([variant, name, A, known, *others, f"{sum(end.inside for end in half)} of {len(half)}"])
+        for name, column in (("all trained on", "pass_rate"), *zip(x.c.sets, OF_SETS, strict=False)):
+            seen = [of_set(run, column) if column in OF_SETS else run for run in runs]
+            fits, ends = [fitted(run, x.c.axis) for run in seen], [forecast(run, 0.5) for run in seen]
+            A, *others = (mean_of([getattr(f, number) for f in fits]) for number in ("A", "B", "C_mid"))
+            gained = [final(run) - rate_at(run, x.c.axis, 0.5) for run in seen]
+            cells = [
+                A,
+                share_of([f.identifiable for f in fits]),
+                *others,
+                mean_of([*map(final, seen)]),
+                mean_of(gained),
+            ]
+            rows.append([variant, name, *cells, share_of([end.inside for end in ends])])
     head = (
         "variant|data set|A|A identifiable|B|C_mid|pass rate at the end|gained in the second half|end inside, from half"
     )

@@ -5,25 +5,25 @@ correction for their number.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
 from curves import Evaluations
-from figures import Groups, by_outcome, fall_of, final, first, interval, needed, outcome, over_steps
-from report import amount, table, with_ends
+from figures import Groups, by_outcome, fall_of, final, first, interval, needed, over_steps
+from report import amount, joined, mean_of, table, with_ends
 from scipy.stats import fisher_exact
 
 # Comparisons that have this page in the place of their own.
 LAB = ("staleness", "stress", "survivors", "precision", "recipes-stressed")
-AGES = (0, 20, 50, 100, math.inf)  # in steps since a prompt retired
+AGES = {"1 to 20": 20, "21 to 50": 50, "51 to 100": 100, "more than 100": math.inf}  # steps since a prompt retired
 PLURAL = {"stands": "stand", "falls": "fall", "never rises": "never rise"}
 
 
 def stand(runs: Sequence[Evaluations]) -> int:
     """How many of these runs do."""
-    return sum(outcome(run) == "stands" for run in runs)
+    return len(by_outcome(runs)["stands"])
 
 
 def counted(runs: Sequence[Evaluations]) -> str:
@@ -38,14 +38,14 @@ def lag_and_rate(variant: str) -> tuple[str, str]:
     return lag, rate
 
 
-def map_table(groups: Groups, pass_rate: float) -> str:
-    """A row for each lag and a column for each rate: outcomes, and means of the pass rate at the end, of the tokens to
-    `pass_rate` of the runs that reach it, and of the effective sample size."""
+def map_table(groups: Groups, rate: float) -> str:
+    """A row for each lag and a column for each learning rate: outcomes, and means of the pass rate at the end, of the
+    tokens to `rate` of the runs that reach it, and of the effective sample size."""
     cells = {}
     for variant, runs in groups.items():
         end, ess = np.mean([final(run) for run in runs]), np.mean([over_steps(run, "ess") for run in runs])
-        tokens = interval(known(runs, lambda run: needed(run, pass_rate, "tokens")))[0]
-        cells[lag_and_rate(variant)] = f"{counted(runs)}; {end:.2f}; {amount(tokens)}; {ess:.2f}"
+        tokens = [x for run in runs if math.isfinite(x := needed(run, rate, "tokens"))]
+        cells[lag_and_rate(variant)] = f"{counted(runs)}; {end:.2f}; {amount(interval(tokens)[0])}; {ess:.2f}"
     lags, rates = (sorted(set(names), key=float) for names in zip(*cells, strict=True))
     rows = [[lag, *(cells.get((lag, rate), "–") for rate in rates)] for lag in lags]
     return table(["lag held at", *(f"rate {rate}" for rate in rates)], rows)
@@ -60,27 +60,23 @@ def highest_that_stand(groups: Groups) -> dict[int, float]:
     return {lag: max(takewhile(rates.get, sorted(rates)), default=0.0) for lag, rates in sorted(all_stand.items())}
 
 
-def known(runs: Sequence[Evaluations], value: Callable[[Evaluations], float]) -> list[float]:
-    """A value of each run that has it: those that are finite."""
-    return [x for run in runs if math.isfinite(x := value(run))]
-
-
 def survivors_table(groups: Groups, rate: float) -> str:
     """A row for each variant: outcomes, Fisher's p against the first, pass rate at the end, tokens to `rate`."""
     base, rows = next(iter(groups.values())), []
     for variant, runs in groups.items():
         p = fisher_exact([[stand(some), len(some) - stand(some)] for some in (runs, base)]).pvalue
-        tokens = known(runs, lambda run: needed(run, rate, "tokens"))
-        cells = [
-            len(runs),
-            counted(runs),
-            "–" if runs is base else f"{p:.2f}",
-            with_ends(interval([final(run) for run in runs])),
-            with_ends(interval(tokens)) + f" ({len(tokens)} of {len(runs)})" * (len(tokens) < len(runs)),
-            amount(float(np.mean([over_steps(run, "ess") for run in runs]))),
-            with_ends(interval(known(runs, lambda run: entropy_at(run, rate)))),
-        ]
-        rows.append([variant, *cells])
+        rows.append(
+            [
+                variant,
+                len(runs),
+                counted(runs),
+                "–" if runs is base else f"{p:.2f}",
+                mean_of([final(run) for run in runs]),
+                mean_of([needed(run, rate, "tokens") for run in runs], count=True),
+                amount(float(np.mean([over_steps(run, "ess") for run in runs]))),
+                mean_of([entropy_at(run, rate) for run in runs]),
+            ]
+        )
     head = f"variant|seeds|outcome|p|pass rate at the end|tokens to {rate:g}|ESS|entropy at {rate:g}"
     return table(head.split("|"), rows)
 
@@ -95,9 +91,8 @@ def entropy_table(groups: Groups, rates: Sequence[float] = (0.3, 0.5, 0.7)) -> s
     """A row for each variant: mean entropy when each pass rate is first reached, and over all steps."""
     rows = []
     for variant, runs in groups.items():
-        cells = [interval(known(runs, lambda run, rate=rate: entropy_at(run, rate))) for rate in rates]
-        cells.append(interval([over_steps(run, "entropy") for run in runs]))
-        rows.append([variant, len(runs), *map(with_ends, cells)])
+        cells = [mean_of([entropy_at(run, rate) for run in runs]) for rate in rates]
+        rows.append([variant, len(runs), *cells, mean_of([over_steps(run, "entropy") for run in runs])])
     return table(["variant", "seeds", *(f"entropy at {rate:g}" for rate in rates), "over all steps"], rows)
 
 
@@ -122,13 +117,12 @@ def retired_table(reviews: pd.DataFrame) -> str:
 
     `reviews` is the file of evidence/retired.py. Intervals are over runs.
     """
+    share = reviews["right"] / reviews["rollouts"]
+    ages = pd.cut(reviews["age"], [0, *AGES.values()], labels=list(AGES))
     rows = []
-    for low, high in pairwise(AGES):
-        some = reviews[(reviews["age"] > low) & (reviews["age"] <= high)]
-        share = (some["right"] / some["rollouts"]).groupby(some["run"])
-        solved = (some["right"] >= 0.9 * some["rollouts"]).groupby(some["run"])
-        age = f"{low + 1} to {high}" if math.isfinite(high) else f"more than {low}"
-        rows.append([age, str(len(some)), with_ends(interval(share.mean())), with_ends(interval(solved.mean()))])
+    for age, some in reviews.assign(share=share, solved=share >= 0.9).groupby(ages, observed=False):
+        means = some.groupby("run")[["share", "solved"]].mean()
+        rows.append([age, len(some), *(with_ends(interval(means[column])) for column in means)])
     return table(["steps since then", "reviews", "right rollouts", "prompts at .9 or more"], rows)
 
 
@@ -206,4 +200,4 @@ def page(found: Mapping[str, Groups], reviews: pd.DataFrame | None = None, rate:
             f"Runs with `--review` ({reviews['run'].nunique()}), in which some retired prompts come again.",
             retired_table(reviews),
         ]
-    return "\n\n".join(text) + "\n"
+    return joined(*text)

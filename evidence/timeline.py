@@ -9,9 +9,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,44 +22,36 @@ COLORS = [colormaps["viridis"](x) for x in (0.0, 0.55, 0.95, 0.3, 0.75)]  # of v
 WAITS = "0.85"
 
 
-class Span(NamedTuple):
-    """One span of a trace; times in seconds since its first event."""
-
-    process: int
-    lane: int
-    begin: float
-    length: float
-    name: str
-
-
-def read(path: Path) -> list[Span]:
-    """All spans of a trace, which may lack its end. Raises ValueError if it has none."""
+def read(path: Path) -> pd.DataFrame:
+    """The spans of a trace, which may lack its end: process, lane, begin and length in seconds since the first, name.
+    Raises ValueError if it has none."""
     lines = [line.rstrip(",\n") for line in path.read_text().splitlines()[1:]]
     events = [json.loads(line) for line in lines if line.endswith("}")]
-    spans = [event for event in events if event["ph"] == "X"]
-    if not spans:
+    spans = pd.DataFrame([event for event in events if event["ph"] == "X"])
+    if spans.empty:
         raise ValueError(f"{path} has no spans: did the run have --trace true?")
-    zero = min(event["ts"] for event in spans)
-    return [Span(e["pid"], e["tid"], (e["ts"] - zero) / 1e6, e["dur"] / 1e6, e["name"]) for e in spans]
+    begin, length = (spans["ts"] - spans["ts"].min()) / 1e6, spans["dur"] / 1e6
+    spans = spans.rename(columns={"pid": "process", "tid": "lane"})[["process", "lane", "name"]]
+    return spans.assign(begin=begin, length=length)
 
 
-def within(spans: Sequence[Span], begin: float, seconds: float) -> list[Span]:
+def within(spans: pd.DataFrame, begin: float, seconds: float) -> pd.DataFrame:
     """Spans that touch the window, cut to it; times count from its begin."""
-    cut = [s._replace(begin=max(0.0, s.begin - begin), length=min(seconds, s.begin + s.length - begin)) for s in spans]
-    return [s._replace(length=s.length - s.begin) for s in cut if s.begin < seconds and s.length > s.begin]
+    starts, ends = (x.clip(0, seconds) for x in (spans["begin"] - begin, spans["begin"] + spans["length"] - begin))
+    return spans.assign(begin=starts, length=ends - starts)[ends > starts]
 
 
-def shares(spans: Sequence[Span], seconds: float) -> tuple[float, float]:
+def shares(spans: pd.DataFrame, seconds: float) -> tuple[float, float]:
     """Shares of the window: slots that are empty, of those that are ever used; the trainer waits."""
-    requests = [s for s in spans if s.process == ENGINE]
-    lanes = len({s.lane for s in requests})
-    busy = sum(s.length for s in requests) / (lanes * seconds) if lanes else 0.0
-    return 1 - busy, sum(s.length for s in spans if s.process == TRAINER and s.name == "trainer_idle") / seconds
+    requests = spans[spans["process"] == ENGINE]
+    idle = spans[(spans["process"] == TRAINER) & (spans["name"] == "trainer_idle")]
+    busy = requests["length"].sum() / (max(requests["lane"].nunique(), 1) * seconds)
+    return 1 - busy, idle["length"].sum() / seconds
 
 
-def draw(engine: Axes, trainer: Axes, spans: Sequence[Span], name: str, seconds: float) -> None:
+def draw(engine: Axes, trainer: Axes, spans: pd.DataFrame, name: str, seconds: float) -> None:
     """The two panels of one run."""
-    for span in spans:
+    for span in spans.itertuples():
         at = [(span.begin, span.length)]
         if span.process == ENGINE:
             color = COLORS[int(span.name.split()[1]) % len(COLORS)]

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from fit_benchmark import recover_sizes, sizes_draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_laws import recover_sizes, sizes_draw
 
 from fit_power_law import fit, main, number, report
 

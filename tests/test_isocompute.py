@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from fit_benchmark import recover_rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import curve_fit
+from simulated_laws import recover_rollouts
 
 import isocompute
 from isocompute import Curve, Run, fit_curve, fit_grid, fit_n_star, fit_run, n_star, of_k, recommend, record_points

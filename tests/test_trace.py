@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 import timeline
 from fake_engine import FakeEngine, Problem, no_reward
@@ -106,12 +107,12 @@ def test_a_trace_that_is_cut_is_drawn(traced, tmp_path):
 
 def test_shares_of_a_window():
     """Two lanes for 10 s: one full, one for 4 s, so 3 of 10 are empty; the trainer waits 1 s of the window's 5."""
-    span = timeline.Span
-    spans = [span(ENGINE, 0, 0, 10, "version 0"), span(ENGINE, 1, 0, 4, "version 0")]
-    assert timeline.shares(timeline.within(spans, 0, 10), 10)[0] == pytest.approx(0.3)
-    waits = [span(TRAINER, 0, 4, 2, "trainer_idle")]
-    assert timeline.within(waits, 5, 5) == [span(TRAINER, 0, 0, 1, "trainer_idle")]
-    assert timeline.shares(timeline.within(spans + waits, 5, 5), 5)[1] == pytest.approx(0.2)
+    columns = ["process", "lane", "begin", "length", "name"]
+    busy = [(ENGINE, 0, 0.0, 10.0, "version 0"), (ENGINE, 1, 0.0, 4.0, "version 0")]
+    spans = pd.DataFrame([*busy, (TRAINER, 0, 4.0, 2.0, "trainer_idle")], columns=columns)
+    assert timeline.shares(timeline.within(spans[:2], 0, 10), 10)[0] == pytest.approx(0.3)
+    assert timeline.within(spans[2:], 5, 5).values.tolist() == [[TRAINER, 0, 0, 1, "trainer_idle"]]
+    assert timeline.shares(timeline.within(spans, 5, 5), 5)[1] == pytest.approx(0.2)
 
 
 def test_a_run_without_a_trace_is_refused(tmp_path, capsys):

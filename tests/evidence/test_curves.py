@@ -120,10 +120,8 @@ def zipped(columns):
 @pytest.mark.parametrize(
     "content, said",
     [
-        (zipped(curves.COLUMNS[1:]), "lacks run"),
-        (zipped((*curves.COLUMNS, "reward")), "has reward"),
-        (zipped(curves.COLUMNS[::-1]), "order"),
-        (zipped(("Step", *curves.COLUMNS[2:])), "lacks run, comparison and has Step"),
+        (zipped(("Step", *curves.COLUMNS[1:])), "other columns"),
+        (zipped(curves.COLUMNS[::-1]), "other columns"),
         (b"run,seed\n", "no readable"),
         (gzip.compress(b"run\n" * 99, mtime=0)[:-9], "no readable"),
     ],

@@ -14,7 +14,6 @@ from fit_sigmoid import SigmoidFit, load, short, sigmoid
 pytestmark = pytest.mark.medium
 
 DOCS = Path(__file__).parents[2] / "docs"
-PUBLISHED, FIGURE1 = ((DOCS / name).read_text() for name in ("published.md", "figure1.md"))
 
 
 def test_slopes_are_those_printed():
@@ -29,7 +28,7 @@ def test_the_higher_ceiling_is_ahead_from_the_crossing_on(slow, text):
     at = overtakes(slow, BASE)
     assert curve(slow, at * 0.9) < curve(BASE, at * 0.9)
     assert curve(slow, at * 1.1) > curve(BASE, at * 1.1) and KHATRI[slow][0] > KHATRI[BASE][0]
-    assert f"| {slow} over {BASE} | {text} |" in PUBLISHED and short(at) == text
+    assert short(at) == text
     assert curve(BASE, 16e3) - curve(slow, 16e3) == pytest.approx(0.04, abs=0.005)
 
 
@@ -55,24 +54,16 @@ def test_the_range_of_nine_equal_runs():
     assert 0.4 < published.range_of_equal_runs(0.0227 / 2.970, 9)[1] < 0.6
 
 
-def test_the_page_has_these_tables():
-    """Those that cost nothing to make again."""
-    # easy at C0: 2^(6.09 / 2 + 2.73) = 54.8; far above 2^8.82 = 452, of which 444 at 10^7
-    assert "| easy | 7 | 7 | 13 | 55 | 118 | 379 | 444 |" in PUBLISHED
-    assert f"| hard | {2 ** (4.47 / (1 + np.exp(7.23 * 1.34)) + 2.79):.0f} |" in PUBLISHED
-    assert "| Qwen2.5 base, compute, intra | 0.005 | 0.014 | 0.025 | 0.047 | 0.070 | 0.096 | 0.114 |" in PUBLISHED
-    assert "| " + " | ".join(published.window_row(5000, 50_000)) + " |" in PUBLISHED
-
-
 @pytest.mark.long
 def test_the_pages_are_what_the_tool_writes(monkeypatch, tmp_path):
     """With the slow simulation taken out: nothing changes but the column that it fills."""
+    was, figure1 = ((DOCS / name).read_text() for name in ("published.md", "figure1.md"))
     monkeypatch.setattr(SigmoidFit, "ask_again", lambda _: np.inf)
     published.main(["--output", str(tmp_path)])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figure1.md", "figure1.png", "published.md"]
-    assert (tmp_path / "published.md").read_text() == PUBLISHED
+    assert (tmp_path / "published.md").read_text() == was
     new, last_of_ten = (tmp_path / "figure1.md").read_text(), re.compile(r"^((?:\| [^|]+ ){9})\| [^|]+ \|$", re.M)
-    assert last_of_ten.sub(r"\1", new) == last_of_ten.sub(r"\1", FIGURE1) and new != FIGURE1
+    assert last_of_ten.sub(r"\1", new) == last_of_ten.sub(r"\1", figure1) and new != figure1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,88 @@
+"""Simulations of `fit_power_law.py` and `isocompute.py`: constants from the range that their papers print, and evaluations of
+few problems."""
+
+import math
+
+import numpy as np
+import pandas as pd
+from fit_benchmark import inside
+from scipy.special import logit
+
+import fit_power_law
+import isocompute
+from isocompute import Curve, Run
+
+PROBLEMS = 500  # of an evaluation
+SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)  # billions of parameters, as in arXiv 2509.25300
+AT = (5.25, 5.5, 5.84, 6.2, 6.5)  # log10 C at which n* is asked for; the half-way point of both published laws is 5.84
+
+
+def sizes_draw(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    """(N, X, L, K_max, N0): seven sizes with 20 evaluations each. Published K_max .074 to .163, N0 8.5 to 28.3."""
+    N, X = np.repeat(SIZES, 20), np.tile(np.geomspace(1, 100, 20), len(SIZES))
+    K_max, N0 = rng.uniform(0.07, 0.165), math.exp(rng.uniform(math.log(8), math.log(28)))
+    E = np.repeat(rng.uniform(-0.7, -0.3, len(SIZES)), 20)
+    L = rng.binomial(PROBLEMS, X ** -(K_max / (1 + N0 / N)) * np.exp(E)) / PROBLEMS
+    return N, X, np.maximum(L, 1 / PROBLEMS), K_max, N0
+
+
+def recover_sizes(draws: int, rng: np.random.Generator) -> dict[str, float]:
+    """Coverage of K_max, N0 and the seven K, and the median relative errors."""
+    rows = []
+    for _ in range(draws):
+        *points, K_max, N0 = sizes_draw(rng)
+        law = fit_power_law.fit(*points)
+        K = [K_max / (1 + N0 / N) for N in SIZES]
+        covered = {
+            "K_max covered": inside(law.K_max_interval, K_max),
+            "N0 covered": inside(law.N0_interval, N0),
+            "K(N) covered": np.mean([inside(law.K_interval(N), k) for N, k in zip(SIZES, K, strict=True)]),
+        }
+        pairs = {"K_max": (law.K_max, K_max), "N0": (law.N0, N0), "K(72B)": (law.K(72), K[-1])}
+        rows.append(covered | {f"{name} error": abs(found / true - 1) for name, (found, true) in pairs.items()})
+    return summary(rows)
+
+
+def family(law: tuple[float, ...], B: float, share: float, rollouts: np.ndarray) -> list[Curve]:
+    """A sigmoid for each n, such that the highest at C is that of n*(C).
+
+    Of all curves R0 + gain(m) / (1 + (e^m / C)^B) with gain ~ e^(kappa m), kappa = (1 - share) B, the best at C is the
+    one that has made `share` of its gain there: log C = m + logit(share) / B. So m of an n is taken from the C of which
+    this n is n*. Near both ends of the law, where that C runs to 0 or infinity, it goes on in a straight line.
+    """
+    L, s, log10_C0, b = law
+    z = (np.log2(rollouts) - b) / L
+    near = np.clip(z, 0.03, 0.97)
+    m = (log10_C0 + (logit(near) + (z - near) / (0.03 * 0.97)) / s) * math.log(10) - logit(share) / B
+    top = (log10_C0 + logit(0.97) / s) * math.log(10) - logit(share) / B
+    gain = np.minimum(0.8, 0.55 * np.exp((1 - share) * B * (m - top)))
+    return [Curve(0.2, g, B, math.exp(min(c, top + 3))) for g, c in zip(gain, m, strict=True)]
+
+
+def grid_draw(rng: np.random.Generator) -> tuple[tuple[float, ...], list[Run]]:
+    """A law between those published for easy and hard prompts, and eight runs of 60 evaluations, each with twice the n
+    of the one before."""
+    law = (rng.uniform(4.4, 6.2), rng.uniform(4.7, 7.3), rng.uniform(5.7, 6.0), rng.uniform(2.7, 2.8))
+    rollouts, runs = np.round(2 ** (np.arange(3, 11) - rng.uniform(0, 1))), []  # n* lies anywhere between two of them
+    for n, curve in zip(rollouts, family(law, rng.uniform(1.5, 2.5), rng.uniform(0.8, 0.9), rollouts), strict=True):
+        updates = np.unique(np.round(np.geomspace(max(1, 10**4.5 / (32 * n)), 10**6.8 / (32 * n), 60)))
+        rewards = rng.binomial(PROBLEMS, curve(32 * n * updates)) / PROBLEMS
+        runs.append(Run(32, int(n), updates.tolist(), rewards.tolist()))
+    return law, runs
+
+
+def recover_rollouts(draws: int, rng: np.random.Generator) -> dict[str, float]:
+    """Coverage of n* at each of AT."""
+    rows = []
+    for _ in range(draws):
+        truth, runs = grid_draw(rng)
+        law = isocompute.fit_grid(runs).law
+        best = {C: float(isocompute.n_star(10**C, *truth)) for C in AT}
+        rows.append({f"{C:g} covered": inside(law.interval(10**C), n) for C, n in best.items()})
+    return summary(rows)
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Means over draws; medians of the errors."""
+    found = pd.DataFrame(rows).astype(float)
+    return {name: float(some.median() if name.endswith("error") else some.mean()) for name, some in found.items()}
