@@ -53,11 +53,11 @@ def page(groups: Groups, left_out: Sequence[str]) -> str:
 
 
 def picture(groups: Groups, path: Path) -> None:
-    """A row of panels for each variant, a panel for each seed, with the forecast from half of its tokens."""
-    rows = []
+    """A row of panels for each variant, a panel for each seed that all have, with the forecast from half its tokens."""
+    rows, seeds = [], min(map(len, groups.values()))
     for runs in groups.values():
         rows.append([])
-        for run in runs:
+        for run in runs[:seeds]:
             points = zip(run.points[AXIS], run.rates, run.points["n"], strict=True)
             records = [{AXIS: C, "pass_rate": R, "n_prompts": n, "n_samples": 1} for C, R, n in points]
             rows[-1].append(curve(records, HALF, f"{run.variant} {run.seed}", AXIS))
