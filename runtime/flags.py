@@ -182,7 +182,7 @@ class OptimizerFlags:
     lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
-    share_prompts: bool = flag(False, "Rows end to end; a prompt is computed once for all rows that have it.")
+    share_prompts: bool = flag(False, "A prompt is computed once for all of its rows in a microbatch.")
 
 
 SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, FilterFlags, LengthFlags, LossFlags, OptimizerFlags)
