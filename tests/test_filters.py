@@ -56,6 +56,8 @@ def test_pass_rate_history_by_hand():
         assert counts(history) == {"a": so_far} and history.retired("a") is retired
     history.update("b", [True, False])
     assert counts(history)["b"] == (1, 2) and not history.retired("b") and history.n_retired == 1
+    history.update("c", [1] * 8 + [0])  # 8.1 of 9 would be .9
+    assert not history.retired("c")
 
 
 @pytest.mark.parametrize("rollouts", [3, 100, 3000])

@@ -258,6 +258,7 @@ BAD = [  # a CSV, or files of a folder, where steps that did not sample B_p n co
     ({"metrics.jsonl": ""}, OTHER),
     ({"metrics.jsonl": STEPS.replace("8}", '8, "dynamic_sampling": true}', 1)}, OTHER),
     ({"metrics.jsonl": STEPS.replace("false", "true")}, OTHER),
+    ({"metrics.jsonl": json.dumps({"config": FLAGS | {"dynamic_sampling": True}})}, OTHER),
     ({"metrics.jsonl": STEPS.replace("4", "16", 1)}, OTHER),
     ({"metrics.jsonl": STEPS.replace("8", "16", 1)}, OTHER),
     ({"metrics.jsonl": '{"config": ' + "[" * 100_000}, "run: maximum recursion"),
