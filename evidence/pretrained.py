@@ -23,16 +23,17 @@ HEAD = [
 def row(run: Evaluations) -> list[str]:
     """Of the table, in HEAD's columns."""
     half, whole, C = fit_to(run, AXIS, HALF), fit_to(run, AXIS), run.points[AXIS]
-    *_, end = later = [forecast_by(half, run, int(at)) for at in np.flatnonzero(half.C[-1] < C)]
-    low, high = end.evaluation
+    foretold = ["none", "–", "–"]  # too much noise for a fit
+    if half.best:
+        *_, end = later = [forecast_by(half, run, int(at)) for at in np.flatnonzero(half.C[-1] < C)]
+        said = "{:.3f} [{:.3f}, {:.3f}]".format(end.best, *end.evaluation)
+        foretold = [said, "yes" if end.inside else "no", share_of([one.inside for one in later]) + " inside"]
     return [
         f"{run.variant} {run.seed}",
         amount(C[-1]),
         f"{reach_of(run, 1.0):.1f}",  # as measured: of a curve in noise the fitted C_mid may be anything
-        *(f"{rate:.3f}" for rate in (run.rates[0], run.rates.max(), end.measured)),
-        f"{end.best:.3f} [{low:.3f}, {high:.3f}]",
-        "yes" if end.inside else "no",
-        share_of([one.inside for one in later]) + " inside",
+        *(f"{rate:.3f}" for rate in (run.rates[0], run.rates.max(), run.rates[-1])),
+        *foretold,
         "{:.2f} to {:.2f}".format(*whole.A_interval) + ", identifiable" * whole.identifiable,
         outcome(run),
     ]
