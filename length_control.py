@@ -3,10 +3,10 @@
 PROBLEM. A completion that hits the length cap has no answer, so it is scored wrong however good the thinking was. In
 ScaleRL (arXiv 2510.13786) a truncation rate of 10-15 % preceded a collapse; healthy runs stayed below 5 %.
 
-IDEA 1, forced interruption (ScaleRL's choice, section 2). Each rollout may think for L_think tokens, drawn uniformly
-from [min_budget, max_budget], so that there is no single deadline to learn. Where thinking has not ended by then, a
-fixed phrase ends it, and the policy goes on with up to `answer_budget` tokens of answer. An engine serves this as two
-requests, the legs. With a budget of 11 tokens, answer_budget 4:
+IDEA 1, forced interruption (ScaleRL's choice, section 2). Each rollout has a budget drawn uniformly from [min_budget,
+max_budget], so that there is no single deadline to learn. Where thinking has not ended by then, a fixed phrase ends it,
+and the policy goes on with up to `answer_budget` tokens of answer. An engine serves this as two requests, the legs. The
+first is as long as the budget, whatever it holds. With a budget of 11 tokens, answer_budget 4:
 
     a   no </think> in 11 tokens             leg 2: prompt + 11 tokens + PHRASE, up to 4 tokens
     b   </think> is token 8, cut at 11       3 answer tokens so far; leg 2: prompt + 11 tokens, up to 1 more

@@ -31,7 +31,7 @@ makes two groups.
 
 SIMPLIFIED. One row is one sequence. Sequences packed end to end, (1, T_total), work with advantages and weights for
 each token; but `gspo` would take them for one sequence. Log-ratios are bounded to +-20 before `exp` (a ratio of 5e8).
-L1 to L5 are choices where papers differ or are silent; docs/choices.md lists them.
+L1, L2 and so on are choices where papers differ or are silent; docs/choices.md lists them.
 
 Two tokens with rho = 7.39 and 0.61, one above 1.26 and one below 0.80, then the loss of a group of two rows:
 

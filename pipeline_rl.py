@@ -1,6 +1,6 @@
 """PipelineRL-k and PPO-off-policy-k: generate and train at the same time, with a bound on how old a token may be.
 
-SYMBOLS. B prompts per optimizer step, G rollouts per prompt, k steps off-policy, v policy version.
+SYMBOLS. B prompts per step, G rollouts per prompt, k steps off-policy, v policy version.
 
 PROBLEM. Sampling takes most of the time of reinforcement learning on language models, and its slowest completions
 take most of that. A trainer that waits for every completion leaves the generator idle at the end of each batch, and is
@@ -11,8 +11,8 @@ stream in, finished groups stream out, and each optimizer step's weights are swa
 run. They go on with the new weights over the keys and values of the old ones. The price is that a token may be trained
 on by a later policy than the one that sampled it:
 
-    lag(token) = v_train − v_token        v counts optimizer steps. v_train: the weights that compute the gradient;
-                                          v_token: those that sampled the token. Every token carries its version.
+    lag(token) = v_train − v_token        v counts updates. v_train: the weights that compute the gradient; v_token:
+                                          those that sampled the token. Every token carries its version.
 
 THE BOUND. Groups are numbered as they enter the engine and trained strictly in that order. A new one may enter only
 while the following holds:

@@ -147,7 +147,7 @@ class Evaluator:
         change. Returns {"logprob_gap", "mismatch_rms"}, in nats, or {} if nothing was under way. Raises RunFailed."""
         if (check := self.under_way) is None:
             return {}
-        rows, behaviour = self.ranks.from_main(lambda: self._result(check, progress.rng))
+        rows, behaviour = self.ranks.from_main(lambda: self._result(check, progress))
         self.under_way = None
         if check.record is not None:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
@@ -164,7 +164,7 @@ class Evaluator:
             )
         return {"logprob_gap": gap, "mismatch_rms": torch.cat(gaps).square().mean().sqrt().item()}
 
-    def _result(self, check: Check, rng: random.Random) -> tuple[list[Row], list[list[float]]]:
+    def _result(self, check: Check, progress: Progress) -> tuple[list[Row], list[list[float]]]:
         """Rank 0 waits for the rollouts; returns some of them as rows, with the generator's log-probs."""
         assert check.future is not None
         groups = self.generator.on_main.result_of(check.future)
@@ -178,15 +178,15 @@ class Evaluator:
             of: dict[str, list[list[Rollout]]] = {source: [] for source in self.sources}
             for problem, group in zip(check.problems, groups, strict=True):
                 of[problem.source].append(group)
-            self.record(check.record, of)
-        chosen = rng.sample(flat, min(CHECK_ROWS, len(flat)))
+            self.record(check.record, of, progress.step)
+        chosen = progress.rng.sample(flat, min(CHECK_ROWS, len(flat)))
         rows = [Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in chosen]
         return rows, [r.logprobs for _, r in chosen]
 
-    def record(self, begun: Record, of: dict[str, list[list[Rollout]]]) -> None:
+    def record(self, begun: Record, of: dict[str, list[list[Rollout]]], step: int) -> None:
         """Writes and prints an evaluation: `begun` says when it began, `of` holds the rollouts of each data set's
         problems. The pass rate is that of the data sets that are trained on; each data set has its own beside it, if
-        there are several."""
+        there are several. A tracker gets it at the present `step`, since none takes an earlier one."""
         task, recorder, say = self.task, self.recorder, self.ranks.say
         trained = [group for source in task.sources for group in of[source]]
         record = begun | figures(trained) | {"device": recorder.device}
@@ -201,7 +201,7 @@ class Evaluator:
             counts["data_sets"] = {source: correct[source] for source in task.eval_sources}
         recorder.folder.append("eval_counts.jsonl", counts)
         rates = {f"eval/{source}/pass_rate": rate for source, rate in record.get("pass_rate_of", {}).items()}
-        self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=record["step"])
+        self.ranks.accelerator.log({"eval/pass_rate": record["pass_rate"], **rates}, step=step)
         say(evaluation_line(record))
         if record["step"] == 0 and (share := record["truncated"]) > COLLAPSE_TRUNCATION:
             name = "answer_budget" if self.flags.length_control == "interruption" else "max_budget"

@@ -80,7 +80,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold)
     shuffled = flags.prompt_order == "shuffled"
-    prompts = PromptStream(task.train, flags.seed, history.retired, task.weights, shuffled, flags.review)
+    prompts = PromptStream(task.train, flags.seed, history.retired, task.mixture, shuffled, flags.review)
     channel, device_environment = new_channel(flags, ranks.accelerator)
     if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)

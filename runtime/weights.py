@@ -87,7 +87,7 @@ def process_environment(folder: Path) -> dict[str, str]:
     return {"VLLM_RPC_BASE_PATH": str(folder), "SCALERL_TRAINER_PID": str(os.getpid())}
 
 
-def engine_args() -> dict[str, Any]:
+def process_args() -> dict[str, Any]:
     """vLLM's arguments that bring engine_process.py into the engine's processes; its scheduler is for a CPU only."""
     ours = "runtime.engine_process"
     on_cpu = {"scheduler_cls": f"{ours}.WholeCompletions", "async_scheduling": False}
@@ -103,7 +103,7 @@ class FileWeights(vllm_engine.WeightFile):
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         super().__init__(private_folder())
-        self.engine_args = engine_args()
+        self.engine_args = process_args()
         self.environment = process_environment(self.folder)
 
     def prepare(self, weights: Weights) -> None:
@@ -136,7 +136,7 @@ class TransferWeights:
     def __init__(self, backend: str, rank: int = 0, workers: int = 1, address: str = "127.0.0.1"):
         self.backend, self.rank, self.workers, self.address = backend, rank, workers, address
         self.folder = private_folder()
-        self.engine_args = engine_args() | {"weight_transfer_config": {"backend": backend}}
+        self.engine_args = process_args() | {"weight_transfer_config": {"backend": backend}}
         self.environment = process_environment(self.folder)
         if backend == "ipc":
             # Handles of GPU memory are no plain data: vLLM pickles them, here and in its own processes.

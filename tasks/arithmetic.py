@@ -143,7 +143,7 @@ class ChainTask(Task):
             raise ValueError(f"ops must be (min, max) with 2 <= min <= max <= {len(LABELS)}, got {ops}")
         self.tokenizer = word_tokenizer()
         self.sources, self.eval_sources = ["chain"], list[str]()
-        self.weights: dict[str, float] = {}
+        self.mixture: dict[str, float] = {}
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.thinking_end = None  # the mark is always one token

@@ -77,7 +77,7 @@ class DatasetTask(Task):
         rewards: Mapping[str, str],
     ) -> None:
         self.train, self.held_out = list[Problem](), list[Problem]()
-        self.sources, self.eval_sources, self.weights = list[str](), list[str](), dict[str, float]()
+        self.sources, self.eval_sources, self.mixture = list[str](), list[str](), dict[str, float]()
         self.tokenizer, self.options, self.stop_ids, self.ceiling = tokenizer, options, endings.stop_ids, None
         self.end_of_thinking_ids, self.phrase_ids = endings.end_of_thinking_ids, endings.phrase_ids
         self.thinking_end, self.skipped = endings.thinking_end, Counter[str]()
@@ -228,7 +228,7 @@ def load_dataset_task(
         task.check_split()
         task.add_eval_sets(evaluated)
         if len(named) > 1:  # a single data set has all the places, whatever its weight
-            task.weights = {data.name: data.weight for data in named if data.weight is not None}
+            task.mixture = {data.name: data.weight for data in named if data.weight is not None}
         if judge:
             undo.pop_all()  # the task closes the pool
     return task

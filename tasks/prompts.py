@@ -37,7 +37,7 @@ class Task(Protocol):
     train: list[Problem]
     held_out: list[Problem]
     sources: list[str]  # names of its data sets
-    weights: dict[str, float]  # of each in `PromptStream`; empty: drawn by size
+    mixture: dict[str, float]  # weight of each in `PromptStream`; empty: drawn by size
     eval_sources: list[str]  # names of those that it only evaluates, whose problems are in `held_out`, too
     tokenizer: Any
     stop_ids: tuple[int, ...]  # of the tokens that end a completion
@@ -57,30 +57,30 @@ def stable_key(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def places_of(weights: dict[str, float], places: int) -> dict[str, int]:
+def places_of(mixture: dict[str, float], places: int) -> dict[str, int]:
     """How many of the first `places` places of a run each source gets, by its weight. They add up, and with more places
     no source gets fewer: place i + 1 of a source comes at (i + 1/2) / weight (the method of Sainte-Laguë)."""
-    total, early = sum(weights.values()), places - len(weights)  # so early that rounding gives no source too many
-    counts = {source: max(0, int(weight / total * early + 0.5)) for source, weight in sorted(weights.items())}
+    total, early = sum(mixture.values()), places - len(mixture)  # so early that rounding gives no source too many
+    counts = {source: max(0, int(weight / total * early + 0.5)) for source, weight in sorted(mixture.items())}
     for _ in range(places - sum(counts.values())):
-        counts[min(counts, key=lambda source: (counts[source] + 0.5) / weights[source])] += 1
+        counts[min(counts, key=lambda source: (counts[source] + 0.5) / mixture[source])] += 1
     return counts
 
 
-def epoch_order(problems: Sequence[Problem], weights: dict[str, float], seed: int, epoch: int) -> list[int]:
-    """Indices into `problems`: which comes when in one epoch of a mixture. Without weights, a shuffle of everything.
+def epoch_order(problems: Sequence[Problem], mixture: dict[str, float], seed: int, epoch: int) -> list[int]:
+    """Indices into `problems`: which comes when in one epoch. `mixture` has a weight for each source; empty, everything is shuffled.
 
-    An epoch has as many places as the sources in `weights` have problems. Each source gets its share of the places so
+    An epoch has as many places as the sources in `mixture` have problems. Each source gets its share of the places so
     far (`places_of`), so one whose share is less than a place an epoch comes in some epochs. It fills its places from
     shuffles of its own problems, going on where the last epoch left off (while the weights stay the same). So a small
     source with a large weight comes round more often than a large one with a small weight. An epoch need not hold every
-    problem, but two in a row hold all of at least one source. Pure: a place in a run is (seed, weights, epoch,
+    problem, but two in a row hold all of at least one source. Pure: a place in a run is (seed, mixture, epoch,
     position).
     """
-    order = [] if weights else list(range(len(problems)))
-    owned = {source: [i for i, problem in enumerate(problems) if problem.source == source] for source in weights}
+    order = [] if mixture else list(range(len(problems)))
+    owned = {source: [i for i, problem in enumerate(problems) if problem.source == source] for source in mixture}
     places = sum(map(len, owned.values()))
-    before, after = (places_of(weights, n * places) for n in (epoch, epoch + 1))
+    before, after = (places_of(mixture, n * places) for n in (epoch, epoch + 1))
     for source, drawn in before.items():  # `drawn`: how many of this source came before
         own, count = owned[source], after[source] - drawn
         while count:
@@ -95,7 +95,7 @@ class PromptStream:
     """Training prompts, epoch after epoch, each in an order of its own (with `shuffled=False` in that of `problems`).
     Retired prompts are passed over, but for a share `review` of them in each epoch, and the stream ends when all are.
 
-    `weights` mixes several data sets (`epoch_order`): each gets its share of an epoch's places. Once all prompts of one
+    `mixture` has a weight for each data set (`epoch_order`), and each gets its share of an epoch's places. Once all prompts of one
     are retired, the others take its places from the next epoch on. The stream's place is its epoch, its position and
     the epoch's sources; an epoch's order depends on these and the seed only.
     """
@@ -105,14 +105,14 @@ class PromptStream:
         problems: Sequence[Problem],
         seed: int,
         retired: Callable[[str], bool],
-        weights: dict[str, float] | None = None,
+        mixture: dict[str, float] | None = None,
         shuffled: bool = True,
         review: float = 0.0,
     ) -> None:
-        self.problems, self.seed, self.retired, self.weights = problems, seed, retired, weights or {}
+        self.problems, self.seed, self.retired, self.mixture = problems, seed, retired, mixture or {}
         self.shuffled, self.review = shuffled, review
         self.epoch = self.position = 0
-        self.shares = self.weights  # of the sources that had prompts left when this epoch began
+        self.shares = self.mixture  # of the sources that had prompts left when this epoch began
         self.first: deque[Problem] = deque()  # prompts that a resumed run must admit before all others
         self._order: list[int] | None = None  # of this epoch
 
@@ -135,7 +135,7 @@ class PromptStream:
             left = {problem.source for problem in self.problems if not self.retired(problem.key)}
             if not left:
                 raise StopIteration
-            self.shares = {source: weight for source, weight in self.weights.items() if source in left}
+            self.shares = {source: weight for source, weight in self.mixture.items() if source in left}
             self.epoch, self.position, self._order = self.epoch + 1, 0, None
 
     def _comes_again(self) -> bool:
@@ -151,6 +151,6 @@ class PromptStream:
         """Continues where `state` was saved."""
         problems = {problem.key: problem for problem in self.problems}
         self.epoch, self.position, self._order = state["epoch"], state["position"], None
-        sources = state.get("sources", self.weights)  # an older checkpoint does not name them
-        self.shares = {source: weight for source, weight in self.weights.items() if source in sources}
+        sources = state.get("sources", self.mixture)  # an older checkpoint does not name them
+        self.shares = {source: weight for source, weight in self.mixture.items() if source in sources}
         self.first = deque(problems[key] for key in state["first"])

@@ -90,7 +90,7 @@ def parse_eval_sets(text: str) -> dict[str, DataSet]:
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-class Row(NamedTuple):
+class DataRow(NamedTuple):
     """What is kept of a data set's row. `text` is the prompt as it is in the row."""
 
     text: str
@@ -101,7 +101,7 @@ class Row(NamedTuple):
 class Rows(NamedTuple):
     """The usable rows of a data set by their keys, the keys of all its prompts, and what is left out, by kind."""
 
-    usable: dict[str, Row]
+    usable: dict[str, DataRow]
     prompts: set[str]
     skipped: Counter[str]
 
@@ -117,7 +117,7 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
     answers = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
     prompt_column = find_column(rows, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
     answer_column = find_column(rows, answer_column, answers, data.name, "answer_column")
-    usable, prompts = dict[str, Row](), set[str]()
+    usable, prompts = dict[str, DataRow](), set[str]()
     for row in rows:
         messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)
         if messages is None:
@@ -138,7 +138,7 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
         elif key in usable:
             skipped["duplicate_prompt"] += 1
         else:
-            usable[key] = Row(text, messages, answer)
+            usable[key] = DataRow(text, messages, answer)
     return Rows(usable, prompts, skipped)
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "engine")]
@@ -84,6 +85,9 @@ def steps(out, rows, *argv):
     from runtime import checkpoints
 
     trainer, accelerator = new_trainer(argv)
+    assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", 1))
+    sharded = any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters())
+    assert sharded == bool(os.environ.get("ACCELERATE_USE_FSDP"))
 
     def weights():
         return {name: tensor.clone() for name, tensor in trainer.weights.items()}

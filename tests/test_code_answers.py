@@ -410,7 +410,7 @@ def test_math_and_code_in_one_task(tmp_path):
     both = f"{math_rows}:math=2,{code_rows}:code=1"
     task = load_task(Flags(dataset=both, model=str(tmp_path / "model"), unsafe_code=True, held_out=2, reward_workers=1))
     try:
-        assert task.weights == {math_rows: 2.0, code_rows: 1.0}
+        assert task.mixture == {math_rows: 2.0, code_rows: 1.0}
         assert Counter(problem.source for problem in task.train) == {math_rows: 7, code_rows: 7}
         assert task.skipped == {"no_answer": 1, "unreadable_answer": 1}
         for problem in task.train:

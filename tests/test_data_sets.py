@@ -161,7 +161,7 @@ def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tokenizer
     SHA-256 of either, so the second holds out nine."""
     one, two = write_rows(Path("1.jsonl"), sums(40)), write_rows(Path("2.jsonl"), sums(40, start=30))
     task = load(f"{one}:exact=3,{two}:math=1")
-    assert task.sources == [one, two] and task.weights == {one: 3.0, two: 1.0}
+    assert task.sources == [one, two] and task.mixture == {one: 3.0, two: 1.0}
     assert task.skipped == {"duplicate_prompt": 10}
     assert Counter(p.source for p in task.train) == {one: 30, two: 21}
     assert Counter(p.source for p in task.held_out) == {one: 10, two: 9}
@@ -177,10 +177,10 @@ def test_data_sets_without_weights_are_drawn_by_their_sizes(load):
     data set has all the places whatever its weight. (Equal weights were once the default.)"""
     one, two = write_rows(Path("1.jsonl"), sums(30)), write_rows(Path("2.jsonl"), sums(15, 50))
     task = load(f"{one},{two}")
-    assert task.weights == {} and task.sources == [one, two]
-    order = epoch_order(task.train, task.weights, 0, 0)
+    assert task.mixture == {} and task.sources == [one, two]
+    order = epoch_order(task.train, task.mixture, 0, 0)
     assert Counter(task.train[i].source for i in order) == {one: 20, two: 5} and len(set(order)) == 25
-    assert load(f"{one}=5").weights == {}
+    assert load(f"{one}=5").mixture == {}
 
 
 def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):

@@ -130,6 +130,7 @@ def check_run(folder, steps, k, eval_every):
     assert max(r["lag_max"] for r in metrics) <= k
     recount, by_step = {}, {}
     for step, key, correct, rollouts in consumed(folder):
+        assert rollouts == 16  # all of one attempt: what was sampled for a group before a kill is not saved
         for counts, name in ((recount, key), (by_step, step + 1)):
             old = counts.get(name, (0, 0))
             counts[name] = (old[0] + correct, old[1] + rollouts)

@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,8 +24,10 @@ from test_faults import small_disk
 
 import pipeline_rl
 from filters import PassRateHistory
+from pipeline_rl import Group
 from runtime import checkpoints
 from runtime.run_folder import LOGS, Folder, Progress, disk
+from tasks.prompts import PromptStream
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,6 +132,18 @@ def test_progress_goes_through_a_state(seed, version, evaluated, drawn):
     again.load_state_dict(json.loads(json.dumps(progress.state_dict() | {"compute": {"tokens": 7}})))
     assert again.state_dict() == progress.state_dict() and again.rng.gauss() == progress.rng.gauss()
     assert (again.compute, again.taken, again.bad_steps) == ({"tokens": 7}, [], 0)
+
+
+def test_a_checkpoint_lists_every_prompt_that_was_not_trained():
+    """Two groups taken, two under way in the engine, one still to come again after an earlier resume: in this order."""
+    problems = [SimpleNamespace(key=key) for key in "abcde"]
+    progress = Progress(random.Random(0), taken=[Group(i, problem, 0, []) for i, problem in enumerate(problems[:2])])
+    prompts = PromptStream(problems, 0, lambda key: False)
+    prompts.first.append(problems[4])
+    generator = SimpleNamespace(under_way={2: problems[2], 3: problems[3]})
+    generator.in_loop = lambda function: function(generator)
+    state = checkpoints.state_of(progress, PassRateHistory(), prompts, generator, {})
+    assert state["prompts"]["first"] == list("abcde")
 
 
 def test_links_go_and_what_they_point_to_stays(tmp_path):

@@ -4,6 +4,7 @@ which the program may end."""
 import random
 from types import SimpleNamespace
 
+import accelerate
 import pytest
 import torch
 from replay import Replay, arguments, assert_same_logs, record_rollouts, without_times
@@ -255,10 +256,13 @@ def test_a_batch_whose_mask_leaves_no_token_makes_no_version(run, capsys):
     assert played.pushes() == [("push", 3), *[("release", 3)] * 4, ("push", 3)]
 
 
-def test_evaluations_that_come_due_while_no_step_makes_an_update(run):
+def test_evaluations_that_come_due_while_no_step_makes_an_update(run, monkeypatch):
     """Only step 1 has something to train on. The probe begun at step 2 is collected at step 3, that evaluation at step
-    6."""
+    6. No tracker is asked to go back."""
+    logged = []
+    monkeypatch.setattr(accelerate.Accelerator, "log", lambda self, values, step: logged.append(step))
     played = run(some_equal(lambda n: n >= 3), eval_every=3, probe_every=2, pass_rate_threshold=2.0)
+    assert len(logged) == 8 + 4 and logged == sorted(logged)
     assert [r["step"] for r in played.evals] == [0, 3, 6, 8] and played.progress.version == 1
     assert played.generator.calls.count(("evaluate", 10)) == 4 and played.generator.temperatures.count(None) == 1
 
