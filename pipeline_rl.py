@@ -78,6 +78,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 FORCED = -1  # the "version" of a token that nobody sampled (the interruption phrase)
+Problem = Any  # an object with `prompt_ids`
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Group:
     """The G rollouts of one prompt: the unit of queueing, filtering and batching."""
 
     number: int  # order of admission
-    problem: Any  # with `prompt_ids`
+    problem: Problem
     version: int  # policy version live at admission
     rollouts: list[Rollout]
 
@@ -147,7 +148,7 @@ class Pacer:
         self.peak_under_way = 0  # the most groups that were ever admitted and not yet taken
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
-        self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
+        self._groups: dict[int, Group | None] = {}  # admitted and not taken, in number order; None while the group runs
 
     @property
     def outstanding(self) -> int:
@@ -377,8 +378,8 @@ class Generator(LoopThread):
     """
 
     engine: Any
-    problems: Iterator[Any]  # with `prompt_ids`; endless or finite, asked at each admission
-    score: Callable[[Any, list[list[int]]], list[tuple[float, bool]]]  # (reward, correct) of each; in a thread
+    problems: Iterator[Problem]  # endless or finite, asked at each admission
+    score: Callable[[Problem, list[list[int]]], list[tuple[float, bool]]]  # (reward, correct) of each; in a thread
     pacer: Pacer
     rollouts: int  # G
     _: KW_ONLY
@@ -392,7 +393,7 @@ class Generator(LoopThread):
         if self.engine.slots < self.rollouts:
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
         self.counters = Counters()
-        self.under_way: dict[int, Any] = {}  # number -> problem of the groups admitted and not yet taken
+        self.under_way: dict[int, Problem] = {}  # number -> problem of the groups admitted and not yet taken
         self.free = [self.engine.slots] * self.engine.replicas  # slots; a rollout keeps its own between its legs
         self.exhausted = False  # `problems` came to its end
         self._rng = random.Random(self.seed)
@@ -412,7 +413,7 @@ class Generator(LoopThread):
             self._run(self._group, number, problem, self._enter(self.rollouts))
         self.exhausted, self.pacer.min_ready = True, 0  # so that the last groups are trained as well
 
-    async def _group(self, number: int, problem: Any, replica: int) -> None:
+    async def _group(self, number: int, problem: Problem, replica: int) -> None:
         """Samples and scores the G rollouts of one group."""
         version = self.engine.version
         draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
@@ -424,7 +425,7 @@ class Generator(LoopThread):
         self.pacer.finish(Group(number, problem, version, rollouts))
 
     async def _rollout(
-        self, problem: Any, budget: int, version: int, replica: int, temperature: float | None = None
+        self, problem: Problem, budget: int, version: int, replica: int, temperature: float | None = None
     ) -> Rollout:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
         left; the phrase comes between only if thinking had not ended. Its slot is counted."""
@@ -441,12 +442,14 @@ class Generator(LoopThread):
             self._count(-1, replica)
         return joined(first, list(leg.forced_ids), second, control.mask)
 
-    async def _score(self, problem: Any, rollouts: list[Rollout]) -> None:
+    async def _score(self, problem: Problem, rollouts: list[Rollout]) -> None:
         scores = await asyncio.to_thread(self.score, problem, [rollout.completion_ids for rollout in rollouts])
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
 
-    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
+    async def _evaluate(
+        self, problems: list[Problem], n_samples: int, temperature: float | None
+    ) -> list[list[Rollout]]:
         """Its requests get slots before any new group does, and the longest budget (T4: papers do not say which)."""
         longest = self.length_control.max_budget if self.length_control else self.max_completion
         started, sampled_before, requests = time.monotonic(), self.counters.sampled, []
@@ -544,7 +547,7 @@ class Generator(LoopThread):
             self.result_of(self._pushing)
             self._pushing = None
 
-    def evaluate(self, problems: Iterable[Any], n_samples: int, temperature: float | None = None) -> Future:
+    def evaluate(self, problems: Iterable[Problem], n_samples: int, temperature: float | None = None) -> Future:
         """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
         of rollouts per problem, for `result_of`. A push waits while it runs. `temperature`: None is the engine's."""
         self.settle()

@@ -78,7 +78,7 @@ class WholeCompletions(Scheduler):
     that is empty here; its own field holds three small arrays for every token.
     """
 
-    def __init__(self, *args: Any, **options: Any):
+    def __init__(self, *args: object, **options: object):
         if not vllm.__version__.startswith(WRITTEN_FOR):
             raise RuntimeError(
                 f"runtime.engine_process.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: "
@@ -98,7 +98,7 @@ class WholeCompletions(Scheduler):
         self._pauses += self.pause_state != PauseState.UNPAUSED and pause_state == PauseState.UNPAUSED
         super().set_pause_state(pause_state)
 
-    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+    def finish_requests(self, request_ids: object, finished_status: object) -> object:
         """Aborted requests: what they had sampled goes nowhere."""
         ids = [request_ids] if isinstance(request_ids, str) else self._partial if request_ids is None else request_ids
         for request_id in list(ids):
@@ -131,7 +131,7 @@ class WholeCompletions(Scheduler):
                 yield output
 
 
-def skip_inner_tokens(allocate_slots: Callable[..., Any], nothing: Any, block_size: int) -> Callable[..., Any]:
+def skip_inner_tokens(allocate_slots: Callable[..., Any], nothing: object, block_size: int) -> Callable[..., Any]:
     """vLLM's `allocate_slots`, but not asked for a token that goes into the middle of a block that its request has: it
     would find `nothing` new after a quarter of all the work that a small model's engine does. Blocks are taken, freed
     and cached at their borders."""

@@ -154,9 +154,11 @@ class TorchEngine:
         self.cache.position = last
         seen = torch.arange(int(last.max()) + 1) <= last[:, None]  # (S, L)
         logits = self.model(
-            input_ids=self.tokens[every, last][:, None], position_ids=last[:, None], past_key_values=self.cache,
+            input_ids=self.tokens[every, last][:, None],
+            position_ids=last[:, None],
+            past_key_values=self.cache,
             attention_mask=seen[:, None, None],
-        ).logits[:, 0]  # (S, V)  # fmt: skip
+        ).logits[:, 0]  # (S, V)
         logprobs = torch.log_softmax(logits.float() / self.temperatures, dim=-1)
         token = torch.multinomial(logprobs.exp(), 1, generator=self.random)  # (S, 1)
         self.tokens[every, self.lengths] = token[:, 0]

@@ -42,7 +42,7 @@ class Trace:
             self.write(ph="M", name="process_name", pid=process, args={"name": name})
         self.updates = deque[tuple[float, int]](maxlen=64)  # when an update was live, and its version
 
-    def write(self, **event: Any) -> None:
+    def write(self, **event: object) -> None:
         """One event, in the names of the format: ph kind, ts begin and dur length in microseconds, pid and tid lane."""
         self.file.write(f"{json.dumps(event)},\n".encode())
 
@@ -65,7 +65,9 @@ class Trace:
         sample, update, evaluate = engine.sample, engine.update, generator.evaluate
         free = [list(range(engine.slots)) for _ in range(engine.replicas)]  # heaps: the lowest lane first
 
-        async def request(prompt: Any, most: int, salt: str, replica: int = 0, temperature: float | None = None) -> Any:
+        async def request(
+            prompt: object, most: int, salt: str, replica: int = 0, temperature: float | None = None
+        ) -> Any:
             lane, begin, first = heapq.heappop(free[replica]), time.time(), engine.version
             try:
                 found = await sample(prompt, most, salt, replica, temperature)
@@ -80,7 +82,7 @@ class Trace:
             self.updates.append((time.time(), version))
             self.span(f"update to {version}", begin, PACER, 1)
 
-        def evaluation(*args: Any, **options: Any) -> Future:
+        def evaluation(*args: object, **options: object) -> Future:
             begin, found = time.time(), evaluate(*args, **options)
             found.add_done_callback(lambda _: self.span("evaluation", begin, PACER, 2))
             return found
@@ -88,7 +90,7 @@ class Trace:
         def marked(method: Callable, name: Callable[..., str]) -> Callable:
             """`method`, which leaves a mark: its name from what the method returned and was given; none if empty."""
 
-            def call(*given: Any) -> Any:
+            def call(*given: object) -> object:
                 found = method(*given)
                 if text := name(found, *given):
                     self.mark(text)

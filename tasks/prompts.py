@@ -68,7 +68,8 @@ def places_of(mixture: dict[str, float], places: int) -> dict[str, int]:
 
 
 def epoch_order(problems: Sequence[Problem], mixture: dict[str, float], seed: int, epoch: int) -> list[int]:
-    """Indices into `problems`: which comes when in one epoch. `mixture` has a weight for each source; empty, everything is shuffled.
+    """Indices into `problems`: which comes when in one epoch. `mixture` has a weight for each source; without any,
+    everything is shuffled.
 
     An epoch has as many places as the sources in `mixture` have problems. Each source gets its share of the places so
     far (`places_of`), so one whose share is less than a place an epoch comes in some epochs. It fills its places from
@@ -95,9 +96,9 @@ class PromptStream:
     """Training prompts, epoch after epoch, each in an order of its own (with `shuffled=False` in that of `problems`).
     Retired prompts are passed over, but for a share `review` of them in each epoch, and the stream ends when all are.
 
-    `mixture` has a weight for each data set (`epoch_order`), and each gets its share of an epoch's places. Once all prompts of one
-    are retired, the others take its places from the next epoch on. The stream's place is its epoch, its position and
-    the epoch's sources; an epoch's order depends on these and the seed only.
+    `mixture` has a weight for each data set (`epoch_order`), and each gets its share of an epoch's places. Once all
+    prompts of one are retired, the others take its places from the next epoch on. The stream's place is its epoch, its
+    position and the epoch's sources; an epoch's order depends on these and the seed only.
     """
 
     def __init__(

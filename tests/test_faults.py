@@ -319,8 +319,18 @@ def test_engine_deaths(tmp_path):
     at most. Killed once more: a checkpoint of every logged step, one sentence, exit code 1, and the resumed run ends as
     if nothing had been. All the while nothing listens on other than loopback, whatever the host's name stands for."""
     folder, log = tmp_path / "run", tmp_path / "log.txt"
-    process = start(folder, "--max_steps", "24", "--max_restarts", "2", "--eval_every", "12", "--save_every", "6",
-                    prefix=under_a_network_name(tmp_path))  # fmt: skip
+    process = start(
+        folder,
+        "--max_steps",
+        "24",
+        "--max_restarts",
+        "2",
+        "--eval_every",
+        "12",
+        "--save_every",
+        "6",
+        prefix=under_a_network_name(tmp_path),
+    )
     seconds = []
     for steps in (2, 9, 12):
         assert wait_until(lambda: len(steps_of(folder)) >= steps and engine_of(process), process), log.read_text()

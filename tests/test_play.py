@@ -311,9 +311,15 @@ def own(text, **more):
 
 
 def test_the_logs_of_many_frameworks_are_read_as_by_tools_fit():
-    inputs = [own(text, **{name: more[name] for name in ("y", "x", "scale") if name in more},
-                  samples=more["samples"] if more.get("samples", "").isdigit() else "", first="x_start" in more)
-              for text, more, *_ in READ.values()]  # fmt: skip
+    inputs = [
+        own(
+            text,
+            **{name: more[name] for name in ("y", "x", "scale") if name in more},
+            samples=more["samples"] if more.get("samples", "").isdigit() else "",
+            first="x_start" in more,
+        )
+        for text, more, *_ in READ.values()
+    ]
     for (name, (_, more, _, c, n)), found in zip(READ.items(), js(OWN, *inputs), strict=True):
         assert isinstance(found, dict), (name, found)
         assert found["C"] == pytest.approx(c) and found["R"] == pytest.approx(R), name
@@ -530,8 +536,15 @@ def test_the_dials_move_in_a_browser(browser, width):
     browser.eval("document.getElementById('curve').scrollIntoView()")
     box = browser.eval("(b => [b.left, b.top, b.width])(document.getElementById('curve').getBoundingClientRect())")
     for kind, share in (("mousePressed", 0.1), ("mouseMoved", 0.3), ("mouseMoved", 0.5), ("mouseReleased", 0.5)):
-        browser("Input.dispatchMouseEvent", type=kind, x=box[0] + 38 + share * (box[2] - 70), y=box[1] + 100,
-                button="left", buttons=1, clickCount=1)  # fmt: skip
+        browser(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=box[0] + 38 + share * (box[2] - 70),
+            y=box[1] + 100,
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
     assert "16 of 31" in browser.eval("document.getElementById('cut-at').textContent")
     browser.fitted("identifiable: 0.7")
     browser.press("later", " ")

@@ -433,8 +433,16 @@ def test_float16_scales_the_loss(tmp_path, new_accelerator):
     trainer.loss_scale.scale = 2.0**10
     trainer.gradients(hand_batch())
     norm = gradient_of(trainer).norm().item() / 2**10
-    assert trainer.update(0) == pytest.approx({"grad_norm": norm, "lr": trainer.optimizer.param_groups[0]["lr"],
-                                               "updated": 1, "loss_scale": 2**10, "overflow": 0}, rel=1e-4)  # fmt: skip
+    assert trainer.update(0) == pytest.approx(
+        {
+            "grad_norm": norm,
+            "lr": trainer.optimizer.param_groups[0]["lr"],
+            "updated": 1,
+            "loss_scale": 2**10,
+            "overflow": 0,
+        },
+        rel=1e-4,
+    )
     assert {x.dtype for state in trainer.optimizer.state.values() for x in state.values()} == {torch.float32}
 
 

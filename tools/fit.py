@@ -57,7 +57,7 @@ def records(path: str | Path) -> list[dict[str, Any]]:
     return [dict(flat(record)) for record in found]
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
+def flat(record: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
     """{"a": {"b": 1}} -> ("a/b", 1)."""
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, obj
             yield prefix + name, value
 
 
-def column(name: str, rows: Sequence[Mapping[str, Any]], flag: str) -> str:
+def column(name: str, rows: Sequence[Mapping[str, object]], flag: str) -> str:
     """The one column that bears this name."""
     columns = {str(column) for row in rows for column in row}
     found = [name] if name in columns else sorted(c for c in columns if c.endswith((f" - {name}", f"/{name}")))
@@ -82,7 +82,7 @@ def number(cell: Any) -> float:
     return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
-def numbers(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def numbers(rows: Sequence[Mapping[str, object]], name: str) -> np.ndarray:
     """(N,) a column; NaN where it is missing."""
     try:
         return np.array([number(row.get(name)) for row in rows])

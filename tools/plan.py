@@ -36,6 +36,7 @@ from runtime.weights import BUFFER
 # What the config.json of each has on huggingface.co (April 2025).
 QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
 OF_A_SIZE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
+Config = Any  # of transformers
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-0.6B": dict(zip(OF_A_SIZE, (1024, 3072, 28, 16, True), strict=True)),
     "Qwen/Qwen3-8B": dict(zip(OF_A_SIZE, (4096, 12288, 36, 32, False), strict=True)),
@@ -47,7 +48,7 @@ CUDA = 0.5e9  # bytes of a process's CUDA context, estimated
 # ---------------------------------------------------------------------------------------------------------- does it fit
 
 
-def config_of(model: str) -> Any:
+def config_of(model: str) -> Config:
     """The configuration of a model: a folder or hub id, or one of SHAPES, which needs no network. Raises OSError or
     ValueError if there is none."""
     from transformers import AutoConfig, Qwen3Config
@@ -55,7 +56,7 @@ def config_of(model: str) -> Any:
     return Qwen3Config(**QWEN3, **SHAPES[model]) if model in SHAPES else AutoConfig.from_pretrained(model)
 
 
-def on_meta(config: Any) -> Any:
+def on_meta(config: Config) -> Any:
     """The model without any memory for its weights."""
     from transformers import AutoModelForCausalLM
 
@@ -63,7 +64,7 @@ def on_meta(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def sizes(config: Any) -> list[int]:
+def sizes(config: Config) -> list[int]:
     """Numbers in each parameter."""
     return [parameter.numel() for parameter in on_meta(config).parameters()]
 
@@ -111,7 +112,7 @@ def in_transit(largest: int, shared: bool) -> int:
     return max(largest, BUFFER) + (0 if shared else 2 * BUFFER)
 
 
-def trainer_bytes(config: Any, flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
+def trainer_bytes(config: Config, flags: Flags, ranks: int, shared: bool) -> dict[str, float]:
     """What lives on a trainer's GPU at the peak of a microbatch that is not the step's first, by kind."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from transformers import AutoModelForCausalLM
@@ -156,7 +157,7 @@ def longest_row(flags: Flags) -> int:
     return prompt + flags.max_budget + PHRASE * (flags.length_control == "interruption") + flags.answer_budget
 
 
-def engine_bytes(config: Any, flags: Flags, card: float, shared: bool) -> dict[str, float]:
+def engine_bytes(config: Config, flags: Flags, card: float, shared: bool) -> dict[str, float]:
     """What an engine does with its share of a GPU, by kind. An update's tensors are outside of that share."""
     share = engine_options(flags).get("gpu_memory_utilization", SHARED if shared else RECEIVING)
     held, parameters = getattr(torch, flags.dtype).itemsize, sizes(config)
@@ -173,7 +174,7 @@ def engine_bytes(config: Any, flags: Flags, card: float, shared: bool) -> dict[s
     }
 
 
-def cache_bytes(config: Any, flags: Flags) -> float:
+def cache_bytes(config: Config, flags: Flags) -> float:
     """Keys and values of one token on one GPU."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -181,7 +182,7 @@ def cache_bytes(config: Any, flags: Flags) -> float:
     return 2 * config.num_hidden_layers * heads * size * held / min(flags.tensor_parallel, heads)
 
 
-def memory(args: argparse.Namespace, flags: Flags, config: Any, shared: bool) -> tuple[str, bool]:
+def memory(args: argparse.Namespace, flags: Flags, config: Config, shared: bool) -> tuple[str, bool]:
     """(What is printed, whether it fits)."""
     card = args.card_gb * 1e9
     trainer = trainer_bytes(config, flags, args.trainers, shared)

@@ -77,9 +77,22 @@ def reduce_tensor(memory: torch.Tensor) -> tuple[object, tuple]:
     """As torch's for a tensor on a GPU: what rebuilds it, and the fifteen arguments of that; classes are among them."""
     handle = memory.file.name.encode()
     return rebuild_cuda_tensor, (
-        torch.Tensor, memory.shape, memory.stride(), 0, torch.UntypedStorage, memory.dtype, own_gpu(), handle,
-        memory.nbytes, 0, False, b"", 0, b"", True,
-    )  # fmt: skip
+        torch.Tensor,
+        memory.shape,
+        memory.stride(),
+        0,
+        torch.UntypedStorage,
+        memory.dtype,
+        own_gpu(),
+        handle,
+        memory.nbytes,
+        0,
+        False,
+        b"",
+        0,
+        b"",
+        True,
+    )
 
 
 def rebuild_cuda_tensor(cls, size, stride, offset, storage, dtype, device, handle, *rest) -> torch.Tensor:
