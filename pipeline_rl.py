@@ -148,7 +148,7 @@ class Pacer:
         self.peak_under_way = 0  # the most groups that were ever admitted and not yet taken
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
-        self._groups: dict[int, Group | None] = {}  # admitted and not taken, in number order; None while the group runs
+        self._groups: dict[int, Any] = {}  # admitted and not taken, in number order; None while the group runs
 
     @property
     def outstanding(self) -> int:

@@ -98,7 +98,7 @@ class WholeCompletions(Scheduler):
         self._pauses += self.pause_state != PauseState.UNPAUSED and pause_state == PauseState.UNPAUSED
         super().set_pause_state(pause_state)
 
-    def finish_requests(self, request_ids: object, finished_status: object) -> object:
+    def finish_requests(self, request_ids: Any, finished_status: object) -> object:
         """Aborted requests: what they had sampled goes nowhere."""
         ids = [request_ids] if isinstance(request_ids, str) else self._partial if request_ids is None else request_ids
         for request_id in list(ids):

@@ -82,7 +82,7 @@ class Trace:
             self.updates.append((time.time(), version))
             self.span(f"update to {version}", begin, PACER, 1)
 
-        def evaluation(*args: object, **options: object) -> Future:
+        def evaluation(*args: Any, **options: Any) -> Future:
             begin, found = time.time(), evaluate(*args, **options)
             found.add_done_callback(lambda _: self.span("evaluation", begin, PACER, 2))
             return found
