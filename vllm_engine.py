@@ -12,11 +12,7 @@ with a version that we set at each change, and returns the log-prob of the sampl
     await sample(prompt)    Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
 
 A token sampled at version 4 may rest on keys and values of version 3: its log-prob then differs from the trainer's at 4
-with nothing wrong. Where one version sampled all tokens, prefill included, both must agree if the weights arrived
-(runtime/evaluation.py tests that).
-
-WHAT GOES WRONG IN SILENCE is said where it is prevented: in `check_sample` and `WeightReceiver`, at `logprobs_mode`,
-`generation_config` and `salt`.
+with nothing wrong. Where one version sampled all tokens, prefill included, both must agree (runtime/evaluation.py).
 
 SIMPLIFIED. One engine on this host, of one or more data-parallel replicas. Other ways for the weights, and Ray, are in
 runtime/; when a request may enter is in pipeline_rl.py.
@@ -122,8 +118,7 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind
 
         if len(prompt_ids) + max_tokens > (longest := self.args["max_model_len"]):
-            length = f"a prompt of {len(prompt_ids)} tokens and {max_tokens} more"
-            raise ValueError(f"{length} exceed max_model_len = {longest}")
+            raise ValueError(f"{len(prompt_ids)} prompt tokens and {max_tokens} more exceed max_model_len = {longest}")
         params = SamplingParams(
             temperature=self.temperature if temperature is None else temperature,
             max_tokens=max_tokens,
@@ -141,8 +136,7 @@ class VLLMEngine:
         ids = list(done.token_ids)
         logprobs, versions = self.read(output)
         check_sample(ids, logprobs, versions, done.finish_reason)
-        prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
-        return Sample(ids, logprobs, versions, done.finish_reason, prefilled)
+        return Sample(ids, logprobs, versions, done.finish_reason, len(prompt_ids) - (output.num_cached_tokens or 0))
 
     def read(self, output: Any) -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. vLLM reports spans of tokens for each version of the weights."""
@@ -234,19 +228,14 @@ class WeightReceiver:
             if loaded is not None and names - loaded:
                 raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
             if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
-                tables = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
-                model.lm_head.weight = tables[0].weight
+                model.lm_head.weight = next(m for m in model.modules() if type(m) is VocabParallelEmbedding).weight
                 model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
 def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
     """Environment of the engine's process: errors are printed, chatter is not."""
-    both = {
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONWARNINGS": "ignore::FutureWarning",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    both = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
+    both |= {"VLLM_NO_USAGE_STATS": "1"}
     on_cpu = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process fewer

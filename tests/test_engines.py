@@ -74,7 +74,7 @@ def test_an_update_by_hand(made):
     assert made[0].calls == ["load", "version 3", "pause", "load", "version 4", "resume"]
     assert (before.versions, after.versions, engine.version) == ([3, 3], [4, 4], 4)
     assert after.completion_ids == [5, 5] and after.prefilled == 2
-    with pytest.raises(ValueError, match="a prompt of 60 tokens and 5 more exceed max_model_len = 64"):
+    with pytest.raises(ValueError, match="60 prompt tokens and 5 more exceed max_model_len = 64"):
         asyncio.run(engine.sample([7] * 60, 5, "4"))
     engine.shutdown()
     engine.shutdown()
