@@ -27,19 +27,17 @@ So Eq. 1 is a distribution function: of how soon problems are learned. The pass 
        log-logistic   1 / (1 + e^-u)     logistic: Eq. 1                (C_mid/C)^B: some problems come very late
        Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2; its B fits lower: the latest
 
-5. THE INTERVAL is a union of two sets:
-   - every curve of every form with Q <= least Q + DOUBT * dispersion * t^2. The dispersion is the variance of the
-     residuals. (Where the numbers of samples are known, it is relative to pure sampling noise and at least 1. It is
-     raised where neighboring residuals are correlated.) t is Student's quantile. DOUBT = 2 is a margin, chosen and not
-     derived, for what no form describes.
-   - beyond the data, every rate from r, where Eq. 1 stands at the last point, to r + 3 (R(C) - r): three times the gain
-     that it expects by C. For the data show how the early problems are learned, not the late ones. In the paper's run,
-     cut at 20k to 50k GPU-hours, 1.9 to 2.5 times that gain came; in others less did, and any run may just stop.
+5. THE INTERVAL spans two things:
+   - every curve of every form that fits almost as well: Q <= least Q + DOUBT * dispersion * t^2. The dispersion is the
+     variance of the residuals (`see_noise`), t Student's quantile. DOUBT = 2 is a margin, chosen and not derived, for
+     what no form describes.
+   - beyond the data, every rate from no further gain to three times the gain that Eq. 1 still expects. For the data
+     show how the early problems are learned, not the late ones. In the paper's run, cut at 20k to 50k GPU-hours, 1.9 to
+     2.5 times that gain came; in others less did, and any run may just stop.
    So an interval is wide for three reasons: noise, the form, and what remains. Only compute makes the last one small.
 6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise and the first
    point lies below C_mid, (c) it does not fall at the end, (d) A's interval, before it is clipped to 1, is at most 0.1
-   wide and at most half of the gain. (As it reaches to r + 3 (A - r), Eq. 1 then expects at most .03 more.) Else
-   `reason` says why not, and `ask_again` guesses from when on.
+   wide and at most half of the gain. Else `reason` says why not, and `ask_again` guesses from when on.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.   8. REPORT,
    picture and command line for the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 

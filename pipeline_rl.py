@@ -34,10 +34,11 @@ stopped being outstanding when it is taken, and not when its step's weights are 
 trainer took whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4,
 5, 6, and so on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
-The bound is complete. But it is not a target, since groups that wait only grow old. Hence a second condition. A group
-is *ready* if it and all older ones are finished, so that the trainer could take it now. (If one behind a running one
-counted as well, a single long completion would empty the engine.) It is *under way* from its admission to its take;
-the *peak* is the largest number that were ever under way.
+The bound is complete. But it is not a target, since groups that wait only grow old. Hence a second condition: a group
+that was taken is replaced at once, and more are added only while fewer than B are *ready*. A group is ready if it and
+all older ones are finished, so that the trainer could take it now. (If one behind a running one counted as well, a
+single long completion would empty the engine.) Groups are *under way* from their admission to their take; the *peak* is
+the largest number that ever were.
 
     groups that are ready    groups under way        may one more enter?
     fewer than B             whatever                yes: the trainer would have to wait
