@@ -448,9 +448,7 @@ class Generator(LoopThread):
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
 
-    async def _evaluate(
-        self, problems: list[Problem], n_samples: int, temperature: float | None
-    ) -> list[list[Rollout]]:
+    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
         """Its requests get slots before any new group does, and the longest budget (T4: papers do not say which)."""
         longest = self.length_control.max_budget if self.length_control else self.max_completion
         started, sampled_before, requests = time.monotonic(), self.counters.sampled, []
