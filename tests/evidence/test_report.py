@@ -147,7 +147,7 @@ def test_the_report_by_hand():
     [dapo] = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
     assert "| base | base |" not in text
     assert dapo[2].startswith("**+0.") and dapo[5].startswith("**+0.0") and dapo[5].endswith("**")
-    assert dapo[6].startswith("-27 % [")
+    assert dapo[6].startswith("-26 % [")  # on straight lines
     [paper] = rows
     assert paper[-1] == "**cannot be seen at this size**" and dapo[7] == f"A -0.095 to -0.055: {paper[-1]} |"
     more = {v: [*groups[v], made(v, 2, A=A, n=36)] for v, A in (("base", 0.68), ("dapo", 0.781))}
@@ -170,12 +170,13 @@ def test_data_sets_apart_and_the_papers_figures():
     easy, hard = made(A=0.8).rates, made(A=0.4).rates
     run = made(rates=(easy + hard) / 2, set_1=easy, set_2=hard, flags={"dataset": "a,b"})
     compared = Compared("two", c, {"base": [run]}, [])
-    cells = [row.split(" | ") for row in report.sets_table(compared).split("\n")[2:]]
-    assert [row[1] for row in cells] == ["all trained on", "easy", "hard"]
+    head, _, *rows = (row.strip("| ").split(" | ") for row in report.sets_table(compared).split("\n")[:5])
+    cells = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [row["data set"] for row in cells] == ["all trained on", "easy", "hard"]
     for row, gain in zip(cells[1:], (0.7, 0.3), strict=True):
         last, before = (1 / (1 + (300 / C) ** 2) for C in (800, 750))
-        assert float(row[6]) == pytest.approx(0.1 + gain * (last + before) / 2, abs=6e-4)
-        assert float(row[7]) == pytest.approx(gain * ((last + before) / 2 - 0.64), abs=6e-4)
+        assert float(row["end"]) == pytest.approx(0.1 + gain * (last + before) / 2, abs=6e-4)
+        assert float(row["gained in the second half"]) == pytest.approx(gain * ((last + before) / 2 - 0.64), abs=6e-4)
     assert "| 0.610, 1.97 |" in report.variant_table(compared).split("\n")[2]
 
 
@@ -184,7 +185,7 @@ def test_data_sets_apart_and_the_papers_figures():
     [
         (((-0.000427, -0.0053, 0.0045),), "-0.000 [-0.005, +0.004]"),
         (((1.27, 0.752, 1.78), 2), "+1.27 [+0.75, +1.78]"),
-        ((np.log([1.388, 1.22, 1.585]), 3, True), "+39 % [+22, +59]"),
+        ((np.log([1.388, 1.22, 1.587]), 3, True), "+39 % [+22, +59]"),
         ((np.log([4.18, 0.765, 22.8]), 3, True), "4.18 times [0.765, 22.8]"),
         (((0.004, math.nan, math.nan),), "+0.004"),  # one seed
         (((math.nan,) * 3,), "–"),
@@ -209,7 +210,7 @@ def test_a_page_says_what_differs_from_the_usual_setting():
     assert report.setting_of(changed).endswith(" with `--k 2 --interruption_phrase 'time up'`")
     groups = {name: [made(name, seed, rates=[0.1, 0.2]) for seed in (0, last)] for name, last in (("a", 1), ("b", 3))}
     text = report.variant_table(Compared("x", Comparison("x", {"a": "", "b": ""}, ""), groups, []))
-    assert "| a | 2 | 0 |" in text and "| b | 2 (0, 3) | 0 |" in text
+    assert "| a | 2 |\n| b | 2 (0, 3) |\n" in text
 
 
 def test_what_cannot_be_seen_is_said():
