@@ -39,10 +39,9 @@ OTHER_LAWS = ("sizes", "reuse", "order", "regularizers", "grid-easy", "grid-hard
 OTHER_LAWS_PAGE = """# Findings on the other two laws
 
 What Tan et al. (arXiv 2509.25300: model size, reuse of data), Cheng et al. (arXiv 2603.12151: rollouts, regularizers)
-and ScaleRL's abstract (a curriculum moves no ceiling) say, and what our runs say. The verdicts are those of
-[RESULTS.md](../../RESULTS.md); where the papers give no margin it is ours, .02 in a pass rate and a tenth in a slope.
-The numbers behind the rows are beside this page, in `power-law` (sizes), `isocompute` (grids), and under the name of
-each other comparison.
+and ScaleRL's abstract (a curriculum moves no ceiling) say, and what our runs say, with the verdicts of
+[RESULTS.md](../../RESULTS.md#findings). Where the papers give no margin it is ours: .02 in a pass rate, a tenth in a
+slope. Beside this page are `power-law` (sizes), `isocompute` (grids), and a page for each other comparison.
 
 """
 
@@ -178,7 +177,7 @@ def write_reports(plans: Mapping[str, Jobs], curves: Mapping[str, Evaluations], 
         if name == "pretrained" and found[name]:
             report.save(pretrained.page(found[name], left_out[name]), folder / "pretrained.md")
             pretrained.picture(found[name], folder / "pretrained.png")
-        elif not (every and name in (*staleness.LAB, "chain")):  # law.md has the chain's
+        elif not (every and name in (*staleness.LAB, "chain", "law")):  # law.md has the last two
             rows += [[name, *row] for row in write_comparison(name, found[name], left_out[name], args, folder)]
     if lab := {name: found[name] for name in staleness.LAB if found[name]}:
         reviews = pd.read_csv(path) if (path := folder / "retired.csv").exists() else None

@@ -3,6 +3,7 @@ the numbers. And what the effective sample size announced of a run's fall.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,8 @@ import pandas as pd
 from curves import Evaluations
 from figures import FALL, Groups, Row, by_outcome, fall_of, first, fitted, interval, needed, pooled_sd, seeds_needed
 from forecasts import AXIS, PLATEAU, cut_at, errors, forecast, holds, noise_ratio, plateau, reach_of
-from report import amount, difference_text, joined, seeds_of, share_of, table
+from report import amount, difference_text, joined, share_of, table, told_apart
 
-from fit_sigmoid import span
 from tasks.arithmetic import CEILING
 
 if TYPE_CHECKING:
@@ -24,48 +24,37 @@ CUTS = {"a quarter": 0.25, "half": 0.5}  # of a run's compute
 FITTED = CUTS | {"all of it": 1.0}
 LEVELS = {"ess": (0.9, 0.8, 0.7), "truncated": (0.05, 0.1)}  # an alarm below, and above
 REACHES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)  # C_mid
-CHAIN_FAILS = (
-    "**Where the law fails.** The task `chain`, with a budget too short for its longest chains: all short chains are "
-    "learned together and the long ones never, so that its curve is a cliff."
+ABOUT = (
+    "Intervals are those of an evaluation that is still to come, with its sampling noise; A's is for the ceiling, over "
+    "all forms of the tail. *law*: the runs of [RESULTS.md](../../RESULTS.md#half-a-run-predicts-the-other-half). "
+    "*law-greedy*: evaluated with the likeliest token, so that no sampling keeps a policy below what it has learned. "
+    "*3 C_mid*: runs of every comparison whose first half is at least 3 C_mid, but for those on half of the problems "
+    "(`--difficulty`), which have other ceilings. Some were made to be worse, so nothing is promised for them. "
+    "*chain*: the task on which the law fails."
 )
-GREEDY = (
-    "**Evaluated with the likeliest token** (`law-greedy`). Training is that of the law's runs; the sampling at "
-    "temperature 1 is gone from the evaluations, and with it what keeps a policy below what it has learned."
-)
-INTERVALS = (
-    "The 95 % interval of an evaluation is where the fit expects one that is still to come, with its sampling noise; "
-    "that of the curve is without the noise. A's interval is for the ceiling, over all forms of the tail."
+REACHED = (
+    "runs of the graded task, each fitted up to so many C_mid, where C_mid is measured without a fit: the compute at "
+    "half of the gain from the first evaluation to the plateau. A run counts where it was evaluated at twice the "
+    "compute; *inside* says in how many that evaluation lies in its interval, *A holds* in how many A's holds the "
+    "plateau. Widths are medians, of the curve's interval at twice the compute and of A's. *Ask again*: of fits that "
+    "are not identifiable, in runs that later are (in brackets), how many named the compute needed to within 1.5 times."
 )
 EFFECTS = {"A": 0.02, "C_mid": math.log(1.15)}  # differences that a comparison should see; C_mid's of logarithms
 
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-ROW_HEAD = ["run", "A of all of it", *(f"predicted from {name}" for name in CUTS), "measured at the end"]
 SUM_HEAD = (
     "fitted|runs|C_mid seen, median|end inside its 95 % interval|mean error [95 %]|width of the interval, median|"
     "ceiling identifiable|A holds .80|A holds the plateau"
 ).split("|")
-REACH_HEAD = (
-    "data reach|runs|evaluation at twice the compute inside|A holds the plateau|width at twice the compute: curve|"
-    "width: A|identifiable (of these A misses the plateau)|ask again within 1.5 times of what was needed"
-).split("|")
+REACH_HEAD = "data reach|runs|inside|A holds|width|A's width|identifiable (A misses the plateau)|ask again".split("|")
 
 
 def mean_error(values: Sequence[float]) -> str:
     """`mean [low, high]` over the runs that have a prediction."""
     known = [value for value in values if math.isfinite(value)]
     return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval(known)) if known else "–"
-
-
-def row(run: Evaluations) -> Row:
-    """One run in ROW_HEAD's columns; a prediction in bold is one whose interval the end left."""
-    full, cells = fitted(run, AXIS), []
-    for end in (forecast(run, share) for share in CUTS.values()):
-        bold = "" if end.inside else "**"
-        cells.append(f"{bold}{end.best:.3f} {span(end.evaluation, 3)}{bold}")
-    name = f"{run.variant} {run.seed}"
-    return [name, f"{full.A:.3f} {span(full.A_interval, 3)}", *cells, f"{run.rates[-1]:.3f}"]
 
 
 def sum_row(name: str, share: float, runs: Sequence[Evaluations]) -> Row:
@@ -86,9 +75,9 @@ def sum_row(name: str, share: float, runs: Sequence[Evaluations]) -> Row:
     ]
 
 
-def sum_table(runs: Sequence[Evaluations], cuts: Mapping[str, float] = FITTED) -> str:
+def sum_rows(runs: Sequence[Evaluations], cuts: Mapping[str, float] = FITTED, about: str = "") -> list[Row]:
     """All of these runs, one row a share of their compute."""
-    return table(SUM_HEAD, [sum_row(name, share, runs) for name, share in cuts.items()] if runs else [])
+    return [sum_row(about + name, share, runs) for name, share in cuts.items()] if runs else []
 
 
 def reach_table(runs: Sequence[Evaluations]) -> str:
@@ -99,27 +88,22 @@ def reach_table(runs: Sequence[Evaluations]) -> str:
         widths = [f"{width:.3f}" for width in cuts[["width", "width of A"]].median()]
         identifiable = f"{cuts['identifiable'].mean():.0%} ({share_of(~known['A holds'])})"
         near = f"{(np.log(again).abs() <= math.log(1.5)).mean():.0%} ({len(again)})" if len(again) else "–"
-        held = share_of(cuts["inside"]), share_of(cuts["A holds"])
+        held = cuts["inside"].sum(), cuts["A holds"].sum()
         rows.append([f"{reach:g} C_mid", len(cuts), *held, *widths, identifiable, near])
     return table(REACH_HEAD, rows)
 
 
+def by_comparison(runs: Sequence[Evaluations]) -> str:
+    """`3 (schedules 2, sizes 1)`."""
+    counts = Counter(run.comparison for run in runs).most_common()
+    return str(len(runs)) + f" ({', '.join(f'{name} {n}' for name, n in counts)})" * bool(runs)
+
+
 def by_reach(runs: Sequence[Evaluations]) -> str:
-    """The table and its rule, for runs of every comparison, with the names of those left out."""
-    kept, *left_out = by_outcome(runs).values()
-    falls, never = (", ".join(run.run for run in some) or "none" for some in left_out)
-    return "\n\n".join(
-        [
-            f"{len(kept)} runs of the graded task, each fitted up to so many C_mid, where C_mid is measured without a "
-            "fit: the compute at half of the gain from the first evaluation to the plateau. A run counts where it was "
-            "evaluated at twice the compute. Widths are medians. *Ask again*: of fits that are not identifiable, the "
-            "compute that they say over that from which on the run's fits are (in brackets how many; runs that never "
-            "are do not count).",
-            reach_table(kept),
-            f"Left out: {len(left_out[0])} runs that fall, which is an evaluation more than {FALL:g} below the best "
-            f"before it ({falls}), and {len(left_out[1])} that never gain more than {FALL:g} ({never}).",
-        ]
-    )
+    """The table and its rule, for runs of every comparison, with how many are left out."""
+    stand, fall, never = by_outcome(runs).values()
+    out = f"Left out: {by_comparison(fall)} that fall and {by_comparison(never)} that never rise."
+    return f"**How far the data reach.** {len(stand)} {REACHED} {out}\n\n{reach_table(stand)}"
 
 
 def rules_table(runs: Sequence[Evaluations]) -> str:
@@ -127,8 +111,10 @@ def rules_table(runs: Sequence[Evaluations]) -> str:
     rows = []
     for name, share in CUTS.items():
         found = pd.DataFrame([errors(run, share) for run in runs])
-        rows += [[name, rule, found[rule].count(), mean_error(found[rule])] for rule in found]
-    return table(["fitted", "rule", "runs", "mean error [95 %]"], rows)
+        for rule in found:
+            known = found[rule].dropna()
+            rows.append([name, rule, len(known), difference_text(interval(known)), f"{known.abs().median():.3f}"])
+    return told_apart(["fitted", "rule", "runs", "mean error", "median miss"], rows)
 
 
 def power_table(groups: Groups) -> str:
@@ -141,7 +127,7 @@ def power_table(groups: Groups) -> str:
         found = np.log(found) if measure == "C_mid" else found
         base, *others = (found[name] for name in groups)
         alone, apart = pooled_sd([base.dropna()]), pooled_sd([(other - base).dropna() for other in others])
-        shown = difference_text(effect, True) if measure == "C_mid" else f"{effect:g}"
+        shown = difference_text([effect], relative=True) if measure == "C_mid" else f"{effect:g}"
         for kind, sd, paired in (("two groups of seeds", alone, False), ("the same seeds in both", apart, True)):
             count = str(seeds_needed(effect, sd, paired)) if sd > 0 else "–"
             rows.append([f"{measure}, a difference of {shown}", kind, amount(sd), count])
@@ -163,8 +149,7 @@ def engines_table(torch: Sequence[Evaluations], vllm: Sequence[Evaluations], rat
     for i, name in enumerate(("A", "C_mid", f"tokens to {rate:g}", "pass rate at the end")):
         found, of_compute = np.array(values)[:, :, i], i in (1, 2)
         apart = np.diff(np.log(found) if of_compute else found)[:, 0]
-        mean, low, high = (difference_text(x, of_compute) for x in interval(apart))
-        rows.append([name, *map(amount, found.mean(0)), f"{mean} [{low}, {high}]"])
+        rows.append([name, *map(amount, found.mean(0)), difference_text(interval(apart), relative=of_compute)])
     return table([f"{len(pairs)} seeds, to {amount(min(ends))} tokens", "torch", "vLLM", "apart [95 %]"], rows)
 
 
@@ -179,7 +164,7 @@ def summary(runs: Sequence[Evaluations]) -> str:
             f"{len(runs)} runs of the graded task, whose ceiling is {CEILING:g} by construction. Errors are "
             "predicted minus measured pass rate at the last evaluation. The plateau is the mean of a run's last "
             f"{PLATEAU} evaluations.",
-            sum_table(runs),
+            table(SUM_HEAD, sum_rows(runs)),
             f"RMSE of the fit to a whole run over the binomial noise of its evaluations: median {np.median(ratios):.2f}"
             f", largest {max(ratios):.2f}; at most 1.3 in {share_of([ratio <= 1.3 for ratio in ratios])}.",
         ]
@@ -200,36 +185,24 @@ def page(
     runs = [run for some in groups.values() for run in some]
     on_vllm = [run for run in others if (run.comparison, run.variant) == ("schedules", "pipeline-8")]
     engines = engines_table(next(iter(groups.values())), on_vllm)
-    text = [
+    long = [run for run in (*runs, *others) if reach_of(run, 0.5) >= 3]  # as the paper's fits saw it
+    rows = sum_rows(runs, about="law, ") + sum_rows(greedy, about="law-greedy, ")
+    rows += sum_rows(long if others else [], about="3 C_mid, ") + sum_rows(chain, CUTS, "chain, ")
+    return joined(
         "# The law: half a run predicts the other half",
-        f"Seeds: {seeds_of(groups)}." + (f" Left out: {', '.join(left_out)}." if left_out else ""),
+        f"Left out: {', '.join(left_out)}." if left_out else "",
         "![law](law.png)",
-        summary(runs),
-        INTERVALS,
-        "**How far the data reach.** " + by_reach(every),
-        "**Simpler rules** on the same points. What stays is the mean of the last two evaluations.",
+        table(SUM_HEAD, rows),
+        ABOUT,
+        by_reach(every),
+        "**Simpler rules** on the same points of *law*. What stays is the mean of the last two evaluations.",
         rules_table(runs),
-        "**Each run.** In bold a prediction whose interval the end left.",
-        table(ROW_HEAD, [row(run) for run in runs]),
         "**How many seeds a comparison needs** to see a difference in four of five cases, at 5 %, two-sided (Student's "
         "t). The spread is that of the first variant over its seeds, and that of the paired differences to it.",
         power_table(groups),
-    ]
-    if engines:
-        text += ["**The same seeds with both engines.** The baseline of `law`, and that of `schedules`.", engines]
-    if greedy:
-        text += [GREEDY, sum_table(greedy)]
-    if others:
-        long = [run for run in (*runs, *others) if reach_of(run, 0.5) >= 3]  # as the paper's fits saw it
-        text += [
-            "**All runs whose first half is at least 3 C_mid**, of every comparison, each counted once. Those on half "
-            "of the problems (`--difficulty`), which have other ceilings, are left out. There are variants among them "
-            "that were made to be worse, so nothing is promised for them.",
-            sum_table(long),
-        ]
-    if chain:
-        text += [CHAIN_FAILS, sum_table(chain, CUTS)]
-    return joined(*text)
+        "**The same seeds with both engines.** The baseline of `law`, and that of `schedules`." if engines else "",
+        engines,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ what the logs know
@@ -250,18 +223,15 @@ def alarm_row(stand: Sequence[Evaluations], fall: Sequence[Evaluations], name: s
 def logs_page(runs: Sequence[Evaluations]) -> str:
     """Did the effective sample size announce a fall, and how often for nothing? Markdown."""
     stand, fall, never = by_outcome(runs).values()
-    falling, dead = (", ".join(f"{run.run} ({fall_of(run)})" for run in fall), ", ".join(run.run for run in never))
     return joined(
         "# What the logs already know",
-        f"{len(fall)} of {len(stand) + len(fall)} runs fall: an evaluation lies more than {FALL:g} below the best "
-        + (f"before it (in brackets its number): {falling}." if fall else "before it.")
-        + (f" Left out are {len(never)} runs that never gain more than {FALL:g}: {dead}." if never else "")
-        + " Runs on half of the problems (`--difficulty`) are not looked at.",
+        f"Of {len(stand) + len(fall)} runs on the whole task {by_comparison(fall)} fall: an evaluation lies more than "
+        f"{FALL:g} below the best before it. Left out: {by_comparison(never)} that never gain more than that.",
         "An alarm is an effective sample size (ESS) below a level, or a share of truncated completions above one, as a "
         "mean over the steps since the evaluation before. One before the fall announces it, and its lead is the number "
-        "of evaluations between them. One in a run that never falls is a false alarm. The levels of the ESS were "
-        "chosen after a look at these runs, so the next ones will be announced less well. Those of truncation are the "
-        "paper's: where thinking is interrupted, it announces nothing.",
+        "of evaluations between them. One in a run that never falls is false. The levels of the ESS were chosen after "
+        "a look at these runs, so the next ones will be announced less well. Those of truncation are the paper's: "
+        "where thinking is interrupted, it announces nothing.",
         table(
             ["alarm", "falls announced", "lead, median (range)", "false alarms"],
             [alarm_row(stand, fall, name, level) for name, levels in LEVELS.items() for level in levels],

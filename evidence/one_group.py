@@ -9,7 +9,6 @@ step at which the run of COMMAND trained its groups; of each rollout it has the 
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -27,7 +26,6 @@ import losses
 import train
 from pipeline_rl import Pacer
 from runtime.flags import parse_flags
-from runtime.trainer import LARGEST_NORM
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD, PAGE, TEMPLATE = DOCS / "results" / "one_group.json", DOCS / "one_group.md", Path(__file__).with_suffix(".txt")
@@ -37,11 +35,6 @@ COMMAND = f"--batch_prompts {B} --rollouts {G} --max_num_seqs {2 * B * G} --max_
 # itself, its tokens are of two versions, and one of them DAPO silences.
 PLACE, CUT = 4, 3
 Record, Batch = dict[str, Any], dict[str, Tensor]
-
-
-def is_dead(group: Record) -> bool:
-    """Whether all of its rewards are equal."""
-    return len({r["reward"] for r in group["rollouts"]}) == 1
 
 
 # ------------------------------------------------------------------------------------------------- the step's tensors
@@ -81,16 +74,16 @@ def page(step: Record) -> str:
     history.update(group["key"], [r["correct"] for r in group["rollouts"]])
     token_loss, metrics = losses.cispo(*(batch[name] for name in ("now", "then", "advantages", "mask")))
     silenced = (factors(batch, losses.dapo) == 0) & batch["mask"]  # (N, T)
-    told = {"B": B, "G": G, "k": K, "capacity": Pacer(B, K).capacity, "command": COMMAND, "largest": LARGEST_NORM}
+    told = {"B": B, "G": G, "k": K, "capacity": Pacer(B, K).capacity, "command": COMMAND}
     told |= {"step": step, "group": group, "next_version": step["version"] + 1, "metrics": metrics}
-    told["skipped"] = step["step"] - told["next_version"]
     told |= {"cut": CUT + 1, "budget": rollout["mask"].index(0), "A": batch["advantages"][row]}
     told |= {"n": batch["mask"][batch["kept_ids"] == PLACE].sum(), "silenced": silenced.sum()}
+    told |= {"silent": ", ".join(f"`{rollout['words'].split()[t]}`" for t in silenced[row].nonzero())}
     told |= {"loss": (batch["token_weights"] * token_loss).sum(), "history": history}
     told |= {"again": "is retired" if history.retired(group["key"]) else "stays"}
     told |= {"completions": completion_table(group), "weights": weight_table(step["groups"])}
     told |= {"right": sum(r["correct"] for r in group["rollouts"]), "tokens": token_table(step, batch, row, rollout)}
-    return TEMPLATE.read_text().format(**told, **judged(step, batch))
+    return TEMPLATE.read_text().format(**told, **judged(batch))
 
 
 def completion_table(group: Record) -> str:
@@ -105,46 +98,40 @@ def completion_table(group: Record) -> str:
     return table(["", "completion", "tokens of each version"], rows)
 
 
-def judged(step: Record, batch: Batch) -> dict[str, Any]:
+def judged(batch: Batch) -> dict[str, Any]:
     """Rewards and advantages of the group, and what the dead groups would do to them."""
     kept, own = batch["kept"], batch["group_ids"] == PLACE  # (n,) each
     rewards, raw = batch["rewards"], losses.normalize_advantages(batch["rewards"], batch["group_ids"], "none")
     std, std_all = (float(x.std(correction=0)) for x in (raw[kept], raw))
-    dead = next(group for group in step["groups"] if is_dead(group))
-    rows = {"reward": rewards[own], "minus the mean": raw[own], "A": batch["advantages"][own[kept]]}
+    rows = {"reward": rewards[own], "A": batch["advantages"][own[kept]]}
     shown = [[name, *(f"{float(x):.4g}" for x in row)] for name, row in rows.items()]
-    told = {"mean": float(rewards[own].mean()), "std": std, "std_all": std_all, "P": int(kept.sum()) // G}
-    told |= {
-        "dead": dead["prompt"],
-        "dead_right": sum(r["correct"] for r in dead["rollouts"]),
-        "dropped": B - told["P"],
-    }
-    told |= {"larger": std / std_all, "lighter": told["P"] / B, "together": std / std_all * told["P"] / B}
+    P, larger = int(kept.sum()) // G, std / std_all
+    told = {"mean": float(rewards[own].mean()), "std": std, "std_all": std_all, "P": P, "dropped": B - P}
+    told |= {"larger": larger, "lighter": P / B, "together": larger * P / B}
     return told | {"advantages": table(["completion", *range(1, G + 1)], shown)}
 
 
 def weight_table(groups: Sequence[Record]) -> str:
-    """Of each completion of a group, under four averages: a thousand times a token's weight, its share of the group."""
+    """Of a completion of each length, under four averages: 1,000 times a token's weight, its share of the group."""
     rows = []
     for average in ("prompt", "sample", "token", "constant"):
         batch = batch_of(groups, average)
         w = batch["token_weights"][batch["kept_ids"] == PLACE]  # (G, T)
-        shares = zip(w.amax(1), w.sum(1) / w.sum(), strict=True)
-        rows.append([f"`{average}`", *(f"{1000 * most:.2f} ({share:.0%})" for most, share in shares)])
-    return table(["average", *(f"{i}: {int(n)} tokens" for i, n in enumerate((w > 0).sum(1), 1))], rows)
+        lengths = dict(zip((w > 0).sum(1).tolist(), zip(w.amax(1), w.sum(1) / w.sum(), strict=True), strict=True))
+        rows.append([f"`{average}`", *(f"{1000 * most:.2f} ({share:.0%})" for most, share in lengths.values())])
+    return table(["average", *(f"a completion of {n} tokens" for n in lengths)], rows)
 
 
 def token_table(step: Record, batch: Batch, row: int, rollout: Record) -> str:
-    """Each token of a completion: who sampled it, both log-probs, their ratio, and its factor under two losses."""
-    made = [factors(batch, loss)[row] for loss in (losses.cispo, losses.dapo)]  # (T,) each
-    rows = []
-    for t, (word, version) in enumerate(zip(rollout["words"].split(), rollout["versions"], strict=True)):
-        then, now = float(batch["then"][row, t]), float(batch["now"][row, t])
-        values = (then, now, math.exp(now - then), *(float(factor[t]) for factor in made))
-        measured = (f"{round(x, 3) + 0.0:.3f}" for x in values)  # + 0: no -0.000
-        told = [version, step["version"] - version, *measured] if rollout["mask"][t] else ["–"] * 7
-        rows.append([t + 1, f"`{word}`", *told])
-    return table(["", "token", "version", "lag", "log π_gen", "log π", "ρ", "factor, CISPO", "factor, DAPO"], rows)
+    """Each sampled token of a completion: its lag, both log-probs, and its factor under CISPO, which is ρ."""
+    words = rollout["words"].split()  # the tensors are padded
+    numbers = zip(batch["then"][row], batch["now"][row], factors(batch, losses.cispo)[row], strict=True)
+    rows = [
+        [f"`{word}`", step["version"] - version, *(f"{round(float(x), 3) + 0.0:.3f}" for x in some)]  # + 0: no -0.000
+        for word, version, sampled, some in zip(words, rollout["versions"], rollout["mask"], numbers, strict=False)
+        if sampled
+    ]
+    return table(["token", "lag", "log π_gen", "log π", "ρ"], rows)
 
 
 if __name__ == "__main__":

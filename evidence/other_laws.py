@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from curves import Evaluations
 from figures import UNSEEN, Groups, Row, first, interval, needed, pooled_sd
-from report import amount, joined, mean_of, paper_row, save, table, with_ends
+from report import amount, joined, mean_of, paper_row, save, table, told_apart, with_ends
 
 import fit_power_law
 import isocompute
@@ -21,8 +21,8 @@ from tasks.warm_start import parameters
 UNTIL = 0.5  # pass rate
 RISE = (
     "The law is a straight line of log L against log X, and our curves are sigmoids with a ceiling of .80, so it can "
-    "only describe their rise: of each run the evaluations after the first, up to the one that reaches a pass rate of "
-    f"{UNTIL:g}."
+    f"only describe their rise: the evaluations after the first, up to the one that reaches a pass rate of {UNTIL:g}. "
+    "*Own K* is the slope of a size's own line, *K(N)* that of the law, with 95 %."
 )
 AS_PREDICTED = 1.1  # a slope within this factor of the predicted one; ours, since the paper gives none
 AXES = {"flops": "FLOPs", "tokens": "sampled tokens"}
@@ -53,15 +53,15 @@ def slope_ratio(points: np.ndarray) -> float:
 def size_table(sizes: Sizes, laws: Mapping[str, PowerLaw]) -> str:
     """One row a size: what was measured, and the slopes."""
     head = ["parameters", "runs", *(f"{unit} to {UNTIL:g}" for unit in AXES.values())]
-    head += [f"{what} ({unit})" for unit in AXES.values() for what in ("K of its own line", "K(N) [95 %]")]
+    head += [f"{what} ({unit})" for unit in AXES.values() for what in ("own K", "K(N)")]
     rows = []
     for size, runs in sizes.items():
-        cells = [mean_of([needed(run, UNTIL, axis) for run in runs]) for axis in AXES]
+        cells = [mean_of([needed(run, UNTIL, axis) for run in runs], ends=False) for axis in AXES]
         for law in laws.values():
             low, high = law.K_interval(size)
             cells += [f"{law.sizes[size].own_K:.3f}", f"{law.K(size):.3f} [{low:.3f}, {high:.3f}]"]
         rows.append([amount(size), str(len(runs)), *cells])
-    return table(head, rows)
+    return told_apart(head, rows)
 
 
 def known(value: float, ends: tuple[float, float]) -> str:
@@ -100,11 +100,11 @@ def size_page(sizes: Sizes) -> str:
     said = [
         f"Over {AXES[axis]}: K_max {known(law.K_max, law.K_max_interval)}, N0 in parameters "
         f"{known(law.N0, law.N0_interval)}, RMSE of log L {law.rmse:.3f} over {len(points)} points."
-        + "".join(f" Note: {note}." for note in law.notes)
         for axis, (law, points) in found.items()
     ]
+    said += dict.fromkeys(f"Note: {note}." for law, _ in found.values() for note in law.notes)
     sizes_and_slopes = size_table(sizes, {axis: law for axis, (law, _) in found.items()})
-    return joined("# The power law over model size, on our own runs", RISE, sizes_and_slopes, *said)
+    return joined("# The power law over model size, on our own runs", RISE, sizes_and_slopes, " ".join(said))
 
 
 def write_sizes(found: Groups, folder: Path) -> list[Row]:
@@ -137,7 +137,7 @@ def best_table(grids: Mapping[str, Grid]) -> str:
             low, high = grid.law.interval(C)
             by_law = f"{grid.law(C):.3g} [{low:.3g}, {high:.3g}]"
             rows.append([name, amount(C), str(grid.best_n[at]), by_law, f"{grid.reward[at]:.3f}"])
-    return table(["half", "completions C", "best n that was tried", "n* by its law [95 %]", "pass rate there"], rows)
+    return table(["half", "completions C", "best n tried", "n* by its law [95 %]", "pass rate there"], rows)
 
 
 def at_end(found: Groups, column: str) -> pd.DataFrame:

@@ -9,14 +9,14 @@ from comparisons import COMPARISONS
 from curves import Evaluations
 from figures import Groups, fit_to, outcome
 from forecasts import AXIS, forecast_by, reach_of
-from report import amount, health_table, joined, share_of, table
+from report import HEALTH_HEAD, amount, health, joined, share_of, told_apart
 
 from fit_sigmoid import curve, plot_curves
 
 HALF = 0.5  # of a run's tokens
 HEAD = [
-    "run", "tokens", "in C_mid", "first", "best", "end", "the end, forecast from half", "inside", "later evaluations",
-    "ceilings that fit all of it", "outcome",
+    "run", "tokens", "in C_mid", "first", "best", "end", "the end, forecast from half", "end inside",
+    "later ones inside", "ceilings that fit all of it", "outcome",
 ]  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def row(run: Evaluations) -> list[str]:
     if half.best:
         *_, end = later = [forecast_by(half, run, int(at)) for at in np.flatnonzero(half.C[-1] < C)]
         said = "{:.3f} [{:.3f}, {:.3f}]".format(end.best, *end.evaluation)
-        foretold = [said, "yes" if end.inside else "no", share_of([one.inside for one in later]) + " inside"]
+        foretold = [said, "yes" if end.inside else "no", share_of([one.inside for one in later])]
     return [
         f"{run.variant} {run.seed}",
         amount(C[-1]),
@@ -44,12 +44,13 @@ def page(groups: Groups, left_out: Sequence[str]) -> str:
     c = COMPARISONS["pretrained"]
     return joined(
         f"# pretrained: {c.about}",
-        f"Setting: `{c.setting}`." + (f" Left out: {', '.join(left_out)}." if left_out else ""),
-        table(["variant", "flags"], [[name, f"`{c.variants[name]}`"] for name in groups]),
+        f"Setting: `{c.setting}`; "
+        + "; ".join(f"*{name}* `{c.variants[name]}`" for name in groups)
+        + (f". Left out: {', '.join(left_out)}." if left_out else "."),
         "Every run, fitted to the first half of its tokens: the band is to hold 95 % of the later evaluations.",
         "![pretrained](pretrained.png)",
-        table(HEAD, [row(run) for runs in groups.values() for run in runs]),
-        health_table(groups),
+        told_apart(HEAD, [row(run) for runs in groups.values() for run in runs]),
+        told_apart(["variant", *HEALTH_HEAD], [[name, *health(runs)] for name, runs in groups.items()]),
     )
 
 

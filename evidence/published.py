@@ -1,8 +1,8 @@
-"""What follows, without any training, from what three papers print: tables and picture of docs/figure1.md (the two runs
-of Figure 1 of arXiv 2510.13786, fitted at every cut) and tables of docs/published.md (constants, quoted with their
-places).
+"""What follows, without any training, from what three papers print: tables and picture of docs/results/figure1.md (the
+two runs of Figure 1 of arXiv 2510.13786, fitted at every cut) and tables of docs/results/published.md (constants and
+where they stand).
 
-    python evidence/published.py [--output docs]
+    python evidence/published.py [--output docs/results]
 """
 
 import argparse
@@ -25,51 +25,41 @@ from report import fill, table
 from fit_sigmoid import SigmoidFit, fit, plain_fit, short, sigmoid, span
 from isocompute import n_star
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 # Khatri et al. 2025, arXiv 2510.13786, Figure 1: what its page says of its two runs, and (R0, A, B, C_mid) as drawn.
 NAMES = {"dense": "8B dense run", "moe": "17B x 16 MoE run"}
 R0 = {"dense": 0.40, "moe": 0.51}  # read off the figure, as the page says
-CUTS = {"dense": (10, 15, 20, 25, 30, 35, 40, 50, 60, 100), "moe": (7, 9, 12, 16, 20, 25, 30, 35, 100)}  # in thousands
+CUTS = {"dense": (15, 20, 25, 50, 60, 100), "moe": (16, 25, 35, 100)}  # in thousands
 HALF = {"dense": 50, "moe": 16}  # up to where the paper fits
 DRAWN = {"dense": (0.4017, 0.6446, 1.682, 10920), "moe": (0.5116, 0.7099, 1.659, 6920)}
-# The same, Table 1: (A, B, C_mid in GPU-hours). R0 is not printed.
+# The same, Table 1, 8B: (A, B, C_mid in GPU-hours); the base is batch 768 with 14k tokens. R0 is not printed.
 KHATRI = {
-    "8B, batch 768, 14k tokens": (0.610, 1.92, 2542.0),
+    "base": (0.610, 1.92, 2542.0),
     "32k tokens": (0.645, 1.89, 11272.0),
-    "batch 512": (0.605, 1.77, 2818.0),
     "batch 2048": (0.645, 1.70, 10909.0),
 }
-BASE = next(iter(KHATRI))
+BASE = "base"
 # The same: (low, high) in GPU-hours of the run of 100,000 -> A and B of the sigmoid, A of a power law, or NaN.
 WINDOWS = {
     (1500, 50_000): (0.645, 1.70, 1.0),
     (5000, 50_000): (0.645, 1.67, 0.74),
-    (0, 50_000): (0.645, 1.70, math.nan),
     (0, 100_000): (0.655, 1.56, math.nan),
     (30_000, 60_000): (math.nan,) * 3,  # ours: where both laws should agree
 }
-LONG = np.linspace(0, 100_000, 76)[1:]  # of evaluations of that run; its curve is that of batch 2048, with its A and B
 LOO_A, SEED_NOISE = (0.590, 0.610), 0.015  # the same: A of the leave-one-out runs; of three equal runs
-# Tan et al. 2025, arXiv 2509.25300, over compute: (K_max, N0 in billions) within a model and from 0.5-32B to 72B.
-TAN = {
-    "Qwen2.5 base, compute": ((0.135, 13.1), (0.152, 17.4)),
-    "Qwen2.5 instruct, compute": ((0.128, 17.3), (0.144, 28.3)),
-    "Llama-3 instruct, compute": ((0.089, 11.3), (0.074, 8.5)),
-}
-SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)
+# Tan et al. 2025, arXiv 2509.25300, Qwen2.5 base over compute, within a model: K_max, N0 in billions.
+TAN = 0.135, 13.1
+SIZES = (0.5, 7, 32, 72)
 # Cheng et al. 2026, arXiv 2603.12151: L, s, log10 C0, b of n*(C).
 CHENG = {"easy": (6.09, 4.75, 5.84, 2.73), "hard": (4.47, 7.23, 5.84, 2.79)}
-LOG10_C = (4.5, 5.0, 5.5, 5.84, 6.0, 6.5, 7.0)
+LOG10_C = (4.5, 5.5, 5.84, 6.0, 7.0)
 
 HEADS = {
-    "cuts": "data until|reach, C_mid|Eq. 1's A|B|A's interval|identifiable|later inside|usual fit: A|later inside"
-    "|ask again at",
-    "windows": "window, GPU-hours|points|printed|paper's grid, R0 = .40|the same, R0 = .39|our fit|power law, printed"
-    "|on the points|on the exact curve",
-    "ahead": "ahead|from, GPU-hours",
-    "noise": "±.015 read as|sd of A|two runs must differ by|two means of three by|range of nine equal runs"
-    "|it is at most .020 in",
+    "cuts": "until|C_mid|Eq. 1's A|A's interval|ask again|later|usual fit's A|inside",
+    "windows": "window, GPU-hours|printed|paper's grid|our fit|power law, printed|on the points",
+    "ahead": "ahead of the base|from, GPU-hours",
+    "noise": "±.015 read as|sd of A|two runs differ by|two means of three by|nine within .020 in",
 }
 
 
@@ -79,7 +69,7 @@ HEADS = {
 @cache
 def read(run: str) -> np.ndarray:
     """(2, N) GPU-hours and pass rates of the dense or the MoE run."""
-    points = pd.read_csv(DOCS / "results" / "figure1.csv").query("run == @run")
+    points = pd.read_csv(RESULTS / "figure1.csv").query("run == @run")
     return np.array([1000 * points["k_gpu_hours"], points["pass_rate"]])
 
 
@@ -114,12 +104,11 @@ def cut_table(run: str) -> str:
         now = 1000 * cut >= C
         f, later = fits(run)[now.sum() - 7], (C[~now], R[~now])
         A, half, (low, high) = usual(C[now], R[now], later[0])
-        counts = inside(f, *later), ((low <= later[1]) & (later[1] <= high)).sum()
-        held = [f"{count} of {low.size}" if low.size else "–" for count in counts]
-        name, again = f"{cut}k" if low.size else "all", short(f.ask_again()) if f.reason else "–"
-        curve = f"{C[now][-1] / f.C_mid:.1f}", f"{f.A:.3f}", f"{f.B:.2f}", span(f.A_interval, 3)
+        held = str(((low <= later[1]) & (later[1] <= high)).sum()) if low.size else "–"
         claim = f"{A:.3f} ± {half:.3f}" if half < 0.5 else "unknown"
-        rows.append([name, *curve, "yes" if f.identifiable else "no", held[0], claim, held[1], again])
+        fitted = f"{C[now][-1] / f.C_mid:.1f}", f"{f.A:.3f}", span(f.A_interval, 3)
+        again = short(f.ask_again()) if f.reason else "identifiable"
+        rows.append([f"{cut}k" if low.size else "all", *fitted, again, str(low.size or "–"), claim, held])
     return table(HEADS["cuts"].split("|"), rows)
 
 
@@ -144,14 +133,13 @@ def paper_grid(C: np.ndarray, R: np.ndarray, R0: float) -> tuple[float, float, f
 
 def window_row(low: float, high: float) -> list[str]:
     """A and B of the long run over a window: as printed, by the paper's grid and by ours; then A of power laws."""
-    (C, R), exact, printed = read("dense"), LONG, WINDOWS[low, high]
-    use, exact = (low <= C) & (high >= C), exact[(low <= exact) & (high >= exact)]
+    (C, R), printed = read("dense"), WINDOWS[low, high]
+    use = (low <= C) & (high >= C)
     C, R = C[use], R[use]
     f = fit(C, R, skip_below=low)
-    sigmoids = [printed[:2], *(paper_grid(C, R, R0["dense"] - less)[:2] for less in (0, 0.01)), (f.A, f.B)]
-    of_points, of_curve = saturating_power(C, R)[0], saturating_power(exact, curve("batch 2048", exact))[0]
-    cells = [f"{A:.3f}, {B:.2f}" for A, B in sigmoids] + [f"{A:.2f}" for A in (printed[2], of_points, of_curve)]
-    return [f"{low / 1e3:g}k to {high / 1e3:g}k", str(C.size), *("–" if "nan" in cell else cell for cell in cells)]
+    cells = [f"{A:.3f}, {B:.2f}" for A, B in (printed[:2], paper_grid(C, R, R0["dense"])[:2], (f.A, f.B))]
+    cells += [f"{A:.2f}" for A in (printed[2], saturating_power(C, R)[0])]
+    return [f"{low / 1e3:g}k to {high / 1e3:g}k", *("–" if "nan" in cell else cell for cell in cells)]
 
 
 def overtakes(slow: str, fast: str) -> float:
@@ -173,10 +161,10 @@ def range_of_equal_runs(sd: float, runs: int) -> tuple[float, float]:
 
 
 def noise_row(reading: str, sd: float) -> list[str]:
-    """How far apart two runs, and two means of three, must be for 95 % confidence, and how far nine equal runs lie."""
-    mean, below = range_of_equal_runs(sd, 9)
+    """How far apart two runs, and two means of three, must be for 95 % confidence, and where nine equal ones lie."""
+    _, below = range_of_equal_runs(sd, 9)
     apart = [1.96 * 2**0.5 * sd, 2.776 * (2 / 3) ** 0.5 * sd]  # t with 4 degrees of freedom
-    return [reading, f"{sd:.4f}", *(f"{v:.3f}" for v in (*apart, mean)), f"{below:.0%}"]
+    return [reading, f"{sd:.4f}", *(f"{v:.3f}" for v in apart), f"{below:.0%}"]
 
 
 def K(K_max: float, N0: float, N: float) -> float:
@@ -185,22 +173,17 @@ def K(K_max: float, N0: float, N: float) -> float:
 
 
 def constant_tables() -> dict[str, str]:
-    """The tables of docs/published.md, by name."""
-    pairs = (("32k tokens", BASE), ("batch 2048", BASE), (BASE, "batch 512"))
+    """The tables of published.md, by name."""
     readings = {"the standard deviation": 1, "half the range of three": 0.846, "95 % of runs": 1.96}
-    slopes = [
-        [f"{name}, {kind}", *(f"{K(*constants, N):.3f}" for N in SIZES)]
-        for name, both in TAN.items()
-        for kind, constants in zip(("intra", "inter"), both, strict=True)
-    ]
+    slopes = [["K(N)", *(f"{K(*TAN, N):.3f}" for N in SIZES)]]
     best = [[name, *(f"{float(n_star(10**c, *law)):.0f}" for c in LOG10_C)] for name, law in CHENG.items()]
     rows = {
         "windows": [window_row(*window) for window in WINDOWS],
-        "ahead": [[f"{slow} over {fast}", f"{overtakes(slow, fast) / 1e3:.1f}k"] for slow, fast in pairs],
+        "ahead": [[slow, f"{overtakes(slow, BASE) / 1e3:.1f}k"] for slow in ("32k tokens", "batch 2048")],
         "noise": [noise_row(name, SEED_NOISE / by) for name, by in readings.items()],
     }
     return {name: table(HEADS[name].split("|"), some) for name, some in rows.items()} | {
-        "slopes": table(["K(N)", *(f"{N:g}B" for N in SIZES)], slopes),
+        "slopes": table(["N", *(f"{N:g}B" for N in SIZES)], slopes),
         "best": table(["completions C", *(f"10^{c:g}" for c in LOG10_C)], best),
     }
 
@@ -245,11 +228,11 @@ def draw_cuts(path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
-    parser.add_argument("--output", default=DOCS, type=Path, metavar="FOLDER", help="of pages and picture (docs)")
+    parser.add_argument("--output", default=RESULTS, type=Path, metavar="FOLDER", help="of pages and picture")
     folder = parser.parse_args(argv).output
     cuts = {f"{run} cuts": cut_table(run) for run in CUTS}
     for name, tables in (("figure1.md", cuts), ("published.md", constant_tables())):
-        (folder / name).write_text((DOCS / name).read_text())
+        (folder / name).write_text((RESULTS / name).read_text())
         fill(folder / name, tables)
     draw_cuts(folder / "figure1.png")
 

@@ -2,17 +2,18 @@
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from curves import LOGGED, OF_SETS, of_set
+from comparisons import GRADED, Comparison
+from curves import LOGGED, OF_SETS, Evaluations, as_word, of_set
 from figures import (
     FALL,
     RELATIVE,
     Compared,
-    Groups,
     Row,
     against_paper,
     falls,
@@ -24,24 +25,29 @@ from figures import (
     visible,
 )
 from forecasts import forecast
+from sweep import resolved
 
 from fit_sigmoid import UNITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MEASURES = {  # of a run: (heading, words for more and for less)
-    "A known": ("A where identifiable", "higher", "lower"),
-    "B shared": ("B at the shared A", "steeper", "flatter"),
-    "C_mid shared": ("C_mid at the shared A", "needs more", "needs less"),
-    "final": ("pass rate at the end", "higher", "lower"),
-    "tokens": ("tokens to the rate", "needs more", "needs fewer"),
-    "device_hours": ("device-hours to the rate", "needs more", "needs fewer"),
+MEASURES = {  # of a run: (name in a table, words for more and for less, digits of a difference)
+    "A known": ("A", "higher", "lower", 3),
+    "B shared": ("B", "steeper", "flatter", 2),
+    "C_mid shared": ("C_mid", "needs more", "needs less", 0),
+    "final": ("end", "higher", "lower", 3),
+    "tokens": ("tokens to", "needs more", "needs fewer", 0),
+    "device_hours": ("hours to", "needs more", "needs fewer", 0),
 }
-IN_THE_PAPER = {"A": "A known", "B": "B shared", "end": "final"}
+IN_THE_PAPER = {  # of a claim: (measure, its name in the findings)
+    "A": ("A known", "A where identifiable"),
+    "B": ("B shared", "B at the shared A"),
+    "end": ("final", "pass rate at the end"),
+}
 LEAST_PAIRS = 3  # of runs with an identifiable ceiling, for a verdict on A
 PAPER_HEAD = ["variant", "against", "figure", "the paper", "here", "seeds", "could see", "verdict"]
-HEALTH_HEAD = ["variant", "lag mean / max", "ESS", "clipped A > 0 / A < 0", "kept", "entropy", "falls"]
+HEALTH_HEAD = ["lag", "largest lag", "ESS", "clipped A > 0", "clipped A < 0", "kept", "entropy", "falls"]
 
 
 # ------------------------------------------------------------------------------------------------ words of all pages
@@ -51,6 +57,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
     return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
+
+
+def told_apart(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table without the columns in which all rows agree, which a line below it names; the first one stays."""
+    alike = {i for i, cells in enumerate(zip(*rows, strict=True)) if len(rows) > 1 and i and len(set(cells)) == 1}
+    said = "; ".join(f"{head[i]} {rows[0][i]}" for i in sorted(alike))
+    some = [[cell for i, cell in enumerate(row) if i not in alike] for row in (head, *rows)]
+    return joined(table(some[0], some[1:]), f"In all rows: {said}." if said else "").strip()
 
 
 def joined(*parts: str) -> str:
@@ -74,10 +88,11 @@ def with_ends(values: Sequence[float]) -> str:
     return value if math.isnan(values[1]) else f"{value} [{low}, {high}]"
 
 
-def mean_of(values: Sequence[float], count: bool = False) -> str:
-    """`mean [low, high]` of the finite ones, and with `count` of how many if not of all."""
+def mean_of(values: Sequence[float], ends: bool = True) -> str:
+    """`mean [low, high]` of the finite ones, and of how many if not of all."""
     known = [value for value in values if math.isfinite(value)]
-    return with_ends(interval(known)) + f" ({len(known)} of {len(values)})" * (count and len(known) < len(values))
+    text = with_ends(interval(known)) if ends else amount(interval(known)[0])
+    return text + f" ({share_of(np.isfinite(values))})" * (len(known) < len(values))
 
 
 def share_of(found: Sequence[bool]) -> str:
@@ -85,18 +100,19 @@ def share_of(found: Sequence[bool]) -> str:
     return f"{sum(found)} of {len(found)}"
 
 
-def seeds_of(groups: Groups) -> str:
-    """`base 0, 1; dapo 0`."""
-    return "; ".join(f"{name} {', '.join(str(run.seed) for run in runs)}" for name, runs in groups.items())
-
-
-def difference_text(value: float, relative: bool) -> str:
-    """A difference: .0123, or the percent that a difference of logarithms is; from ten times on how many times."""
-    if math.isnan(value):
+def difference_text(values: Sequence[float], digits: int = 3, relative: bool = False) -> str:
+    """`-0.001 [-0.003, +0.001]`; of logarithms `+39 % [+22, +59]`, from ten times on `18 times [2.35, 43.8]`. A value
+    alone, or of one seed, has no ends."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
         return "–"
-    if relative and value > math.log(10):
-        return f"{math.exp(value):.3g} times"
-    return f"{100 * math.expm1(value):+.3g} %" if relative else f"{'+' if value >= 0 else ''}{amount(value)}"
+    if relative and max(known) > math.log(10):
+        shown, unit = [f"{math.exp(value):.3g}" for value in known], " times"
+    elif relative:
+        shown, unit = [f"{100 * math.expm1(value):+.0f}" for value in known], " %"
+    else:
+        shown, unit = [f"{value:+.{digits}f}" for value in known], ""
+    return shown[0] + unit + (f" [{', '.join(shown[1:])}]" if len(shown) > 1 else "")
 
 
 def save(text: str, path: Path) -> None:
@@ -132,47 +148,51 @@ def paper_row(
     `ours`: mean and interval of `n` seeds; `sd`: of the paired differences, NaN where there are none; there is no
     verdict with fewer than `least_pairs` seeds."""
 
-    def text(value: float) -> str:
-        return difference_text(value, True) if relative else f"{value:+.3f}"
-
-    (least, most), (mean, low, high) = theirs, ours
-    claim = f"{text(least)} to {text(most)}" if math.isfinite(most - least) else "lower" if most <= 0 else "higher"
-    here = f"{text(mean)} [{text(low)}, {text(high)}]" if n > 1 else text(mean) if n else "–"
-    could = visible(sd, n)
-    seen = difference_text(could, True) if relative and math.isfinite(could) else amount(could)
-    return [*names, claim, here, str(n), seen, f"**{against_paper(low, high, least, most, n >= least_pairs)}**"]
+    (least, most), (_, low, high), could = theirs, ours, visible(sd, n)
+    claim = "lower" if most <= 0 else "higher"
+    if math.isfinite(most - least):
+        claim = " to ".join(difference_text([value], relative=relative) for value in theirs)
+    seen = difference_text([could], relative=True) if relative else amount(could)
+    verdict = f"**{against_paper(low, high, least, most, n >= least_pairs)}**"
+    return [*names, claim, difference_text(ours, relative=relative), str(n), seen, verdict]
 
 
 # ------------------------------------------------------------------------------------------------ one comparison
 
 
 def page(x: Compared) -> str:
-    """Markdown."""
+    """Markdown; docs/results/README.md says how to read it."""
     c, groups = x.c, x.groups
     absent = [variant for variant in c.variants if variant not in groups]
-    given = "; ".join(f"*{name}* `{c.variants[name] or 'the setting as it is'}`" for name in groups)
-    rows = paper_rows(x)
+    given = (f"*{name}*" + f" `{c.variants[name]}`" * bool(c.variants[name]) for name in groups)
     return joined(
         f"# {x.name}: {c.about}",
-        f"{sum(map(len, groups.values()))} finished runs. Seeds: {seeds_of(groups)}."
+        f"{sum(map(len, groups.values()))} finished runs in {setting_of(c)}: {c.legend or '; '.join(given)}."
         + (f" Left out: {', '.join(x.left_out)}." if x.left_out else "")
         + (f" Variants without a finished run: {', '.join(absent)}." if absent else ""),
-        f"Setting: `{c.setting}`. Variants: {given}.",
         f"![{x.name}]({x.name}.png)",
-        table(PAPER_HEAD, rows) if rows else "",
         difference_table(x) if x.against else "",
         sight(x),
         variant_table(x),
-        f"`fit_sigmoid.compare` on all runs: {x.said}.",
-        health_table(groups),
+        (f"B and C_mid are at A = {x.A:.3f}; " if x.A else "")
+        + f"`fit_sigmoid.compare` of all runs: {re.split('[,;]', x.said)[0]}.",
         sets_table(x) if c.sets else "",
     )
 
 
+def setting_of(c: Comparison) -> str:
+    """What differs from the flags of GRADED, which stand in docs/results/README.md."""
+    usual, given = resolved(GRADED), resolved(c.setting)
+    if usual.keys() - given.keys():
+        return f"the setting `{c.setting}`"
+    other = [(f"--{name}", as_word(value)) for name, value in given.items() if usual.get(name) != value]
+    return "the usual setting (docs/results/README.md)" + (f" with `{shlex.join(sum(other, ()))}`" if other else "")
+
+
 def measures(x: Compared) -> dict[str, str]:
-    """Those that are shown, with the pass rate in its place in their headings; hours only where time is compared."""
+    """Those that are shown, with their names; hours only where time is compared."""
     shown = (measure for measure in MEASURES if x.c.axis == "device_hours" or measure != "device_hours")
-    return {measure: MEASURES[measure][0].replace("the rate", f"{x.c.pass_rate:g}") for measure in shown}
+    return {measure: MEASURES[measure][0].replace(" to", f" to {x.c.pass_rate:g}") for measure in shown}
 
 
 def paper_rows(x: Compared) -> list[Row]:
@@ -180,60 +200,51 @@ def paper_rows(x: Compared) -> list[Row]:
     rows = []
     for variant in (variant for variant in x.c.paper if variant in x.against):
         kind, *theirs = x.c.paper[variant]
-        measure, least = IN_THE_PAPER[kind], LEAST_PAIRS if kind == "A" else 1
-        apart, names = x.apart(variant, measure), (variant, x.against[variant], MEASURES[measure][0])
+        (measure, figure), least = IN_THE_PAPER[kind], LEAST_PAIRS if kind == "A" else 1
+        apart, names = x.apart(variant, measure), (variant, x.against[variant], figure)
         rows.append(paper_row(names, tuple(theirs), interval(apart), len(apart), x.spread(measure), least_pairs=least))
     return rows
-
-
-def cell(x: Compared, variant: str, measure: str) -> str:
-    """`mean [low, high]`, and of how many runs if not of all."""
-    return mean_of(x.figures.loc[variant, measure], count=True)
 
 
 def difference(x: Compared, name: str, measure: str) -> str:
     """`mean [low, high]` of the paired differences, in bold where THE RULE tells them apart."""
     apart, n = x.apart(name, measure), len(x.groups[name])
     mean, low, high = interval(apart)
-    text, *ends = (difference_text(value, measure in RELATIVE) for value in (mean, low, high))
-    text += "" if math.isnan(low) else f" [{', '.join(ends)}]"
+    text = difference_text((mean, low, high), MEASURES[measure][-1], measure in RELATIVE)
     text += f" ({len(apart)} of {n} seeds)" * (0 < len(apart) < n)
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
 def difference_table(x: Compared) -> str:
-    """Each variant against its baseline, measure by measure."""
-    shown = measures(x)
+    """Each variant against its baseline, measure by measure, and against the paper."""
+    shown, paper = measures(x), {row[0]: f"{x.c.paper[row[0]][0]} {row[3]}: {row[-1]}" for row in paper_rows(x)}
     rows = [[name, base, *(difference(x, name, measure) for measure in shown)] for name, base in x.against.items()]
-    return table(["variant", "against", *shown.values()], rows)
+    rows = [[*row, paper.get(row[0], "–")] if paper else row for row in rows]
+    return told_apart(["variant", "against", *shown.values()] + ["the paper"] * bool(paper), rows)
 
 
 def variant_table(x: Compared) -> str:
-    """What was measured, one row a variant."""
-    _, *others = measures(x)
+    """What was measured and what the runs were like, one row a variant."""
+    (_, A), *others = measures(x).items()
     rows = []
     for name, runs in x.groups.items():
-        known = f"{x.figures.loc[name, 'A known'].count()} of {len(runs)}"
-        rows.append([name, len(runs), cell(x, name, "A"), known, *(cell(x, name, measure) for measure in others)])
-        if x.c.published:
-            rows[-1] += ["{:.3f}, {:.2f}".format(*x.c.published[name])]
-    at = f"A = {x.A:.3f}" if x.A else "a shared A"
-    of_fit = [f"B at {at}", f"C_mid ({UNITS.get(x.c.axis, x.c.axis)}) at {at}"]
-    head = ["variant", "seeds", "A", "A identifiable", *of_fit, *list(measures(x).values())[3:]]
-    return table(head + ["the paper's A, B"] * bool(x.c.published), rows)
+        known, numbers = x.figures.loc[name, "A known"].count(), [run.seed for run in runs]
+        seeds = str(len(runs)) + f" ({', '.join(map(str, numbers))})" * (numbers != [*range(len(runs))])
+        means = (mean_of(x.figures.loc[name, measure], ends=False) for measure in ("A", *dict(others)))
+        theirs = ["{:.3f}, {:.2f}".format(*x.c.published[name])] if x.c.published else []
+        rows.append([name, seeds, str(known), *means, *theirs, *health(runs)])
+    theirs = ["the paper's A, B"] * bool(x.c.published)
+    return told_apart(["variant", "seeds", "identifiable", A, *dict(others).values(), *theirs, *HEALTH_HEAD], rows)
 
 
-def health_table(groups: Groups) -> str:
-    """What the runs were like, one row a variant; means over their steps."""
-    rows = []
-    for name, runs in groups.items():
-        mean = {column: np.mean([over_steps(run, column) for run in runs]) for column in LOGGED}
-        lag = max(np.nanmax(run.points["lag_max"], initial=-math.inf) for run in runs)
-        clipped = f"{mean['clipped_positive']:.2%} / {mean['clipped_negative']:.2%}"
-        fell = [f"seed {run.seed}: by up to {below:.2f}" for run in runs if (below := falls(run).max()) > FALL]
-        cells = f"{mean['lag']:.2f} / {lag:.0f}", f"{mean['ess']:.3f}", clipped, f"{mean['kept']:.0%}"
-        rows.append([name, *cells, f"{mean['entropy']:.3f}", "; ".join(fell) or "none"])
-    return table(HEALTH_HEAD, rows)
+def health(runs: Sequence[Evaluations]) -> Row:
+    """What these runs were like, in HEALTH_HEAD's columns; means over their steps."""
+    mean = {column: np.mean([over_steps(run, column) for run in runs]) for column in LOGGED}
+    lag = max(np.nanmax(run.points["lag_max"], initial=-math.inf) for run in runs)
+    fell = [f"seed {run.seed} by {below:.2f}" for run in runs if (below := falls(run).max()) > FALL]
+    clipped = (f"{mean[column]:.1%}" for column in ("clipped_positive", "clipped_negative"))
+    cells = f"{mean['lag']:.2f}", f"{lag:.0f}", f"{mean['ess']:.2f}", *clipped, f"{mean['kept']:.0%}"
+    return [*cells, f"{mean['entropy']:.3f}", ", ".join(fell) or "none"]
 
 
 def sets_table(x: Compared) -> str:
@@ -243,20 +254,12 @@ def sets_table(x: Compared) -> str:
         for name, column in (("all trained on", "pass_rate"), *zip(x.c.sets, OF_SETS, strict=False)):
             seen = [of_set(run, column) if column in OF_SETS else run for run in runs]
             fits, ends = [fitted(run, x.c.axis) for run in seen], [forecast(run, 0.5) for run in seen]
-            A, *others = (mean_of([getattr(f, number) for f in fits]) for number in ("A", "B", "C_mid"))
-            gained = [final(run) - rate_at(run, x.c.axis, 0.5) for run in seen]
-            cells = [
-                A,
-                share_of([f.identifiable for f in fits]),
-                *others,
-                mean_of([*map(final, seen)]),
-                mean_of(gained),
-            ]
-            rows.append([variant, name, *cells, share_of([end.inside for end in ends])])
-    head = (
-        "variant|data set|A|A identifiable|B|C_mid|pass rate at the end|gained in the second half|end inside, from half"
-    )
-    return table(head.split("|"), rows)
+            shown = [[getattr(f, number) for f in fits] for number in ("A", "B", "C_mid")]
+            shown += [[*map(final, seen)], [final(run) - rate_at(run, x.c.axis, 0.5) for run in seen]]
+            known, held = (share_of(found) for found in ([f.identifiable for f in fits], [end.inside for end in ends]))
+            rows.append([variant, name, known, *map(mean_of, shown), held])
+    head = "variant|data set|identifiable|A|B|C_mid|end|gained in the second half|end inside, from half"
+    return told_apart(head.split("|"), rows)
 
 
 def sight(x: Compared) -> str:
@@ -264,9 +267,9 @@ def sight(x: Compared) -> str:
     lines = []
     for n in sorted({len(x.apart(name, "final")) for name in x.against} - {0, 1}):
         A, B, C_mid = (visible(x.spread(measure), n) for measure in list(MEASURES)[:3])
-        each = f"{amount(A)} in A, of {amount(B)} in B and of {difference_text(C_mid, True)} in C_mid"
-        lines.append(f"{n} pairs of runs could see a difference of {each}")
-    return "; ".join(lines) + " (5 %, two-sided, in four of five cases)." if lines else ""
+        each = f"{amount(A)} in A, {amount(B)} in B and {difference_text([C_mid], relative=True)} in C_mid"
+        lines.append(f"{n} pairs could see {each}")
+    return "; ".join(lines) + "." if lines else ""
 
 
 def in_short(x: Compared) -> str:
@@ -280,8 +283,8 @@ def in_short(x: Compared) -> str:
             _, low, high = interval(x.apart(name, compared))
             if low > 0 or high < 0:
                 seen.append(f"{title} {MEASURES[compared][1 if low > 0 else 2]}")
-            cells = cell(x, base, measure), cell(x, name, measure), difference(x, name, compared).strip("*")
-            lines.append("  {:<22}{:<28}{:<28}{}".format(title, *cells))
+            means = (mean_of(x.figures.loc[variant, measure]) for variant in (base, name))
+            lines.append("  {:<22}{:<28}{:<28}{}".format(title, *means, difference(x, name, compared).strip("*")))
         n = len(x.apart(name, "final"))
         could = f"{n} seeds could see {amount(visible(x.spread('final'), n))} in the pass rate at the end"
         why = f"no interval leaves out 0; {could}" if n > 1 else "one seed has no interval"

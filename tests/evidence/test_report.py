@@ -1,13 +1,14 @@
 """evidence/figures.py and evidence/report.py: the numbers of a comparison and its page, worked by hand."""
 
 import math
+from pathlib import Path
 
 import figures
 import numpy as np
 import pandas as pd
 import pytest
 import report
-from comparisons import EQUAL, Comparison, near
+from comparisons import EQUAL, GRADED, Comparison, near
 from figures import Compared
 from made_curves import made
 
@@ -141,19 +142,21 @@ def test_the_report_by_hand():
     text, rows = report.page(compared), report.paper_rows(compared)
     ends = [[figures.final(run) for run in runs] for runs in groups.values()]
     assert np.subtract(*ends) == pytest.approx([-0.097] * 2, abs=1e-3)
-    assert "4 finished runs. Seeds: base 0, 1; dapo 0, 1." in text
+    assert "4 finished runs in the setting `--k 4`: *base*; *dapo* `--loss dapo`." in text
     assert "Left out: dapo seed 2 (unfinished). Variants without a finished run: late." in text
-    paper, dapo = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
+    [dapo] = [line.split(" | ") for line in text.splitlines() if line.startswith("| dapo | base |")]
     assert "| base | base |" not in text
     assert dapo[2].startswith("**+0.") and dapo[5].startswith("**+0.0") and dapo[5].endswith("**")
-    assert abs(float(dapo[6].split()[0]) + 26.6) < 0.5 and dapo[6].split()[1] == "%" and "*" not in dapo[6]
-    assert [row[-1] for row in rows] == ["**cannot be seen at this size**"] and paper[-1] == f"{rows[0][-1]} |"
+    assert dapo[6].startswith("-26 % [")  # on straight lines
+    [paper] = rows
+    assert paper[-1] == "**cannot be seen at this size**" and dapo[7] == f"A -0.095 to -0.055: {paper[-1]} |"
     more = {v: [*groups[v], made(v, 2, A=A, n=36)] for v, A in (("base", 0.68), ("dapo", 0.781))}
     assert report.paper_rows(Compared("one", c, more, []))[0][-1] == "**refuted**"
     assert paper[2:4] == ["A where identifiable", "-0.095 to -0.055"] and paper[5] == "2"
     mean, low, high = figures.interval(ends[0])
-    [base] = [line for line in text.splitlines() if line.startswith("| base | 2 |")]
-    assert f" | {mean:.3g} [{low:.3g}, {high:.3g}] | " in base and "![one](one.png)" in text
+    [base] = [line for line in text.splitlines() if line.startswith("| base |")]
+    assert f" | {mean:.3g} | " in base and "![one](one.png)" in text
+    assert "In all rows: seeds 2; " in text and "seeds |" not in text
     _, first, end, C_mid, A, sentence = report.in_short(compared).splitlines()
     assert first.startswith("dapo against base: ") and end.split()[-3:] == dapo[5].strip("*").split()
     assert f"{mean:.3g} [{low:.3g}, {high:.3g}]" in end and A.split()[0] == "A" and C_mid.split()[0] == "C_mid"
@@ -167,13 +170,47 @@ def test_data_sets_apart_and_the_papers_figures():
     easy, hard = made(A=0.8).rates, made(A=0.4).rates
     run = made(rates=(easy + hard) / 2, set_1=easy, set_2=hard, flags={"dataset": "a,b"})
     compared = Compared("two", c, {"base": [run]}, [])
-    cells = [row.split(" | ") for row in report.sets_table(compared).split("\n")[2:]]
-    assert [row[1] for row in cells] == ["all trained on", "easy", "hard"]
+    head, _, *rows = (row.strip("| ").split(" | ") for row in report.sets_table(compared).split("\n")[:5])
+    cells = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [row["data set"] for row in cells] == ["all trained on", "easy", "hard"]
     for row, gain in zip(cells[1:], (0.7, 0.3), strict=True):
         last, before = (1 / (1 + (300 / C) ** 2) for C in (800, 750))
-        assert float(row[6]) == pytest.approx(0.1 + gain * (last + before) / 2, abs=6e-4)
-        assert float(row[7]) == pytest.approx(gain * ((last + before) / 2 - 0.64), abs=6e-4)
-    assert report.variant_table(compared).split("\n")[2].endswith("| 0.610, 1.97 |")
+        assert float(row["end"]) == pytest.approx(0.1 + gain * (last + before) / 2, abs=6e-4)
+        assert float(row["gained in the second half"]) == pytest.approx(gain * ((last + before) / 2 - 0.64), abs=6e-4)
+    assert "| 0.610, 1.97 |" in report.variant_table(compared).split("\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (((-0.000427, -0.0053, 0.0045),), "-0.000 [-0.005, +0.004]"),
+        (((1.27, 0.752, 1.78), 2), "+1.27 [+0.75, +1.78]"),
+        ((np.log([1.388, 1.22, 1.587]), 3, True), "+39 % [+22, +59]"),
+        ((np.log([4.18, 0.765, 22.8]), 3, True), "4.18 times [0.765, 22.8]"),
+        (((0.004, math.nan, math.nan),), "+0.004"),  # one seed
+        (((math.nan,) * 3,), "–"),
+    ],
+)
+def test_differences_have_the_digits_that_their_intervals_support(given, text):
+    assert report.difference_text(*given) == text
+
+
+def test_columns_that_do_not_differ_are_said_once():
+    rows = [["a", 7, 0.1], ["b", 7, 0.2]]
+    columns = "| v | x |\n| --- | --- |\n| a | 0.1 |\n| b | 0.2 |"
+    assert report.told_apart(["v", "seeds", "x"], rows) == f"{columns}\n\nIn all rows: seeds 7."
+    assert report.told_apart(["v", "seeds"], [["a", 7]]) == report.table(["v", "seeds"], [["a", 7]])
+
+
+def test_a_page_says_what_differs_from_the_usual_setting():
+    """Which docs/results/README.md has in full. Seeds that are not the first ones are named."""
+    assert f"    {GRADED}\n" in (Path(__file__).parents[2] / "docs/results/README.md").read_text()
+    assert report.setting_of(Comparison("x", {})).endswith("README.md)")
+    changed = Comparison("x", {}, f'{GRADED} --k 2 --interruption_phrase "time up"')
+    assert report.setting_of(changed).endswith(" with `--k 2 --interruption_phrase 'time up'`")
+    groups = {name: [made(name, seed, rates=[0.1, 0.2]) for seed in (0, last)] for name, last in (("a", 1), ("b", 3))}
+    text = report.variant_table(Compared("x", Comparison("x", {"a": "", "b": ""}, ""), groups, []))
+    assert "| a | 2 |\n| b | 2 (0, 3) |\n" in text
 
 
 def test_what_cannot_be_seen_is_said():
