@@ -55,9 +55,8 @@ class Comparison:
     """One question. `variants`: name -> flags in addition to those of `setting`; the first is the baseline of the
     others, but for those that `against` gives another. `paper`: variant -> (measure, low, high): between these lies the
     paper's difference to that baseline. `published`: variant -> the paper's (A, B). `sets`: data sets evaluated
-    apart, as curves.py orders them. `legend`: what the names say, for a page. `axis`: compute that runs are fitted
-    against. `pass_rate`: the compute to it is reported. `minutes`: of a run on two idle cores, half of the time that
-    two at once take."""
+    apart, as curves.py orders them. `axis`: compute that runs are fitted against. `pass_rate`: the compute to it is
+    reported. `minutes`: of a run on two idle cores, half of the time that two at once take."""
 
     about: str
     variants: dict[str, str]
@@ -66,7 +65,6 @@ class Comparison:
     paper: dict[str, tuple[str, float, float]] = field(default_factory=dict)
     published: dict[str, tuple[float, float]] = field(default_factory=dict)
     sets: tuple[str, ...] = ()
-    legend: str = ""
     axis: str = "tokens"
     pass_rate: float = 0.5
     minutes: float = 1.4
@@ -102,7 +100,6 @@ def grid(difficulty: str) -> Comparison:
         },
         setting=f"{GRADED} --difficulty {difficulty} --k 0 --max_ready 0 --lr 1e-3 --lr_scale sqrt "
         "--max_sampled_tokens 0 --pass_rate_threshold 1.1 --eval_problems 256 --eval_samples 4",
-        legend=f"*16x4* is `--batch_prompts 16 --rollouts 4` to {SAMPLES:,} completions",
         pass_rate=0.2,
         minutes=0.8,
     )

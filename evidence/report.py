@@ -164,10 +164,11 @@ def page(x: Compared) -> str:
     """Markdown; docs/results/README.md says how to read it."""
     c, groups = x.c, x.groups
     absent = [variant for variant in c.variants if variant not in groups]
-    given = (f"*{name}*" + f" `{c.variants[name]}`" * bool(c.variants[name]) for name in groups)
+    given = [f"*{name}*" + f" `{c.variants[name]}`" * bool(c.variants[name]) for name in groups]
+    given = given if len(given) < 10 else [given[0], f"the other {len(given) - 1} likewise"]  # a grid
     return joined(
         f"# {x.name}: {c.about}",
-        f"{sum(map(len, groups.values()))} finished runs in {setting_of(c)}: {c.legend or '; '.join(given)}."
+        f"{sum(map(len, groups.values()))} finished runs in {setting_of(c)}: {'; '.join(given)}."
         + (f" Left out: {', '.join(x.left_out)}." if x.left_out else "")
         + (f" Variants without a finished run: {', '.join(absent)}." if absent else ""),
         f"![{x.name}]({x.name}.png)",
