@@ -8,9 +8,7 @@ import benchmark
 import measuring
 import pytest
 import subjects
-from fake_engine import FakeEngine, generating, wait_until
-
-from pipeline_rl import Pacer
+from fake_engine import wait_until
 
 pytestmark = pytest.mark.medium
 
@@ -59,7 +57,7 @@ def test_the_report(capsys, monkeypatch):
 def test_bad_arguments_are_refused(capsys):
     for words, sentence in (
         ("head --repeats 0", "--repeats: must be a whole number of at least 1, not '0'"),
-        ("pacer --slots many", "--slots: must be a whole number of at least 1, not 'many'"),
+        ("head --repeats many", "--repeats: must be a whole number of at least 1, not 'many'"),
         ("speed", "invalid choice: 'speed' (choose from"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -68,23 +66,6 @@ def test_bad_arguments_are_refused(capsys):
     for text in ("nan", "inf", "-1", "0", "much"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be a number above 0"):
             measuring.above_zero(text)
-
-
-def test_the_queue_that_gives_a_lag():
-    """B = 32, k = 8: 1.5 without a queue needs 16 groups more for 2, 80 for 4; 12 would need 336, above k B = 256."""
-    assert [benchmark.queue_for(lag, 1.5) for lag in (1, 2, 4, 12)] == [1, 16, 80, 256]
-
-
-def test_a_paced_case(monkeypatch):
-    """B = 2, k = 0, groups of two completions of four tokens: no token is older than the weights that it trains, and
-    four requests are inside at most."""
-    for name, value in {"BATCH": 2, "K": 0, "COUNTED": 3}.items():
-        monkeypatch.setattr(benchmark, name, value)
-    engine = FakeEngine(slots=8, length=lambda ids, most: 4, seconds=0.001)
-    with generating(benchmark.short_prompts(), engine, Pacer(2, 0)) as made:
-        found = benchmark.paced(made, {}, 0.001)
-    assert found["lag"] == 0 and 0 < found["inside"] <= 4 and found["tokens/s"] > 0
-    assert engine.version == 5  # a push after each of two steps to warm up and three that count
 
 
 def test_memory_of_a_program_and_its_children(tmp_path):

@@ -1,46 +1,39 @@
-"""Six questions about speed, each answered by cases that take turns: BENCHMARKS.md has what was seen.
+"""Four questions about speed, each answered by cases that take turns: BENCHMARKS.md has what was seen.
 
-    python tools/benchmark.py generator | trainer | head | overlap | sync | pacer
+    python tools/benchmark.py generator | trainer | head | overlap
     python tools/benchmark.py head --repeats 3
 
 generator   Sampled tokens a second of our Generator, with a trainer at work (one step and one push for every batch
             that is sampled, as in training) and without, and of `LLM.generate`, compiled, on the same lengths.
 trainer     Our training step against the best of several bare loops: forward, backward, AdamW and nothing else, which
-            is what the hardware allows with this model and these rows. Two threads and two processes against one.
+            is what the hardware allows with this model and these rows.
 head        The FP32 head against full logits and log_softmax: time; what memory a forward and backward pass takes
             beyond inputs, weight and weight gradient, as a share of one FP32 (tokens, vocabulary) tensor; the error
             against float64.
 overlap     Wall time of a step under each schedule, and of either side by itself. The efficiency is the longest of
             generation by itself, training by itself, and CPU time over cores, divided by the wall time of a step: 1 is
             the best there can be.
-sync        Which share of a step an update of the weights stalls generation (pause, load, resume), by model size.
-pacer       How busy the pacer keeps an engine whose completions vary in length, and which lags `--min_ready` holds at
-            what cost: real vLLM, and a trainer that sleeps for RATIO of the engine's time and really pushes.
 """
 
 import argparse
 import itertools
 import math
 import os
-import random
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import subjects
 import torch
-from measuring import Figure, Measured, Report, benchmark_parser, parse, positive, ratios, take_turns, timed
-from subjects import BATCH, QUIET, SIZES, STILL, Program, TrainerSide, call, helper
+from measuring import Figure, Report, benchmark_parser, parse, ratios, take_turns, timed
+from subjects import BATCH, QUIET, STILL, Program, TrainerSide, call, helper
 
 import fp32_head
 import pipeline_rl
-from runtime.flags import parse_flags
 from runtime.model import make_microbatch
 from runtime.trainer import TrainingBatch
 
@@ -149,14 +142,6 @@ class BareLoop:
         self.optimizer.zero_grad()
 
 
-def rank(model: str) -> Callable[[int], float]:
-    """In a helper: one of several trainer processes; the seconds that so many steps take."""
-    torch.set_num_threads(1)
-    side = TrainerSide(model)
-    batch = side.batch(subjects.synthetic_groups(ROWS, LENGTH))
-    return lambda count: timed(lambda: [side.step(batch) for _ in range(count)])
-
-
 def trainer(args: argparse.Namespace, report: Report) -> None:
     model = subjects.warm_model(args.seed)
     torch.set_num_threads(1)
@@ -164,37 +149,21 @@ def trainer(args: argparse.Namespace, report: Report) -> None:
     batch = side.batch(groups)
     tokens = 2 * int(batch.mask.sum())  # each case makes two steps
 
-    def ours(threads: int) -> float:
-        torch.set_num_threads(threads)
-        seconds = timed(lambda: [side.step(side.batch(groups)) for _ in range(2)])
-        torch.set_num_threads(1)
-        return tokens / seconds
+    def ours() -> float:
+        return tokens / timed(lambda: [side.step(side.batch(groups)) for _ in range(2)])
 
     def bare(loop: BareLoop) -> float:
         return tokens / timed(lambda: [loop.step() for _ in range(2)])
 
-    ours(1)  # libraries get their own memory
+    ours()  # libraries get their own memory
     loops = {f"bare, {rows} rows at a time": BareLoop(model, batch, rows) for rows in AT_A_TIME}
     tried = take_turns({name: lambda loop=loop: bare(loop) for name, loop in loops.items()}, 2)
     report.add({f"{name} (2 turns)": values for name, values in tried.items()}, "tokens/s")
     best = max(tried, key=lambda name: max(tried[name]))
-    both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 60000)), "WORLD_SIZE": "2"}
-    both |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    pair = [helper(rank, model, RANK=str(i), LOCAL_RANK=str(i), **both) for i in (0, 1)]
-    with pair[0], pair[1]:
-
-        def two_processes() -> float:
-            return tokens / max(steps.result() for steps in [process.submit(call, 2) for process in pair])
-
-        two_processes()
-        cases = {"ours": lambda: ours(1), best: lambda: bare(loops[best]), "ours, 2 threads": lambda: ours(2)}
-        found = take_turns(cases | {"ours, 2 processes": two_processes}, args.repeats)
+    found = take_turns({"ours": ours, best: lambda: bare(loops[best])}, args.repeats)
     report.add(found, "tokens/s")
-    report.figures = [
-        Figure(f"ours / {best}, the best bare loop", ratios(found["ours"], found[best]), least=0.9),
-        Figure("2 processes / 1", ratios(found["ours, 2 processes"], found["ours"])),
-        Figure("2 threads / 1", ratios(found["ours, 2 threads"], found["ours"])),
-    ]
+    speed = ratios(found["ours"], found[best])
+    report.figures = [Figure(f"ours / {best}, the best bare loop", speed, least=0.9)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- head
@@ -333,116 +302,14 @@ def overlap(args: argparse.Namespace, report: Report) -> None:
         ]
 
 
-# ----------------------------------------------------------------------------------------------------------------- sync
-
-
-def sync(args: argparse.Namespace, report: Report) -> None:
-    def stalled(program: Program) -> float:
-        turn = segment(program, FIRST)
-        return turn["sync_seconds"] / turn["wall"]
-
-    with ExitStack() as until_the_end:
-        root, cases = Path(until_the_end.enter_context(TemporaryDirectory())), {}
-        for size in SIZES:
-            flags = []  # the built-in model
-            if size != "0.2M":
-                flags = ["--batch_prompts", "2", "--model", subjects.random_model(root / "model", size)]
-            program = until_the_end.enter_context(closing(started(FIRST, args.seed, root / size, *flags)))
-            cases[size] = lambda program=program: stalled(program)
-        found = take_turns(cases, args.repeats)
-    report.add(found, "of a step")
-    report.figures = [Figure(f"{size}: stall / step", shares) for size, shares in found.items()]
-
-
-# ---------------------------------------------------------------------------------------------------------------- pacer
-
-ROLLOUTS, K, COUNTED = 8, 8, 30  # COUNTED: steps of a case
-MEAN, SIGMA, LONGEST = 30, 0.6, 120  # tokens of a completion, standard deviation of their logarithm
-
-RATIO = 0.8
-LAGS = (2, 4, 6)  # to hold
-
-
-def length(rng: random.Random) -> int:
-    """Tokens of a completion: lognormal, cut."""
-    return max(1, min(LONGEST, round(MEAN * math.exp(rng.gauss(-(SIGMA**2) / 2, SIGMA)))))
-
-
-def short_prompts() -> Iterator[SimpleNamespace]:
-    """Endless ones."""
-    rng = random.Random(0)
-    for number in itertools.count():
-        yield SimpleNamespace(key=str(number), prompt_ids=[rng.randrange(4, 30) for _ in range(8)])
-
-
-def paced(made: pipeline_rl.Generator, weights: object, training: float, **options: int) -> dict[str, float]:
-    """Mean requests inside the engine, tokens/s and mean lag, of COUNTED steps after the first k + 2. `options`: of the
-    pacer."""
-    subjects.set_pacer(made, pipeline_rl.Pacer(BATCH, K, **options))
-    counters, version = made.counters, made.engine.version
-    for step in range(K + 2 + COUNTED):
-        if step == K + 2:
-            started, busy, tokens, lags = time.perf_counter(), counters.request_seconds, counters.sampled, []
-        groups = made.take(BATCH)
-        if step >= K + 2:
-            lags += [lag for g in groups for rollout in g.rollouts for lag in pipeline_rl.lags(rollout, version)]
-        time.sleep(training)
-        version += 1
-        made.push(weights, version, BATCH)
-    seconds = time.perf_counter() - started
-    busy, tokens = counters.request_seconds - busy, counters.sampled - tokens
-    subjects.drain(made)
-    return {"inside": busy / seconds, "tokens/s": tokens / seconds, "lag": sum(lags) / len(lags)}
-
-
-def queue_for(lag: float, without: float) -> int:
-    """The `--min_ready` that holds this lag, where --max_ready B has `without`: each batch of waiting groups adds one.
-    At least 1, since 0 is the default, which is another rule."""
-    return min(K * BATCH, max(1, round((lag - without) * BATCH)))
-
-
-def pacer(args: argparse.Namespace, report: Report) -> None:
-    from safetensors.torch import load_file
-
-    task = SimpleNamespace(train=[next(short_prompts())], held_out=[], stop_ids=[])
-    task.score = lambda problem, completions: [(0.0, False)] * len(completions)  # (reward, correct) of each
-    control = SimpleNamespace(max_budget=LONGEST, max_completion=LONGEST)  # draws a length, and appends nothing to it
-    control.draw_budget, control.second_leg = length, lambda *_: None
-    flags = parse_flags(["--rollouts", str(ROLLOUTS), "--max_num_seqs", str(args.slots)], "")
-    found: Measured = defaultdict(list)
-    with TemporaryDirectory() as folder:
-        model = subjects.random_model(Path(folder), "0.2M", ends=False)
-        weights = load_file(f"{model}/model.safetensors")
-        with subjects.generator_of(flags, model, weights, task, short_prompts(), control) as made:
-
-            def turn(name: str, **options: int) -> None:
-                for what, value in paced(made, weights, training, **options).items():
-                    found[f"{name}: {what}"].append(value)
-
-            for _ in range(args.repeats):
-                training = RATIO * subjects.seconds_by_itself(made, K)
-                turn("default")
-                turn("no queue", max_ready=BATCH)
-                for lag in LAGS:
-                    turn(f"lag {lag}", min_ready=queue_for(lag, found["no queue: lag"][-1]))
-    report.add(found, "")
-    busy = [x / args.slots for x in found["default: inside"]]
-    report.figures = [Figure("busy share of the slots", busy, least=0.9)]
-    for lag in LAGS:
-        lost = [1 - x for x in ratios(found[f"lag {lag}: tokens/s"], found["no queue: tokens/s"])]
-        report.figures.append(Figure(f"lag {lag}: off by", [abs(x - lag) for x in found[f"lag {lag}: lag"]], most=0.5))
-        report.figures.append(Figure(f"lag {lag}: speed lost", lost, most=0.05))
-
-
 # --------------------------------------------------------------------------------------------------------- command line
 
-QUESTIONS = {function.__name__: function for function in (generator, trainer, head, overlap, sync, pacer)}
+QUESTIONS = {function.__name__: function for function in (generator, trainer, head, overlap)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__file__, __doc__)
     parser.add_argument("benchmark", choices=QUESTIONS, help="what to measure")
-    parser.add_argument("--slots", type=positive, default=128, help="pacer: of the engine (128)")
     args = parse(parser, argv)
     report = Report(args)
     QUESTIONS[args.benchmark](args, report)

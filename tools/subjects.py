@@ -27,14 +27,13 @@ from measuring import ROOT, timed
 import losses
 import pipeline_rl
 import train
-from length_control import Interruption
-from runtime.flags import Flags, parse_flags
+from runtime.flags import parse_flags
 from runtime.parts import new_generator, new_interruption
 from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import Trainer, TrainingBatch
 from runtime.weights import FileWeights
 from tasks import arithmetic, warm_start
-from tasks.prompts import Problem, PromptStream, Task
+from tasks.prompts import Problem, PromptStream
 
 # The setting of BENCHMARKS.md, which stays the same when the defaults of train.py change.
 BATCH = 32  # prompts of a step
@@ -55,12 +54,10 @@ def warm_model(seed: int) -> str:
     return str(warm_start.warm_start("runs/cache", seed=seed))
 
 
-def random_model(folder: Path, size: str, ends: bool = True) -> str:
-    """Folder of a model with random weights for the built-in task's words; without `ends` it never stops by itself."""
+def random_model(folder: Path, size: str) -> str:
+    """Folder of a model with random weights for the built-in task's words."""
     made = warm_start.new_model(warm_start.ModelShape(*SIZES[size], initializer_range=0.02), seed=0)
     made.config.max_position_embeddings = 512
-    if not ends:
-        made.config.eos_token_id = made.generation_config.eos_token_id = None
     made.save_pretrained(folder)
     arithmetic.word_tokenizer().save_pretrained(folder)
     return str(folder)
@@ -112,20 +109,6 @@ def synthetic_groups(rollouts: int, length: int) -> list[pipeline_rl.Group]:
 
 
 @contextmanager
-def generator_of(
-    flags: Flags, model: str, weights: object, task: Task, prompts: Iterator[Problem], control: Interruption | None
-) -> Iterator[pipeline_rl.Generator]:
-    """A started generator as `train.py` makes it, but one that admits nothing until `set_pacer`."""
-    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, Progress(random.Random(0)))
-    made.pacer.capacity = 0
-    try:
-        made.start(weights)
-        yield made
-    finally:
-        made.close()
-
-
-@contextmanager
 def both_sides(seed: int, count: int) -> Iterator[tuple[TrainerSide, pipeline_rl.Generator, list[pipeline_rl.Group]]]:
     """(A trainer, a generator, `count` groups that it sampled) of the built-in task with the recipe's interruption, 256
     requests in flight, groups of 16."""
@@ -134,23 +117,23 @@ def both_sides(seed: int, count: int) -> Iterator[tuple[TrainerSide, pipeline_rl
     side, task = TrainerSide(model, seed), arithmetic.ChainTask(seed=seed)
     flags = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], "")
     prompts = PromptStream(task.train, seed, lambda key: False)
-    with generator_of(flags, model, side.trainer.weights, task, prompts, new_interruption(flags, task)) as made:
+    control, progress = new_interruption(flags, task), Progress(random.Random(0))
+    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, progress)
+    try:
+        made.start(side.trainer.weights)
         free_running(made)
         groups = made.take(count)
         drain(made)
         yield side, made, groups
-
-
-def set_pacer(generator: pipeline_rl.Generator, pacer: pipeline_rl.Pacer) -> None:
-    """Empties the engine and goes on under another pacer."""
-    drain(generator)
-    generator.in_loop(lambda g: setattr(g, "pacer", pacer))
-    generator.release(0)  # admission looks again
+    finally:
+        made.close()
 
 
 def free_running(generator: pipeline_rl.Generator) -> None:
-    """From here on the generator waits for nobody."""
-    set_pacer(generator, pipeline_rl.Pacer(BATCH, 10**6, max_ready=10**9))
+    """Empties the engine; from here on the generator waits for nobody."""
+    drain(generator)
+    generator.in_loop(lambda g: setattr(g, "pacer", pipeline_rl.Pacer(BATCH, 10**6, max_ready=10**9)))
+    generator.release(0)  # admission looks again
 
 
 def seconds_by_itself(generator: pipeline_rl.Generator, steps: int) -> float:
