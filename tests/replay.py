@@ -12,9 +12,9 @@ from PIL import Image
 from scripted import ScriptedGenerator
 
 import pipeline_rl
+import runtime.parts
 import train
 from runtime import closing
-from runtime import parts as setup
 from runtime.flags import parse_flags
 from runtime.model import Row
 from runtime.run_folder import Folder, Progress
@@ -34,7 +34,7 @@ class Replay(ScriptedGenerator):
     trainer: "train.Trainer"  # scores the evaluation rollouts
 
     def __init__(self, problems, flags, progress):
-        super().__init__(problems, setup.new_pacer(flags))
+        super().__init__(problems, runtime.parts.new_pacer(flags))
         self.rollouts, self.progress = flags.rollouts, progress
 
     @property
@@ -102,7 +102,7 @@ def arguments(folder, model, *extra) -> list[str]:
 def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     """From now on, runs of train.py have recorded rollouts; `script` overrides what `Replay` does."""
     replay = type("Scripted", (Replay,), script or {})
-    new_parts = setup.new_parts
+    new_parts = runtime.parts.new_parts
 
     def new_scored_parts(flags, progress):
         parts = new_parts(flags, progress)
@@ -112,17 +112,17 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     def new_generator(flags, model, task, prompts, channel, devices, control, progress):
         return replay(prompts, flags, progress)
 
-    monkeypatch.setattr(setup, "new_generator", new_generator)
+    monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(train, "new_parts", new_scored_parts)
     empty = Image.new("RGB", (4, 3))
     monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: empty.save(path))  # half a second each
 
 
 @dataclass
-class Run:
+class Ended:
     """A run that came to its end, or was killed."""
 
-    parts: setup.Parts
+    parts: runtime.parts.Parts
     progress: Progress
 
     def state(self):
@@ -135,7 +135,7 @@ class Run:
         return tensors, parts.history.state_dict(), parts.prompts.state_dict(), counts
 
 
-def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | None = None) -> Run:
+def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | None = None) -> Ended:
     """Runs the real loop on recorded rollouts, without `main`: errors come through."""
     record_rollouts(monkeypatch, {"killed_after": killed_after} | (script or {}))
     flags = parse_flags(arguments(folder, model, *extra), "")
@@ -149,7 +149,7 @@ def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | Non
         pass
     finally:
         parts.close()
-    return Run(parts, progress)
+    return Ended(parts, progress)
 
 
 class Program:

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import torch
 
+import runtime.parts
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
 from runtime import closing
-from runtime import parts as setup
 from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -153,7 +153,7 @@ class ScriptedTrainer:
 class Played:
     """A run that came to its end."""
 
-    parts: setup.Parts
+    parts: runtime.parts.Parts
     progress: Progress
 
     @property
@@ -182,10 +182,10 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
     def new_generator(flags, model, task, prompts, *_):
-        return scripted(prompts, setup.new_pacer(flags))
+        return scripted(prompts, runtime.parts.new_pacer(flags))
 
-    monkeypatch.setattr(setup, "new_generator", new_generator)
-    monkeypatch.setattr(setup, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
+    monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
+    monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
     monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())  # half a second
     monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
@@ -195,9 +195,9 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     }  # fmt: skip
     flags = Flags(**options | changes)
     progress = Progress(random.Random(flags.seed))
-    parts = setup.new_parts(flags, progress)
+    parts = runtime.parts.new_parts(flags, progress)
     try:
-        setup.start(flags, parts, progress)
+        runtime.parts.start(flags, parts, progress)
         train.train(flags, parts, progress)
         train.finish(flags, parts, progress)
     finally:
@@ -236,7 +236,7 @@ def batch_of(groups, folder, **changes):
     history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
     recorder = Recorder(flags, ranks, Folder(folder), task, prompts, shared)
     evaluator = SimpleNamespace(begin_if_due=lambda progress: None, finish=lambda progress: {})
-    parts = setup.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator)
+    parts = runtime.parts.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator)
     recorder.start_clock(1, 1, {})
     recorder.open(0)
     train.train(flags, parts, Progress(random.Random(0)))

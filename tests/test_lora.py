@@ -13,10 +13,10 @@ from test_run_folder import assert_same_state
 from test_trainer import MIXTURE, hand_batch, new_accelerator, saved_model, trainer_of  # noqa: F401
 from transformers import AutoModelForCausalLM
 
+import runtime.parts
 import train
 from runtime import checkpoints, flag_checks
 from runtime import model as models
-from runtime import parts as setup
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError
 from runtime.lora import adapter_tensors, add_adapters, save_adapter
@@ -210,7 +210,7 @@ def test_the_whole_program_with_an_engine(model, monkeypatch, tmp_path):
     """The one in torch samples from what it is sent: after each of three updates its log-probs are the trainer's, and
     the hashes of all weights change on both sides. The untrained model is never right; the entropy term has a
     gradient."""
-    monkeypatch.setattr(setup, "warm_started", lambda *_: model)
+    monkeypatch.setattr(runtime.parts, "warm_started", lambda *_: model)
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     folder = tmp_path / "run"
     options = (

@@ -11,10 +11,10 @@ from replay import Replay, arguments, assert_same_logs, record_rollouts, without
 from scripted import ScriptedGenerator, ScriptedTrainer, batch_of, problem, rollout
 
 import pipeline_rl
+import runtime.parts
 import train
 from pipeline_rl import Group
 from runtime import closing
-from runtime import parts as setup
 from runtime.flags import Flags
 from runtime.run_folder import Folder
 from runtime.torch_engine import TorchEngine
@@ -437,7 +437,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
     words += " --zero_variance_filter false --prompts 200 --eval_problems 4 --max_num_seqs 16 --min_budget 3"
     words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(setup, "warm_started", lambda flags, ranks: model)
+    monkeypatch.setattr(runtime.parts, "warm_started", lambda flags, ranks: model)
     monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
     monkeypatch.setattr(train, "restart", replace)
     with monkeypatch.context() as patch:

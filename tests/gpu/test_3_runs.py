@@ -19,7 +19,7 @@ from checks import ROOT, TINY, Check, Lacks, marked, new_trainer, none_left, qwe
 pytestmark = pytest.mark.gpu
 
 
-class Run:
+class Launched:
     """A run of train.py in the folder CHECK/NAME; the current folder is CHECK. Of equal flags the last wins."""
 
     def __init__(self, check: Check, name: str, flags: str, processes: int = 0, resume: bool = False):
@@ -85,7 +85,7 @@ def real_model(check: Check) -> str:
     return " ".join([command.replace("\\\n", ""), data, SHORT, check.size("", DRY)])
 
 
-def as_it_should(check: Check, run: Run) -> None:
+def as_it_should(check: Check, run: Launched) -> None:
     """Bounds on a run of `real_model`, which ends now, and its speed."""
     run.end()
     steps = run.steps()
@@ -106,9 +106,9 @@ def as_it_should(check: Check, run: Run) -> None:
 # ------------------------------------------------------------------------------------------------------------ the checks
 
 
-def demo(check: Check, name: str, steps: int, flags: str) -> Run:
+def demo(check: Check, name: str, steps: int, flags: str) -> Launched:
     """The built-in task, with a probe at every step."""
-    run = Run(check, name, f"{flags} --max_steps {steps} --eval_every {steps} --probe_every 1 --save_every 0")
+    run = Launched(check, name, f"{flags} --max_steps {steps} --eval_every {steps} --probe_every 1 --save_every 0")
     run.end()
     check.require(f"{name}: a probe at every step", len(run.gaps()) == steps)
     return run
@@ -134,12 +134,12 @@ def test_demo_bfloat16(check: Check) -> None:
 
 
 def test_the_command_for_one_gpu(check: Check) -> None:
-    as_it_should(check, Run(check, "run", real_model(check)))
+    as_it_should(check, Launched(check, "run", real_model(check)))
 
 
-def under_way(check: Check) -> Run:
+def under_way(check: Check) -> Launched:
     """A run of `real_model` that has made two of its many steps, and saved nothing."""
-    run = Run(check, "run", real_model(check) + " --max_steps 50 --save_every 0 --max_restarts 0")
+    run = Launched(check, "run", real_model(check) + " --max_steps 50 --save_every 0 --max_restarts 0")
     run.wait_for_step(2)
     return run
 
@@ -152,13 +152,13 @@ def test_stop_and_resume(check: Check) -> None:
     run.end(143)
     last = run.steps()[-1]["step"]
     before = saved_weights(run, last)
-    Run(check, "run", f"--max_steps {last} --reward reward:coin", resume=True).end()
+    Launched(check, "run", f"--max_steps {last} --reward reward:coin", resume=True).end()
     check.require("the same weights after a resume", len(before) == 1 and saved_weights(run, last) == before)
-    Run(check, "run", f"--max_steps {last + 1} --reward reward:coin", resume=True).end()
+    Launched(check, "run", f"--max_steps {last + 1} --reward reward:coin", resume=True).end()
     check.require("every step once", [record["step"] for record in run.steps()] == list(range(1, last + 2)))
 
 
-def saved_weights(run: Run, step: int) -> list[str]:
+def saved_weights(run: Launched, step: int) -> list[str]:
     """A digest of the model's file, one for each process, in the checkpoint of a step."""
     files = (run.folder / "checkpoints" / f"step-{step:06d}").glob("pytorch_model_fsdp_0/*.distcp")
     return [hashlib.file_digest(file.open("rb"), "sha256").hexdigest() for file in sorted(files)]
@@ -187,7 +187,7 @@ def test_fsdp2(check: Check) -> None:
     the step without one, and a run is as it should be."""
     tiny = random_qwen3(check.folder / "tiny", TINY)
     subprocess.run([*launcher(check, 1), __file__, tiny, str(check.folder / "saved")], check=True)
-    as_it_should(check, Run(check, "run", real_model(check) + " --max_steps 3", processes=1))
+    as_it_should(check, Launched(check, "run", real_model(check) + " --max_steps 3", processes=1))
 
 
 def step_after_a_load(model: str, saved: str) -> None:
@@ -220,7 +220,9 @@ def test_two_trainers_and_an_engine_on_each_gpu_that_is_left(check: Check) -> No
     if count < 3:
         raise Lacks("it needs three GPUs: two for the trainer's processes, and one for an engine")
     engines = check.size(engines_on_the_rest(count), f"--data_parallel {count - 2}")
-    as_it_should(check, Run(check, "run", f"{real_model(check)} --max_steps 3 --save_every 0 {engines}", processes=2))
+    as_it_should(
+        check, Launched(check, "run", f"{real_model(check)} --max_steps 3 --save_every 0 {engines}", processes=2)
+    )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Pair:
         return found
 
 
-class Run:
+class Launched:
     """train.py on A, with an engine that Ray places."""
 
     def __init__(self, pair: Pair, folder: Path, *flags: Any, **options: Any):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_run import Pair, Run
+from ray_run import Pair, Launched
 from two_hosts import ROOT, Host, hosts
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ def refused(a: Host, folder: Path, *flags: Any, **options: Any) -> str:
     """The sentence."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_suffix(".log").unlink(missing_ok=True)
-    run = Run(Pair(a, a), folder, *flags, **options)
+    run = Launched(Pair(a, a), folder, *flags, **options)
     assert run.end() == 2, run.said
     last = run.said.splitlines()[-1]
     assert last.startswith("train.py: ") and "Traceback" not in run.said and "EngineCore" not in run.said

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray_run import Pair, Run
+from ray_run import Pair, Launched
 
 from runtime.run_folder import Folder
 
@@ -15,12 +15,12 @@ LONG = ("--max_steps", 3000, "--lr", 1e-6)
 
 
 @pytest.fixture
-def run(pair: Pair, tmp_path: Path) -> Run:
+def run(pair: Pair, tmp_path: Path) -> Launched:
     """At its twelfth step, with a checkpoint."""
     if not any("raylet" in line for line in pair.b.processes().values()) or pair.faulty:
         pair.start_b()
     pair.faulty = True
-    made = Run(pair, tmp_path / "run", *LONG)
+    made = Launched(pair, tmp_path / "run", *LONG)
     made.wait(made.steps_on(12))
     yield made
     while not made.ended():
@@ -34,7 +34,7 @@ def worker(pair: Pair) -> int:
     return pid
 
 
-def check_once(run: Run) -> None:
+def check_once(run: Launched) -> None:
     """No step is lost or made twice."""
     assert [record["step"] for record in run.records()] == list(range(1, len(run.records()) + 1))
 
@@ -44,7 +44,7 @@ def say(what: str, **seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [3, 10, 40])
-def test_link_cut_for_a_while(pair: Pair, run: Run, seconds: int) -> None:
+def test_link_cut_for_a_while(pair: Pair, run: Launched, seconds: int) -> None:
     """The run goes on with the same engine."""
     pair.b.cut()
     time.sleep(seconds)
@@ -55,7 +55,7 @@ def test_link_cut_for_a_while(pair: Pair, run: Run, seconds: int) -> None:
     say(f"link cut for {seconds} s", goes_on_after=on)
 
 
-def test_link_cut_for_good(pair: Pair, run: Run) -> None:
+def test_link_cut_for_good(pair: Pair, run: Launched) -> None:
     """A checkpoint, a wait for a host of engines, and the end."""
     pair.b.cut()
     noticed = run.wait(lambda: "goes on from it" in run.said)
@@ -66,7 +66,7 @@ def test_link_cut_for_good(pair: Pair, run: Run) -> None:
     assert Folder(run.folder).newest_checkpoint()[1]["step"] == len(run.records())
 
 
-def test_sigterm_while_the_link_is_cut(pair: Pair, run: Run) -> None:
+def test_sigterm_while_the_link_is_cut(pair: Pair, run: Launched) -> None:
     """It is obeyed at once."""
     pair.b.cut()
     time.sleep(10)
@@ -77,7 +77,7 @@ def test_sigterm_while_the_link_is_cut(pair: Pair, run: Run) -> None:
     assert Folder(run.folder).newest_checkpoint()[1]["step"] == len(run.records())
 
 
-def test_worker_killed(pair: Pair, run: Run) -> None:
+def test_worker_killed(pair: Pair, run: Launched) -> None:
     """The run goes on by itself."""
     os.kill(worker(pair), signal.SIGKILL)
     noticed = run.wait(lambda: "restart 1 of at most 3 goes on from it" in run.said)
@@ -86,7 +86,7 @@ def test_worker_killed(pair: Pair, run: Run) -> None:
     say("worker killed", noticed_after=noticed, goes_on_after=on)
 
 
-def test_host_killed_that_comes_back(pair: Pair, run: Run) -> None:
+def test_host_killed_that_comes_back(pair: Pair, run: Launched) -> None:
     """Twenty seconds later, and the run goes on by itself."""
     pair.b.kill()
     noticed = run.wait(lambda: "restart 1 of at most 3 goes on from it" in run.said)
@@ -97,7 +97,7 @@ def test_host_killed_that_comes_back(pair: Pair, run: Run) -> None:
     say("host killed, back after 20 s", noticed_after=noticed, goes_on_after=on)
 
 
-def test_host_killed(pair: Pair, run: Run) -> None:
+def test_host_killed(pair: Pair, run: Launched) -> None:
     """For good: a checkpoint, a minute in which it may come back, one sentence."""
     pair.b.kill()
     noticed = run.wait(lambda: "restart 1 of at most 3 goes on from it" in run.said)
@@ -106,7 +106,7 @@ def test_host_killed(pair: Pair, run: Run) -> None:
     say("host killed", noticed_after=noticed, ends_after=ends)
 
 
-def test_worker_frozen(pair: Pair, run: Run) -> None:
+def test_worker_frozen(pair: Pair, run: Launched) -> None:
     """Its host is well, so only the patience with its answers ends it: five minutes."""
     os.kill(worker(pair), signal.SIGSTOP)
     noticed = run.wait(lambda: "restart 1 of at most 3 goes on from it" in run.said, 400)
@@ -115,7 +115,7 @@ def test_worker_frozen(pair: Pair, run: Run) -> None:
     say("worker frozen", noticed_after=noticed, goes_on_after=on)
 
 
-def test_host_frozen(pair: Pair, run: Run) -> None:
+def test_host_frozen(pair: Pair, run: Launched) -> None:
     """All its processes."""
     pair.b.kill("-STOP")
     noticed = run.wait(lambda: "restart 1 of at most 3 goes on from it" in run.said, 400)
@@ -124,12 +124,12 @@ def test_host_frozen(pair: Pair, run: Run) -> None:
     assert run.process.returncode == 1
 
 
-def test_trainer_killed(pair: Pair, run: Run, tmp_path: Path) -> None:
+def test_trainer_killed(pair: Pair, run: Launched, tmp_path: Path) -> None:
     """The engines' host ends its engine and takes the next run."""
     pid = worker(pair)
     run.signal(signal.SIGKILL)
     ended = run.wait(lambda: pid not in pair.b.pids(), may_end=True)
     engines = run.wait(lambda: not any("EngineCore" in line for line in pair.a.processes().values()), may_end=True)
-    again = Run(pair, tmp_path / "next", "--max_steps", 3)
+    again = Launched(pair, tmp_path / "next", "--max_steps", 3)
     assert again.end() == 0, again.said[-3000:]
     say("trainer killed", worker_ends_after=ended, engine_after=engines)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray_run import RAY, Pair, Run
+from ray_run import RAY, Pair, Launched
 
 HERE = Path(__file__).parent
 
@@ -23,7 +23,7 @@ def test_twenty_steps(pair: Pair, tmp_path: Path) -> None:
     """The command of docs/gpu.md. The log-probs of both sides agree to 1e-6 after each of twenty updates; the weights
     check passes; nothing is left on either host."""
     before = pair.left()
-    run = Run(pair, tmp_path / "run", "--max_steps", 20)
+    run = Launched(pair, tmp_path / "run", "--max_steps", 20)
     assert run.end() == 0, run.said[-3000:]
     steps = run.records()
     assert [record["step"] for record in steps] == list(range(1, 21))
@@ -36,7 +36,7 @@ def test_twenty_steps(pair: Pair, tmp_path: Path) -> None:
 def test_a_stale_head_ends_the_run(pair: Pair, tmp_path: Path) -> None:
     """It is left so on purpose: the log-probs of the two sides drift apart, and the weights check ends the run."""
     flags = ["--engine_args", RAY.replace("}", ', "worker_extension_cls": "stale_head.Receiver"}')]
-    run = Run(pair, tmp_path / "run", "--max_steps", 40, *flags)
+    run = Launched(pair, tmp_path / "run", "--max_steps", 40, *flags)
     assert run.end() == 1 and "trainer and generator differ by" in run.said, run.said[-3000:]
     assert "Traceback" not in run.said
 
