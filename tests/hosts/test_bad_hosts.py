@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_run import Pair, Launched
+from ray_run import Launched, Pair
 from two_hosts import ROOT, Host, hosts
 
 pytestmark = pytest.mark.slow

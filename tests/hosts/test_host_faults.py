@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray_run import Pair, Launched
+from ray_run import Launched, Pair
 
 from runtime.run_folder import Folder
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray_run import RAY, Pair, Launched
+from ray_run import RAY, Launched, Pair
 
 HERE = Path(__file__).parent
 
