@@ -9,7 +9,7 @@
 with one thread on either side and TRL with two. *race*, to a held-out pass rate, in wall time and sampled tokens, seed
 by seed: each has the machine to itself, with its best number of threads; its start-up and its evaluations are off the
 clock. A pretrained model is trained as `make real` does it: by `pipeline` 8 for all `--steps`, then by TRL for as much
-time; what each has learned is compared at equal times as well.
+time, and what each has learned by then is compared.
 """
 
 import argparse
@@ -22,8 +22,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -110,25 +108,13 @@ def evaluations(program: Program, rate: float, until: float = math.inf) -> list[
         time.sleep(0.5)
 
 
-def at_equal_times(runs: dict[str, list[dict[str, float]]]) -> Measured:
-    """Pass rate of each contestant after a quarter, a half and all of the time of the one that ended first, on the
-    straight line between its evaluations."""
-    shorter = min(records[-1]["seconds"] for records in runs.values())
-    found: Measured = {}
-    for part, share in {"1/4": 0.25, "1/2": 0.5, "1": 1.0}.items():
-        for name, records in runs.items():
-            times, rates = ([record[key] for record in records] for key in ("seconds", "pass_rate"))
-            found[f"{name} after {part}"] = [float(np.interp(share * shorter, times, rates))]
-    return found
-
-
 def race(args: argparse.Namespace, report: Report) -> None:
     """Each contestant by itself, seed by seed; ratios of the first to the others."""
     first, *others = names = ["pipeline-8", "trl"] if args.model else list(CONTESTANTS)
     rate = REAL_RATE if args.model else RATE
-    units = {"time": f"s to {rate}", "tokens": f"tokens to {rate}", "speed": "steps/s", "most memory": "GB"}
+    units = {"time": f"s to {rate}", "tokens": f"tokens to {rate}", "speed": "steps/s"}
+    units |= {"most memory": "GB", "end": "pass rate"}
     found: dict[str, Measured] = {what: {name: [] for name in names} for what in units}
-    later: Measured = {}
     for seed in args.seeds:
         runs: dict[str, list[dict[str, float]]] = {}
         for name in names:
@@ -137,15 +123,12 @@ def race(args: argparse.Namespace, report: Report) -> None:
                 records = runs[name] = evaluations(program, math.inf if args.model else RATE, until)
             clock, sampled, rates = ([record[key] for record in records] for key in ("seconds", "tokens", "pass_rate"))
             seconds, tokens = compute_to(clock, rates, rate), compute_to(sampled, rates, rate)
-            values = (seconds, tokens, records[-1]["step"] / clock[-1], program.peak_memory / 1e9)
+            values = seconds, tokens, records[-1]["step"] / clock[-1], program.peak_memory / 1e9, rates[-1]
             for what, value in zip(units, values, strict=True):
                 found[what][name].append(value)
             print(f"{name} seed {seed}: {seconds:.0f} s, {tokens:,.0f} tokens", flush=True)
-        for name, values in at_equal_times(runs).items() if args.model else ():
-            later.setdefault(name, []).extend(values)
     for what, unit in units.items():
         report.add({f"{name}: {what}": values for name, values in found[what].items()}, unit)
-    report.add(later, "pass rate")
     for name in others:
         for what, most in (("time", 1.0), ("tokens", None), ("speed", None)):
             values = ratios(found[what][first], found[what][name])

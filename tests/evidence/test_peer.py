@@ -55,17 +55,6 @@ def test_the_other_side_has_our_length_penalty(window, rewards, tmp_path):
     assert journal.tokens == 80
 
 
-def test_pass_rates_at_equal_times():
-    """The shorter one ends after 80 s. At 20, 40 and 80 s it stood at .25, .5 and 1; the other, which rises by .1 in
-    20 s, at .1, .2 and .4."""
-    fast = [{"seconds": t, "pass_rate": t / 80} for t in (0.0, 40.0, 80.0)]
-    slow = [{"seconds": t, "pass_rate": t / 200} for t in (0.0, 160.0)]
-    found = peer.at_equal_times({"ours": fast, "trl": slow})
-    ours, trl = ({part: found[f"{name} after {part}"][0] for part in ("1/4", "1/2", "1")} for name in ("ours", "trl"))
-    assert ours == pytest.approx({"1/4": 0.25, "1/2": 0.5, "1": 1.0})
-    assert trl == pytest.approx({"1/4": 0.1, "1/2": 0.2, "1": 0.4})
-
-
 def test_the_race_trains_a_pretrained_model_as_make_real_does():
     """The flags stand in two places, and what is compared with TRL is what a visitor runs."""
     said = subprocess.check_output(["make", "-n", "real"], cwd=subjects.ROOT, text=True)
