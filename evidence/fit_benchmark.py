@@ -20,8 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, least_squares
-from scipy.signal import lfilter
-from scipy.special import betaincinv, expit, gammainc
+from scipy.special import expit, gammainc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from report import table
@@ -118,37 +117,6 @@ def no_ceiling(runs: int, seed: int) -> dict[str, float]:
     return counts
 
 
-def evaluate(rng: np.random.Generator, mean: np.ndarray, prompts: int, samples: int, fresh: bool = False) -> np.ndarray:
-    """Measured pass rates (K,) of prompts whose difficulty has a beta distribution of the given means (K,).
-
-    The held-out prompts are the same at every evaluation, or with `fresh` drawn anew.
-    """
-    rank = rng.random((mean.size, prompts)) if fresh else (np.arange(prompts) + 0.5) / prompts
-    p = betaincinv(2 * mean[:, None], 2 - 2 * mean[:, None], rank)  # (K, prompts): easy prompts stay easy
-    return rng.binomial(samples, p).mean(1) / samples
-
-
-def noise_kinds(runs: int, seed: int) -> dict[str, np.ndarray]:
-    """Coverage of A, median dispersion, share identifiable: samples are correlated, or neighboring residuals are."""
-    result = {}
-    for name in ("independent samples", "one held-out set", "new prompts every time", "waves, correlation 0.6"):
-        rng, rows = np.random.default_rng(seed), []
-        for _ in range(runs):
-            C, _, truth, sd = draw(rng, spanning=True)
-            mean, n = sigmoid(C, *truth), 16_000
-            if name == "independent samples":
-                R = rng.binomial(n, mean) / n
-            elif name == "waves, correlation 0.6":
-                R, n = mean + sd * 0.8 * lfilter([1], [1, -0.6], rng.normal(size=C.size + 30))[30:], None
-            else:
-                R = evaluate(rng, mean, 1000, 16, fresh=name == "new prompts every time")
-            f = fit(C, R, n_samples=n)
-            rows.append((inside(f.A_interval, truth[1]), f.dispersion, f.identifiable))
-        covered, dispersion, known = np.array(rows, dtype=float).T
-        result[name] = np.array([covered.mean(), np.median(dispersion), known.mean()])
-    return result
-
-
 def share(x: ArrayLike, median: float, B: float) -> np.ndarray:
     """Eq. 1's share of the gain at x >= 0."""
     return sigmoid(x, 0.0, 1.0, B, median)
@@ -198,8 +166,6 @@ def sigmoid_tables(runs: int, seed: int) -> Iterator[str]:
     rows = [[key, *(f"{of_one[key]:.3g}" for of_one in found)] for key in found[0]]
     yield table([f"{runs} runs each", "the paper's range", "C_mid/4 to 4 C_mid, no reference"], rows)
     yield table([f"no ceiling to find, {few} runs each", "called identifiable"], list(no_ceiling(few, seed).items()))
-    rows = [[name, *(f"{x:.3g}" for x in values)] for name, values in noise_kinds(few, seed).items()]
-    yield table(["kind of noise", "A covered", "median dispersion (waves: a variance)", "identifiable"], rows)
     outcomes = {f"{name}, {reach} C_mid": outside(name, reach, few, seed) for name in TRUTHS for reach in (2, 3, 4)}
     outcomes["all"] = np.concatenate(list(outcomes.values()))
     head = "curve inside|evaluation inside|width|A holds the ceiling|identifiable|wrongly".split("|")
