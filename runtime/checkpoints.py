@@ -23,7 +23,6 @@ from torch.distributed.checkpoint import CheckpointException
 
 from filters import PassRateHistory
 from pipeline_rl import Generator
-from runtime.engines import environment
 from runtime.ranks import Ranks
 from runtime.run_folder import LOGS, Folder, Progress, Record, disk, json_object
 from tasks.prompts import PromptStream
@@ -155,4 +154,6 @@ def check_pickles(checkpoint: Path) -> None:
 
 def weights_only() -> AbstractContextManager:
     """Every `torch.load` in the block loads weights only, also where its caller asks for more, as FSDP2's does."""
-    return environment({}, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+    from accelerate.utils import patch_environment
+
+    return patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD="1")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fp32_head import GENERATOR_ARGS
-from runtime.flags import EngineFlags, ModelFlags, UsageError, engine_args
+from runtime.flags import EngineFlags, ModelFlags, UsageError, parsed_engine_args
 from runtime.run_folder import Record
 from runtime.weights import Channel, FileWeights, MessageWeights, TransferWeights
 
@@ -147,7 +147,7 @@ OWN_FLAG |= {f"{name}_size": name for name in ("tensor_parallel", "data_parallel
 def engine_options(flags: EngineFlags) -> Record:
     """The engine arguments of vLLM that the flags ask for, those of an FP32 head among them. Raises UsageError for
     arguments that cannot be read, or that contradict --fp32_head."""
-    given = engine_args(flags.engine_args)
+    given = parsed_engine_args(flags.engine_args)
     for name in OWN_FLAG.keys() & given.keys():
         raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
     overrides = given.get("hf_overrides", {})

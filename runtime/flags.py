@@ -252,7 +252,7 @@ def saved_flags(folder: str) -> Record:
 def runs_code(name: str, value: Any) -> bool:
     """Whether this value of a flag makes a run execute code that comes with a model, a folder or a package."""
     if name == "engine_args":  # all but numbers and plain words may name a class, a module or a file
-        given = engine_args(value)
+        given = parsed_engine_args(value)
         plain = (isinstance(v, int | float | None) or re.fullmatch(r"[\w-]*", str(v)) for v in given.values())
         return bool(given.get("trust_remote_code")) or not all(plain)
     return ":" in value if name == "reward" else name in ("trust_remote_code", "unsafe_code") and value
@@ -291,7 +291,7 @@ def has_adapters(flags: ModelFlags) -> bool:
     return bool(flags.lora_rank or flags.lora_adapter)
 
 
-def engine_args(text: str) -> Record:
+def parsed_engine_args(text: str) -> Record:
     """--engine_args, a JSON object, as a dict. Raises UsageError."""
     if (found := json_object(text.encode(errors="replace") or b"{}")) is None:
         raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text:.99}.")

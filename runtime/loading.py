@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
 
 from runtime.engines import reason_of
 from runtime.flags import Flags, UsageError, has_adapters
 from runtime.lora import add_adapters
-from runtime.model import UNREADABLE, Policy, Row, make_microbatch, recompute_layers
+from runtime.model import Policy, Row, make_microbatch, recompute_layers
 
 if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel
+
+# What transformers and torch raise for a folder that is no model: cut short, of other shapes, a pickle with code in it.
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, EOFError, ImportError)
+UNREADABLE += (UnpicklingError, SafetensorError, StrictDataclassError)
 
 
 def load_model(flags: Flags, folder: str) -> PreTrainedModel:

@@ -26,21 +26,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, groupby
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
 from runtime.weights import Meta
-
-# What transformers and torch raise for a folder that is no model: cut short, of other shapes, a pickle with code in it.
-UNREADABLE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, EOFError, ImportError)
-UNREADABLE += (UnpicklingError, SafetensorError, StrictDataclassError)
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PretrainedConfig, PreTrainedModel

@@ -23,7 +23,7 @@ from runtime.devices import devices_in_use, engine_options, new_channel, place
 from runtime.engines import RunEngine, reason_of
 from runtime.evaluation import Evaluator, RunFailed
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
-from runtime.model import UNREADABLE
+from runtime.loading import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator, restarts
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
