@@ -515,7 +515,7 @@ print(json.dumps([[f.R0, f.A, f.B, f.C_mid, f.limit, *np.ravel([f.A_interval, f.
                   f.interval(2.0)[:, 0]])] for f in fits]))"""
 
 
-@pytest.mark.long
+@pytest.mark.medium
 def test_an_older_processor_finds_the_same_fit():
     """Without AVX2 and AVX-512 numpy computes by other code, and another OpenBLAS kernel rounds otherwise. Runs seen to
     3.3, 1.7 and .8 C_mid. (A processor that has neither shows nothing.)"""

@@ -133,6 +133,7 @@ def test_an_exception_stops_with_its_traceback_which_cannot_steer_the_terminal(f
         assert pool.judge(jobs("fails", "good"))[0].correct and pool.counts == {"correct": 1}
 
 
+@pytest.mark.medium  # a second each
 @pytest.mark.parametrize(("completion", "kind"), [
     ("sleep", "timeout"), ("stop", "timeout"), ("exit", "crash"), ("orphan", "crash"), ("memory", "memory"),
     ("replies", "crash"), ("forged", "crash"), ("no reply", "crash"), ("child", "timeout"),
@@ -211,6 +212,7 @@ def test_a_hanging_job_delays_its_own_worker_until_closing_ends_it_and_every_pro
     pool.close()
 
 
+@pytest.mark.medium
 def test_workers_end_with_a_run_that_is_killed(functions):
     """SIGKILL leaves no time to clean up: an idle worker sees its stdin end, a hanging one uses up its processor time."""
     code = f"""
