@@ -226,6 +226,27 @@ def test_resumed_run_is_bit_equal(run, whole, tmp_path, killed):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("flags", ["--schedule ppo_off_policy --k 2 --max_steps 8", "--dynamic_sampling true"])
+def test_a_resumed_run_of_the_alternatives_is_bit_equal(run, tmp_path, flags):
+    """Turns of two updates; and groups taken one by one until three have unequal rewards, killed after the first."""
+
+    def take(self, count):
+        if self.step == self.killed_after and (count > 1 or self.progress.taken):
+            raise Killed
+        problems = [next(self.problems) for _ in range(count)]
+        return [self.group(i, p, random.Random(f"{self.step} {p.key}")) for i, p in enumerate(problems)]
+
+    given = [*flags.split(), "--pass_rate_threshold", "2"]
+    whole = run("whole", *given, script={"take": take})
+    run("cut", *given, script={"take": take}, killed_after=4)
+    assert Folder(tmp_path / "cut").newest_checkpoint()[1]["step"] == 4
+    assert_same_state(whole, run("cut", "--resume", script={"take": take}))
+    assert_same_logs(tmp_path / "whole", tmp_path / "cut")
+    if "dynamic" in flags:
+        assert sum(r["discarded_groups"] for r in without_times(tmp_path / "cut", "metrics.jsonl")) > 0
+
+
+@pytest.mark.long
 def test_a_finished_run_is_made_longer_and_loses_nothing(run, tmp_path):
     """Seven steps, then two more: the weights are those of a run of nine, and the final evaluation of step 7 stays."""
     whole = run("whole", "--max_steps", "9")
