@@ -1,8 +1,10 @@
 """`make test` runs on the CPU build of vLLM, also on a machine with an NVIDIA GPU, and never in the GPU's environment."""
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -74,3 +76,12 @@ def test_the_workflow_runs_what_ci_runs():
     makefile = (ROOT / "Makefile").read_text().splitlines()
     assert {"test", "lint", "typecheck"} <= set(targets)
     assert all(any(line.startswith(f"{target}:") for line in makefile) for target in targets)
+
+
+def test_the_mutants_tests_find_what_they_import():
+    """mutmut runs them in a folder that has the files that it was told to copy, and tests/."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
+    there = {*told["source_paths"], *told["also_copy"]}
+    for name in [*told["pytest_add_cli_args_test_selection"], "tests/fake_engine.py", "tests/scorer_worker.py"]:
+        imported = re.findall(r"^\s*(?:from|import) (\w+)", (ROOT / name).read_text(), re.M)
+        assert {f"{module}.py" for module in imported if (ROOT / f"{module}.py").exists()} <= there, name
