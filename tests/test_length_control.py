@@ -55,7 +55,7 @@ def test_penalty_by_hand():
 def test_truncation_rate_by_hand():
     """Two of five are cut; an aborted or unknown end is not a truncation, but counts among the five."""
     assert truncation_rate(iter(["length", "stop", "length", None, "abort"])) == 2 / 5
-    assert truncation_rate([]) == 0
+    assert truncation_rate([]) == 0 and truncation_rate(["length"]) == 1
 
 
 def test_budgets_are_uniform_with_both_ends():

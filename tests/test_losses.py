@@ -246,6 +246,16 @@ def test_expected_gradient_is_the_policy_gradient(name):
     torch.testing.assert_close(torch.autograd.grad((mu.exp()[:, None] * token_loss).sum(), logits)[0], expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_advantage_is_a_factor_whose_sign_alone_decides(name):
+    """A hundredth of all advantages, most of them then below .01: a hundredth of the loss and of the gradient."""
+    logprobs, behaviour, old, advantages, mask = batch()
+    token_loss, _, grad = run(name, logprobs, behaviour, old, advantages, mask)
+    small_loss, _, small_grad = run(name, logprobs, behaviour, old, advantages / 100, mask)
+    close(small_loss * 100, token_loss)
+    close(small_grad * 100, grad)
+
+
 def test_no_second_correction_and_ratio_against_the_generator():
     """Weight = pi_train / pi_gen itself, whatever the trainer's old log-probs; they cannot even be given."""
     logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
@@ -414,6 +424,7 @@ def test_an_empty_microbatch_still_runs_backward(name, shape):
     assert not any(summarize_metrics(metrics).values())
     full = run(name, *batch())[1]
     assert summarize_metrics(merge_metrics([full, metrics])) == summarize_metrics(full)
+    assert merge_metrics([full]) == full  # a batch in one microbatch, on one rank
 
 
 @pytest.mark.parametrize("name", NAMES)
