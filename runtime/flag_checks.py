@@ -30,11 +30,6 @@ def is_qwen3(model: str) -> bool:
     return config.is_file() and json.loads(config.read_text()).get("model_type") == "qwen3"
 
 
-def judged_by_code(flags: Flags) -> bool:
-    """Whether a data set's reward runs what the model wrote."""
-    return flags.reward == "code" or bool(re.search(":code(=|,|$)", f"{flags.dataset},{flags.eval_dataset}"))
-
-
 # Flags that do nothing without others: their names -> (what they need, whether these flags have it).
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "one_sided_head": ("--engine vllm and --dtype bfloat16 or float16",
@@ -50,15 +45,12 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
     "tensor_parallel data_parallel engine_args weight_channel":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
-    "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
+    "prompts": ("--dataset graded", lambda flags: flags.dataset in BUILT_IN),
     "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),
-    "size vocabulary": ("the built-in model (no --model)", lambda flags: not flags.model),
-    "difficulty": ("--dataset graded", lambda flags: flags.dataset == "graded"),
+    "size": ("the built-in model (no --model)", lambda flags: not flags.model),
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
     "thinking apply_chat_template end_of_thinking stop_tokens":
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
-    "review": ("prompts that retire (--pass_rate_threshold at most 1)", lambda flags: flags.pass_rate_threshold <= 1),
-    "unsafe_code": ("a data set judged by `code`", judged_by_code),
     "generator_devices": ("engines on this host (Ray places its own)", lambda flags: not on_ray(flags)),
     "interruption_phrase": ("--length_control interruption and a --dataset",
                             lambda flags: flags.length_control == "interruption" and flags.dataset not in BUILT_IN),
@@ -141,12 +133,6 @@ def data(flags: Flags) -> Iterator[str]:
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
     if built_in and flags.reward not in ("task", "shuffled"):
         yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
-    if judged_by_code(flags) and not flags.unsafe_code:
-        yield "--dataset judged by code runs what the model writes; read docs/code.md, then add --unsafe_code true."
-    if flags.prompt_order == "easy_first" and flags.dataset != "graded":
-        yield "--prompt_order easy_first is for --dataset graded; sort your rows (tools/score.py) and give `file`."
-    if flags.prompt_order == "file" and (built_in or "=" in flags.dataset):
-        yield "--prompt_order file is for data sets without weights; leave out one of the two."
     if not built_in and not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
 

@@ -79,8 +79,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         ranks.say(prompts_line(task))
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold)
-    shuffled = flags.prompt_order == "shuffled"
-    prompts = PromptStream(task.train, flags.seed, history.retired, task.mixture, shuffled, flags.review)
+    prompts = PromptStream(task.train, flags.seed, history.retired)
     channel, device_environment = new_channel(flags, ranks.accelerator)
     if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)
@@ -138,7 +137,7 @@ def new_accelerator(flags: Flags) -> Any:
 
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset], flags.vocabulary)
+    settings = warm_start.warm_start_of(flags.size)
     return ranks.from_main(
         lambda: str(warm_start.warm_start(CACHE, seed=flags.seed, settings=settings, report=ranks.say))
     )
@@ -230,13 +229,8 @@ def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interrupt
 def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
     the check of the rows. Raises UsageError."""
-    if flags.dataset == "chain":
-        return arithmetic.ChainTask(seed=flags.seed, pool_size=flags.prompts)
     if flags.dataset == "graded":
-        task = arithmetic.graded_task(flags.seed, flags.prompts, difficulty=flags.difficulty)
-        if flags.prompt_order == "easy_first":
-            task.train.sort(key=arithmetic.easiness, reverse=True)
-        return task
+        return arithmetic.graded_task(flags.seed, flags.prompts)
     from transformers import AutoTokenizer
 
     try:
@@ -251,16 +245,13 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
         max_prompt_tokens=flags.max_prompt_tokens,
     )  # fmt: skip
     try:
-        loaded = data_sets.load_dataset_task(
+        return data_sets.load_dataset_task(
             flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
-            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, unsafe_code=flags.unsafe_code,
+            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout,
             eval_dataset=flags.eval_dataset, judge=judge,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error
-    if flags.prompt_order == "file":
-        loaded.as_in_file()
-    return loaded
 
 
 def prompts_line(task: data_sets.DatasetTask) -> str:

@@ -100,7 +100,6 @@ def test_resume_takes_over_the_flags_and_given_ones_win(command):
     ("name", "value"),
     [
         ("trust_remote_code", True),
-        ("unsafe_code", True),
         ("reward", "runs.evil:f"),
         ("reward", "math,evil:f"),
         ("engine_args", '{"worker_extension_cls": "evil.Worker"}'),
@@ -175,9 +174,6 @@ REFUSED = """
 --lr inf | above 0
 --report_to wandb | pip install wandb, or leave it out
 --pass_rate_threshold 0 | above 0 | --pass_rate_threshold 1.1
---review 1 | below 1 | --review 0.2
---review 0.1 --pass_rate_threshold 2 | does nothing without prompts that retire | --review 0.1
---vocabulary 46 | at least 47
 --k 0 --schedule ppo_off_policy | at least 1 with --schedule | --k 1 --schedule ppo_off_policy
 --rollouts 16 --max_num_seqs 15 --data_parallel 2 | raise --max_num_seqs | --rollouts 16 --max_num_seqs 16
 --max_ready 47 --min_ready 32 | = 48 | --max_ready 48 --min_ready 32
@@ -222,10 +218,6 @@ REFUSED = """
 --engine_args {"block_size":1} --engine torch | --engine vllm
 --generator_devices 1 --engine_args {"distributed_executor_backend":"ray"} | Ray | --generator_devices 1
 --size xl --model a/b | no --model
---vocabulary 100 --model a/b | no --model
---difficulty easy --dataset chain | --dataset graded
---prompt_order easy_first --dataset chain | is for --dataset graded | --prompt_order easy_first
---prompt_order file | for data sets without weights | --prompt_order shuffled
 --thinking true | a --dataset | --thinking true --end_of_thinking DONE DATA
 --held_out 5 | a --dataset | --held_out 5 DATA
 --eval_dataset a=b.jsonl | a --dataset

@@ -433,7 +433,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
             raise error
         return kept(self, *args)
 
-    words = "--engine torch --dataset chain --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1"
+    words = "--engine torch --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1"
     words += " --zero_variance_filter false --prompts 200 --eval_problems 4 --max_num_seqs 16 --min_budget 3"
     words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
