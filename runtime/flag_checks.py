@@ -45,7 +45,6 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
     "tensor_parallel data_parallel engine_args weight_channel":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
-    "prompts": ("--dataset graded", lambda flags: flags.dataset in BUILT_IN),
     "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),
     "size": ("the built-in model (no --model)", lambda flags: not flags.model),
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "

@@ -81,7 +81,6 @@ class DataFlags:
         "`graded` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD],...",
     )
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
-    prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")

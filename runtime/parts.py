@@ -163,8 +163,8 @@ def resume(
     used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
     if not used <= {problem.key for problem in task.train}:
         raise UsageError(
-            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset, "
-            "--prompts and --seed as before, and no --eval_dataset that has prompts of it."
+            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset "
+            "and --seed as before, and no --eval_dataset that has prompts of it."
         )
     try:
         history.load_state_dict({name: x for name, x in state["history"].items() if name != "window"})  # until 0.12
@@ -230,7 +230,7 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
     the check of the rows. Raises UsageError."""
     if flags.dataset == "graded":
-        return arithmetic.graded_task(flags.seed, flags.prompts)
+        return arithmetic.graded_task(flags.seed, held_out_size=flags.held_out)
     from transformers import AutoTokenizer
 
     try:

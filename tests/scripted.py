@@ -6,6 +6,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -18,6 +19,7 @@ from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
+from tasks import arithmetic
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
@@ -177,13 +179,17 @@ class Played:
         return [call for call in self.generator.calls if call[0] != "evaluate"]
 
 
-def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, **changes) -> Played:
-    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do."""
+def play(
+    monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, prompts: int = 40, **changes
+) -> Played:
+    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do.
+    `prompts` is the size of the training pool."""
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
     def new_generator(flags, model, task, prompts, *_):
         return scripted(prompts, runtime.parts.new_pacer(flags))
 
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
@@ -191,7 +197,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
-        "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
+        "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "save_every": 0, "probe_every": 3, "k": 2,
     }  # fmt: skip
     flags = Flags(**options | changes)
     progress = Progress(random.Random(flags.seed))

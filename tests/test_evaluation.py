@@ -231,8 +231,8 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
     """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
     from tasks import arithmetic
 
-    def mixture(*args):
-        task = arithmetic.ChainTask(*args)
+    def mixture(*args, **options):
+        task = arithmetic.ChainTask(*args, **options)
         task.sources = ["chain", "other"]
         task.held_out += [type(p)(p.key, p.prompt_ids, p.answer, "other") for p in task.held_out]
         return task

@@ -380,5 +380,3 @@ def test_no_flag_is_dead():
     source = "".join(file.read_text() for file in files if file.name != "flag_checks.py")
     assert [name for name in DEFAULTS if not re.search(rf"\bflags\.{name}\b", source)] == []
     assert not GONE.keys() & DEFAULTS.keys() and flag_checks.NEEDS
-    of_0_12_0 = json.loads((ROOT / "tests" / "run_0_12_0.json").read_text())["config"]
-    assert of_0_12_0.keys() <= GONE.keys() | DEFAULTS.keys()  # whatever has gone since is refused with a sentence

@@ -74,8 +74,8 @@ def test_kinds():
         verdicts = pool.judge([Job("math", "", completion, answer) for completion, answer, _ in cases])
         assert [verdict.kind for verdict in verdicts] == [kind for _, _, kind in cases]
         assert all(verdict == (1.0, True, "correct") or verdict[:2] == (-1.0, False) for verdict in verdicts)
-        found = pool.judge([Job("exact", "", text, "6 2") for text in texts])
-        assert [verdict.kind for verdict in found] == ["correct", "wrong", "unfinished", "wrong"]
+        verdicts = pool.judge([Job("exact", "", text, "6 2") for text in texts])
+        assert [verdict.kind for verdict in verdicts] == ["correct", "wrong", "unfinished", "wrong"]
         assert pool.counts == {"correct": 4, "wrong": 3, "unparsed": 2, "unfinished": 2, "bad_answer": 2}
 
 
@@ -88,9 +88,9 @@ def test_return_values():
     wrong = [(0, 0.0), (-2, -2.0), (False, 0.0), (numpy.float32(-2), -2.0), ((0.25, False), 0.25)]
     wrong.append(([torch.tensor(2), numpy.bool_(0)], 2.0))
     for correct, (value, reward) in [*((True, x) for x in right), *((False, x) for x in wrong)]:
-        found = verdict_of(value)
-        assert found == Verdict(reward, correct, "correct" if correct else "wrong")
-        assert (type(found.reward), type(found.correct)) == (float, bool)  # JSON writes no other
+        verdict = verdict_of(value)
+        assert verdict == Verdict(reward, correct, "correct" if correct else "wrong")
+        assert (type(verdict.reward), type(verdict.correct)) == (float, bool)  # JSON writes no other
     for bad in (None, "yes", b"", {}, [1], (1, 2, 3), object(), ("1", True), (None, True)):
         with pytest.raises(TypeError, match="a number or a pair"):
             verdict_of(bad)
@@ -189,9 +189,9 @@ def group_of(pid):
 
 def test_several_threads_get_their_own_verdicts(functions):
     with RewardPool(["own:number"], workers=2, timeout=5) as pool, ThreadPoolExecutor(6) as threads:
-        asked = [range(100 * k, 100 * k + 30) for k in range(6)]
-        found = threads.map(lambda numbers: pool.judge(jobs("number", *map(str, numbers))), asked)
-        assert [[verdict.reward for verdict in some] for some in found] == [list(numbers) for numbers in asked]
+        numbers = [[float(100 * k + i) for i in range(30)] for k in range(6)]
+        results = threads.map(lambda part: pool.judge(jobs("number", *map(str, part))), numbers)
+        assert [[verdict.reward for verdict in verdicts] for verdicts in results] == numbers
         assert sum(pool.counts.values()) == 180
 
 
@@ -238,7 +238,7 @@ pool.judge([Job('own:process', '', 'loop', '')])
 def test_what_cannot_work_is_an_error_not_a_hang(functions, monkeypatch):
     """At the end a worker that does not start."""
     for options, words in (
-        ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
+        ({"rewards": ["maths"]}, "`reward` must be one of math, exact or module:function"),
         ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
         ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
         ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no attribute 'no_such'"),

@@ -313,36 +313,10 @@ def test_flags_given_again_win_and_are_logged(run, program, tmp_path):
     assert code == 2 and re.fullmatch(r"train.py: --resume: .*Give --pass_rate_threshold as before.\n", err)
 
 
-@pytest.mark.long
-def test_a_run_folder_of_version_0_12_resumes(run, program, tmp_path, model):
-    """Its flags, logs and state.json were recorded then, with keys and flags that are gone now; weights and moments, in
-    accelerate's own files, are those of a run of today. The third step of that time is made again."""
-    run("run", killed_after=3)
-    folder, then = Folder(tmp_path / "run"), json.loads((ROOT / "tests" / "run_0_12_0.json").read_text())
-    checkpoint, now = folder.newest_checkpoint()
-    lengths = dict.fromkeys(LOGS, 0)
-    for name in LOGS:
-        records = then["logs"].get(name, [])
-        lines = [json.dumps(record) + "\n" for record in records]
-        kept = [line for line, record in zip(lines, records, strict=True) if record.get("step", 0) <= 2]
-        kept = kept[:2] if name == "groups.jsonl" else kept  # these count from 0
-        (folder.path / name).write_text("".join(lines))
-        lengths[name] = len("".join(kept))
-    state = then["state"] | {"random": random.Random(0).getstate(), "logs": lengths, "files": now["files"]}
-    (checkpoint / "state.json").write_text(json.dumps(state))
-    config = then["config"] | {"output_dir": str(folder.path), "model": model}
-    folder.replace("config.json", json.dumps(config))
-    code, out, err = program("--resume")
-    assert (code, err) == (0, "") and f"resumed from {checkpoint}; 0 prompts" in out
-    records = without_times(folder.path, "metrics.jsonl")
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
-    assert records[2]["reward"] == then["logs"]["metrics.jsonl"][3]["reward"]  # of the same prompts
-
-
 @pytest.mark.parametrize(("path", "value"), [
     ("step", None), ("step", 1.0), ("version", "1"), ("evaluated", -2), ("random", [3, [], None]), ("random", 5),
     ("history", []), ("history counts", [["a", 1]]), ("history counts", [[1, 1, 1]]), ("history retired", None),
-    ("prompts epoch", -1), ("prompts position", True), ("prompts first", [0]), ("prompts sources", 3),
+    ("prompts epoch", -1), ("prompts position", True), ("prompts first", [0]),
     ("compute tokens", "1"), ("compute hours", float("nan")), ("logs", {"eval.jsonl": -1}), ("logs eval.jsonl", 1e3),
     ("logs", None),
 ])  # fmt: skip

@@ -325,8 +325,8 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
         seen.append(problem.key)
         return [1.0, 1.0] if problem.key == seen[0] else [1.0, -1.0]
 
-    changes = {"batch_prompts": 1, "k": 8, "prompts": 4, "max_steps": 14, "max_ready": 100}
-    played = run({"rewards": staticmethod(rewards)}, **changes, zero_variance_filter=False)
+    changes = {"batch_prompts": 1, "k": 8, "max_steps": 14, "max_ready": 100}
+    played = run({"rewards": staticmethod(rewards)}, prompts=4, **changes, zero_variance_filter=False)
     history, steps = played.parts.history, played.steps
     assert history.retired(seen[0]) and history.n_retired == 1 == steps[-1]["retired"]
     late = [r["retired_in_flight"] for r in steps]
@@ -434,7 +434,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
         return kept(self, *args)
 
     words = "--engine torch --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1"
-    words += " --zero_variance_filter false --prompts 200 --eval_problems 4 --max_num_seqs 16 --min_budget 3"
+    words += " --zero_variance_filter false --eval_problems 4 --max_num_seqs 16 --min_budget 3"
     words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(runtime.parts, "warm_started", lambda flags, ranks: model)
