@@ -69,14 +69,14 @@ def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
 @pytest.mark.long
 def test_sizes_and_ranges_are_respected():
     """There are 10 * 21^2 = 4410 problems of two operations, an eighth of them held out: 700 is no endless loop."""
-    small = ChainTask(seed=3, pool_size=40, held_out_size=30, ops=(3, 4))
+    small = ChainTask(3, 40, 30, ops=(3, 4))
     assert (len(small.train), len(small.held_out)) == (40, 30)
     assert {len(p.prompt_ids) for p in small.train + small.held_out} == {2 + 2 * 3, 2 + 2 * 4}
     for ops in ((1, 8), (2, 9), (5, 4)):
         with pytest.raises(ValueError, match="2 <= min <= max <= 8"):
             ChainTask(ops=ops)
     with pytest.raises(ValueError, match="fewer than 700 distinct problems"):
-        ChainTask(pool_size=10, held_out_size=700, ops=(2, 2))
+        ChainTask(0, 10, 700, ops=(2, 2))
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12))

@@ -189,8 +189,7 @@ def test_an_evaluation_set_has_a_reward_of_its_own(load):
 
 def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     """A run without the set, then resumed with it: the evaluations from then on have it beside the held-out prompts, which
-    alone are the pass rate; its correct samples are logged; its curve is fitted at the end. A set that has a prompt of
-    the checkpoint is refused."""
+    alone are the pass rate, and its curve is fitted at the end. A set that has a prompt of the checkpoint is refused."""
     record_rollouts(monkeypatch)
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
     rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
@@ -199,21 +198,18 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     flags = f"--model {model} --dataset {data} --output_dir {run} --held_out 4 --reward exact --reward_workers 1"
     flags += " --batch_prompts 3 --rollouts 4 --max_steps 2 --eval_every 1 --save_every 1 --lr 0.01"
     assert train.main([*flags.split(), "--interruption_phrase", "time up </think>"]) == 0
-    out = capsys.readouterr().out
-    assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in out
+    assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in capsys.readouterr().out
     assert train.main(["--resume", str(run), "--max_steps", "4", "--eval_dataset", f"own={own}"]) == 0
-    out = capsys.readouterr().out
-    assert f"4 of {data}, 3 of own" in out and f"{run}, own: " in out and ") of own\n" in out
+    assert f"{run}, own: " in capsys.readouterr().out
     evaluations, counts = Folder(run).read("eval.jsonl"), Folder(run).read("eval_counts.jsonl")
     assert [sorted(r.get("data_sets", {})) for r in evaluations] == [[], [], [], ["own"], ["own"]]
     for record, count in zip(evaluations[3:], counts[3:], strict=True):
-        assert (record["n_prompts"], record["data_sets"]["own"]["n_prompts"]) == (4, 3)
+        of_own = record["data_sets"]["own"]
+        assert (record["n_prompts"], of_own["n_prompts"]) == (4, 3)
         assert record["pass_rate"] == sum(count["correct"]) / 4
-        rate = sum(count["data_sets"]["own"]) / 3
-        assert record["data_sets"]["own"]["pass_rate"] == record["pass_rate_of"]["own"] == rate
+        assert of_own["pass_rate"] == record["pass_rate_of"]["own"] == sum(count["data_sets"]["own"]) / 3
     trained = {key for r in Folder(run).read("groups.jsonl") for key, *_ in r["groups"]}
-    taken = next(row for row in rows if stable_key(row["prompt"]) in trained)
-    again = write_rows(tmp_path / "again.jsonl", [taken])
+    again = write_rows(tmp_path / "again.jsonl", [row for row in rows if stable_key(row["prompt"]) in trained][:1])
     assert train.main(["--resume", str(run), "--max_steps", "5", "--eval_dataset", f"again={again}"]) == 2
     assert "no --eval_dataset that has prompts of it" in capsys.readouterr().err
 
