@@ -137,7 +137,7 @@ def new_accelerator(flags: Flags) -> Any:
 
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    settings = warm_start.warm_start_of(flags.size)
+    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset])
     return ranks.from_main(
         lambda: str(warm_start.warm_start(CACHE, seed=flags.seed, settings=settings, report=ranks.say))
     )

@@ -65,6 +65,9 @@ class Demonstrations:
     cut: float = 0.15
 
 
+DEMONSTRATIONS = {"graded": Demonstrations()}  # of each built-in task
+
+
 def wrong_rates(ends: tuple[float, float]) -> dict[Fact, float]:
     """How often each of the 210 facts is shown with a wrong result: the middles of 210 equal parts of `ends`."""
     facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
