@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from runtime.loading import attention_kinds
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 from runtime import model as model_file
-from runtime.loading import attention_kinds
 from runtime.model import (
     Policy,
     Row,
