@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 
 class Ranks:
-    """How rank 0 shares what only it knows with the other ranks."""
+    """How rank 0 shares with the other ranks what only it knows."""
 
     def __init__(self, accelerator: "Accelerator"):
         self.accelerator = accelerator
@@ -35,7 +35,7 @@ class Ranks:
         return self.accelerator.num_processes
 
     def from_main(self, make: Callable[[], Value]) -> Value:
-        """Rank 0 calls `make()` and every rank gets the result. If it raises, it raises on every rank, so that none
+        """Rank 0 calls `make()`, and every rank gets the result. If it raises, it raises on every rank, so that none
         keeps waiting."""
         from accelerate.utils import broadcast_object_list
 
@@ -60,11 +60,13 @@ class Ranks:
 
 
 class SharedGenerator:
-    """The generator as every rank calls it. Rank 0 drives the real one (`generator`, None on the others); all take part
-    in what is a collective: gathering the weights for this rank's `channel`, and raising what a push raised."""
+    """The generator as every rank calls it. Rank 0 drives the real one (`generator`, None on the others). All ranks
+    take part in the collectives: they gather the weights for this rank's `channel`, and raise what a push raised."""
 
     def __init__(self, generator: Generator | None, channel: Channel, ranks: Ranks):
-        self.generator, self.channel, self.ranks = generator, channel, ranks
+        self.generator = generator
+        self.channel = channel
+        self.ranks = ranks
 
     @property
     def on_main(self) -> Generator:
@@ -74,24 +76,29 @@ class SharedGenerator:
 
     def start(self, weights: Weights, version: int) -> None:
         """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed."""
-        outcome: list[EngineFailed | None] = []
+        met = False
 
-        def meet(failed: EngineFailed | None = None) -> None:  # rank 0 says whether the engine runs
-            outcome.append(self.ranks.from_main(lambda: failed))
-            if outcome[0] is not None:
-                raise outcome[0]
+        def meet(failure: EngineFailed | None = None) -> None:
+            """Rank 0 tells the others whether the engine runs."""
+            nonlocal met
+            met = True
+            outcome = self.ranks.from_main(lambda: failure)
+            if outcome is not None:
+                raise outcome
 
-        self.channel.meet = meet  # before the first transfer, in which the other ranks would wait for ever; else below
+        # A channel meets before its first transfer, in which the other ranks would wait for ever. One without a
+        # transfer never does, and they meet below.
+        self.channel.meet = meet
         try:
             if self.generator is None:
                 self.channel.prepare(weights)
             else:
                 self.generator.start(weights, version)
         except EngineFailed as error:
-            if not outcome:
+            if not met:
                 meet(error)
             raise
-        if not outcome:
+        if not met:
             meet()
 
     def push(self, weights: Weights, version: int, release: int) -> None:
@@ -116,7 +123,9 @@ class SharedGenerator:
     def evaluate(self, problems: list[Problem], n_samples: int, temperature: float | None = None) -> Future | None:
         """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
         self.settle()
-        return None if self.generator is None else self.generator.evaluate(problems, n_samples, temperature)
+        if self.generator is None:
+            return None
+        return self.generator.evaluate(problems, n_samples, temperature)
 
     def close(self) -> None:
         """Ends the engine and the weight channel."""

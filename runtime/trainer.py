@@ -25,7 +25,7 @@ from torch import Tensor
 import losses
 import masks
 from runtime.flags import Flags, LossFlags, OptimizerFlags
-from runtime.model import CheckpointTensors, Microbatch, Policy, Row, active_parameters, load_model, microbatches
+from runtime.model import CheckpointTensors, Microbatch, Policy, Row, active_parameters, load_model, microbatches, whole
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
@@ -65,20 +65,18 @@ class Trainer:
             self.reference = reference.requires_grad_(False).to(accelerator.device)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=flags.lr, **ADAMW, fused=True)
         self.rounded: Rounded | None = None
-        if self.dtype == torch.float32:
+        if self.dtype == torch.float32 or accelerator.is_fsdp2:
+            if accelerator.is_fsdp2:
+                round_in_fsdp2(accelerator, self.dtype)
             self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
-            masters = self.policy
-        elif accelerator.is_fsdp2:
-            round_in_fsdp2(accelerator, self.dtype)
-            self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
-            masters = self.policy
+            self.model = accelerator.unwrap_model(self.policy).model
         else:
-            # `evaluation_mode` leaves DDP out, which would sum gradients in bfloat16. A checkpoint has the masters.
+            # Checkpoints have the masters. `evaluation_mode` leaves DDP out: `average_gradients` does its work.
             masters = accelerator.prepare_model(policy, evaluation_mode=True)
             self.optimizer = accelerator.prepare_optimizer(optimizer)
             self.rounded = Rounded(masters, self.dtype)
             self.policy = self.rounded.policy
-        self.model = accelerator.unwrap_model(masters).model
+            self.model = masters.model
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
         self.parameters_in_flops = active_parameters(self.model)
 
@@ -167,8 +165,8 @@ class Trainer:
 
     def update(self, version: int) -> dict[str, float]:
         """The optimizer step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), LARGEST_NORM)
-        norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # FSDP2 returns a shard of it
+        shard = self.accelerator.clip_grad_norm_(self.model.parameters(), LARGEST_NORM)  # one under FSDP2
+        norm = float(whole(shard))
         lr = learning_rate(self.flags, version)
         finite = math.isfinite(norm)
         if finite:
