@@ -44,12 +44,12 @@ from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.model import Row
 from runtime.parts import Parts, new_parts, start, with_flag_names
-from runtime.ranks import restart, restarts
 from runtime.run_folder import DISK, Progress, Record
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
 
 BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
+ENGINE_DIED = 75  # exit code, EX_TEMPFAIL: until python train.py --resume runs/x; do sleep 1; done
 
 
 def train(flags: Flags, parts: Parts, progress: Progress) -> None:
@@ -215,8 +215,7 @@ def optimizer_step(trainer: Trainer, progress: Progress, found: Record) -> Recor
         return {"grad_norm": 0.0, "updated": 0}
     metrics = trainer.update(progress.version)
     progress.version += int(metrics["updated"])
-    if not metrics.get("overflow"):  # of float16, which a smaller scale of the loss mends
-        progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1
+    progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1
     if progress.bad_steps >= BAD_STEPS:
         raise RunFailed(f"the gradient was not finite {progress.bad_steps} times in a row (a lower --lr may help)")
     return metrics
@@ -261,21 +260,21 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
         parts.ranks.say(closing.report(parts, flags.k))
 
 
-def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str, then: str = "") -> None:
-    """A checkpoint, and one line that says why the run ends and what comes `then`, or how to go on."""
+def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str) -> None:
+    """A checkpoint, and one line that says why the run ends and how to go on."""
     try:
         checkpoint = save(flags, parts, progress)
     except OSError:
         parts.ranks.say(reason)
         raise
-    then = then or f"go on with --resume {parts.folder.path}"
-    parts.ranks.say(f"{reason}; checkpoint {checkpoint}; {then}")
+    parts.ranks.say(f"{reason}; checkpoint {checkpoint}; go on with --resume {parts.folder.path}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 success, 1 failure, 2 usage, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit code: 0 success, 1 failure, 2 usage, 75 after a fault of the generator (go on with --resume), 130 after
+    Ctrl-C, 143 after SIGTERM."""
     try:
-        return run_with(sys.argv[1:], may_restart=True) if argv is None else run_with(argv)
+        return run_with(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
@@ -287,11 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
-    """One run with these flags, to its end or to the fault that ends it; returns the exit code. With `may_restart`, of
-    a program, a fault of the generator ends the process and not the run: another process goes on from the checkpoint,
-    at most `max_restarts` times. Raises UsageError."""
-    environment = dict(os.environ)  # before the run changes it
+def run_with(argv: Sequence[str]) -> int:
+    """One run with these flags, to its end or to the fault that ends it; returns the exit code. Raises UsageError."""
     flags = parse_flags(argv, __doc__ or "")
     for note in [*check_flags(flags), lr_note(flags)]:
         if os.environ.get("RANK", "0") == "0":
@@ -309,19 +305,16 @@ def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
         stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
     except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        cause, number, ranks = error.__cause__, restarts() + 1, parts.ranks
+        cause = error.__cause__
         users_fault = isinstance(cause, RewardError)  # their function would raise again; its traceback is shown
-        told = "train.py: " + with_flag_names(str(cause) if users_fault else str(error).splitlines()[0])
-        if ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
-            ranks.say(f"{told}; go on from the newest checkpoint with --resume {parts.folder.path}")
+        reason = "train.py: " + with_flag_names(str(cause) if users_fault else str(error).splitlines()[0])
+        if parts.ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
+            parts.ranks.say(f"{reason}; go on from the newest checkpoint with --resume {parts.folder.path}")
             return 1
-        may_restart = may_restart and ranks.on_one_host and number <= flags.max_restarts
-        again = ranks.from_main(lambda: may_restart and not users_fault and not progress.stop_signal)
-        then = f"restart {number} of at most {flags.max_restarts} goes on from it" if again else ""
-        stop_early(flags, parts, progress, told, then)
-        if not again:
-            return 128 + progress.stop_signal if progress.stop_signal else 1
-        environment |= ranks.told_at_restart()
+        stop_early(flags, parts, progress, reason)
+        if progress.stop_signal:
+            return 128 + progress.stop_signal
+        return 1 if users_fault else ENGINE_DIED
     except RunFailed as error:
         newest = "there is no checkpoint"
         if found := parts.folder.newest_checkpoint():
@@ -330,9 +323,6 @@ def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
         return 1
     finally:
         parts.close()
-    if progress.stop_signal:  # it came while the checkpoint was written
-        return 128 + progress.stop_signal
-    restart(parts.folder.path, environment)
 
 
 def stop(progress: Progress, number: int) -> None:

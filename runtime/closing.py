@@ -7,7 +7,6 @@ import torch
 
 import fit_sigmoid
 from fit_sigmoid import CurveReport, SigmoidFit, short
-from runtime.lora import adapter_tensors, save_adapter
 from runtime.model import full_tensors
 from runtime.parts import Parts
 from runtime.recorder import Clock
@@ -15,19 +14,15 @@ from runtime.run_folder import Folder, Progress, Record, disk
 
 
 def save_model(parts: Parts, progress: Progress) -> None:
-    """The final model in Hugging Face format, in float32, adapters merged and also apart. A collective. Raises OSError
-    for a full or read-only disk."""
+    """The final model in Hugging Face format, in float32. A collective. Raises OSError for a full or read-only disk."""
     tensors = full_tensors(parts.trainer.model, torch.float32)  # on every rank
     state = {name: tensor.cpu() for name, tensor in tensors if parts.ranks.main}
-    adapter = adapter_tensors(parts.trainer.model)  # likewise
     if not parts.ranks.main:
         return
     with disk(parts.folder.path / "model"):
         new = parts.folder.begin_model()
         parts.trainer.model.save_pretrained(new, state_dict=state)
         parts.task.tokenizer.save_pretrained(new)
-        if adapter:
-            save_adapter(parts.trainer.model, adapter, new / "adapter")
         compute = parts.recorder.clock.now()
         parts.folder.finish_model({"step": progress.step, "version": progress.version, "compute": compute})
 

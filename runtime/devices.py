@@ -155,9 +155,7 @@ def engine_options(flags: EngineFlags) -> Record:
         raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
     ours = "float32" if generator_fp32_head(flags) else flags.dtype
     if (head := overrides.get("head_dtype", ours)) != ours:
-        raise UsageError(
-            f"--engine_args head_dtype {head!r} is not {ours!r}; set --fp32_head for both, --one_sided_head for one."
-        )
+        raise UsageError(f"--engine_args head_dtype {head!r} is not {ours!r}; set --fp32_head.")
     sizes = {"tensor_parallel_size": flags.tensor_parallel, "data_parallel_size": flags.data_parallel}
     options: Record = {name: count for name, count in sizes.items() if count > 1} | given
     if flags.trust_remote_code:
@@ -169,7 +167,7 @@ def engine_options(flags: EngineFlags) -> Record:
 
 def generator_fp32_head(flags: ModelFlags) -> bool:
     """Whether the generator's logits are an FP32 product, as the trainer's are with --fp32_head."""
-    return flags.fp32_head != flags.one_sided_head
+    return flags.fp32_head
 
 
 def on_ray(flags: EngineFlags) -> bool:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import vllm_engine
 from pipeline_rl import EngineFailed
 from runtime import hosts
-from runtime.ranks import restarts
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
@@ -50,7 +49,7 @@ class RunEngine(vllm_engine.VLLMEngine):
         """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
         if self.on_ray:
             workers = math.prod(self.args.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
-            if refused := hosts.refusal(workers, self.model, hosts.PATIENCE if restarts() else 0.0):
+            if refused := hosts.refusal(workers, self.model, 0.0):
                 raise EngineFailed(refused)
         try:
             await super().start()

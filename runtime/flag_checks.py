@@ -16,11 +16,10 @@ import torch
 
 import masks
 from runtime.devices import engine_options, on_ray
-from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, has_adapters
+from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError
 from runtime.run_folder import Folder
 from runtime.trainer import mask_options
 
-LONGEST_MASK = 4096  # positions: a GPU's fast kernels take no dense mask, and longer rows slow it down
 HOLDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 
@@ -37,8 +36,6 @@ def judged_by_code(flags: Flags) -> bool:
 
 # Flags that do nothing without others: their names -> (what they need, whether these flags have it).
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
-    "one_sided_head": ("--engine vllm and --dtype bfloat16 or float16",
-                       lambda flags: flags.engine == "vllm" and flags.dtype != "float32"),
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
     "eps_low": ("--loss dispo, gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": ("--loss dispo, gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
@@ -51,7 +48,6 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "tensor_parallel data_parallel engine_args weight_channel":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
-    "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),
     "size vocabulary": ("the built-in model (no --model)", lambda flags: not flags.model),
     "difficulty": ("--dataset graded", lambda flags: flags.dataset == "graded"),
     "eval_dataset prompt_column answer_column prompt_template held_out max_prompt_tokens reward_workers reward_timeout "
@@ -87,7 +83,7 @@ def single_flags(flags: Flags) -> Iterator[str]:
     for name, value in vars(flags).items():
         if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
             yield f"--{name} {value} is not UTF-8, as which it is saved; give another."
-    for name in ("output_dir", "model", "lora_adapter"):
+    for name in ("output_dir", "model"):
         path = Path(getattr(flags, name)).absolute()
         if len(os.fsencode(path)) > 3800 or any(len(os.fsencode(part)) > 255 for part in path.parts):
             yield f"--{name} {getattr(flags, name)} is too long a path; give a shorter one."
@@ -153,16 +149,8 @@ def data(flags: Flags) -> Iterator[str]:
 
 def model(flags: Flags) -> Iterator[str]:
     """Files and packages that are there, and an engine for this model."""
-    positions = flags.tokens_per_microbatch
-    if flags.share_prompts and positions > LONGEST_MASK and torch.cuda.is_available():  # a CPU computes no other way
-        needs = f"a mask of {positions} x {positions}; lower --tokens_per_microbatch to {LONGEST_MASK}"
-        yield f"--share_prompts true needs {needs}, or leave it out."
     if Path(flags.model).is_absolute() and not Path(flags.model, "config.json").is_file():
         yield f"--model {flags.model} is no folder of a Hugging Face model; it has no config.json."
-    if has_adapters(flags) and not find_spec("peft"):
-        yield "--lora_rank and --lora_adapter need a package: pip install peft, or leave them out."
-    if flags.lora_adapter and not Path(flags.lora_adapter, "adapter_config.json").is_file():
-        yield f"--lora_adapter {flags.lora_adapter} is no folder of an adapter; it has no adapter_config.json."
     if flags.engine == "torch" and (flags.dtype != "float32" or (flags.model and not is_qwen3(flags.model))):
         what = "the built-in model, or a folder of another Qwen3, in float32"
         yield f"--engine torch samples from {what}; leave out --model and --dtype, or --engine."
@@ -195,10 +183,8 @@ def folders(flags: Flags) -> Iterator[str]:
     if flags.overwrite and flags.resume:
         yield "--overwrite deletes the run that --resume goes on with; take one of the two."
     folder = Path(flags.output_dir)
-    for name in ("model", "lora_adapter"):
-        used = getattr(flags, name)
-        if flags.overwrite and used and f"{os.path.realpath(used)}/".startswith(f"{os.path.realpath(folder)}/"):
-            yield f"--overwrite would delete --{name} {used}, which lies in --output_dir; choose another folder."
+    if flags.overwrite and flags.model and Path(flags.model).resolve().is_relative_to(folder.resolve()):
+        yield f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
     if flags.resume:
         for name in Folder(folder).not_its_own():
             yield f"--resume {folder}: {name} there is a link, or no file of a run; put the run's own in its place."

@@ -21,10 +21,10 @@ from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import checkpoints
 from runtime.devices import devices_in_use, engine_options, new_channel, place
 from runtime.engines import RunEngine, reason_of
-from runtime.evaluation import Evaluator, RunFailed
+from runtime.evaluation import Evaluator
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
-from runtime.loading import UNREADABLE
-from runtime.ranks import Ranks, SharedGenerator, restarts
+from runtime.model import UNREADABLE
+from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
@@ -106,8 +106,6 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
     except EngineFailed as error:
         if recorder.trace and not flags.resume:
             (parts.folder.path / "trace.json").unlink()  # or the folder would not be empty, and hold no run
-        if restarts():
-            raise RunFailed(f"after restart {restarts()} {error}") from error
         raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error
     recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
     recorder.open(progress.step)

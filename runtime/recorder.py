@@ -16,8 +16,7 @@ from tqdm import tqdm
 import filters
 import length_control
 from pipeline_rl import Generator, Group, Rollout, lags
-from runtime.flags import OF_ONE_CALL, Flags, has_adapters
-from runtime.model import forwarded
+from runtime.flags import OF_ONE_CALL, Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record, json_object
 from runtime.trace import TRAINER, Trace
@@ -33,12 +32,11 @@ class Clock:
     """The compute of a run so far, without start-up and without evaluation's share of the time.
 
     parameters: P, those that each token is multiplied with. devices: accelerators in use on both sides, or CPU cores.
-    past: what a run before a resume had used. frozen: such a weight needs no gradient, a third of training's FLOPs.
+    past: what a run before a resume had used.
     """
 
-    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float], frozen: bool):
+    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float]):
         self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
-        self.training_flops = (4 if frozen else 6) * parameters  # of a token
         self.started = time.monotonic()
         self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
 
@@ -51,7 +49,7 @@ class Clock:
         counters, past = self.generator.counters, self.past
         seconds = time.monotonic() - self.started - counters.eval_seconds
         # FLOPs: 2 P for each token that the generator computes, 6 P for each that the trainer does
-        flops = 2 * self.parameters * (counters.prefilled + counters.sampled) + self.training_flops * self.forwarded
+        flops = 2 * self.parameters * (counters.prefilled + counters.sampled) + 6 * self.parameters * self.forwarded
         return {
             "tokens": past.get("tokens", 0) + counters.sampled,
             "trained_tokens": past.get("trained_tokens", 0) + self.trained_tokens,
@@ -82,7 +80,7 @@ class Recorder:
     def start_clock(self, parameters: int, devices: int, past: dict[str, float]) -> None:
         """Compute counts from now on, on top of that of the run before a resume."""
         if self.ranks.main:
-            self.clock = Clock(self.generator.on_main, parameters, devices, past, has_adapters(self.flags))
+            self.clock = Clock(self.generator.on_main, parameters, devices, past)
             self.counters, self.logged = vars(self.generator.on_main.counters).copy(), time.monotonic()
 
     def open(self, step: int) -> None:
@@ -144,9 +142,9 @@ class Recorder:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
         if not self.ranks.main:
             return
-        flags, generator, positions = self.flags, self.generator.on_main, 0
+        generator, positions = self.generator.on_main, 0
         if batch:
-            positions = forwarded(batch.rows, flags.share_prompts, flags.tokens_per_microbatch, self.ranks.count)
+            positions = sum(map(len, batch.rows))  # of a forward pass, without padding
             metrics = metrics | {"rows": len(batch.rows)}
             metrics["trained_tokens"] = metrics.get("kept_tokens", int(batch.mask.sum()))
             self.clock.trained_tokens += metrics["trained_tokens"]

@@ -37,7 +37,6 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
 @pytest.mark.parametrize(
     ("gpus", "trainers", "flags", "kind", "seen", "workers", "share"),
     [
-        (0, 1, "--share_prompts true --tokens_per_microbatch 9999", "file", None, 0, None),  # a CPU has no other way
         (1, 1, "", "ipc", "0", 1, 0.35),  # one GPU, shared: vLLM's own .92 would leave the trainer nothing
         (1, 1, '--engine_args {"gpu_memory_utilization":0.2}', "ipc", "0", 1, 0.2),
         (1, 1, "--weight_channel file", "file", "0", 0, 0.35),
@@ -52,7 +51,6 @@ def made_on(monkeypatch, gpus, trainers, flags, visible=None):
         (0, 1, RAY, "message", None, 0, None),
         (8, 8, f"{RAY} --weight_channel message", "message", None, 0, None),
         (1, 1, "--weight_channel message", "message", "0", 0, 0.35),
-        (1, 1, "--share_prompts true --tokens_per_microbatch 4096", "ipc", "0", 1, 0.35),
     ],
 )
 def test_devices_and_channel(monkeypatch, capsys, gpus, trainers, flags, kind, seen, workers, share):
@@ -91,7 +89,6 @@ def test_devices_are_counted_among_the_visible_ones(monkeypatch):
     (8, 4, f"{RAY} --weight_channel ipc", "channel ipc .* Ray"),
     (0, 1, f"{RAY} --weight_channel file", "channel file .* Ray"),
     (0, 1, f"{RAY} --weight_channel nccl", "this host has none"),
-    (1, 1, "--share_prompts true --tokens_per_microbatch 4097", "--share_prompts true .* 4097 x 4097; lower .* to 4096, or leave"),
 ])  # fmt: skip
 def test_devices_that_cannot_work_are_refused(monkeypatch, gpus, trainers, flags, words):
     with pytest.raises(UsageError, match=words):

@@ -157,16 +157,14 @@ def test_a_death_ends_every_wait_of_the_trainer(made, monkeypatch, place):
     assert len(made) == 1 and vllm.calls[-1] == "shutdown"
 
 
-@pytest.mark.parametrize(("restart", "seconds"), [("0", 0.0), ("1", 60.0)])
-def test_ray_is_asked_before_vllm_starts(made, monkeypatch, restart, seconds):
-    """For as many processes as all engines have. A run that goes on waits a minute for its engines' host."""
+def test_ray_is_asked_before_vllm_starts(made, monkeypatch):
+    """For as many processes as all engines have."""
     asked = []
     monkeypatch.setattr(hosts, "refusal", lambda *asks: asked.append(asks) or "no device is free")
-    monkeypatch.setenv("SCALERL_RESTARTS", restart)
     sizes = {"tensor_parallel_size": 2, "data_parallel_size": 3}
     with pytest.raises(EngineFailed, match="^no device is free$"):
         asyncio.run(new_engine(engine_args={"distributed_executor_backend": "ray"} | sizes).start())
-    assert asked == [(6, "model", seconds)] and not made
+    assert asked == [(6, "model", 0.0)] and not made
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(made, monkeypatch):

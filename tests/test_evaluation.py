@@ -173,13 +173,6 @@ def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
             run({"weight_digests": weight_digests}, trainer, save_every=2)
 
 
-def test_bytes_say_nothing_of_adapters_on_a_cpu_but_by_the_torch_engine(run):
-    """vLLM's CPU build keeps the linear layers, all that adapters change, where no hash sees them."""
-    assert run(digests([[]]), lora_rank=4).progress.version == 8
-    with pytest.raises(RunFailed, match=r"workers \[0\] .* at version 1 as at 0"):
-        run(digests([[]]), lora_rank=4, engine="torch")
-
-
 def test_bytes_are_compared_where_they_must_differ(run):
     """Before and after the first update, then once at each multiple of save_every. Under PPO-off-policy the engine gets
     nothing before version 4; a gradient that is not finite makes no version."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import train
 from fp32_head import GENERATOR_ARGS
 from runtime import flag_checks
-from runtime.devices import engine_options, engine_workers, generator_fp32_head
+from runtime.devices import engine_options, engine_workers
 from runtime.flag_checks import HOLDS, check_flags, lr_note
 from runtime.flags import DEFAULTS, SECTIONS, Flags, UsageError, parse_flags
 from runtime.gone import GONE
@@ -46,10 +46,15 @@ def command(monkeypatch, capsys, tmp_path):
 
 def test_a_command_line_by_hand():
     """Booleans are words, or nothing for true; dashes serve as underscores."""
-    words = "--k 4 --lr 1e-6 --loss gspo --fp32_head false --share_prompts --batch-prompts 8 --dynamic_sampling true"
+    words = "--k 4 --lr 1e-6 --loss gspo --fp32_head false --overwrite --batch-prompts 8 --dynamic_sampling true"
     flags = parse_flags(words.split(), "")
     assert (flags.k, flags.lr, flags.loss, flags.batch_prompts) == (4, 1e-6, "gspo", 8)
-    assert (flags.fp32_head, flags.share_prompts, flags.dynamic_sampling, flags.overwrite) == (False, True, True, False)
+    assert (flags.fp32_head, flags.overwrite, flags.dynamic_sampling, flags.trust_remote_code) == (
+        False,
+        True,
+        True,
+        False,
+    )
     assert parse_flags([], "") == Flags() and vars(Flags()) == DEFAULTS and check_flags(flags_with()) == []
     names = [item.name for section in SECTIONS for item in dataclasses.fields(section)]
     assert list(DEFAULTS) == names and len(names) == len(set(names))  # config.json is in the order of --help
@@ -74,11 +79,6 @@ def test_engine_args_do_not_undo_the_fp32_head(command):
         line = f'--dtype bfloat16 --fp32_head {fp32_head} --engine_args {{"hf_overrides":{{"head_dtype":{head}}}}}'
         assert re.search("head_dtype .*--fp32_head", command(line)[1])
     assert command('--dtype bfloat16 --engine_args {"hf_overrides":{"head_dtype":"float32"}}')[0]
-    one_sided = '--dtype bfloat16 --one_sided_head true --engine_args {"hf_overrides":{"head_dtype":"%s"}}'
-    assert command(one_sided % "bfloat16")[0]
-    assert command(one_sided % "float32")[1].endswith("--one_sided_head for one.")
-    heads = [generator_fp32_head(Flags(fp32_head=a, one_sided_head=b)) for a in (True, False) for b in (True, False)]
-    assert heads == [False, True, True, False]
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(command):
@@ -215,7 +215,6 @@ REFUSED = """
 --mask_low 5.1 --mask icepop | low <= high | --mask_low 5.1 --mask_high 5.1 --mask icepop
 --mask_high nan --mask m2po | at least -1 | --mask_high 0 --mask m2po
 --normalize_advantages maxrl --length_control penalty --penalty_on all | pass rate | --normalize_advantages maxrl
---one_sided_head true | --dtype bfloat16 or float16 | --one_sided_head true --dtype float16
 --penalty_on all --length_control none | --length_control penalty | --penalty_on all --length_control penalty
 --zero_variance_filter false --dynamic_sampling true | --dynamic_sampling false
 --data_parallel 2 --engine torch | --engine vllm
@@ -260,7 +259,7 @@ def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
     """One line and exit code 2, by our rules or by argparse, whatever is given: ends of lines and escape sequences are
     written as Python does."""
     monkeypatch.chdir(tmp_path)
-    paths = "output_dir model lora_adapter resume"
+    paths = "output_dir model resume"
     for value, names in (
         ("/a\nb\x1b[1m", "model resume dataset engine_args k fp32_head loss lamda"),
         ("x" * 256, paths),
@@ -388,5 +387,3 @@ def test_no_flag_is_dead():
     source = "".join(file.read_text() for file in files if file.name != "flag_checks.py")
     assert [name for name in DEFAULTS if not re.search(rf"\bflags\.{name}\b", source)] == []
     assert not GONE.keys() & DEFAULTS.keys() and flag_checks.NEEDS
-    of_0_12_0 = json.loads((ROOT / "tests" / "run_0_12_0.json").read_text())["config"]
-    assert of_0_12_0.keys() <= GONE.keys() | DEFAULTS.keys()  # whatever has gone since is refused with a sentence
