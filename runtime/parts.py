@@ -18,17 +18,16 @@ import torch
 import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
-from runtime import checkpoints
+from runtime import run_folder
 from runtime.devices import devices_in_use, engine_options, new_channel, place
 from runtime.engines import RunEngine, reason_of
-from runtime.evaluation import Evaluator, RunFailed
+from runtime.evaluation import Evaluator
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.loading import UNREADABLE
-from runtime.ranks import Ranks, SharedGenerator, restarts
+from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
-from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tasks import arithmetic, data_sets, warm_start
 from tasks.prompts import PromptStream, Task
@@ -54,8 +53,6 @@ class Parts:
         """Ends the engine, the reward workers and the trackers, whatever happened."""
         self.generator.close()
         self.task.close()
-        if self.recorder.trace:
-            self.recorder.trace.close()
         # DDP goes before the process group ends. Were its reducer the last to hold the group, it would wait for gloo's
         # threads with Python's lock in hand, and they may need that lock to free their last tensors.
         self.trainer.policy = None
@@ -91,9 +88,6 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         generator = new_generator(flags, model, task, prompts, channel, device_environment, control, progress)
     shared = SharedGenerator(generator, channel, ranks)
     recorder = Recorder(flags, ranks, folder, task, prompts, shared)
-    if generator and flags.trace:
-        recorder.trace = Trace(folder.path / "trace.json")
-        recorder.trace.watch(generator)
     evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
     return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator)
 
@@ -104,10 +98,6 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
     try:
         parts.generator.start(trainer.weights, progress.version)
     except EngineFailed as error:
-        if recorder.trace and not flags.resume:
-            (parts.folder.path / "trace.json").unlink()  # or the folder would not be empty, and hold no run
-        if restarts():
-            raise RunFailed(f"after restart {restarts()} {error}") from error
         raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error
     recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
     recorder.open(progress.step)
@@ -149,26 +139,22 @@ def resume(
     progress: Progress,
 ) -> None:  # fmt: skip
     """Loads the newest complete checkpoint and takes off what the logs gained after it. Raises UsageError."""
-    found = folder.newest_checkpoint()
-    if found is None:
+    newest = folder.newest_checkpoint()
+    if newest is None:
         raise UsageError(
             f"--resume {folder.path}: no complete checkpoint is there; start anew with --output_dir and "
             "--overwrite true."
         )
-    checkpoint, state = found
-    try:
-        checkpoints.check(folder, checkpoint, state)
-        checkpoints.load(ranks.accelerator, checkpoint)
-    except checkpoints.CheckpointError as error:
-        raise UsageError(f"--resume: {error}.") from error
+    checkpoint, state = newest
+    run_folder.load(ranks.accelerator, checkpoint)
     used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
     if not used <= {problem.key for problem in task.train}:
         raise UsageError(
-            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset, "
-            "--prompts and --seed as before, and no --eval_dataset that has prompts of it."
+            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset and --seed "
+            "as before, and no --eval_dataset that has prompts of it."
         )
     try:
-        history.load_state_dict({name: x for name, x in state["history"].items() if name != "window"})  # until 0.12
+        history.load_state_dict(state["history"])
     except ValueError as error:
         raise UsageError(f"--resume: {error} Give --pass_rate_threshold as before.") from error
     prompts.load_state_dict(state["prompts"])
@@ -231,9 +217,9 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
     the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
-        return arithmetic.ChainTask(seed=flags.seed, pool_size=flags.prompts)
+        return arithmetic.ChainTask(seed=flags.seed, pool_size=flags.prompts, held_out_size=flags.held_out)
     if flags.dataset == "graded":
-        task = arithmetic.graded_task(flags.seed, flags.prompts, difficulty=flags.difficulty)
+        task = arithmetic.graded_task(flags.seed, flags.prompts, flags.held_out, flags.difficulty)
         if flags.prompt_order == "easy_first":
             task.train.sort(key=arithmetic.easiness, reverse=True)
         return task
@@ -244,15 +230,21 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     except UNREADABLE as error:
         raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason_of(error)}).") from error
     options = data_sets.PromptOptions(
-        prompt_column=flags.prompt_column, answer_column=flags.answer_column, prompt_template=flags.prompt_template,
-        apply_chat_template=flags.apply_chat_template, end_of_thinking=flags.end_of_thinking,
-        thinking={"auto": None, "true": True, "false": False}[flags.thinking], stop_tokens=flags.stop_tokens,
-        interruption_phrase=flags.interruption_phrase, held_out=flags.held_out,
+        prompt_column=flags.prompt_column,
+        answer_column=flags.answer_column,
+        prompt_template=flags.prompt_template,
+        apply_chat_template=flags.apply_chat_template,
+        end_of_thinking=flags.end_of_thinking,
+        thinking={"auto": None, "true": True, "false": False}[flags.thinking],
+        stop_tokens=flags.stop_tokens,
+        interruption_phrase=flags.interruption_phrase,
+        held_out=flags.held_out,
         max_prompt_tokens=flags.max_prompt_tokens,
-    )  # fmt: skip
+    )
     try:
         loaded = data_sets.load_dataset_task(
-            flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
+            flags.dataset, tokenizer, options,
+            reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
             reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, unsafe_code=flags.unsafe_code,
             eval_dataset=flags.eval_dataset, judge=judge,
         )  # fmt: skip

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from tqdm import tqdm
 
 from pipeline_rl import EngineFailed, Generator
-from runtime.run_folder import disk
 from runtime.weights import Channel, Weights
 from tasks.prompts import Problem
 
@@ -128,8 +127,7 @@ class SharedGenerator:
         if self.generator is None:
             self.channel.prepare(weights)
         else:
-            with disk(self.channel.folder):
-                self.generator.push(weights, version, release=release)
+            self.generator.push(weights, version, release=release)
 
     def release(self, count: int) -> None:
         """`count` taken groups are done with, and there are no new weights."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from runtime.gone import GONE
 
 import train
 from fp32_head import GENERATOR_ARGS
@@ -15,7 +16,6 @@ from runtime import flag_checks
 from runtime.devices import engine_options, engine_workers, generator_fp32_head
 from runtime.flag_checks import HOLDS, check_flags, lr_note
 from runtime.flags import DEFAULTS, SECTIONS, Flags, UsageError, parse_flags
-from runtime.gone import GONE
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = "--dataset rows.jsonl --model org/model "  # rows of one's own
