@@ -13,7 +13,7 @@ import torch
 import runtime.parts
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
-from runtime import closing
+from runtime import closing, evaluation
 from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
@@ -179,6 +179,7 @@ class Played:
 
 def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, **changes) -> Played:
     """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do."""
+    monkeypatch.setattr(evaluation, "PROBE_EVERY", changes.pop("probe_every", 3))
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
     def new_generator(flags, model, task, prompts, *_):
@@ -191,7 +192,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
-        "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
+        "eval_every": 4, "held_out": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "k": 2,
     }  # fmt: skip
     flags = Flags(**options | changes)
     progress = Progress(random.Random(flags.seed))
