@@ -80,7 +80,6 @@ class DataFlags:
         ".parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
     )
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
-    prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
     difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: half of them, by the first model's pass rate.")
     prompt_order: Literal["shuffled", "easy_first", "file"] = flag("shuffled", "`easy_first` (graded), `file`: as is.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")

@@ -217,9 +217,9 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
     the check of the rows. Raises UsageError."""
     if flags.dataset == "chain":
-        return arithmetic.ChainTask(seed=flags.seed, pool_size=flags.prompts, held_out_size=flags.held_out)
+        return arithmetic.ChainTask(seed=flags.seed, held_out_size=flags.held_out)
     if flags.dataset == "graded":
-        task = arithmetic.graded_task(flags.seed, flags.prompts, flags.held_out, flags.difficulty)
+        task = arithmetic.graded_task(flags.seed, held_out_size=flags.held_out, difficulty=flags.difficulty)
         if flags.prompt_order == "easy_first":
             task.train.sort(key=arithmetic.easiness, reverse=True)
         return task

@@ -6,6 +6,7 @@ bit, and can be compared. Groups are drawn by step; evaluation rollouts are scor
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -19,6 +20,7 @@ from runtime.flags import parse_flags
 from runtime.model import Row
 from runtime.run_folder import Folder, Progress
 from tasks import arithmetic, warm_start
+from tasks.arithmetic import graded_task
 
 STEPS = 7
 
@@ -93,7 +95,7 @@ def arguments(folder, model, *extra) -> list[str]:
     if "--resume" in extra:
         return ["--resume", str(folder), *extra[1:]]
     options = (
-        f"--max_steps {STEPS} --save_every 2 --batch_prompts 3 --rollouts 4 --prompts 12 --eval_every 3 "
+        f"--max_steps {STEPS} --save_every 2 --batch_prompts 3 --rollouts 4 --eval_every 3 "
         "--held_out 4 --pass_rate_threshold 0.6 --lr 0.01"
     )
     return ["--output_dir", str(folder), "--model", model, *options.split(), *extra]
@@ -112,6 +114,7 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     def new_generator(flags, model, task, prompts, channel, devices, control, progress):
         return replay(prompts, flags, progress)
 
+    monkeypatch.setattr(runtime.parts.arithmetic, "graded_task", partial(graded_task, pool_size=12))
     monkeypatch.setattr(evaluation, "PROBE_EVERY", 1)
     monkeypatch.setattr(run_folder, "KEEP", 9)
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)

@@ -6,6 +6,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -18,6 +19,7 @@ from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
+from tasks.arithmetic import graded_task
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
@@ -180,6 +182,8 @@ class Played:
 def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, **changes) -> Played:
     """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do."""
     monkeypatch.setattr(evaluation, "PROBE_EVERY", changes.pop("probe_every", 3))
+    small = partial(graded_task, pool_size=changes.pop("prompts", 40))
+    monkeypatch.setattr(runtime.parts.arithmetic, "graded_task", small)
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
     def new_generator(flags, model, task, prompts, *_):
@@ -192,7 +196,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
-        "eval_every": 4, "held_out": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "k": 2,
+        "eval_every": 4, "held_out": 5, "eval_samples": 2, "save_every": 0, "k": 2,
     }  # fmt: skip
     flags = Flags(**options | changes)
     progress = Progress(random.Random(flags.seed))
