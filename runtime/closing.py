@@ -76,13 +76,14 @@ def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
     low, high = f.interval(C, noise=True)[:, 0]
     verdict = "inside" if low <= R <= high else "OUTSIDE"
     later = half.unseen & np.isfinite(half.R)
+    later_R = half.R[later]
     lows, highs = f.interval(half.C[later], noise=True)
-    inside = int(((lows <= half.R[later]) & (half.R[later] <= highs)).sum())
+    inside = (lows <= later_R) & (later_R <= highs)
     units = fit_sigmoid.UNITS[half.x]
     return [
         f"forecast at half: {short(float(f.C[-1]))} of {short(C)} {units}, {f.C[-1] / f.C_mid:.1f} C_mid",
         f"  the end, forecast   {float(f.predict(C, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
-        f"  the end, measured   {R:.3f}, {verdict}; of {later.sum()} evaluations {inside} inside",
+        f"  the end, measured   {R:.3f}, {verdict}; of {len(inside)} evaluations {inside.sum()} inside",
         f"  the ceiling         {ceiling_line(f, known)}",
     ]
 

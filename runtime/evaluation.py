@@ -65,8 +65,12 @@ class Evaluator:
     def __init__(
         self, flags: Flags, ranks: Ranks, task: Task, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
     ):
-        self.flags, self.ranks, self.task, self.trainer = flags, ranks, task, trainer
-        self.generator, self.recorder = generator, recorder
+        self.flags = flags
+        self.ranks = ranks
+        self.task = task
+        self.trainer = trainer
+        self.generator = generator
+        self.recorder = recorder
         self.under_way: Check | None = None
         self.identical: set[str] | None = None  # names of the tensors whose bytes both sides held alike at the start
         self.hashed: list[tuple[int, int]] = []  # (step, version) of each comparison of bytes
@@ -136,25 +140,22 @@ class Evaluator:
         trained on; each data set has its own beside it, if there are several. A tracker gets it at the present `step`,
         since none takes an earlier one."""
         task, folder = self.task, self.recorder.folder
-        groups_of: dict[str, list[list[Rollout]]] = {source: [] for source in [*task.sources, *task.eval_sources]}
-        for problem, group in zip(problems, groups, strict=True):
-            groups_of[problem.source].append(group)
-        correct = {
-            source: [sum(rollout.correct for rollout in group) for group in of_source]
-            for source, of_source in groups_of.items()
-        }
-        record = begun | figures([group for source in task.sources for group in groups_of[source]])
-        record["device"] = self.recorder.device
-        counts = {"step": record["step"], "n_samples": record["n_samples"]}
-        counts["correct"] = [count for source in task.sources for count in correct[source]]
+
+        def of(*sources: str) -> list[list[Rollout]]:
+            return [group for problem, group in zip(problems, groups, strict=True) if problem.source in sources]
+
+        record = begun | figures(of(*task.sources)) | {"device": self.recorder.device}
+        counts: Record = {"step": record["step"], "n_samples": record["n_samples"]}
+        counts["correct"] = correct_samples(of(*task.sources))
         numbers = {"eval/pass_rate": record["pass_rate"]}
-        if len(groups_of) > 1:
-            apart = [source for source in groups_of if len(task.sources) > 1 or source in task.eval_sources]
-            record["data_sets"] = {source: figures(groups_of[source]) for source in apart}
+        apart = [*task.sources, *task.eval_sources] if len(task.sources) > 1 else task.eval_sources
+        if apart:
+            record["data_sets"] = {source: figures(of(source)) for source in apart}
             record["pass_rate_of"] = {source: record["data_sets"][source]["pass_rate"] for source in apart}
-            numbers |= {f"eval/{source}/pass_rate": rate for source, rate in record["pass_rate_of"].items()}
+            for source, rate in record["pass_rate_of"].items():
+                numbers[f"eval/{source}/pass_rate"] = rate
         if task.eval_sources:
-            counts["data_sets"] = {source: correct[source] for source in task.eval_sources}
+            counts["data_sets"] = {source: correct_samples(of(source)) for source in task.eval_sources}
         folder.append("eval.jsonl", record)
         folder.append("eval_counts.jsonl", counts)
         self.ranks.accelerator.log(numbers, step=step)
@@ -200,8 +201,15 @@ def figures(groups: Sequence[Sequence[Rollout]]) -> Record:
     """The figures of one evaluation, from its rollouts grouped by prompt."""
     result: Record = dict(shares([rollout for group in groups for rollout in group]))
     result["mean_length"] = result.pop("length")
-    solved = sum(any(rollout.correct for rollout in group) for group in groups)
-    return result | {"pass_at_k": solved / len(groups), "n_prompts": len(groups), "n_samples": len(groups[0])}
+    result["pass_at_k"] = sum(count > 0 for count in correct_samples(groups)) / len(groups)
+    result["n_prompts"] = len(groups)
+    result["n_samples"] = len(groups[0])
+    return result
+
+
+def correct_samples(groups: Sequence[Sequence[Rollout]]) -> list[int]:
+    """How many rollouts of each prompt are correct."""
+    return [sum(rollout.correct for rollout in group) for group in groups]
 
 
 def evaluation_line(record: Record) -> str:

@@ -72,8 +72,12 @@ class Recorder:
     def __init__(
         self, flags: Flags, ranks: Ranks, folder: Folder, task: Task, prompts: PromptStream, generator: SharedGenerator
     ):
-        self.flags, self.ranks, self.folder, self.task = flags, ranks, folder, task
-        self.prompts, self.generator = prompts, generator
+        self.flags = flags
+        self.ranks = ranks
+        self.folder = folder
+        self.task = task
+        self.prompts = prompts
+        self.generator = generator
         self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
         self.empty_steps = 0  # in a row, with no token left to train on
