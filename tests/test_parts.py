@@ -136,9 +136,9 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
     that nobody made. With it, objects travel by gloo."""
     from accelerate.state import AcceleratorState
 
-    made = []
+    groups = []
     handlers = accelerate.InitProcessGroupKwargs
-    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: made.append(handlers(**k)) or made[-1])
+    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: groups.append(handlers(**k)) or groups[-1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
@@ -149,4 +149,4 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
         parts.new_accelerator(Flags())
     finally:
         AcceleratorState._reset_state(True)
-    assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
+    assert groups[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for

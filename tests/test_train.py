@@ -35,7 +35,7 @@ def hand_groups() -> list[Group]:
 
 
 @pytest.fixture
-def made(tmp_path):
+def one_step(tmp_path):
     """`batch_of` in a folder of its own."""
     return lambda groups, **changes: batch_of(groups, tmp_path, **changes)
 
@@ -47,11 +47,11 @@ def row_weights(batch) -> list[float]:
     return batch.token_weights.amax(1).tolist()
 
 
-def test_batch_by_hand(made):
+def test_batch_by_hand(one_step):
     """Group 1 leaves. Then the std over the 8 rows left: squares 9/4 + 3/4 + 4 = 7, std sqrt(7/8) = 0.935414. (With
     group 1 it would be sqrt(7/12) = 0.763763.) Prompt average over 2 prompts: 1/16 for each of group 0's 8 tokens, 1/20
     for each of group 2's 10. Rewards sum to 2 over 12 rows; lengths 9 + 8 + 10 = 27."""
-    batch, record = made(hand_groups())
+    batch, record = one_step(hand_groups())
     expected = [1.603567, -0.534522, -0.534522, -0.534522, 1.069045, 1.069045, -1.069045, -1.069045]
     torch.testing.assert_close(batch.advantages, torch.tensor(expected), atol=1e-5, rtol=0)
     assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 20] * 4)
@@ -69,42 +69,42 @@ def test_batch_by_hand(made):
     assert {name: record[name] for name in expected} == pytest.approx(expected)
 
 
-def test_the_alternatives_by_hand(made):
+def test_the_alternatives_by_hand(one_step):
     """The ablation: std sqrt(7/12), three prompts in the average, group 1 with advantage 0. Then without a std, and
     divided by the completion budget, 18 + 4, times 8 rows."""
-    batch, record = made(hand_groups(), zero_variance_filter=False)
+    batch, record = one_step(hand_groups(), zero_variance_filter=False)
     assert batch.advantages[:2].tolist() == pytest.approx([1.5 / 0.763763, -0.5 / 0.763763], rel=1e-5)
     assert batch.advantages[4:8].tolist() == [0.0] * 4
     assert row_weights(batch) == pytest.approx([1 / 24] * 4 + [1 / 24] * 4 + [1 / 30] * 4)
     assert record["zero_variance_groups"] == 1 and record["rows"] == 12
-    batch, _ = made(hand_groups(), normalize_advantages="none", aggregation="constant")
+    batch, _ = one_step(hand_groups(), normalize_advantages="none", aggregation="constant")
     assert batch.advantages.tolist() == [1.5, -0.5, -0.5, -0.5, 1, 1, -1, -1]
     assert row_weights(batch) == pytest.approx([1 / (22 * 8)] * 8)
 
 
-def test_truncated_rows_leave_after_the_centring(made):
+def test_truncated_rows_leave_after_the_centring(one_step):
     """The last row of group 2 leaves: the group's 6 tokens left weigh 1/12 each. Group 1's truncated row had left with
     its group, so one row is counted as dropped."""
-    kept, _ = made(hand_groups())
-    batch, record = made(hand_groups(), truncated_rollouts="drop")
+    kept, _ = one_step(hand_groups())
+    batch, record = one_step(hand_groups(), truncated_rollouts="drop")
     assert torch.equal(batch.advantages, kept.advantages[:7])
     assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 12] * 3)
     assert batch.mask.shape == (7, 3) and record["rows"] == 7 and record["truncated_dropped"] == 1
     assert record["truncated"] == pytest.approx(2 / 12)  # of all that was sampled
 
 
-def test_nothing_to_train_on_is_no_batch_and_is_counted(made):
+def test_nothing_to_train_on_is_no_batch_and_is_counted(one_step):
     groups = hand_groups()
-    batch, record = made(groups[1:2])
+    batch, record = one_step(groups[1:2])
     assert batch is None and record["zero_variance_groups"] == 1 and record["pass_rate"] == 1
     cut = [Group(0, problem("a"), 0, [rollout(1, 2, "length"), rollout(-1, 2, "length")])]
-    batch, record = made(cut, truncated_rollouts="drop")
+    batch, record = one_step(cut, truncated_rollouts="drop")
     assert batch is None and record["truncated_dropped"] == 2 and "rows" not in record
-    assert made(cut)[0] is not None
-    assert made(groups[1:2], zero_variance_filter=False)[0] is not None
+    assert one_step(cut)[0] is not None
+    assert one_step(groups[1:2], zero_variance_filter=False)[0] is not None
 
 
-def test_length_penalty_on_correct_answers_only(made):
+def test_length_penalty_on_correct_answers_only(one_step):
     """Cap 8 + 2 = 10, ramp of 4: nothing up to 6, -1/2 at 8, -1 at 10. Pass rate is correctness, never the shaped
     reward."""
     rollouts = [rollout(1, 6), rollout(1, 8), rollout(1, 10), rollout(-1, 10)]
@@ -116,12 +116,12 @@ def test_length_penalty_on_correct_answers_only(made):
     ):
         assert train.shaped_rewards(rollouts, Flags(**options | more), random.Random(0)).tolist() == expected
     assert [r.reward for r in rollouts] == [1, 1, 1, -1]  # the verifier's own stay for the log
-    batch, record = made([Group(0, problem("a"), 0, rollouts)], **options, normalize_advantages="none")
+    batch, record = one_step([Group(0, problem("a"), 0, rollouts)], **options, normalize_advantages="none")
     assert batch.advantages.tolist() == pytest.approx([1 - 0.125, 0.5 - 0.125, -0.125, -1.125])
     assert record["reward"] == pytest.approx(0.125) and record["pass_rate"] == 0.75
 
 
-def test_shuffled_rewards_keep_the_multiset(made):
+def test_shuffled_rewards_keep_the_multiset(one_step):
     """The control permutes all rewards of the batch, over group borders; pass rate is true."""
     groups = [Group(i, problem(str(i)), 0, [rollout(1 if i < 3 else -1) for _ in range(4)]) for i in range(8)]
     rollouts = [r for group in groups for r in group.rollouts]
@@ -129,7 +129,7 @@ def test_shuffled_rewards_keep_the_multiset(made):
     first, other, again = (train.shaped_rewards(rollouts, flags, random.Random(seed)).tolist() for seed in (0, 1, 0))
     assert sorted(first) == sorted(other) == sorted(plain)
     assert first != plain and first != other and first == again
-    batch, record = made(groups, reward="shuffled")
+    batch, record = one_step(groups, reward="shuffled")
     assert record["pass_rate"] == 12 / 32 and record["reward"] == pytest.approx(-8 / 32)
     assert batch is not None and record["zero_variance_groups"] < 8
     assert [r.reward for r in rollouts] == plain
@@ -295,11 +295,11 @@ def test_dynamic_sampling_looks_at_shaped_rewards(run):
     """Two right answers of 2 and 34 tokens, the cap: the penalty is 0 and -1, so there is a signal and nothing goes."""
 
     def answer(self, reward, version=None):
-        made = ScriptedGenerator.rollout(self, reward, version)
+        result = ScriptedGenerator.rollout(self, reward, version)
         if reward > 1:  # the long one
-            made.completion_ids, made.logprobs, made.versions = [9] * 34, [0.0] * 34, made.versions * 17
-            made.mask, made.reward = [1] * 34, 1.0
-        return made
+            result.completion_ids, result.logprobs, result.versions = [9] * 34, [0.0] * 34, result.versions * 17
+            result.mask, result.reward = [1] * 34, 1.0
+        return result
 
     both = {"rewards": staticmethod(lambda n, problem: [1.0, 2.0]), "rollout": answer}
     changes = {"dynamic_sampling": True, "length_control": "penalty", "pass_rate_threshold": 2.0, "max_steps": 2}
@@ -361,8 +361,9 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
             groups = Replay.take(self, count)
         except StopIteration:  # the real generator's word for it: test_pipeline_rl.py
             raise pipeline_rl.Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
-        for made in [r for group in groups for r in group.rollouts]:
-            made.reward, made.correct = 1.0, True
+        for group in groups:
+            for rollout in group.rollouts:
+                rollout.reward, rollout.correct = 1.0, True
         return groups
 
     code, out, err = program(script={"take": take})
