@@ -361,9 +361,8 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
             groups = Replay.take(self, count)
         except StopIteration:  # the real generator's word for it: test_pipeline_rl.py
             raise pipeline_rl.Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
-        for group in groups:
-            for rollout in group.rollouts:
-                rollout.reward, rollout.correct = 1.0, True
+        for answer in [answer for group in groups for answer in group.rollouts]:
+            answer.reward, answer.correct = 1.0, True
         return groups
 
     code, out, err = program(script={"take": take})
