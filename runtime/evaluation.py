@@ -4,9 +4,9 @@ Weights that never arrive raise no error: the generator samples from an old poli
 visible reason. So the trainer scores what the generator sampled. On completions that one version sampled from prompt to
 end, the two sides' log-probs must agree up to rounding, or the run ends.
 
-The completions are those of an evaluation (unless it has a temperature of its own), or, between evaluations, of a
-probe: one completion for each of a few held-out prompts. Both run while the trainer computes the next gradient, and are
-awaited just before it is applied: then the trainer still has the weights that sampled them.
+The completions are those of an evaluation, or, between evaluations, of a probe: one completion for each of a few held-
+out prompts. Both run while the trainer computes the next gradient, and are awaited just before it is applied: then the
+trainer still has the weights that sampled them.
 
 In bfloat16 rounding hides an update, or a hundred of them, from log-probs, but not from the bytes of the weights. So
 before and after the first update and at every `save_every` both sides hash their parameters. If the trainer's have
@@ -78,7 +78,6 @@ class Evaluator:
     ):
         self.flags, self.ranks, self.task, self.trainer = flags, ranks, task, trainer
         self.generator, self.recorder = generator, recorder
-        self.temperature = flags.temperature if flags.eval_temperature < 0 else flags.eval_temperature
         self.sources = [*task.sources, *task.eval_sources]
         of = {source: [problem for problem in task.held_out if problem.source == source] for source in self.sources}
         self.problems = [problem for problems in of.values() for problem in problems[: flags.eval_problems]]
@@ -139,7 +138,7 @@ class Evaluator:
         """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""
         compute = self.recorder.clock.now() if self.ranks.main else {}
         record = {"step": progress.step, "version": progress.version} | compute
-        future = self.generator.evaluate(self.problems, self.flags.eval_samples, self.temperature)
+        future = self.generator.evaluate(self.problems, self.flags.eval_samples)
         self.under_way = Check(future, self.problems, progress.version, record)
 
     def finish(self, progress: Progress) -> dict[str, float]:
@@ -151,8 +150,6 @@ class Evaluator:
         self.under_way = None
         if check.record is not None:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
-            if self.temperature != self.flags.temperature:
-                return {}  # the trainer's log-probs are those at --temperature, at which probes sample
         gaps = logprob_gaps(self.trainer.score(rows), behaviour, rows)
         gap = logprob_gap(gaps, experts(self.trainer.model.config) > 1)
         largest = LARGEST_GAP[self.flags.dtype]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import masks
-from runtime.devices import engine_options, on_ray
+from runtime.engine import engine_options
 from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError, has_adapters
 from runtime.run_folder import Folder
 from runtime.trainer import mask_options
@@ -37,8 +37,6 @@ def judged_by_code(flags: Flags) -> bool:
 
 # Flags that do nothing without others: their names -> (what they need, whether these flags have it).
 NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
-    "one_sided_head": ("--engine vllm and --dtype bfloat16 or float16",
-                       lambda flags: flags.engine == "vllm" and flags.dtype != "float32"),
     "eps_max": ("--loss cispo", lambda flags: flags.loss == "cispo"),
     "eps_low": ("--loss dispo, gspo, dapo, grpo or tis", lambda flags: flags.loss != "cispo"),
     "eps_high": ("--loss dispo, gspo, dapo or tis (grpo's clip is symmetric)",  # "clip-higher"
@@ -48,7 +46,7 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
     "mask_high": ("a --mask", lambda flags: flags.mask != "none"),
     "penalty_window penalty_on": ("--length_control penalty", lambda flags: flags.length_control == "penalty"),
     "zero_variance_filter": ("--dynamic_sampling false", lambda flags: not flags.dynamic_sampling),
-    "tensor_parallel data_parallel engine_args weight_channel":
+    "engine_args weight_channel":
         ("--engine vllm", lambda flags: flags.engine == "vllm"),
     "prompts": ("--dataset chain or graded", lambda flags: flags.dataset in BUILT_IN),
     "lora_rank": ("new adapters (--lora_adapter has its own rank)", lambda flags: not flags.lora_adapter),
@@ -59,7 +57,6 @@ NEEDS: dict[str, tuple[str, Callable[[Flags], bool]]] = {
         ("a --dataset", lambda flags: flags.dataset not in BUILT_IN),
     "review": ("prompts that retire (--pass_rate_threshold at most 1)", lambda flags: flags.pass_rate_threshold <= 1),
     "unsafe_code": ("a data set judged by `code`", judged_by_code),
-    "generator_devices": ("engines on this host (Ray places its own)", lambda flags: not on_ray(flags)),
     "interruption_phrase": ("--length_control interruption and a --dataset",
                             lambda flags: flags.length_control == "interruption" and flags.dataset not in BUILT_IN),
 }  # fmt: skip
@@ -107,8 +104,6 @@ def schedule(flags: Flags) -> Iterator[str]:
         yield "--min_ready works with --schedule pipeline; with ppo_off_policy --k sets the lag."
     if behind > flags.k * size:
         yield f"--min_ready {behind} is never met; give at most --k * --batch_prompts = {flags.k * size} groups."
-    if pipeline and 0 < flags.max_ready < size + behind:
-        yield f"--max_ready {flags.max_ready} is too few; give --batch_prompts + --min_ready = {size + behind} or more."
     if flags.rollouts > flags.max_num_seqs:
         yield f"--rollouts {flags.rollouts} do not fit one engine; raise --max_num_seqs (now {flags.max_num_seqs})."
 
@@ -219,9 +214,7 @@ def adjustments(flags: Flags) -> Iterator[str]:
     """What is changed in `flags`, and a note on each."""
     k, steps = flags.k, flags.max_steps
     if flags.schedule == "ppo_off_policy":
-        if flags.max_ready:
-            yield f"--max_ready {flags.max_ready} does nothing with --schedule ppo_off_policy"
-        flags.max_ready, flags.max_steps = 0, -(-steps // k) * k
+        flags.max_steps = -(-steps // k) * k
         if steps % k:
             yield f"--max_steps {steps} is rounded up to {flags.max_steps}, a multiple of --k {k}"
     if flags.min_ready and flags.dynamic_sampling:

@@ -20,7 +20,6 @@ from runtime.flags import OF_ONE_CALL, Flags, has_adapters
 from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record, json_object
-from runtime.trace import TRAINER, Trace
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream, Task
 
@@ -64,7 +63,6 @@ class Recorder:
     """Measures, prints and writes on rank 0; on the other ranks it does nothing."""
 
     clock: Clock  # rank 0's, once the engine is up
-    trace: Trace | None = None  # rank 0's, if it is asked for
     bar: tqdm
 
     def __init__(
@@ -76,7 +74,6 @@ class Recorder:
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
         self.empty_steps = 0  # in a row, with no token left to train on
         self.mismatch: float | None = None  # `mismatch_rms` of the last completions that a single version sampled
-        self.step_began = time.time()
         self.seconds = {"trainer_idle": 0.0, "save_seconds": 0.0}  # since the last record
 
     def start_clock(self, parameters: int, devices: int, past: dict[str, float]) -> None:
@@ -105,18 +102,11 @@ class Recorder:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Adds the time of the block to the next step's `trainer_idle` or `save_seconds`."""
-        started, begin = time.monotonic(), time.time()
+        started = time.monotonic()
         try:
             yield
         finally:
             self.seconds[name] += time.monotonic() - started
-            self.traced(name, begin)
-
-    def traced(self, name: str, begin: float) -> None:
-        """A span of the trainer's that ends now; the next step begins here."""
-        if self.trace:
-            self.trace.span(name, begin, TRAINER)
-            self.step_began = time.time()
 
     def sampled(self, groups: Sequence[Group], rewards: Tensor) -> Record:
         """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (n,), and what
@@ -154,7 +144,6 @@ class Recorder:
             self.mismatch = metrics.get("mismatch_rms", self.mismatch)
             if self.mismatch is not None:
                 metrics["staleness_rms"] = staleness(metrics["log_ratio_rms"], self.mismatch)
-        self.traced(f"step {progress.step}", self.step_began)
         token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
         now, counters = time.monotonic(), vars(generator.counters).copy()
         passed, since = now - self.logged, {name: counters[name] - self.counters[name] for name in counters}

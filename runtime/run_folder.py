@@ -4,7 +4,6 @@
     eval.jsonl       one record per evaluation      samples.jsonl   a few rollouts to read
     groups.jsonl     what each step consumed: [prompt key, correct, rollouts], and the rollouts' tokens, from step 0
     eval_counts.jsonl  of each evaluation: how many of `n_samples` are correct, problem by problem
-    trace.json       what happened when, of a run with --trace true (trace.py)
     checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
 
 A checkpoint (checkpoints.py) is written to a temporary folder, flushed to disk and renamed, so that one that exists is
@@ -70,7 +69,7 @@ class Folder:
 
     def clear(self) -> None:
         """Removes the files of the run that this folder holds, and nothing else; last the one by which it is a run."""
-        for name in ("checkpoints", "model", "model.new", "model.old", "curve.png", "trace.json", *LOGS, "config.json"):
+        for name in ("checkpoints", "model", "model.new", "model.old", "curve.png", *LOGS, "config.json"):
             _remove(self.path / name)
 
     def holds_run(self) -> bool:
@@ -81,7 +80,7 @@ class Folder:
 
     def not_its_own(self) -> list[str]:
         """Names of links, of logs that are no files, and of `checkpoints` that is one: no run writes there."""
-        found = [self.path / name for name in (*LOGS, "curve.png", "trace.json", "checkpoints")]
+        found = [self.path / name for name in (*LOGS, "curve.png", "checkpoints")]
         return [f.name for f in found if f.is_symlink() or (f.exists() and f.is_file() == (f.name == "checkpoints"))]
 
     def append(self, name: str, record: Record) -> None:

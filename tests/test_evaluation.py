@@ -37,7 +37,7 @@ def test_figures_by_hand():
 def test_correct_samples_of_each_held_out_problem(run):
     """Of two samples 0, 1, 2, 0 and 1 are correct: 4 of 10 samples, and 3 of 5 problems have one that is."""
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
@@ -101,17 +101,6 @@ def test_weights_that_did_not_move_end_the_run(run):
     assert run({"logprob": -0.08}, dtype="bfloat16").progress.step == 8
     with pytest.raises(RunFailed, match=r"by 1\.2e-01 .* than 0.1 \(bfloat16\): .* weights .* precision"):
         run({"logprob": -0.12}, dtype="bfloat16")
-
-
-def test_evaluations_at_another_temperature_are_no_check_but_probes_are(run):
-    """The trainer's log-probs are those at --temperature. Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and
-    6."""
-    played = run({"logprob": -2e-4}, eval_temperature=0.0, probe_every=100)
-    assert played.progress.evaluated == 8 and played.generator.temperatures == [0.0] * 3
-    assert run({}, eval_temperature=0.5).generator.temperatures == [0.5, None, 0.5, None, 0.5]
-    with pytest.raises(RunFailed, match=r"weights check: at version 3 .* by 2\.0e-04"):
-        run({"logprob": -2e-4}, eval_temperature=0.0)
-    assert run({}).generator.temperatures == [1.0, None, 1.0, None, 1.0]
 
 
 def digests(changes: list[list[int]]):
@@ -239,7 +228,7 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
 
     monkeypatch.setattr(arithmetic, "ChainTask", Mixture)
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]

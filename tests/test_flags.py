@@ -10,9 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import train
-from fp32_head import GENERATOR_ARGS
 from runtime import flag_checks
-from runtime.devices import engine_options, engine_workers, generator_fp32_head
 from runtime.flag_checks import HOLDS, check_flags, lr_note
 from runtime.flags import DEFAULTS, SECTIONS, Flags, UsageError, parse_flags
 from runtime.gone import GONE
@@ -53,32 +51,6 @@ def test_a_command_line_by_hand():
     assert parse_flags([], "") == Flags() and vars(Flags()) == DEFAULTS and check_flags(flags_with()) == []
     names = [item.name for section in SECTIONS for item in dataclasses.fields(section)]
     assert list(DEFAULTS) == names and len(names) == len(set(names))  # config.json is in the order of --help
-
-
-def test_engine_options_by_hand():
-    """Ray's workers are tensor x data x pipeline parallel."""
-    assert engine_options(flags_with()) == GENERATOR_ARGS and engine_workers(flags_with()) == 1
-    given = {"pipeline_parallel_size": 3, "a": {"b": [1, "x,y"]}, "c": None}
-    flags = flags_with(tensor_parallel=2, data_parallel=4, trust_remote_code=True, engine_args=json.dumps(given))
-    wanted = {"tensor_parallel_size": 2, "data_parallel_size": 4, "trust_remote_code": True}
-    assert engine_options(flags) == wanted | given | GENERATOR_ARGS and engine_workers(flags) == 24
-
-
-def test_engine_args_do_not_undo_the_fp32_head(command):
-    """Other overrides of the model's configuration are added to it; one that contradicts --fp32_head is refused."""
-    flags, _ = command('--engine_args {"hf_overrides":{"rope_theta":1000000,"text_config":{"x":1}}}')
-    overrides = {"head_dtype": "float32", "rope_theta": 1000000, "text_config": {"x": 1}}
-    assert engine_options(flags) == {"hf_overrides": overrides}
-    assert GENERATOR_ARGS == {"hf_overrides": {"head_dtype": "float32"}}
-    for fp32_head, head in (("true", '"bfloat16"'), ("true", "null"), ("false", '"float32"')):
-        line = f'--dtype bfloat16 --fp32_head {fp32_head} --engine_args {{"hf_overrides":{{"head_dtype":{head}}}}}'
-        assert re.search("head_dtype .*--fp32_head", command(line)[1])
-    assert command('--dtype bfloat16 --engine_args {"hf_overrides":{"head_dtype":"float32"}}')[0]
-    one_sided = '--dtype bfloat16 --one_sided_head true --engine_args {"hf_overrides":{"head_dtype":"%s"}}'
-    assert command(one_sided % "bfloat16")[0]
-    assert command(one_sided % "float32")[1].endswith("--one_sided_head for one.")
-    heads = [generator_fp32_head(Flags(fp32_head=a, one_sided_head=b)) for a in (True, False) for b in (True, False)]
-    assert heads == [False, True, True, False]
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(command):
@@ -179,8 +151,7 @@ REFUSED = """
 --review 0.1 --pass_rate_threshold 2 | does nothing without prompts that retire | --review 0.1
 --vocabulary 46 | at least 47
 --k 0 --schedule ppo_off_policy | at least 1 with --schedule | --k 1 --schedule ppo_off_policy
---rollouts 16 --max_num_seqs 15 --data_parallel 2 | raise --max_num_seqs | --rollouts 16 --max_num_seqs 16
---max_ready 47 --min_ready 32 | = 48 | --max_ready 48 --min_ready 32
+--rollouts 16 --max_num_seqs 15 | raise --max_num_seqs | --rollouts 16 --max_num_seqs 16
 --min_ready 129 | = 128 groups | --min_ready 128
 --min_ready 1 --k 0 | = 0 groups | --min_ready 0 --k 0
 --min_ready 1 --schedule ppo_off_policy | --schedule pipeline
@@ -215,12 +186,9 @@ REFUSED = """
 --mask_low 5.1 --mask icepop | low <= high | --mask_low 5.1 --mask_high 5.1 --mask icepop
 --mask_high nan --mask m2po | at least -1 | --mask_high 0 --mask m2po
 --normalize_advantages maxrl --length_control penalty --penalty_on all | pass rate | --normalize_advantages maxrl
---one_sided_head true | --dtype bfloat16 or float16 | --one_sided_head true --dtype float16
 --penalty_on all --length_control none | --length_control penalty | --penalty_on all --length_control penalty
 --zero_variance_filter false --dynamic_sampling true | --dynamic_sampling false
---data_parallel 2 --engine torch | --engine vllm
 --engine_args {"block_size":1} --engine torch | --engine vllm
---generator_devices 1 --engine_args {"distributed_executor_backend":"ray"} | Ray | --generator_devices 1
 --size xl --model a/b | no --model
 --vocabulary 100 --model a/b | no --model
 --difficulty easy --dataset chain | --dataset graded
@@ -267,7 +235,7 @@ def test_no_value_breaks_a_refusal(monkeypatch, tmp_path, capsys):
         ("x/" * 2000, paths),
         ("\udcff/a", paths),
         ("[" * 99999, "engine_args"),
-        (str(10**400), "seed k lr max_num_seqs warmup_steps max_hours eval_temperature"),
+        (str(10**400), "seed k lr max_num_seqs warmup_steps max_hours"),
         ("-2", "k max_tokens lr"),
     ):
         for name in names.split():
@@ -330,7 +298,6 @@ NOTED = {  # a command line -> words of its only note; "" for none
     "--loss tis --schedule ppo_off_policy --k 2 --max_steps 8": "",
     "--loss gspo": "--aggregation prompt: GSPO's own paper averages by --aggregation sample",
     "--loss gspo --aggregation sample": "",
-    "--max_ready 64 --schedule ppo_off_policy --max_steps 8": "--max_ready 64 does nothing with --schedule",
     "--min_ready 64 --dynamic_sampling true": "--min_ready 64 does nothing with --dynamic_sampling",
     "--schedule ppo_off_policy --k 4 --max_steps 10": "--max_steps 10 is rounded up to 12",
     "--schedule ppo_off_policy --k 4 --max_steps 12": "",
