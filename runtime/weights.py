@@ -193,7 +193,7 @@ class TransferWeights(FileWeights):
             probe.bind((self.address, 0))
             port = probe.getsockname()[1]
         size = 1 + self.workers  # of the group
-        return NCCLTrainerInitInfo(self.address, port, size, packed=True, packed_buffer_size_bytes=BUFFER)
+        return NCCLTrainerInitInfo(self.address, port, size, rank=0, packed=True, packed_buffer_size_bytes=BUFFER)
 
     def close(self) -> None:
         """Leaves the process group and removes the folder."""
