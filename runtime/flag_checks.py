@@ -17,7 +17,7 @@ import torch
 
 import masks
 from pipeline_rl import Pacer
-from runtime.devices import engine_options
+from runtime.engine import engine_options
 from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError
 from runtime.run_folder import Folder
 from runtime.trainer import mask_options

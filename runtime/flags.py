@@ -49,7 +49,6 @@ class RunFlags:
     eval_every: int = flag(10, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
-    trace: bool = flag(False, "Write trace.json, a picture of time for ui.perfetto.dev and evidence/timeline.py.")
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag("none", "Also log here, project `scalerl`.")
 
 
@@ -62,7 +61,6 @@ class ModelFlags:
     vocabulary: int = flag(47, "Built-in model: rows of its head; beyond its 47 words they mean nothing.", at_least=47)
     dtype: Literal["float32", "bfloat16", "float16"] = flag("float32", "Of both sides' passes; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
-    one_sided_head: bool = flag(False, "Experiment: the generator's head has the precision that --fp32_head has not.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
     lora_rank: int = flag(0, "LoRA: rank of adapters, trained in the place of all linear layers; 0: none.", at_least=0)
@@ -106,17 +104,13 @@ class ScheduleFlags:
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
-    max_ready: int = flag(0, "Ready groups that stop admission; 0: B, but what was trained is replaced.", at_least=0)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
     engine: Literal["vllm", "torch"] = flag("vllm", "`torch`: no vLLM, for the built-in model or as small a Qwen3.")
-    max_num_seqs: int = flag(256, "Requests inside each engine at once (--data_parallel times as many).", at_least=1)
-    tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)
-    data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.", at_least=1)
-    generator_devices: str = flag("", "Generator: this host's GPUs as 2,3; empty takes free ones, else the trainer's.")
-    weight_channel: Literal["auto", "file", "ipc", "nccl", "message"] = flag(
-        "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs), `message` (Ray)."
+    max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
+    weight_channel: Literal["auto", "file", "nccl", "message"] = flag(
+        "auto", "New weights: `file` (shared memory), `nccl` (to GPUs without a trainer), `message` (Ray)."
     )
-    engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"block_size": 64}.')
+    engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"tensor_parallel_size": 2}.')
     max_restarts: int = flag(3, "Times that a run goes on by itself after a fault of the generator.", at_least=0)
 
 

@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
-from runtime.engines import reason_of
+from runtime.engine import reason_of
 from runtime.flags import Flags, UsageError, has_adapters
 from runtime.lora import add_adapters
 from runtime.model import Policy, Row, make_microbatch, recompute_layers

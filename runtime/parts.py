@@ -19,8 +19,7 @@ import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import run_folder
-from runtime.devices import devices_in_use, engine_options, new_channel, place
-from runtime.engines import RunEngine, reason_of
+from runtime.engine import RunEngine, devices_in_use, new_engine, place, reason_of
 from runtime.evaluation import Evaluator
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.loading import UNREADABLE
@@ -78,14 +77,14 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     history = PassRateHistory(flags.pass_rate_threshold)
     shuffled = flags.prompt_order == "shuffled"
     prompts = PromptStream(task.train, flags.seed, history.retired, task.mixture, shuffled, flags.review)
-    channel, device_environment = new_channel(flags, ranks.accelerator)
     if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)
     control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
-    check_model(flags, trainer.model.config, task, control)
+    longest = check_model(flags, trainer.model.config, task, control)
+    engine, channel = new_engine(flags, ranks.accelerator.process_index, model, task.stop_ids, longest)
     generator = None
-    if ranks.main:
-        generator = new_generator(flags, model, task, prompts, channel, device_environment, control, progress)
+    if engine is not None:
+        generator = new_generator(flags, engine, task, prompts, control, progress)
     shared = SharedGenerator(generator, channel, ranks)
     recorder = Recorder(flags, ranks, folder, task, prompts, shared)
     evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
@@ -168,33 +167,26 @@ def resume(
 
 
 def new_generator(
-    flags: Flags, model: str, task: Task, prompts: PromptStream, channel: Any, device_environment: dict[str, str],
+    flags: Flags, engine: RunEngine | TorchEngine, task: Task, prompts: PromptStream,
     control: length_control.Interruption | None, progress: Progress,
 ) -> Generator:  # fmt: skip
-    """Rank 0's generator, whose engine is not yet started. `device_environment` shows the engine its own devices."""
-    longest_prompt = max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
-    max_completion = control.max_completion if control else flags.most_sampled
-    length = longest_prompt + max_completion
-    if flags.engine == "torch":
-        engine: RunEngine | TorchEngine = TorchEngine(
-            model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed
-        )
-    else:
-        engine = RunEngine(
-            model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
-            engine_options(flags), device_environment=device_environment,
-        )  # fmt: skip
+    """Rank 0's generator, whose engine is not yet started."""
     return Generator(
-        engine, prompts, task.score, new_pacer(flags), flags.rollouts,
-        length_control=control, max_completion=max_completion, seed=flags.seed,
+        engine,
+        prompts,
+        task.score,
+        new_pacer(flags),
+        flags.rollouts,
+        length_control=control,
+        max_completion=flags.most_sampled,
+        seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
-    )  # fmt: skip
+    )
 
 
 def new_pacer(flags: ScheduleFlags) -> Pacer:
     """Who may enter the engine, and when."""
-    most = flags.max_ready or None
-    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=most, min_ready=flags.min_ready)
+    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
 
 
 def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interruption | None:
@@ -269,8 +261,9 @@ def with_flag_names(message: str) -> str:
     return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
-def check_model(flags: LengthFlags, config: Any, task: Task, control: length_control.Interruption | None) -> None:
-    """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
+def check_model(flags: LengthFlags, config: Any, task: Task, control: length_control.Interruption | None) -> int:
+    """Tokens of the longest prompt and completion together. Raises UsageError if the task does not fit the model: its
+    vocabulary, or its context."""
     longest = control.max_completion if control else flags.most_sampled
     needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
     context = getattr(config, "max_position_embeddings", None) or math.inf
@@ -284,3 +277,4 @@ def check_model(flags: LengthFlags, config: Any, task: Task, control: length_con
             f"--model has a vocabulary of {config.vocab_size}, the task's tokenizer has {len(task.tokenizer)}; "
             "give the model that belongs to the task."
         )
+    return needed

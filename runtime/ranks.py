@@ -139,10 +139,10 @@ class SharedGenerator:
         if self.ranks.count > 1:
             self.ranks.from_main(lambda: self.on_main.settle())
 
-    def evaluate(self, problems: list[Problem], n_samples: int, temperature: float | None = None) -> Future | None:
+    def evaluate(self, problems: list[Problem], n_samples: int) -> Future | None:
         """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
         self.settle()
-        return None if self.generator is None else self.generator.evaluate(problems, n_samples, temperature)
+        return None if self.generator is None else self.generator.evaluate(problems, n_samples)
 
     def close(self) -> None:
         """Ends the engine and the weight channel."""

@@ -66,7 +66,7 @@ class Replay(ScriptedGenerator):
         versions = [self.version if m else pipeline_rl.FORCED for m in mask]
         return pipeline_rl.Rollout(ids, logprobs, versions, mask, "stop", n > 6, 0, 1.0 if correct else -1.0, correct)
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         draw = random.Random("evaluation")
         groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
         pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]
@@ -111,7 +111,7 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
         parts.generator.on_main.trainer = parts.trainer
         return parts
 
-    def new_generator(flags, model, task, prompts, channel, devices, control, progress):
+    def new_generator(flags, engine, task, prompts, control, progress):
         return replay(prompts, flags, progress)
 
     monkeypatch.setattr(runtime.parts.arithmetic, "graded_task", partial(graded_task, pool_size=12))

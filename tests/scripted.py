@@ -19,6 +19,7 @@ from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
+from runtime.weights import FileWeights
 from tasks.arithmetic import graded_task
 
 
@@ -46,7 +47,7 @@ class ScriptedGenerator:
     def __init__(self, problems, pacer):
         self.problems, self.pacer = problems, pacer
         self.counters, self.version, self.waiting, self.calls = Counters(), 0, None, []
-        self.taken, self.under_way, self.evaluating, self.temperatures = [], {}, False, []
+        self.taken, self.under_way, self.evaluating = [], {}, False
 
     def start(self, weights, version=0):
         self.version = version
@@ -91,12 +92,11 @@ class ScriptedGenerator:
             self.pacer.release(count)
             self.fill()
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         self.settle()
         assert not self.evaluating
         self.evaluating = True
         self.calls.append(("evaluate", len(problems) * n_samples))
-        self.temperatures.append(temperature)
         versions = [self.version - 1 if self.mixed else self.version] * n_samples
         return [[self.rollout(1.0, version) for version in versions] for _ in problems]
 
@@ -186,9 +186,13 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(runtime.parts.arithmetic, "graded_task", small)
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
-    def new_generator(flags, model, task, prompts, *_):
+    def new_generator(flags, engine, task, prompts, *_):
         return scripted(prompts, runtime.parts.new_pacer(flags))
 
+    def new_engine(flags, rank, *_):
+        return "no engine", FileWeights(rank)
+
+    monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))

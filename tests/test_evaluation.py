@@ -38,7 +38,7 @@ def test_figures_by_hand():
 def test_correct_samples_of_each_held_out_problem(run):
     """Of two samples 0, 1, 2, 0 and 1 are correct: 4 of 10 samples, and 3 of 5 problems have one that is."""
 
-    def evaluate(self, problems, n_samples, *_):
+    def evaluate(self, problems, n_samples):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
@@ -210,7 +210,7 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
 
     monkeypatch.setattr(arithmetic, "ChainTask", Mixture)
 
-    def evaluate(self, problems, n_samples, *_):
+    def evaluate(self, problems, n_samples):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]

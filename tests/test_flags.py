@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 import train
-from fp32_head import GENERATOR_ARGS
-from runtime.devices import engine_options
 from runtime.flag_checks import BOUNDS, check_flags, lr_note
 from runtime.flags import DEFAULTS, SECTIONS, VERSION, Flags, UsageError, parse_flags
 
@@ -47,18 +45,6 @@ def test_a_command_line_by_hand(command):
     assert command("") == (Flags(), []) and vars(Flags()) == DEFAULTS
     names = [item.name for section in SECTIONS for item in dataclasses.fields(section)]
     assert list(DEFAULTS) == names and len(names) == len(set(names))  # config.json is in the order of --help
-
-
-def test_engine_args_do_not_undo_the_fp32_head(command):
-    """Other overrides of the model's configuration are added to it; one that contradicts --fp32_head is refused."""
-    flags, _ = command('--engine_args {"hf_overrides":{"rope_theta":1000000},"a":[1]}')
-    overrides = {"head_dtype": "float32", "rope_theta": 1000000}
-    assert engine_options(flags) == {"hf_overrides": overrides, "a": [1]}
-    assert GENERATOR_ARGS == {"hf_overrides": {"head_dtype": "float32"}}
-    for fp32_head, head in (("true", '"bfloat16"'), ("true", "null"), ("false", '"float32"')):
-        line = f'--dtype bfloat16 --fp32_head {fp32_head} --engine_args {{"hf_overrides":{{"head_dtype":{head}}}}}'
-        assert re.search("head_dtype .*--fp32_head", command(line)[1])
-    assert command('--dtype bfloat16 --engine_args {"hf_overrides":{"head_dtype":"float32"}}')[0]
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(command):

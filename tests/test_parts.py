@@ -124,9 +124,9 @@ def test_the_size_reaches_the_warm_start_and_the_default_task_is_graded(monkeypa
 def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
     """Not even the process group or the run's folder is made."""
     monkeypatch.setattr(parts, "new_accelerator", lambda flags: 1 / 0)
-    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "ipc"]) == 2
+    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "nccl"]) == 2
     _, err = capsys.readouterr()
-    assert err.startswith("train.py: --generator_devices and --weight_channel ipc") and err.count("\n") == 1
+    assert err.startswith("train.py: --weight_channel nccl needs a GPU") and err.count("\n") == 1
     assert not any(tmp_path.iterdir())
 
 

@@ -35,7 +35,7 @@ def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> N
     before = engine_processes()
     tiny = TinyModel(tmp_path_factory.mktemp("untied"), tied=False)
     control = LongTraining(700)
-    pacer = Pacer(3, 1, max_ready=99)
+    pacer = Pacer(3, 1)
     prompts, vllm = problems(20), new_engine(tiny, stop_ids=[], max_num_seqs=20)
     generator = new_generator(vllm, prompts, pacer=pacer, length_control=control, rollouts=3)
     folder = vllm.channel.folder

@@ -4,7 +4,7 @@ import pytest
 from real_engine import SharedEngine, new_engine, started
 from tiny_model import TinyModel
 
-from runtime.engines import RunEngine
+from runtime.engine import RunEngine
 from runtime.weights import FileWeights
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # vLLM's CPU build keeps them repacked, beside the model

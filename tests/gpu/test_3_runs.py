@@ -194,6 +194,7 @@ def step_after_a_load(model: str, saved: str) -> None:
     """Under a launcher: a step, and the same step after a load of what was saved before it, must leave the same
     weights."""
     from runtime.checkpoints import load
+
     from runtime.model import full_tensors
 
     made, batch, found = new_trainer(model, "--dtype bfloat16"), random_batch(8, 12, 40), []
