@@ -27,7 +27,7 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
-BUILT_IN = ("graded", "chain")  # the tasks that need no --model
+BUILT_IN = ("graded",)  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
@@ -58,7 +58,6 @@ class ModelFlags:
 
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
-    vocabulary: int = flag(47, "Built-in model: rows of its head; beyond its 47 words they mean nothing.", at_least=47)
     dtype: Literal["float32", "bfloat16", "float16"] = flag("float32", "Of both sides' passes; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
@@ -74,20 +73,16 @@ class DataFlags:
 
     dataset: str = flag(
         "graded",
-        "`graded` or `chain` (built in; the second needs --min_budget 26 --max_budget 30 --lr 5e-4), or .jsonl / "
-        ".parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
+        "`graded` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD],...",
     )
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
-    difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: half of them, by the first model's pass rate.")
-    prompt_order: Literal["shuffled", "easy_first", "file"] = flag("shuffled", "`easy_first` (graded), `file`: as is.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")
     apply_chat_template: bool = flag(True, "Put prompts into the tokenizer's chat template, if it has one.")
     held_out: int = flag(256, "Prompts of each data set that are evaluated and never trained on.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
-    reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `code`, `module:function`, or `shuffled`.")
-    unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
+    reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `module:function`, or `shuffled`.")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
     thinking: Literal["auto", "true", "false"] = flag("auto", "Whether it thinks; `auto`: if it knows </think>.")
@@ -142,7 +137,6 @@ class FilterFlags:
     zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
-    review: float = flag(0.0, "Share of the retired prompts that come again in each epoch.", at_least=0, below=1)  # F2
     truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: judged, or not trained.")  # O3
 
 

@@ -75,8 +75,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
         ranks.say(prompts_line(task))
     trainer = Trainer(flags, ranks.accelerator, model)
     history = PassRateHistory(flags.pass_rate_threshold)
-    shuffled = flags.prompt_order == "shuffled"
-    prompts = PromptStream(task.train, flags.seed, history.retired, task.mixture, shuffled, flags.review)
+    prompts = PromptStream(task.train, flags.seed, history.retired)
     if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)
     control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
@@ -127,7 +126,7 @@ def new_accelerator(flags: Flags) -> Any:
 
 def warm_started(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset], flags.vocabulary)
+    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset])
     return ranks.from_main(
         lambda: str(warm_start.warm_start(CACHE, seed=flags.seed, settings=settings, report=ranks.say))
     )
@@ -208,13 +207,8 @@ def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interrupt
 def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
     the check of the rows. Raises UsageError."""
-    if flags.dataset == "chain":
-        return arithmetic.ChainTask(seed=flags.seed, held_out_size=flags.held_out)
     if flags.dataset == "graded":
-        task = arithmetic.graded_task(flags.seed, held_out_size=flags.held_out, difficulty=flags.difficulty)
-        if flags.prompt_order == "easy_first":
-            task.train.sort(key=arithmetic.easiness, reverse=True)
-        return task
+        return arithmetic.graded_task(flags.seed, held_out_size=flags.held_out)
     from transformers import AutoTokenizer
 
     try:
@@ -234,17 +228,18 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
         max_prompt_tokens=flags.max_prompt_tokens,
     )
     try:
-        loaded = data_sets.load_dataset_task(
-            flags.dataset, tokenizer, options,
+        return data_sets.load_dataset_task(
+            flags.dataset,
+            tokenizer,
+            options,
             reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
-            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, unsafe_code=flags.unsafe_code,
-            eval_dataset=flags.eval_dataset, judge=judge,
-        )  # fmt: skip
+            reward_workers=flags.reward_workers,
+            reward_timeout=flags.reward_timeout,
+            eval_dataset=flags.eval_dataset,
+            judge=judge,
+        )
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error
-    if flags.prompt_order == "file":
-        loaded.as_in_file()
-    return loaded
 
 
 def prompts_line(task: data_sets.DatasetTask) -> str:

@@ -20,7 +20,6 @@ from runtime.flags import parse_flags
 from runtime.model import Row
 from runtime.run_folder import Folder, Progress
 from tasks import arithmetic, warm_start
-from tasks.arithmetic import graded_task
 
 STEPS = 7
 
@@ -102,7 +101,9 @@ def arguments(folder, model, *extra) -> list[str]:
 
 
 def record_rollouts(monkeypatch, script: dict | None = None) -> None:
-    """From now on, runs of train.py have recorded rollouts; `script` overrides what `Replay` does."""
+    """From now on, runs of train.py have recorded rollouts and twelve training prompts; `script` overrides what `Replay`
+    does."""
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
     replay = type("Scripted", (Replay,), script or {})
     new_parts = runtime.parts.new_parts
 
@@ -114,7 +115,6 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     def new_generator(flags, engine, task, prompts, control, progress):
         return replay(prompts, flags, progress)
 
-    monkeypatch.setattr(runtime.parts.arithmetic, "graded_task", partial(graded_task, pool_size=12))
     monkeypatch.setattr(evaluation, "PROBE_EVERY", 1)
     monkeypatch.setattr(run_folder, "KEEP", 9)
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)

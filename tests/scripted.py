@@ -20,7 +20,7 @@ from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.weights import FileWeights
-from tasks.arithmetic import graded_task
+from tasks import arithmetic
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
@@ -179,11 +179,13 @@ class Played:
         return [call for call in self.generator.calls if call[0] != "evaluate"]
 
 
-def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, **changes) -> Played:
-    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do."""
-    monkeypatch.setattr(evaluation, "PROBE_EVERY", changes.pop("probe_every", 3))
-    small = partial(graded_task, pool_size=changes.pop("prompts", 40))
-    monkeypatch.setattr(runtime.parts.arithmetic, "graded_task", small)
+def play(
+    monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, prompts: int = 40, probe_every: int = 3,
+    **changes,
+) -> Played:  # fmt: skip
+    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do.
+    `prompts` is the size of the training pool."""
+    monkeypatch.setattr(evaluation, "PROBE_EVERY", probe_every)
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
     def new_generator(flags, engine, task, prompts, *_):
@@ -193,6 +195,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
         return "no engine", FileWeights(rank)
 
     monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))

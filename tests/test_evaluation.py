@@ -202,20 +202,20 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
     """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
     from tasks import arithmetic
 
-    class Mixture(arithmetic.ChainTask):
-        def __init__(self, **options):
-            super().__init__(**options)
-            self.sources = ["chain", "other"]
-            self.held_out = [*self.held_out, *(type(p)(p.key, p.prompt_ids, p.answer, "other") for p in self.held_out)]
+    def mixture(*args, **options):
+        task = arithmetic.ChainTask(*args, **options)
+        task.sources = ["chain", "other"]
+        task.held_out += [type(p)(p.key, p.prompt_ids, p.answer, "other") for p in task.held_out]
+        return task
 
-    monkeypatch.setattr(arithmetic, "ChainTask", Mixture)
+    monkeypatch.setattr(arithmetic, "graded_task", mixture)
 
     def evaluate(self, problems, n_samples):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]
 
-    record = run({"evaluate": evaluate}, max_steps=1, dataset="chain").evals[0]
+    record = run({"evaluate": evaluate}, max_steps=1).evals[0]
     assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
     assert record["pass_rate_of"] == {"chain": 0.0, "other": 1.0}
     assert [figures["n_prompts"] for figures in record["data_sets"].values()] == [5, 5]

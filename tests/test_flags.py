@@ -82,7 +82,7 @@ def test_a_folder_of_another_version_or_of_none_is_one_sentence(command):
         ("--k=eight", "argument --k: invalid int value: 'eight'"),
         ("--fp32_head=maybe", "argument --fp32_head/--fp32-head: must be true or false, not maybe"),
         ("--model=/a\nb\x1b", "--engine torch samples from"),
-        ("--prompt=a\nb", "unknown flag --prompt; did you mean --prompt"),
+        ("--rollouts\n=3", "unknown flag --rollouts\\n; did you mean --rollouts?"),
         ("--k=a\nb", "argument --k: invalid int value: 'a\\nb'"),
     ],
 )

@@ -214,7 +214,7 @@ def test_the_whole_program_with_an_engine(model, monkeypatch, tmp_path):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     folder = tmp_path / "run"
     options = (
-        "--engine torch --lora_rank 4 --max_steps 4 --batch_prompts 4 --rollouts 4 --prompts 16 --eval_every 4 --probe_every 1 "
+        "--engine torch --lora_rank 4 --max_steps 4 --batch_prompts 4 --rollouts 4 --eval_every 4 --probe_every 1 "
         "--eval_problems 8 --max_num_seqs 32 --lr 0.02 --warmup_steps 0 --zero_variance_filter false --entropy_coef 0.1"
     )
     assert train.main(["--output_dir", str(folder), *options.split()]) == 0

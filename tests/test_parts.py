@@ -114,8 +114,7 @@ def test_the_size_reaches_the_warm_start_and_the_default_task_is_graded(monkeypa
     for size in ("xs", "m"):
         with pytest.raises(ZeroDivisionError):
             new_parts(Flags(output_dir=str(tmp_path), size=size), Progress(None))
-    demonstrations = warm_start.DEMONSTRATIONS["graded"]
-    assert settings == [warm_start.warm_start_of("xs", demonstrations), warm_start.warm_start_of("m", demonstrations)]
+    assert settings == [warm_start.warm_start_of("xs"), warm_start.WarmStart()]
     task = load_task(Flags(held_out=7))
     assert [len(str(problem.answer).split()) for problem in task.train[:10]] == [2, 2, 2, 2, 3] * 2
     assert len(task.train) == 2048 and task.held_out == load_task(Flags()).held_out[:7]  # the same first ones
