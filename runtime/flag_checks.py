@@ -7,7 +7,6 @@ yields one sentence that names the flag and the fix; the first sentence ends the
 import json
 import math
 import operator
-import os
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib.util import find_spec
@@ -150,8 +149,7 @@ def folders(flags: Flags) -> Iterator[str]:
     if flags.resume:
         return
     folder = Path(flags.output_dir)
-    inside = os.path.realpath(folder) + "/"
-    if flags.overwrite and flags.model and (os.path.realpath(flags.model) + "/").startswith(inside):
+    if flags.overwrite and flags.model and Path(flags.model).resolve().is_relative_to(folder.resolve()):
         yield f"--overwrite would delete --model {flags.model}, which lies in --output_dir; choose another folder."
     if Folder(folder).holds_run():
         if not flags.overwrite:

@@ -58,12 +58,10 @@ class ModelFlags:
 
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
-    dtype: Literal["float32", "bfloat16", "float16"] = flag("float32", "Of both sides' passes; weights stay FP32.")
+    dtype: Literal["float32", "bfloat16"] = flag("float32", "Of both sides' passes; weights stay FP32.")
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
-    lora_rank: int = flag(0, "LoRA: rank of adapters, trained in the place of all linear layers; 0: none.", at_least=0)
-    lora_adapter: str = flag("", "LoRA: folder of a saved adapter to go on from, which has its own rank.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
 
@@ -106,7 +104,6 @@ class ScheduleFlags:
         "auto", "New weights: `file` (shared memory), `nccl` (to GPUs without a trainer), `message` (Ray)."
     )
     engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"tensor_parallel_size": 2}.')
-    max_restarts: int = flag(3, "Times that a run goes on by itself after a fault of the generator.", at_least=0)
 
 
 @dataclass
@@ -163,10 +160,8 @@ class OptimizerFlags:
     """AdamW and the trainer's memory."""
 
     lr: float = flag(7e-4, f"Learning rate; {PRETRAINED_LR:g} for a --dataset of your own (paper: 5e-7).", above=0)
-    lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
-    share_prompts: bool = flag(False, "A prompt is computed once for all of its rows in a microbatch.")
 
 
 SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, FilterFlags, LengthFlags, LossFlags, OptimizerFlags)
@@ -257,11 +252,6 @@ def _boolean(text: str) -> bool:
     if text.lower() not in values:
         raise ArgumentTypeError(f"must be true or false, not {text}")
     return values[text.lower()]
-
-
-def has_adapters(flags: ModelFlags) -> bool:
-    """Whether LoRA adapters are trained (lora.py)."""
-    return bool(flags.lora_rank or flags.lora_adapter)
 
 
 def parsed_engine_args(text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from runtime import run_folder
 from runtime.engine import RunEngine, devices_in_use, new_engine, place, reason_of
 from runtime.evaluation import Evaluator
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
-from runtime.loading import UNREADABLE
+from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress

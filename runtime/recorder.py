@@ -17,7 +17,6 @@ import filters
 import length_control
 from pipeline_rl import Generator, Group, Rollout, lags
 from runtime.flags import OF_ONE_CALL, VERSION, Flags
-from runtime.model import forwarded
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import TrainingBatch
@@ -185,12 +184,9 @@ class Recorder:
 
     def _trained(self, batch: TrainingBatch, metrics: Record) -> Record:
         """What a step trained on, counted here and in the clock."""
-        flags = self.flags
         tokens = metrics.get("kept_tokens", int(batch.mask.sum()))
         self.clock.trained_tokens += tokens
-        self.clock.forwarded += forwarded(
-            batch.rows, flags.share_prompts, flags.tokens_per_microbatch, self.ranks.count
-        )
+        self.clock.forwarded += sum(len(row) for row in batch.rows)
         result = {"rows": len(batch.rows), "trained_tokens": tokens}
         self.mismatch = metrics.get("mismatch_rms", self.mismatch)
         if self.mismatch is not None:
