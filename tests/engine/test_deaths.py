@@ -61,7 +61,7 @@ def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> N
     finally:
         generator.close()
     generator.close()  # twice does no harm
-    assert engine_processes() == before and not generator._thread.is_alive()
+    assert engine_processes() <= before and not generator._thread.is_alive()
     assert semaphores == []  # or a SIGKILL of all processes leaves them in shared memory
     assert not folder.exists() and not Path(f"/proc/{engine}").exists()
 
