@@ -82,7 +82,7 @@ def steps(out, rows, *argv):
     it has these weights, and the next step from it is the same, bit for bit."""
     from scripted import batch_of
 
-    from runtime import checkpoints
+    from runtime import run_folder
 
     trainer, accelerator = new_trainer(argv)
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", 1))
@@ -112,7 +112,7 @@ def steps(out, rows, *argv):
     accelerator.wait_for_everyone()
     step(STEPS)
     further = weights()
-    checkpoints.load(accelerator, Path(f"{out}-checkpoint"))
+    run_folder.load(accelerator, Path(f"{out}-checkpoint"))
     assert equal(weights(), trained) and not equal(trained, further)
     step(STEPS)
     assert equal(weights(), further)

@@ -6,6 +6,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -13,12 +14,13 @@ import torch
 import runtime.parts
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
-from runtime import closing
+from runtime import closing, evaluation
 from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.weights import FileWeights
+from tasks import arithmetic
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
@@ -177,8 +179,13 @@ class Played:
         return [call for call in self.generator.calls if call[0] != "evaluate"]
 
 
-def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, **changes) -> Played:
-    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do."""
+def play(
+    monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, prompts: int = 40, probe_every: int = 3,
+    **changes,
+) -> Played:  # fmt: skip
+    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do.
+    `prompts` is the size of the training pool."""
+    monkeypatch.setattr(evaluation, "PROBE_EVERY", probe_every)
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
     def new_generator(flags, engine, task, prompts, *_):
@@ -188,6 +195,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
         return "no engine", FileWeights(rank)
 
     monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
@@ -195,7 +203,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
-        "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
+        "eval_every": 4, "held_out": 5, "eval_samples": 2, "save_every": 0, "k": 2,
     }  # fmt: skip
     flags = Flags(**options | changes)
     progress = Progress(random.Random(flags.seed))
