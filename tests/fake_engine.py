@@ -36,14 +36,18 @@ def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 class FakeEngine:
     """Every request samples `length(prompt_ids, max_tokens)` tokens, one after each pause of `seconds`, of the version
-    that is live then. While `held`, no token is sampled; `failure` is what the next `update` raises."""
+    that is live then. While `frozen`, no token is sampled; `failure` is what the next `update` raises."""
 
     trainer_waits = False
 
     def __init__(
-        self, slots: int = 16, length: Callable[[list[int], int], int] = lambda ids, most: most, seconds=0.0, held=False
+        self,
+        slots: int = 16,
+        length: Callable[[list[int], int], int] = lambda ids, most: most,
+        seconds=0.0,
+        frozen=False,
     ):
-        self.slots, self.length, self.seconds, self.held = slots, length, seconds, held
+        self.slots, self.length, self.seconds, self.frozen = slots, length, seconds, frozen
         self.version, self.prepared, self.failure = 0, 0, None
         self.requests: list[tuple[list[int], int, str]] = []
         self.inside = self.most_inside = 0
@@ -63,7 +67,7 @@ class FakeEngine:
         try:
             for _ in range(self.length(list(prompt_ids), max_tokens)):
                 await asyncio.sleep(self.seconds)
-                while self.held:
+                while self.frozen:
                     await asyncio.sleep(0.001)
                 versions.append(self.version)
         finally:

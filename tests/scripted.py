@@ -234,8 +234,8 @@ class Alone:
 
 def batch_of(groups, folder, **changes):
     """(the batch that one step of the loop trains on, or None; the step's record) of these groups."""
-    given = {"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes
-    flags = Flags(**given, max_steps=1, k=0, output_dir=str(folder))
+    options = {"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes
+    flags = Flags(**options, max_steps=1, k=0, output_dir=str(folder))
     pacer = Pacer(len(groups), 0)
     for group in groups:
         group.number = pacer.admit()

@@ -45,9 +45,9 @@ def host(monkeypatch, gpus, trainers):
 
 
 def engine_for(words):
-    made, channel = engine.new_engine(flags_of(words), 0, "model", [1], 64)
+    result, channel = engine.new_engine(flags_of(words), 0, "model", [1], 64)
     channel.close()
-    return made, channel
+    return result, channel
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def engine_for(words):
 def test_places_and_channels(monkeypatch, capsys, gpus, trainers, words, kind, own, share):
     host(monkeypatch, gpus, trainers)
     check_flags(flags_of(words))
-    made, channel = engine_for(words)
-    assert CHANNELS[type(channel)] == kind and made.channel is channel and list(made.gpus) == own
-    assert made.args.get("gpu_memory_utilization") == share
+    result, channel = engine_for(words)
+    assert CHANNELS[type(channel)] == kind and result.channel is channel and list(result.gpus) == own
+    assert result.args.get("gpu_memory_utilization") == share
     assert ("wins" in capsys.readouterr().out) == (share is not None and "gpu_memory" not in words)
     if kind == "nccl":
         assert (channel.workers, channel.address) == ((1, "127.0.0.2") if words == RAY else (len(own), "127.0.0.1"))
@@ -98,9 +98,9 @@ def test_places_that_cannot_work_are_refused(monkeypatch, gpus, trainers, words,
 
 
 def test_other_ranks_have_an_end_of_the_channel_and_no_engine():
-    made, channel = engine.new_engine(flags_of(""), 1, "model", [1], 64)
+    result, channel = engine.new_engine(flags_of(""), 1, "model", [1], 64)
     channel.close()
-    assert made is None and channel.rank == 1
+    assert result is None and channel.rank == 1
 
 
 @pytest.mark.parametrize(
