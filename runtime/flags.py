@@ -247,10 +247,9 @@ def _parser(description: str) -> ArgumentParser:
 
 
 def _boolean(text: str) -> bool:
-    values = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
-    if text.lower() not in values:
+    if text.lower() not in ("true", "false"):
         raise ArgumentTypeError(f"must be true or false, not {text}")
-    return values[text.lower()]
+    return text.lower() == "true"
 
 
 def parsed_engine_args(text: str) -> dict[str, Any]:
