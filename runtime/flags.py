@@ -216,9 +216,8 @@ def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
-        nearest = get_close_matches(name.lstrip("-").replace("-", "_"), DEFAULTS, n=1)
-        hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists all."
-        raise UsageError(f"unknown flag {name}; {hint}")
+        [nearest] = get_close_matches(name.lstrip("-").replace("-", "_"), DEFAULTS, n=1, cutoff=0)
+        raise UsageError(f"unknown flag {name}; did you mean --{nearest}?")
     return Flags(**vars(options))
 
 

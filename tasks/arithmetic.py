@@ -32,8 +32,9 @@ For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, 
   only when it is sampled, so T goes roughly with 1 / probability, which has a long tail. The strength of each fact is
   the same for all seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems, so a fact that
   is learned late is a small step.
-- ANY of the nine wrong results takes the rest. With one and the same, a fact that was right in 5 % of the samples could
-  be lost for good: as the policy becomes more certain, what is twenty times as likely becomes a thousand times.
+- ANY of the nine wrong results takes the rest. If it were always the same one, a fact that is right in 5 % of the
+  samples could be lost for good: as the policy becomes more certain, a wrong result that is twenty times as likely
+  becomes a thousand times as likely.
 - ONE PROBLEM IN FIVE has a key that the policy practically never samples (`impossible_answer`). These stand for what is
   too hard for a real model. So the ceiling A is .8 by construction, and a fit can be judged by that number.
 

@@ -208,7 +208,7 @@ def warm_start_of(size: str, demonstrations: Demonstrations = Demonstrations()) 
     """Settings for a model of this size, a key of SHAPES; those of m are the defaults."""
     if size == "m":
         return WarmStart(demonstrations=demonstrations)
-    # So many steps at most; the loss is that of m after its 90 steps.
+    # The steps are upper bounds; the loss is the one that m reaches in its 90 steps.
     return WarmStart(SHAPES[size], demonstrations, clean_steps=3000, corrupted_loss=0.67, corrupted_steps=600)
 
 

@@ -119,24 +119,19 @@ def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
 
 
 def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
-    """Right answers to 255 problems, a fifth of which are impossible."""
-    task = graded_task(held_out_size=255)
-    passed, lengths = 0, set()
-    for problem in task.held_out:
-        start, *words = task.text(problem.prompt_ids).split()
-        values = chain_values(int(start), words[1:-1:2])
-        passed += task.reward(problem, ids_of(f"</think> {values[-2]} {values[-1]} <eos>"))[1]
-        lengths.add(len(values) - 1)
-    assert passed / 255 == arithmetic.CEILING == task.ceiling == 0.8 and lengths == {2, 3, 4}
-
-
-def test_impossible_problems_have_exact_shares_and_keys_of_three_digits():
-    """Every fifth problem of both lists, so 51 of the first 256; the others keep their right answers."""
-    task = graded_task(0, 500)
+    """Every fifth problem of both lists is impossible, so 51 of the first 256: its key has three digits, and right
+    arithmetic is wrong."""
+    task, lengths = graded_task(0, 500), set()
     for problems in (task.train, task.held_out):
-        assert [len(p.answer.split()) for p in problems] == [3 if i % 5 == 4 else 2 for i in range(len(problems))]
-    impossible = task.train[4]
-    assert task.reward(impossible, ids_of(f"</think> {impossible.answer} <eos>")) == (1.0, True)
+        for i, problem in enumerate(problems):
+            start, *words = task.text(problem.prompt_ids).split()
+            values = chain_values(int(start), words[1:-1:2])
+            lengths.add(len(values) - 1)
+            possible = i % 5 != 4
+            assert task.reward(problem, ids_of(f"</think> {values[-2]} {values[-1]} <eos>"))[1] == possible
+            assert task.reward(problem, ids_of(f"</think> {problem.answer} <eos>"))[1]
+            assert len(problem.answer.split()) == (2 if possible else 3)
+    assert task.ceiling == arithmetic.CEILING == 0.8 and lengths == {2, 3, 4}
 
 
 def test_impossible_answers_are_drawn_by_the_text():

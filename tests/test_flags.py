@@ -75,7 +75,7 @@ def test_a_folder_of_another_version_or_of_none_is_one_sentence(command):
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("--zzz=3", "unknown flag --zzz; --help lists all."),
+        ("--zzz=3", "unknown flag --zzz; did you mean --"),
         ("--eps-maxx", "unknown flag --eps-maxx; did you mean --eps_max?"),
         ("--rolouts", "unknown flag --rolouts; did you mean --rollouts?"),
         ("--loss=ppo", "argument --loss: invalid choice: 'ppo' (choose from"),

@@ -102,15 +102,16 @@ def test_two_processes_train_as_one(model, tmp_path, rows, processes):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_in_bfloat16(model, tmp_path):
-    """FP32 masters by hand and FSDP2's mixed precision do the same: the second microbatch of each rank apart, sums of
-    gradients are FP32. Scores after five steps are a few bfloat16 roundings apart, and far from the first ones."""
+    """Without FSDP2 the FP32 weights are kept by hand, and FSDP2's own mixed precision is the oracle: equal but for
+    single roundings of a weight. One process cuts other microbatches, whose bfloat16 gradients differ a little."""
     flags = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--dtype", "bfloat16"]
     alone = run("alone", 1, tmp_path / "one", 14, *flags)
-    for kind in ("ddp", "fsdp2"):
-        several = run(kind, 2, tmp_path / kind, 14, *flags)
-        torch.testing.assert_close(several["loss"], alone["loss"], rtol=0.02, atol=0.002)
-        torch.testing.assert_close(several["scores"], alone["scores"], rtol=0, atol=0.1)
-        assert several["model.embed_tokens.weight"].dtype == torch.bfloat16
+    by_hand, sharded = (run(kind, 2, tmp_path / kind, 14, *flags) for kind in ("ddp", "fsdp2"))
+    assert by_hand.keys() == sharded.keys() == alone.keys()
+    for name, tensor in sharded.items():
+        torch.testing.assert_close(by_hand[name], tensor, rtol=1e-2, atol=1e-5)
+    torch.testing.assert_close(by_hand["scores"], alone["scores"], rtol=0, atol=0.1)
+    assert by_hand["model.embed_tokens.weight"].dtype == torch.bfloat16
 
 
 def end(job):
@@ -131,17 +132,8 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, transf
     """Rank 0 has the engines and the files. Its engine dies (weights by file), or a SIGTERM goes to the group: both
     ranks save one checkpoint and end, and two processes go on from it: every step once, and the generator has the
     trainer's weights at every probe."""
-    flags = [
-        *transfer,
-        "--held_out",
-        "64",
-        "--eval_samples",
-        "1",
-        "--eval_every",
-        "50",
-        "--output_dir",
-        tmp_path / "run",
-    ]
+    flags = [*transfer, "--held_out", "64", "--eval_samples", "1", "--eval_every", "50"]
+    flags += ["--output_dir", tmp_path / "run"]
     if transfer:  # in vLLM's CPU build a transfer leaves a tied head behind
         from transformers import Qwen3ForCausalLM
 
@@ -228,7 +220,7 @@ def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
     shared = SharedGenerator(None, SimpleNamespace(), ranks)
     recorder = Recorder(Flags(), ranks, folder, None, None, shared)
     parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared)
-    assert train.save(Flags(), parts, Progress(None)) is None and len(saved) == 1
+    assert train.save(parts, Progress(None)) is None and len(saved) == 1
 
 
 def test_one_process_asks_nobody(monkeypatch):
