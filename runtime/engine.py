@@ -6,10 +6,7 @@ loaded. What a run needs beyond vllm_engine.py:
 its own process     its own GPUs, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
 a death             is noticed while a call waits for an answer that never comes; train.py saves and ends
 faster messages     an engine on a CPU sends each completion once (engine_process.WholeCompletions)
-Ray                 its workers on other hosts (ray_engine.py)
-
-    ray start --head --node-ip-address A --num-gpus 0     on the trainer's host
-    ray start --address A:6379 --node-ip-address B        on the engine's host; --num-gpus 1 if it has no GPU
+Ray                 its workers on other hosts (hosts.py, ray_engine.py)
 """
 
 import asyncio
@@ -17,9 +14,6 @@ import importlib.util
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +27,7 @@ import vllm_engine
 from fp32_head import GENERATOR_ARGS
 from pipeline_rl import EngineFailed
 from runtime.flags import EngineFlags, Flags, UsageError, parsed_engine_args
+from runtime.hosts import check_ray
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
 from runtime.weights import Channel, FileWeights, MessageWeights, TransferWeights
@@ -51,12 +46,6 @@ OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")} |
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
 PATIENCE = 300.0  # seconds in which an engine must have answered a call; vLLM gives a step as long
-RAY_PATIENCE = 60.0  # seconds in which Ray must answer
-RAY_DEVICES = """
-import ray
-ray.init("auto", log_to_driver=False, logging_level="CRITICAL")
-print(int(ray.available_resources().get("GPU", 0)))
-"""
 
 
 # ---------------------------------------------------------------------------------------------------- where it computes
@@ -132,29 +121,6 @@ def check_driver() -> None:
             ) from error
 
 
-def check_ray(workers: int) -> None:
-    """Raises EngineFailed unless Ray has `workers` free devices, and this host the address at which they meet the
-    trainer: vLLM would wait half an hour. Ray is asked in a process of its own, whose signal handlers it may change."""
-    address = os.environ.get("VLLM_HOST_IP") or "no.address"
-    command = [sys.executable, "-c", RAY_DEVICES]
-    try:
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=RAY_PATIENCE)
-    except OSError as error:
-        raise EngineFailed(f"VLLM_HOST_IP must be this host's --node-ip-address, not {address}") from error
-    except subprocess.TimeoutExpired as error:
-        raise EngineFailed(f"Ray did not answer for {RAY_PATIENCE:.0f} s") from error
-    if answer.returncode:
-        raise EngineFailed(f"Ray fails ({answer.stderr.strip().splitlines()[-1]})")
-    free = int(answer.stdout.split()[-1])
-    if free < workers:
-        raise EngineFailed(
-            f"the engine needs {workers} devices, and {free} of Ray's are free; `ray start --address` on their host, "
-            "with --num-gpus 1 if it has no GPU"
-        )
-
-
 # -------------------------------------------------------------------------------------------------- what it starts with
 
 
@@ -207,25 +173,17 @@ def new_engine(
     if rank != 0:
         return None, channel
     if flags.engine == "torch":
-        engine = TorchEngine(model, stop_ids, longest, flags.temperature, flags.max_num_seqs, flags.seed)
-        return engine, channel
+        return TorchEngine(model, stop_ids, longest, flags.temperature, flags.max_num_seqs, flags.seed), channel
     options = placement.options
     share = SHARED if placement.shared else RECEIVING if placement.channel == "nccl" else None
     if share is not None and "gpu_memory_utilization" not in options:
         options["gpu_memory_utilization"] = share
         print(f"an engine takes {share} of its GPU; `gpu_memory_utilization` in --engine_args wins")
-    return RunEngine(
-        model,
-        stop_ids,
-        longest,
-        channel=channel,
-        temperature=flags.temperature,
-        max_num_seqs=flags.max_num_seqs,
-        dtype=flags.dtype,
-        seed=flags.seed,
-        engine_args=options,
+    engine = RunEngine(
+        model, stop_ids, longest, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed, options,
         gpus=placement.gpus,
-    ), channel
+    )  # fmt: skip
+    return engine, channel
 
 
 def new_channel(placement: Placement, rank: int) -> Channel:
@@ -358,6 +316,5 @@ def reason_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
-    lines = text.strip().splitlines()
-    kind = type(error).__name__
-    return f"{kind}: {lines[0]}" if lines else kind
+    first_line = text.strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *first_line])

@@ -42,9 +42,9 @@ def job(*argv):
     if "--weight_channel" in argv:
         import transfers_on_cpu  # puts its stand-ins in place
 
-        from runtime import devices
+        from runtime import engine
 
-        devices.torch = transfers_on_cpu.Torch()
+        engine.torch = transfers_on_cpu.Torch()
     sys.argv[1:] = argv
     return train.main()  # a program, which may replace its process
 

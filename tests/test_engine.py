@@ -18,7 +18,7 @@ from fake_engine import generating, problems, wait_until
 
 from fp32_head import GENERATOR_ARGS
 from pipeline_rl import EngineFailed, GeneratorFailed
-from runtime import engine
+from runtime import engine, hosts
 from runtime.engine import RunEngine, devices_in_use, engine_options, environment, place, reason_of, worker_count
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError, parse_flags
@@ -396,7 +396,7 @@ def test_a_death_ends_every_wait_of_the_trainer(started, monkeypatch, place):
 def test_ray_is_asked_before_vllm_starts(started, monkeypatch, answer, address, sentence):
     """For as many processes as the engine has: 2 x 3."""
     result = SimpleNamespace(**dict(zip(("returncode", "stdout", "stderr"), answer, strict=True)))
-    monkeypatch.setattr(engine.subprocess, "run", lambda *_, **__: result)
+    monkeypatch.setattr(hosts.subprocess, "run", lambda *_, **__: result)
     monkeypatch.setenv("VLLM_HOST_IP", address)
     options = {"distributed_executor_backend": "ray", "tensor_parallel_size": 2, "pipeline_parallel_size": 3}
     with pytest.raises(EngineFailed, match=f"^{sentence}"):
