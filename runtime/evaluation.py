@@ -169,8 +169,8 @@ class Evaluator:
 
     def check_bytes(self, progress: Progress) -> None:
         """Compares the bytes of both sides' weights: before and after the first update, then at the first update after
-        each multiple of `save_every`. Call it on every rank after a push. Raises RunFailed. Of vLLM's CPU build only the
-        norms can be compared, which few updates change in bfloat16."""
+        each multiple of `save_every`. Call it on every rank after a push. Raises RunFailed. vLLM's CPU build keeps
+        only the norms as they are, which few updates change in bfloat16."""
         every = self.flags.save_every
         if self.hashed:
             last_step, last_version = self.hashed[-1]

@@ -24,7 +24,7 @@ VOCABULARY = 23
 # --------------------------------------------------------------------------------------------------------- microbatches
 
 
-def test_a_microbatch_by_hand():
+def test_padded_microbatch_by_hand():
     """Rows 2 and 0: [5 6 | 7 8 9] and [1 | 2 3], the 8 forced. The longest has 5 positions. Token 7, at position 2, is
     read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
     batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
