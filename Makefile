@@ -21,8 +21,6 @@ FLAGS ?=
 # A sum has 16 tokens at most, a program 28; from the ninth on they cost reward. A program is the slower one to train.
 SUMS := --batch_prompts 16 --max_budget 8 --answer_budget 8 --penalty_window 8 --eval_every 2
 PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window 20 --eval_every 4
-DATA_functions := functions.jsonl:code --unsafe_code true
-DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --batch_prompts 16
 
 .PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit pages
 

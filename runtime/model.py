@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
-from runtime.engines import reason_of
+from runtime.engine import reason_of
 from runtime.flags import ModelFlags, UsageError
 from runtime.weights import Meta
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tqdm import tqdm
 
 from pipeline_rl import EngineFailed, Generator
-from runtime.run_folder import disk
 from runtime.weights import Channel, Weights
 from tasks.prompts import Problem
 
@@ -107,8 +106,7 @@ class SharedGenerator:
         if self.generator is None:
             self.channel.prepare(weights)
         else:
-            with disk(self.channel.folder):
-                self.generator.push(weights, version, release=release)
+            self.generator.push(weights, version, release=release)
 
     def release(self, count: int) -> None:
         """`count` taken groups are done with, and there are no new weights."""
@@ -120,12 +118,10 @@ class SharedGenerator:
         if self.ranks.count > 1:
             self.ranks.from_main(lambda: self.on_main.settle())
 
-    def evaluate(self, problems: list[Problem], n_samples: int, temperature: float | None = None) -> Future | None:
+    def evaluate(self, problems: list[Problem], n_samples: int) -> Future | None:
         """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
         self.settle()
-        if self.generator is None:
-            return None
-        return self.generator.evaluate(problems, n_samples, temperature)
+        return None if self.generator is None else self.generator.evaluate(problems, n_samples)
 
     def close(self) -> None:
         """Ends the engine and the weight channel."""

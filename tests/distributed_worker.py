@@ -41,9 +41,9 @@ def job(*argv):
     if "--weight_channel" in argv:
         import transfers_on_cpu  # puts its stand-ins in place
 
-        from runtime import devices
+        from runtime import engine
 
-        devices.torch = transfers_on_cpu.Torch()
+        engine.torch = transfers_on_cpu.Torch()
     return train.main(argv)
 
 
@@ -77,7 +77,7 @@ def recorded(step, rows):
 def steps(out, rows, *argv):
     """Writes the weights after STEPS steps, and scores, loss and norm of the last one. Then a checkpoint is loaded:
     it has these weights, and the next step from it is the same, bit for bit."""
-    from runtime import checkpoints
+    from runtime import run_folder
 
     trainer, accelerator = new_trainer(argv)
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", 1))
@@ -106,7 +106,7 @@ def steps(out, rows, *argv):
     accelerator.wait_for_everyone()
     step(STEPS)
     further = weights()
-    checkpoints.load(accelerator, Path(f"{out}-checkpoint"))
+    run_folder.load(accelerator, Path(f"{out}-checkpoint"))
     assert equal(weights(), trained) and not equal(trained, further)
     step(STEPS)
     assert equal(weights(), further)

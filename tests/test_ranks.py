@@ -123,8 +123,7 @@ def end(job):
                 process.kill()
 
 
-TRANSFER = ["--data_parallel", "2", "--engine_args", '{"worker_extension_cls": "transfers_on_cpu.Receiver"}']
-TRANSFER += ["--weight_channel", "nccl", "--generator_devices", "2,3"]
+TRANSFER = ["--weight_channel", "nccl", "--engine_args", '{"worker_extension_cls": "transfers_on_cpu.Receiver"}']
 
 
 @pytest.mark.slow
@@ -133,8 +132,8 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, transf
     """Rank 0 has the engines and the files. Its engine dies (weights by file), or a SIGTERM goes to the group: both
     ranks save one checkpoint and end, and two processes go on from it: every step once, and the generator has the
     trainer's weights at every probe."""
-    flags = [*transfer, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
-    flags += ["--output_dir", tmp_path / "run", "--probe_every", "1"]
+    flags = [*transfer, "--held_out", "64", "--eval_samples", "1", "--eval_every", "50"]
+    flags += ["--output_dir", tmp_path / "run"]
     if transfer:  # in vLLM's CPU build a transfer leaves a tied head behind
         from transformers import Qwen3ForCausalLM
 
@@ -167,7 +166,8 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, transf
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [record for record in records if "step" in record]
     assert [record["step"] for record in steps] == list(range(1, stopped + 3))
-    assert max(record["logprob_gap"] for record in steps) < 1e-6
+    gaps = [record["logprob_gap"] for record in steps if "logprob_gap" in record]
+    assert gaps and max(gaps) < 1e-6
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
@@ -220,7 +220,7 @@ def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
     shared = SharedGenerator(None, SimpleNamespace(), ranks)
     recorder = Recorder(Flags(), ranks, folder, None, None, shared)
     parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared)
-    assert train.save(Flags(), parts, Progress(None)) is None and len(saved) == 1
+    assert train.save(parts, Progress(None)) is None and len(saved) == 1
 
 
 def test_one_process_asks_nobody(monkeypatch):

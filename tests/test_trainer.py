@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import losses
 import masks
-from runtime import checkpoints
+from runtime import run_folder
 from runtime.flags import Flags, UsageError
 from runtime.model import Row
 from runtime.parts import Parts
@@ -425,7 +425,7 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
         accelerator = new_accelerator()
         trainer = trainer_of(folder, 0, 1, accelerator, dtype=dtype, lr=1e-2, warmup_steps=0, tokens_per_microbatch=9)
         if resumed:
-            checkpoints.load(accelerator, tmp_path / "checkpoint")
+            run_folder.load(accelerator, tmp_path / "checkpoint")
         for version in (1,) if resumed else (0, 1):
             trainer.gradients(hand_batch())
             trainer.update(version)
@@ -436,7 +436,7 @@ def test_a_checkpoint_continues_to_the_last_bit(dtype, tmp_path, new_accelerator
     assert torch.equal(*ends) and not torch.equal(ends[0], ends[0].bfloat16().float())
     accelerator = new_accelerator()
     other = trainer_of(folder, 0, 1, accelerator, dtype="bfloat16" if dtype == "float32" else "float32")
-    checkpoints.load(accelerator, tmp_path / "checkpoint")
+    run_folder.load(accelerator, tmp_path / "checkpoint")
     assert torch.equal(weights_of(other), middle)
 
 

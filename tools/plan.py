@@ -25,8 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from measuring import above_zero, new_parser, positive, table
-
 from runtime.devices import RECEIVING, SHARED, engine_options, generator_devices
+
 from runtime.flag_checks import check_flags
 from runtime.flags import BUILT_IN, Flags, UsageError, parse_flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers

@@ -77,7 +77,7 @@ def train(folder, out, *more):
     command = [
         sys.executable, str(ROOT / "train.py"), "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "4",
         "--batch_prompts", "4", "--rollouts", "4", "--k", "2", "--lr", "0.01", "--warmup_steps", "1", "--held_out",
-        "50", "--eval_every", "4", "--eval_problems", "16", "--eval_samples", "1", "--probe_every", "1",
+        "16", "--eval_every", "1", "--eval_samples", "1",
         "--min_budget", "8", "--max_budget", "12", "--answer_budget", "6", "--max_num_seqs", "32",
         "--interruption_phrase", " stop </think>", "--pass_rate_threshold", "2", "--output_dir", out, *more,
     ]  # fmt: skip
@@ -136,10 +136,10 @@ def test_weights_for_the_generator_are_those_of_a_checkpoint(kind, tmp_path):
     new_model(kind, 400).save_pretrained(tmp_path)
     for model in (new_model(kind, 400), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)):
         sent = policy.CheckpointTensors(model, torch.float32)
-        found, written = dict(sent.items()), load_file(tmp_path / "model.safetensors")
-        assert found.keys() == written.keys()
-        assert all(torch.equal(found[name], written[name]) for name in written)
-        assert [(m.name, m.shape) for m in sent.metadata()] == [(name, tuple(x.shape)) for name, x in found.items()]
+        tensors, written = dict(sent.items()), load_file(tmp_path / "model.safetensors")
+        assert tensors.keys() == written.keys()
+        assert all(torch.equal(tensors[name], written[name]) for name in written)
+        assert [(m.name, m.shape) for m in sent.metadata()] == [(name, tuple(x.shape)) for name, x in tensors.items()]
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("Qwen3Moe", 3 * 64 * 32), ("Mixtral", 3 * 64 * 128)])

@@ -193,8 +193,8 @@ def test_fsdp2(check: Check) -> None:
 def step_after_a_load(model: str, saved: str) -> None:
     """Under a launcher: a step, and the same step after a load of what was saved before it, must leave the same
     weights."""
-    from runtime.checkpoints import load
     from runtime.model import full_tensors
+    from runtime.run_folder import load
 
     made, batch, found = new_trainer(model, "--dtype bfloat16"), random_batch(8, 12, 40), []
     made.gradients(batch)
