@@ -68,7 +68,7 @@ real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums
 	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(subst both,sums functions,$(PROBLEMS))
 	.venv/bin/python train.py --model runs/real-start/model --dtype $(DTYPE) \
 	$(if $(DATA_$(PROBLEMS)),$(PROGRAMS),$(SUMS)) --length_control penalty --lr 1e-5 --max_steps 20 \
-	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
+	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
 	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl) $(FLAGS)
 	.venv/bin/python tools/real_model.py --before_and_after runs/real-$(PROBLEMS)
 

@@ -33,8 +33,8 @@ def chat_model(tmp_path_factory):
 
 
 def data_flags(folder, **changes):
-    found = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
-    return Flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
+    options = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
+    return Flags(**options | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
 @pytest.mark.long
@@ -115,16 +115,17 @@ def test_the_size_reaches_the_warm_start_and_the_default_task_is_graded(monkeypa
         with pytest.raises(ZeroDivisionError):
             new_parts(Flags(output_dir=str(tmp_path), size=size), Progress(None))
     assert settings == [warm_start.warm_start_of("xs"), warm_start.WarmStart()]
-    problems = load_task(Flags(output_dir=str(tmp_path))).train
-    assert [len(str(problem.answer).split()) for problem in problems[:10]] == [2, 2, 2, 2, 3] * 2
+    task = load_task(Flags(held_out=7))
+    assert [len(str(problem.answer).split()) for problem in task.train[:10]] == [2, 2, 2, 2, 3] * 2
+    assert len(task.train) == 2048 and task.held_out == load_task(Flags()).held_out[:7]  # the same first ones
 
 
 def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
     """Not even the process group or the run's folder is made."""
     monkeypatch.setattr(parts, "new_accelerator", lambda flags: 1 / 0)
-    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "ipc"]) == 2
+    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "nccl"]) == 2
     _, err = capsys.readouterr()
-    assert err.startswith("train.py: --generator_devices and --weight_channel ipc") and err.count("\n") == 1
+    assert err.startswith("train.py: --weight_channel nccl needs a GPU") and err.count("\n") == 1
     assert not any(tmp_path.iterdir())
 
 
@@ -134,9 +135,9 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
     that nobody made. With it, objects travel by gloo."""
     from accelerate.state import AcceleratorState
 
-    made = []
+    groups = []
     handlers = accelerate.InitProcessGroupKwargs
-    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: made.append(handlers(**k)) or made[-1])
+    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: groups.append(handlers(**k)) or groups[-1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
@@ -147,4 +148,4 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
         parts.new_accelerator(Flags())
     finally:
         AcceleratorState._reset_state(True)
-    assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
+    assert groups[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
