@@ -31,8 +31,8 @@ BUILT_IN = ("graded",)  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
-# A resumed run does not take these over: they are for one command, or trust the code of a model again.
-OF_ONE_CALL = ("resume", "output_dir", "overwrite", "trust_remote_code")
+# A resumed run does not take these over: they are for one command.
+OF_ONE_CALL = ("resume", "output_dir", "overwrite")
 
 
 @dataclass
@@ -189,9 +189,14 @@ def parse_flags(argv: Sequence[str], description: str) -> Flags:
     flags = _parsed(parser, argv)
     if flags.dataset not in BUILT_IN:
         parser.set_defaults(lr=PRETRAINED_LR)
+    saved = saved_flags(flags.resume) if flags.resume else {}
+    code = [name for name, value in saved.items() if runs_code(name, value)]
     if flags.resume:
-        parser.set_defaults(output_dir=flags.resume, **saved_flags(flags.resume))
+        parser.set_defaults(output_dir=flags.resume, **saved | dict.fromkeys(code))
     flags = _parsed(parser, argv)
+    for name in code:
+        if getattr(flags, name) is None:
+            raise UsageError(f"--{name} {saved[name]} can run code, which no --resume takes over; give it again.")
     if flags.resume and Path(flags.output_dir) != Path(flags.resume):
         raise UsageError(
             f"--output_dir {flags.output_dir}: --resume goes on in {flags.resume}; leave --output_dir out."
@@ -210,6 +215,27 @@ def saved_flags(folder: str) -> dict[str, Any]:
     if version != VERSION:
         raise UsageError(f"--resume {folder}: version {version} wrote this run; only that version can go on with it.")
     return {name: value for name, value in saved.items() if name in DEFAULTS and name not in OF_ONE_CALL}
+
+
+# vLLM's arguments that only set numbers and switches. Any other may name a module, a class or a file that vLLM runs.
+PLAIN_ENGINE_ARGS = set(
+    "block_size gpu_memory_utilization kv_cache_memory_bytes max_num_batched_tokens enforce_eager "
+    "tensor_parallel_size pipeline_parallel_size enable_prefix_caching enable_chunked_prefill async_scheduling".split()
+)
+
+
+def runs_code(name: str, value: Any) -> bool:
+    """Whether this value of a flag can make a run execute code that somebody else put into its folder."""
+    if name == "trust_remote_code":
+        return bool(value)
+    if name == "reward":
+        return ":" in value
+    if name == "engine_args":
+        for key, setting in parsed_engine_args(value).items():
+            number = key in PLAIN_ENGINE_ARGS and isinstance(setting, int | float | None)
+            if not number and (key, setting) != ("distributed_executor_backend", "ray"):
+                return True
+    return False
 
 
 def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:

@@ -48,15 +48,34 @@ def test_a_command_line_by_hand(command):
 
 
 def test_resume_takes_over_the_flags_and_given_ones_win(command):
-    """But for what is asked of one command only; trust in a model's code is one of these."""
-    saved = {"k": 3, "lr": 0.1, "fp32_head": False, "reward": "mine:f", "seed": 5}
-    write_config("run", **saved, output_dir="elsewhere", overwrite=True, trust_remote_code=True)
+    """But for what is asked of one command only."""
+    saved = {"k": 3, "lr": 0.1, "fp32_head": False, "reward": "math", "seed": 5, "engine_args": '{"block_size": 16}'}
+    write_config("run", **saved, output_dir="elsewhere", overwrite=True)
     flags = parse_flags(["--resume", "run", "--lr", "0.2"], "")
     assert vars(flags) == DEFAULTS | saved | {"lr": 0.2, "resume": "run", "output_dir": "run"}
     assert parse_flags([], "") == Flags()  # nothing of it stays behind
     for other in ("elsewhere", DEFAULTS["output_dir"]):
         assert command(f"--resume run --output_dir {other}")[1].startswith(f"--output_dir {other}: --resume goes on")
     assert command("--output_dir run/ --resume run --reward task")[0].k == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trust_remote_code", True),
+        ("reward", "mine:f"),
+        ("engine_args", '{"worker_cls": "mine.Worker"}'),
+        ("engine_args", '{"reasoning_parser_plugin": "plain"}'),  # a word that vLLM imports as a module
+        ("engine_args", '{"block_size": "plain"}'),
+        ("engine_args", '{"distributed_executor_backend": "mine"}'),
+    ],
+)
+def test_no_resume_takes_over_what_can_run_code(command, name, value):
+    """A folder from somebody else must not run their code; who gives the flag again trusts it."""
+    write_config("run", **{name: value})
+    assert command("--resume run")[1].startswith(f"--{name} {value} can run code, which no --resume takes over")
+    again = parse_flags(["--resume", "run", f"--{name}", str(value).lower() if value is True else value], "")
+    assert getattr(again, name) == value
 
 
 def test_a_folder_of_another_version_or_of_none_is_one_sentence(command):
