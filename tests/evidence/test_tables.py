@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import tables
 from comparisons import EQUAL, Comparison, near
-from made_curves import made
+from example_runs import example
 
 pytestmark = pytest.mark.medium
 
@@ -38,7 +38,7 @@ def test_compute_to_a_rate_by_hand():
 
 def test_falls_and_ends_by_hand():
     """.1 .3 .2 .4 .05 .45: below the best before by 0 0 .1 0 .35 0; the last two have the mean .25; .5 is never reached."""
-    run = made(rates=[0.1, 0.3, 0.2, 0.4, 0.05, 0.45])
+    run = example(rates=[0.1, 0.3, 0.2, 0.4, 0.05, 0.45])
     assert tables.depths(run.rates) == pytest.approx([0, 0, 0.1, 0, 0.35, 0])
     numbers = tables.measure({"a": [run]}).loc["a", 0]
     assert numbers["end"] == pytest.approx(0.25) and numbers["fell"] == pytest.approx(0.35)
@@ -48,8 +48,8 @@ def test_falls_and_ends_by_hand():
 def test_the_shared_ceiling():
     """Ceilings of .80 and .81: both are fitted again with .805, and B is about the true 2. A ceiling that is not
     identifiable (two C_mid of data) is not in the mean."""
-    short = made("short", A=0.6, n=12)
-    numbers = tables.measure({"a": [made(A=0.80, n=36)], "b": [made(A=0.81, n=36)], "short": [short]})
+    short = example("short", A=0.6, n=12)
+    numbers = tables.measure({"a": [example(A=0.80, n=36)], "b": [example(A=0.81, n=36)], "short": [short]})
     assert numbers["A"].isna().tolist() == [False, False, True]
     again = tables.fit(short.points["tokens"], short.rates, n_samples=short.points["n"], A=numbers["A"].mean())
     assert numbers.loc["short", 0][["B", "C_mid"]].tolist() == [again.B, again.C_mid]
@@ -101,7 +101,7 @@ def test_a_table_by_hand():
     reached: the difference at the end is .1 * 36/37 = .097. Tokens to .5 are C_mid sqrt(s / (1 - s)) with s = .4 / (A -
     .1): 600, 507 and 449, dapo 424, 387 and 359: log ratios -.347, -.270 and -.224, mean -.280: -24 %. The paper has
     -.075 in A. `late` is against dapo, and `none` has no runs."""
-    base, dapo = ([made(v, s, A=A + 0.04 * s, n=36) for s in range(3)] for v, A in (("base", 0.6), ("dapo", 0.7)))
+    base, dapo = ([example(v, s, A=A + 0.04 * s, n=36) for s in range(3)] for v, A in (("base", 0.6), ("dapo", 0.7)))
     variants = dict.fromkeys(("base", "dapo", "late", "none"), "")
     c = Comparison("first", variants, against={"late": "dapo"}, paper={"dapo": near(-0.075), "none": EQUAL})
     numbers = tables.measure({"base": base, "dapo": dapo, "late": dapo[:1]})

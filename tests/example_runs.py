@@ -6,7 +6,7 @@ import numpy as np
 from fit_sigmoid import sigmoid
 
 
-def made(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, comparison="one", flags="", **columns):
+def example(variant="base", seed=0, rates=None, A=0.8, n=16, every=50.0, comparison="one", flags="", **columns):
     """A finished run with evaluations of 1,024 samples at 0, every, 2 every, ... tokens: on R0 = .1, B = 2 and C_mid =
     300 unless there are `rates`. Device-hours are a thousandth of the tokens. `columns` are added."""
     C = every * np.arange(n + 1 if rates is None else len(rates))
