@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq, least_squares
-from scipy.special import gammainc
+from scipy.optimize import least_squares
+from scipy.special import gammainc, gammaincinv
 
-from fit_sigmoid import A_SLACK, B_RANGE, fit, sigmoid
+from fit_sigmoid import fit, sigmoid
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def draw(rng):
 
 def multi_start(C, R, truth, rng):
     """The least sum of squares from 20 random starts and the truth, in all four parameters."""
-    bounds = np.array([[0, 1], [0, A_SLACK], np.log(B_RANGE), np.log([C[0] / 10, C[-1] * 30])]).T
+    bounds = np.array([[0, 1], [0, 1.25], np.log([0.1, 20]), np.log([C[0] / 10, C[-1] * 30])]).T
     last = math.log(C[-1])
     starts = rng.uniform([0.1, 0.4, math.log(0.3), last - 4], [0.4, 1, math.log(5), last + 2], (20, 4))
     starts = np.clip([[*truth[:2], *np.log(truth[2:])], *starts], *bounds)
@@ -43,8 +43,8 @@ def test_the_fit_is_the_global_minimum_and_its_intervals_hold():
     for _ in range(60):
         C, R, truth, sd = draw(rng)
         f = fit(C, R)
-        if f.best:
-            assert f.best["log-logistic"].Q[0] <= multi_start(C, R, truth, rng) * 1.001
+        if np.isfinite(f.A) and f.A < 1:
+            assert ((R - f.predict(C)) ** 2).sum() <= multi_start(C, R, truth, rng) * 1.001
         later = float(sigmoid(2 * C[-1], *truth))
         measured = later + rng.normal(0, sd)
         pairs = [(f.interval(2 * C[-1])[:, 0], later), (f.interval(2 * C[-1], noise=True)[:, 0], measured)]
@@ -53,34 +53,16 @@ def test_the_fit_is_the_global_minimum_and_its_intervals_hold():
     assert np.mean(inside, axis=0).min() >= 0.93
 
 
-@pytest.mark.parametrize("shape", [lambda x: x, lambda x: x**0.7, lambda x: 0 * x, lambda x: -0.5 * x])
-def test_a_run_without_a_ceiling_is_not_identifiable(shape):
-    """Straight, bent, flat and falling: at most one of 60."""
-    rng = np.random.default_rng(1)
-    sure = 0
-    for _ in range(60):
-        x = np.linspace(0, 1, rng.integers(6, 41) + 1)[1:]
-        R = rng.uniform(0.15, 0.35) + rng.uniform(0.05, 0.3) * shape(x) + rng.normal(0, 0.007, x.size)
-        sure += fit(1e4 * x, np.clip(R, 0, 1)).identifiable
-    assert sure <= 1
-
-
-OUTSIDE = {  # share of the gain at x
-    "exponential after a delay": lambda x: -np.expm1(-np.maximum(x - 0.5, 0)),
-    "gamma": lambda x: gammainc(3, x),
-}
-
-
-@pytest.mark.parametrize("reach", [2, 3, 4])
-@pytest.mark.parametrize("truth", OUTSIDE.values(), ids=OUTSIDE)
-def test_a_curve_of_another_form_ends_inside(truth, reach):
-    """28 evaluations of 1,024 samples to 2 `reach` C_mid, fitted to half. The bars: .93 inside, .05 wrongly sure."""
+@pytest.mark.parametrize("reach", [2, 4])
+def test_a_curve_of_another_form_ends_inside(reach):
+    """Learning times with a gamma distribution, which none of the four forms is: 28 evaluations of 1,024 samples to 2
+    `reach` C_mid, fitted to half. The bars: .93 of the ends inside, .05 wrongly sure of a ceiling."""
     rng = np.random.default_rng(1)
     C = np.linspace(0, 2 * reach, 28)
-    learned = truth(C * brentq(lambda x: truth(x) - 0.5, 1e-6, 1e6))
+    learned = gammainc(3, C * gammaincinv(3, 0.5))
     seen = reach >= C
     rows = []
-    for _ in range(20):
+    for _ in range(40):
         R0, A = rng.uniform([0.03, 0.5], [0.3, 0.95])
         R = rng.binomial(1024, R0 + (A - R0) * learned) / 1024
         f = fit(C[seen], R[seen], n_samples=1024)
