@@ -109,14 +109,17 @@ def plain_fit(C: ArrayLike, R: ArrayLike) -> tuple[float, float, float, float]:
     C = np.asarray(C, dtype=float)
     R = np.asarray(R, dtype=float)
 
-    def residuals(x: Array) -> Array:  # x = R0, A, log B, log C_mid
-        return sigmoid(C, x[0], x[1], np.exp(x[2]), np.exp(x[3])) - R
+    def residuals(x: Array) -> Array:
+        R0, A, log_B, log_C_mid = x
+        return sigmoid(C, R0, A, np.exp(log_B), np.exp(log_C_mid)) - R
 
+    least_B, most_B = B_RANGE
+    lower = [0.0, 0.0, math.log(least_B), -50.0]
+    upper = [1.0, 1.0, math.log(most_B), 99.0]
     start = [R.min(), R.max(), 0.0, math.log(np.median(C[C > 0]))]
-    lower = [0.0, 0.0, math.log(B_RANGE[0]), -50.0]
-    upper = [1.0, 1.0, math.log(B_RANGE[1]), 99.0]
-    x = least_squares(residuals, start, bounds=(lower, upper), x_scale=[0.1, 0.1, 1, 1]).x
-    return float(x[0]), float(x[1]), math.exp(x[2]), math.exp(x[3])
+    result = least_squares(residuals, start, bounds=(lower, upper), x_scale=[0.1, 0.1, 1, 1])
+    R0, A, log_B, log_C_mid = result.x.tolist()
+    return R0, A, math.exp(log_B), math.exp(log_C_mid)
 
 
 # ------------------------------------------------------------------------------------------- 3. The closed form
@@ -146,9 +149,12 @@ class Curves(NamedTuple):
         r = 1 - s
         rate = r * self.R0 + s * self.A
         # d' V^-1 d <= limit - Q allows r dR0 + s dA up to sqrt((limit - Q) (r, s) V (r, s)').
-        spread = r * r * self.V[0] + 2 * r * s * self.V[1] + s * s * self.V[2]
+        V00, V01, V11 = self.V
+        spread = r * r * V00 + 2 * r * s * V01 + s * s * V11
         reach = np.sqrt(np.maximum(limit - self.Q, 0) * np.maximum(spread, 0))
-        return float((rate - reach).min()), float((rate + reach).max())
+        low = float(np.min(rate - reach))
+        high = float(np.max(rate + reach))
+        return low, high
 
 
 def shares(C: Array, log_B: ArrayLike, log_C_mid: ArrayLike, share: Share = expit) -> Array:
@@ -162,7 +168,8 @@ def shares(C: Array, log_B: ArrayLike, log_C_mid: ArrayLike, share: Share = expi
 def rates(curves: Curves, C: Array, share: Share = expit) -> Array:
     """Pass rates (N,) of the first of the curves at compute C (N,), at most 1."""
     s = shares(C, curves.log_B[0], curves.log_C_mid[0], share)
-    return np.minimum((1 - s) * curves.R0[0] + s * curves.A[0], 1.0)
+    R = (1 - s) * curves.R0[0] + s * curves.A[0]
+    return np.minimum(R, 1.0)
 
 
 def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> Curves:
@@ -195,8 +202,10 @@ def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> C
 
     # If one lies on an edge of its box, the other is solved again for it. No curve falls: R0 <= A.
     A = np.clip(A, A_low, A_high)
-    R0 = np.clip((rR - rs * A) / np.maximum(rr, R0_weight), R0_low, np.clip(A, R0_low, R0_high))
-    A = np.clip((sR - rs * R0) / np.maximum(ss, A_weight), np.maximum(A_low, R0), A_high)
+    R0 = (rR - rs * A) / np.maximum(rr, R0_weight)
+    R0 = np.clip(R0, R0_low, np.clip(A, R0_low, R0_high))
+    A = (sR - rs * R0) / np.maximum(ss, A_weight)
+    A = np.clip(A, np.maximum(A_low, R0), A_high)
 
     Q = RR - 2 * R0 * rR - 2 * A * sR + R0 * R0 * rr + 2 * R0 * A * rs + A * A * ss
     V = np.array([ss_all, -rs, rr_all]) / det  # the inverse of the matrix above
@@ -205,7 +214,7 @@ def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> C
 
 def scan(data: Data, limit: float | None = None, share: Share = expit) -> Curves:
     """The curves with Q <= limit, or without a limit the best one, on a grid that closes in on them."""
-    searched = data.box[2:]  # (2, 2) of log B and log C_mid
+    searched = data.box[2:].tolist()  # the ends of log B and of log C_mid
     ends = searched
     rounds, size = (12, 31) if limit is None else (4, 61)
     for _ in range(rounds):
@@ -219,9 +228,9 @@ def scan(data: Data, limit: float | None = None, share: Share = expit) -> Curves
         ends = []
         for values, axis, (low, high) in zip(curves[:2], axes, searched, strict=True):
             room = 3 * (axis[1] - axis[0])
-            new_low = max(values[keep].min() - room, low)
-            new_high = min(values[keep].max() + room, high)
-            ends.append((new_low, new_high))
+            low = max(values[keep].min() - room, low)
+            high = min(values[keep].max() + room, high)
+            ends.append([low, high])
     return Curves(*(values[..., keep] for values in curves))
 
 
@@ -230,7 +239,9 @@ def search_box(C: Array, R0: float | None, A: float | None) -> Array:
     R0_box = (0.0, 1.0) if R0 is None else (R0, R0)
     A_box = (0.0, A_SLACK) if A is None else (A, A)
     first = C[C > 0][0]
-    return np.array([R0_box, A_box, np.log(B_RANGE), np.log([first / 10, C[-1] * 30])])
+    last = C[-1]
+    C_mid_range = [first / 10, last * 30]
+    return np.array([R0_box, A_box, np.log(B_RANGE), np.log(C_mid_range)])
 
 
 def least_squares_curve(C: Array, R: Array, n: Array | None, box: Array) -> tuple[Data, Curves]:
@@ -251,10 +262,13 @@ def usable(C: ArrayLike, R: ArrayLike, n: ArrayLike | None, skip_below: float) -
     R = np.array(R, dtype=float)
     if C.ndim != 1 or C.shape != R.shape:
         raise ValueError(f"C and R must be one-dimensional and of one length, not {C.shape} and {R.shape}")
-    n = np.broadcast_to(np.asarray(inf if n is None else n, dtype=float), C.shape)
+    n = np.asarray(inf if n is None else n, dtype=float)
+    n = np.broadcast_to(n, C.shape)
     use = np.isfinite(C) & np.isfinite(R) & ~np.isnan(n)
     use &= (C <= 0) | (C >= skip_below)
-    C, R, n = C[use], R[use], n[use]
+    C = C[use]
+    R = R[use]
+    n = n[use]
     valid = (C >= 0) & (R >= 0) & (R <= 1) & (n > 0)
     if not valid.all():
         raise ValueError("need compute >= 0, n_samples > 0, pass rates in [0, 1]: divide percents by 100")
@@ -279,31 +293,39 @@ def variance(p: ArrayLike, n: ArrayLike | None) -> Array:
 def dispersion_of(z: Array, w: Array, spare: int, n_known: bool) -> float:
     """The variance of a point, in units of `variance`, from standardized residuals z = sqrt(w) (R - R(C)), (N,).
 
-    sum z^2 / spare, times (1 + r) / (1 - r) if r, the correlation of neighbors, is significant; `spare` is N less the
-    numbers that were fitted."""
+    It is Q / spare, with Q = sum z^2 and `spare` = N less the numbers that were fitted; times (1 + r) / (1 - r) if r,
+    the correlation of neighbors, is significant."""
+    Q = z @ z
     exact = w.mean() * MIN_SD**2
-    r = min(z[1:] @ z[:-1] / max(z @ z, w.sum() * MIN_SD**2), 0.95)
+    r = z[1:] @ z[:-1] / max(Q, w.sum() * MIN_SD**2)
+    r = min(r, 0.95)
     significant = r > 1.645 / math.sqrt(z.size)
     inflation = (1 + r) / (1 - r) if significant else 1.0
     if not n_known:
-        return float(max(z @ z / spare * inflation, exact))
+        return float(max(Q / spare * inflation, exact))
     # A dispersion below 1 is not believed where samples are known: a run on a fixed held-out set follows itself more
     # exactly than it follows the law.
-    return float(max((z @ z + PRIOR_DOF) / (spare + PRIOR_DOF) * inflation, 1.0, exact))
+    estimate = (Q + PRIOR_DOF) / (spare + PRIOR_DOF) * inflation
+    return float(max(estimate, 1.0, exact))
 
 
 def profile(data: Data, limit: float) -> tuple[Interval, Interval, Interval]:
     """What A, B and C_mid may be: their least and greatest values over all curves of Eq. 1 with Q <= limit."""
     curves = scan(data, limit)
     low, high = curves.ends(1.0, limit)
-    return (max(low, 0.0), min(high, 1.0)), extent(curves.log_B, data.box[2]), extent(curves.log_C_mid, data.box[3])
+    A = max(low, 0.0), min(high, 1.0)
+    B = extent(curves.log_B, data.box[2])
+    C_mid = extent(curves.log_C_mid, data.box[3])
+    return A, B, C_mid
 
 
 def extent(logs: Array, searched: Array) -> Interval:
     """Least and greatest value from logarithms; open at an end of what was searched."""
-    low = 0.0 if logs.min() < searched[0] + 0.05 else math.exp(logs.min())
-    high = inf if logs.max() > searched[1] - 0.05 else math.exp(logs.max())
-    return low, high
+    low = logs.min()
+    high = logs.max()
+    is_open_below = low < searched[0] + 0.05
+    is_open_above = high > searched[1] - 0.05
+    return 0.0 if is_open_below else math.exp(low), inf if is_open_above else math.exp(high)
 
 
 @dataclass(frozen=True, repr=False)
@@ -374,20 +396,26 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
         return Comparison(verdict)
 
     shared = float(np.mean(A))
-    refits = [fit(f.C, f.R, n_samples=f.n, **(f.options | {"A": shared})) for f in fits]
+    refits = []
+    for f in fits:
+        options = f.options | {"A": shared}
+        refits.append(fit(f.C, f.R, n_samples=f.n, **options))
     best = int(np.argmax([f.B for f in refits]))
     efficiency = f"{names[best]} is the most efficient"
     if overlaps([f.B_interval for f in refits], best):
         efficiency = "the intervals of B overlap"
-    in_order = sorted(zip([f.C_mid for f in refits], names, strict=True))
-    first, last = (f"{short(C_mid)} ({name})" for C_mid, name in (in_order[0], in_order[-1]))
+    C_mid = [f.C_mid for f in refits]
+    (low, first), *_, (high, last) = sorted(zip(C_mid, names, strict=True))
     verdict = f"ceilings agree within {margin:g}; at the shared A = {shared:.3f} {efficiency}"
-    return Comparison(f"{verdict}, and C_mid goes from {first} to {last}", shared, refits)
+    verdict += f", and C_mid goes from {short(low)} ({first}) to {short(high)} ({last})"
+    return Comparison(verdict, shared, refits)
 
 
 def overlaps(intervals: Sequence[Interval], best: int) -> bool:
     """Whether another interval reaches up into that of the best."""
-    return any(high >= intervals[best][0] for i, (_, high) in enumerate(intervals) if i != best)
+    low = intervals[best][0]
+    reaching = [high for _, high in intervals if high >= low]  # the best one among them
+    return len(reaching) > 1
 
 
 # ------------------------------------------------------------------------------------------------------ 7. A run
@@ -400,7 +428,8 @@ def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
         source = read_rows(Path(source))
     rows = list({repr(row): row for row in source}.values())
     devices = {row.get("device", "gpu" if row.get("device_hours") else "cpu") for row in rows}
-    x = x or ("tokens" if devices == {"cpu"} else "device_hours")
+    if not x:
+        x = "tokens" if devices == {"cpu"} else "device_hours"
     missing = [name for name in (x, "pass_rate") if not any(name in row for row in rows)]
     if missing:
         raise ValueError(f"none of the {len(rows)} rows has {' or '.join(missing)}; tools/ reads other columns")
@@ -484,16 +513,24 @@ def fit(
     spare = C.size - fitted
     dof = float(spare) if n is None else spare + PRIOR_DOF
     options = {"R0": R0, "A": A, "skip_below": skip_below}
-    f = Forecast(C, R, n, options, dof, t=float(stdtrit(dof, 0.975)))
-    if spare < (1 if n is None else 0) or np.unique(C[C > 0]).size < 3:
+    t = float(stdtrit(dof, 0.975))
+    f = Forecast(C, R, n, options, dof, t)
+    least = 1 if n is None else 0
+    places = np.unique(C[C > 0])
+    if spare < least or places.size < 3:
         few = f"{C.size} usable points are too few for four unknowns and the noise: evaluate more often"
         return replace(f, reason=few)
 
     data, eq1 = least_squares_curve(C, R, n, search_box(C, R0, A))
-    best = {EQ1: eq1} | {form: scan(data, share=share) for form, share in FORMS.items() if form != EQ1}
+    best = {EQ1: eq1}
+    for form, share in FORMS.items():
+        if form != EQ1:
+            best[form] = scan(data, share=share)
     form = min(best, key=lambda name: best[name].Q[0])
-    z = np.sqrt(data.w) * (R - rates(best[form], C, FORMS[form]))  # (N,) standardized residuals
-    f = replace(f, dispersion=dispersion_of(z, data.w, spare, n is not None))
+    fitted_R = rates(best[form], C, FORMS[form])
+    z = np.sqrt(data.w) * (R - fitted_R)  # (N,) standardized residuals
+    dispersion = dispersion_of(z, data.w, spare, n is not None)
+    f = replace(f, dispersion=dispersion)
 
     reason = falls(z, data.w)
     if is_flat(f, data, float(best[form].Q[0])):
@@ -572,14 +609,16 @@ def with_curves(f: Forecast, best: dict[str, Curves], form: str) -> Forecast:
 # ---------------------------------------------------------------------------------------------------- 9. The band
 def band(f: Forecast, C: Array) -> tuple[Array, Array]:
     """Low and high (K,) at compute C (K,): of all allowed curves of all forms, and beyond the data of what remains."""
-    lows, highs = [], []  # (F, K) for F forms
+    lows: list[float] = []  # F times K, for F forms
+    highs: list[float] = []
     for form, curves in f.allowed.items():
-        columns = [shares(np.array([c]), curves.log_B, curves.log_C_mid, FORMS[form])[:, 0] for c in C]  # K times (G,)
-        ends = np.array([curves.ends(s, f.limit) for s in columns]).reshape(-1, 2)
-        lows.append(ends[:, 0])
-        highs.append(ends[:, 1])
-    low = np.min(lows, axis=0)
-    high = np.max(highs, axis=0)
+        for compute in C:
+            s = shares(compute[None], curves.log_B, curves.log_C_mid, FORMS[form])  # (G, 1)
+            low, high = curves.ends(s[:, 0], f.limit)
+            lows.append(low)
+            highs.append(high)
+    low = np.reshape(lows, (-1, C.size)).min(axis=0)
+    high = np.reshape(highs, (-1, C.size)).max(axis=0)
 
     # Beyond the data: from the rate that was reached, R, to R + REMAINS (R(C) - R).
     reached = f.predict(f.C[-1])
@@ -596,7 +635,8 @@ def falls(z: Array, w: Array) -> str:
     Empty if it does not."""
     late = z[-max(3, z.size // 5) :]
     # The noise of differences between neighbors, which do not see a slow misfit.
-    noise = math.sqrt(max(float(np.mean(np.diff(z) ** 2)) / 2, w.mean() * MIN_SD**2))
+    noise_variance = np.mean(np.diff(z) ** 2) / 2
+    noise = math.sqrt(max(noise_variance, w.mean() * MIN_SD**2))
     if late.mean() * math.sqrt(late.size) >= -FALL * noise:
         return ""
     return f"the last {late.size} points lie below the curve: the run falls, and nothing says how far"
@@ -607,7 +647,9 @@ def is_flat(f: Forecast, data: Data, Q: float) -> bool:
     if f.options["A"] is not None:
         return False
     _, R, w, _ = data
-    level = w @ R / w.sum() if f.options["R0"] is None else f.options["R0"]
+    level = f.options["R0"]
+    if level is None:
+        level = w @ R / w.sum()
     gained = w @ (R - level) ** 2 - Q
     F = max(gained, 0) / f.dispersion / 2
     return fdtrc(2, f.dof, F) > FLAT
@@ -615,20 +657,27 @@ def is_flat(f: Forecast, data: Data, Q: float) -> bool:
 
 def with_ceiling(f: Forecast, data: Data) -> Forecast:
     """The forecast with its allowed curves and intervals, and with the reason why A's is too wide, if it is."""
-    allowed = {form: scan(data, f.limit, FORMS[form]) for form, curve in f.best.items() if curve.Q[0] <= f.limit}
-    tops = np.array([curves.ends(1.0, f.limit) for curves in allowed.values()])  # (F, 2) of A
     eq1 = f.best[EQ1]
     reached = float(f.predict(f.C[-1]))
-    most = reached + REMAINS * (float(eq1.A[0]) - reached)  # the band at infinite compute
-    low = float(min(reached, tops.min()))
-    high = float(max(most, tops.max()))
-    A_interval = max(low, 0.0), min(high, 1.0)
-    _, B_interval, C_mid_interval = profile(data, float(eq1.Q[0]) + f.margin)  # also where another form excludes Eq. 1
-    f = replace(f, allowed=allowed, A_interval=A_interval, B_interval=B_interval, C_mid_interval=C_mid_interval)
+    # The band at infinite compute, where a rate is A: of what remains, and of all allowed curves of all forms.
+    low = reached
+    high = reached + REMAINS * (float(eq1.A[0]) - reached)
+    allowed = {}
+    for form, curve in f.best.items():
+        if curve.Q[0] <= f.limit:
+            allowed[form] = scan(data, f.limit, FORMS[form])
+            least, most = allowed[form].ends(1.0, f.limit)
+            low = min(low, least)
+            high = max(high, most)
 
+    # B and C_mid are Eq. 1's, also where another form excludes it.
+    _, B_interval, C_mid_interval = profile(data, float(eq1.Q[0]) + f.margin)
+    A_interval = max(low, 0.0), min(high, 1.0)
+    f = replace(f, allowed=allowed, A_interval=A_interval, B_interval=B_interval, C_mid_interval=C_mid_interval)
     fixed = f.options["A"]
     if fixed is not None:
         return replace(f, A_interval=(fixed, fixed))
+
     too_wide = high - low > min(MAX_WIDTH, (f.A - f.R0) / 2)
     starts_late = f.options["R0"] is None and f.C_mid < f.C[0]
     if not (too_wide or starts_late):
@@ -648,10 +697,12 @@ def continued(f: Forecast, factor: float) -> Forecast:
     C = np.linspace(1, factor, 1 + size)[1:] * last
     n = None if f.n is None else np.full(size, f.n[-1])
     R = f.predict(C, f.form)
-    half_noise = np.resize([0.5, -0.5], size) * np.sqrt(f.dispersion * variance(R, n))
-    R = np.clip(R + half_noise, 0, 1)
+    sd = np.sqrt(f.dispersion * variance(R, n))
+    R = R + np.resize([0.5, -0.5], size) * sd
+    C = np.append(f.C, C)
+    R = np.append(f.R, np.clip(R, 0, 1))
     n_samples = None if n is None else np.append(f.n, n)
-    return fit(np.append(f.C, C), np.append(f.R, R), n_samples=n_samples, **f.options)
+    return fit(C, R, n_samples=n_samples, **f.options)
 
 
 # ----------------------------------------------------------------------------- 12. Report, picture, command line
@@ -677,8 +728,10 @@ def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: 
         raise ValueError(f"--fit-until is a share of the compute in (0, 1], not {fit_until:g}")
     x, C, R, n = load(source, x)
     C = np.where(np.isfinite(C) & np.isfinite(R), C, nan)
-    unseen = C > fit_until * np.nanmax(C, initial=0.0) * (1 + 1e-12)
-    f = fit(C[~unseen], R[~unseen], n_samples=None if n is None else n[~unseen])
+    until = fit_until * np.nanmax(C, initial=0.0)
+    unseen = C > until * (1 + 1e-12)
+    seen = ~unseen
+    f = fit(C[seen], R[seen], n_samples=None if n is None else n[seen])
     if not name:
         name = str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else "run"
     return CurveReport(name, x, C, R, unseen, f)
@@ -738,11 +791,14 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
     if len(set(names.values())) < len(names):  # a/seed-0 and b/seed-0
         names = {name: name for name in names}
     lowest = min(float(np.nanmin(r.R, initial=1.0)) for r in reports)
-    figure = Figure(figsize=(max(2.6 * columns + 1, 6), 2.6 * len(rows) + 1), layout="constrained")
+    limits = max(0.0, lowest - 0.1), 1.02
+    width = max(2.6 * columns + 1, 6)
+    height = 2.6 * len(rows) + 1
+    figure = Figure(figsize=(width, height), layout="constrained")
     figure.subplots(len(rows), columns, squeeze=False, sharey=True)
     for axes, r in zip(figure.axes, reports, strict=True):
         plot_one(axes, r, names[r.name])
-        axes.set(ylim=(max(0.0, lowest - 0.1), 1.02), xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
+        axes.set(ylim=limits, xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
         axes.xaxis.set_major_formatter(lambda v, _: short(v))
     figure.axes[0].legend(fontsize=7)
     figure.savefig(path, dpi=130)
@@ -751,8 +807,8 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
 def plot_one(axes: Any, r: CurveReport, name: str) -> None:
     """One panel."""
     f = r.fit
-    axes.plot(r.C[~r.unseen], r.R[~r.unseen], "o", color="C0", ms=4, label="fitted")
-    axes.plot(r.C[r.unseen], r.R[r.unseen], "o", color="C0", mfc="white", ms=4, label="came later")
+    for which, fill, label in ((~r.unseen, "C0", "fitted"), (r.unseen, "white", "came later")):
+        axes.plot(r.C[which], r.R[which], "o", color="C0", mfc=fill, ms=4, label=label)
     title = f"{name}, {f.n_points} of {r.C.size} points"
     if f.best:
         grid = np.linspace(0, r.end, 200)
