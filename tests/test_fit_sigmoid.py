@@ -54,7 +54,7 @@ def box_of(C):
 
 
 def least(data, form, A=None):
-    """Oracle for the least Q, A held or free: scipy's least squares in all four, from the best three of nine starts."""
+    """Oracle for the least Q, A fixed or free: scipy's least squares in all four, from the best three of nine starts."""
     C, R, w, box = data
     (low, high), free = box.T, [0, 1, 2, 3] if A is None else [0, 2, 3]
 
@@ -82,18 +82,13 @@ def test_sigmoid_by_hand():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_is_the_distribution_that_the_table_names(form):
-    """scipy's own, with its median at 0; and late, the gain still missing. The log-normal's falls faster than a power."""
+    """scipy's own, with its median at 0; of what is still missing late, the logarithm."""
     u, law = np.linspace(-40, 40, 401), LEARNED[form]
-    share, missing = FORMS[form](u), 1 - FORMS[form](np.array([1.0, 2, 6, 8, 10]))
+    share, late = FORMS[form](u), np.array([1.0, 2, 3])
     assert share == pytest.approx(law.cdf(u + law.median()), abs=1e-12) and (np.diff(share) >= 0).all()
+    assert np.log(1 - FORMS[form](late)) == pytest.approx(law.logsf(late + law.median()), rel=1e-9)
     assert FORMS[form](np.array([0, -np.inf, np.inf])).tolist() == [0.5, 0, 1]
     assert np.abs(FORMS["log-normal"](u) - expit(u)).max() < 0.01
-    if form == "Weibull":
-        assert missing[:2] == pytest.approx(2 ** -np.exp([1.0, 2]))
-    elif form == "log-normal":
-        assert -4 > np.diff(np.log(missing))[-2] > np.diff(np.log(missing))[-1]
-    else:
-        assert missing[[2, 4]] == pytest.approx(np.exp([-6.0, -10]) * {EQ1: 1}.get(form, math.log(2)), rel=3e-3)
     s = shares(np.array([0.0, 5.0, 50.0]), np.log([2.0, 3.0]), np.log([5.0, 50.0]), FORMS[form])
     assert s[[0, 1], [1, 2]] == pytest.approx(0.5) and s[:, 0].tolist() == [0, 0]
 
@@ -146,7 +141,11 @@ def runs():
 @pytest.mark.long
 def test_scan_finds_the_least_Q(runs):
     """To a hundredth of the dispersion, for each form."""
-    above = {(i, form): (scan(data, share=FORMS[form]).Q[0] - Q[form]) / d for i, (data, Q, d) in enumerate(runs) for form in FORMS}
+    above = {
+        (i, form): (scan(data, share=FORMS[form]).Q[0] - Q[form]) / d
+        for i, (data, Q, d) in enumerate(runs)
+        for form in FORMS
+    }
     assert {case: round(v, 2) for case, v in above.items() if not -0.01 < v < 0.01} == {}
 
 
@@ -305,16 +304,13 @@ VERDICTS = {  # what fails: C, R, n_samples, the whole reason
     "nothing, n known": (X, RISE, 2000, ""),
     "nothing, little gain": (X, SMALL, None, ""),
     "no point": ([], [], None, FEW.format(0)),
-    "two points": (X[:2], RISE[:2], 2000, FEW.format(2)),
     "four points": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], None, FEW.format(4)),
     "four points, n known": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], 2000, WIDE.format(r"5\d", r"0\.\d\d", 21, 4)),
     "two places": ([0, 1, 1, 1, 2, 2, 2], RISE[:7], None, FEW.format(7)),
     "only NaN": (X, np.full(24, np.nan), None, FEW.format(0)),
     "noise": (X, 0.4 + NOISE, None, FLAT),
-    "noise, n known": (X, 0.4 + NOISE, 2000, FLAT),
     "constant": (X, np.full(24, 0.4), None, FLAT),
     "all solved": (X, np.ones(24), 2000, FLAT),
-    "none solved": (X, np.zeros(24), 2000, FLAT),
     "falling": (X, 0.6 - 0.02 * X, None, FALL),
     "falls at the end": (X, RISE - 0.012 * np.maximum(X - 16, 0), None, FALL),
     "early": (X[:8], RISE[:8], None, WIDE.format(r"[45]\d", r"1\.00", 8, 1)),
@@ -541,16 +537,16 @@ def test_equal_ceilings_share_A_and_compare_B():
     shared = f"ceilings agree within 0.02; at the shared A = {both.shared_A:.3f} "
     C_mid = [f"{f.C_mid / 1000:.3g}k" for f in both.refits]
     first, last = sorted(zip(C_mid, ("slow", "fast"), strict=True))
-    said = "fast is the most efficient, and C_mid goes from {} ({}) to {} ({})"
-    assert both.verdict == shared + said.format(*first, *last)
+    efficient = "fast is the most efficient, and C_mid goes from {} ({}) to {} ({})"
+    assert both.verdict == shared + efficient.format(*first, *last)
     verdict = compare(*fits_of(0.60, 0.60, sd=0.006)).verdict
     assert (
         verdict.startswith("ceilings agree within 0.02")
         and "; at the shared A = 0.6" in verdict
         and "the intervals of B overlap, and C_mid" in verdict
     )
-    given = compare(*fits_of(0.60, 0.61, R0=0.29, n_samples=9000)).refits[0]
-    assert (given.R0, given.n[0], given.n_points) == (pytest.approx(0.29), 9000, 41)
+    refit = compare(*fits_of(0.60, 0.61, R0=0.29, n_samples=9000)).refits[0]
+    assert (refit.R0, refit.n[0], refit.n_points) == (pytest.approx(0.29), 9000, 41)
 
 
 def test_different_ceilings_and_unknown_ones():
@@ -563,10 +559,10 @@ def test_different_ceilings_and_unknown_ones():
     assert compare(at(0.590), at(0.610)).shared_A == pytest.approx(0.600)
     assert compare(at(0.590), at(0.6101)).shared_A is None
     assert compare(at(0.590), at(0.6101), margin=0.03).shared_A is not None
-    said = "ceilings differ by 0.050, more than 0.02: {} is highest"
+    differ = "ceilings differ by 0.050, more than 0.02: {} is highest"
     overlap = compare(at(0.59, 0.58, 0.61), at(0.64, 0.61))
-    assert overlap.verdict == said.format("run 2") + ", but its interval overlaps that of another"
-    assert compare(at(0.64, 0.6101), at(0.59, 0.58, 0.61), names=["high", "low"]).verdict == said.format("high")
+    assert overlap.verdict == differ.format("run 2") + ", but its interval overlaps that of another"
+    assert compare(at(0.64, 0.6101), at(0.59, 0.58, 0.61), names=["high", "low"]).verdict == differ.format("high")
     short = fit(*(v[:9] for v in run_of()))
     assert compare(a, short, names=["a", "short"]).verdict == "no verdict: the ceiling of short is not identifiable"
     for fits, names in ([a], None), ([a, b], ["a"]):
