@@ -116,12 +116,14 @@ class PowerLaw:
     def with_size(self, N: float, X: Sequence[float], L: Sequence[float]) -> "PowerLaw":
         """This law with one more size: its slope is K(N), its offset the mean of log L + K(N) log X over its points.
         ValueError: no points, or values that `fit` refuses."""
-        _, x, y = checked(np.full(np.shape(X), N), X, L, least=1)
+        same_N = np.full(np.shape(X), N)
+        _, x, y = checked(same_N, X, L, least=1)
         offsets = y + self.K(N) * x
         n = len(offsets)
         error = math.inf
         if n > 1:
-            error = float(student.ppf(0.975, n - 1) * np.std(offsets, ddof=1) / math.sqrt(n))
+            sd = float(np.std(offsets, ddof=1))
+            error = float(student.ppf(0.975, n - 1) * sd / math.sqrt(n))
         X_range = float(min(X)), float(max(X))
         size = Size(float(offsets.mean()), float(x.mean()), error, X_range)
         if N in self.sizes:  # a size that was fitted keeps its own slope
@@ -132,7 +134,9 @@ class PowerLaw:
 
     def best_size(self, X: float, sizes: Iterable[float] | None = None) -> float:
         """Which of the sizes (None: all that have an offset) has the lowest L at X, a budget in the law's unit of X."""
-        return min(self.sizes if sizes is None else sizes, key=lambda N: self.log_L(N, X)[0])
+        if sizes is None:
+            sizes = self.sizes
+        return min(sizes, key=lambda N: self.log_L(N, X)[0])
 
     def crossing(self, N1: float, N2: float) -> float | None:
         """X at which the larger of two sizes overtakes the smaller one. None if it is ahead from the first X on.
@@ -293,16 +297,20 @@ def checked(N: Sequence[float], X: Sequence[float], L: Sequence[float], least: i
 
 def main() -> None:
     """A worked example: three small models are run, a fourth for two evaluations."""
-    law = fit(N=[1, 1, 1, 2, 2, 2, 4, 4, 4], X=[1, 2, 4] * 3, L=[0.5, 0.44, 0.38, 0.5, 0.41, 0.33, 0.5, 0.38, 0.29])
+    N = [1] * 3 + [2] * 3 + [4] * 3
+    X = [1, 2, 4] * 3
+    L = [0.5, 0.44, 0.38, 0.5, 0.41, 0.33, 0.5, 0.38, 0.29]
+    law = fit(N, X, L)
     print("log L = -K(N) log X + E(N), K(N) = K_max / (1 + N0 / N); 95 % intervals")
-    for name, value, (low, high) in (("K_max", law.K_max, law.K_max_interval), ("N0", law.N0, law.N0_interval)):
-        print(f"{name:<6}{value:6.3f}  [{low:.3f}, {high:.3f}]")
+    print("K_max  {:.3f}  [{:.3f}, {:.3f}]".format(law.K_max, *law.K_max_interval))
+    print("N0     {:.3f}  [{:.3f}, {:.3f}]".format(law.N0, *law.N0_interval))
     law = law.with_size(8, X=[1, 2], L=[0.52, 0.37])
-    for N, E in law.E.items():
-        low, high = law.interval(N, 16)
-        print(f"size {N}: K {law.K(N):.3f}, E {E:.3f}, L at X = 16 {law.predict(N, 16):.3f} [{low:.3f}, {high:.3f}]")
+    for size, E in law.E.items():
+        low, high = law.interval(size, 16)
+        at_16 = f"{law.predict(size, 16):.3f} [{low:.3f}, {high:.3f}]"
+        print(f"size {size:g}: K {law.K(size):.3f}, E {E:.3f}, L at X = 16 {at_16}")
     print(f"size 8 overtakes size 4 at X = {law.crossing(4, 8):.2f}")
-    print(f"best size for a budget of X = 1: {law.best_size(1)}, of X = 16: {law.best_size(16)}")
+    print(f"best size for a budget of X = 1: {law.best_size(1):g}, of X = 16: {law.best_size(16):g}")
     for note in law.notes:
         print(note)
 

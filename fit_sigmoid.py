@@ -328,7 +328,7 @@ def extent(logs: Array, searched: Array) -> Interval:
     return 0.0 if is_open_below else math.exp(low), inf if is_open_above else math.exp(high)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SigmoidFit:
     """Eq. 1 through the points of a run, in the data's unit of compute. NaN, and intervals that exclude nothing, where
     `reason` says that no curve can be fitted."""
@@ -472,7 +472,7 @@ def span(pair: Sequence[float], digits: int | None = None) -> str:
 
 
 # ====================================================================================== PART TWO: what we add
-# It uses the names of part one that have no underscore, and part one uses nothing of it but `fit`, in `compare`.
+# Part two builds on part one. Of part two, part one calls `fit` alone, in `compare`.
 REMAINS = 3.0  # step 9: how many times the gain that Eq. 1 expects may still come
 MAX_WIDTH = 0.1  # step 10: five of the paper's margins of 0.02
 FLAT = 0.001  # step 10: how unlikely a flat line must be
@@ -540,7 +540,7 @@ def fit(
     return replace(f, reason=reason) if reason else with_ceiling(f, data)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Forecast(SigmoidFit):
     """The same, with the four tails: A's interval is over all forms, the other numbers are Eq. 1's."""
 
