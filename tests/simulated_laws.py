@@ -31,16 +31,16 @@ def sizes_draw(rng):
 
 
 def recover_sizes(draws, rng):
-    """(draws, 5): whether the intervals hold K_max and N0, the share of the seven K that are held, and the relative
+    """(draws, 5): whether the intervals hold K_max and N0, the share of the seven K that are covered, and the relative
     errors of K_max and of the largest K."""
     rows = []
     for _ in range(draws):
         *points, K_max, N0 = sizes_draw(rng)
         law = fit_power_law.fit(*points)
         K = [K_max / (1 + N0 / N) for N in SIZES]
-        K_held = [inside(law.K_interval(N), k) for N, k in zip(SIZES, K, strict=True)]
-        held = [inside(law.K_max_interval, K_max), inside(law.N0_interval, N0), np.mean(K_held)]
-        rows.append([*held, abs(law.K_max / K_max - 1), abs(law.K(72) / K[-1] - 1)])
+        K_covered = [inside(law.K_interval(N), k) for N, k in zip(SIZES, K, strict=True)]
+        covered = [inside(law.K_max_interval, K_max), inside(law.N0_interval, N0), np.mean(K_covered)]
+        rows.append([*covered, abs(law.K_max / K_max - 1), abs(law.K(72) / K[-1] - 1)])
     return np.array(rows, float)
 
 
