@@ -21,8 +21,6 @@ FLAGS ?=
 # A sum has 16 tokens at most, a program 28; from the ninth on they cost reward. A program is the slower one to train.
 SUMS := --batch_prompts 16 --max_budget 8 --answer_budget 8 --penalty_window 8 --eval_every 2
 PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window 20 --eval_every 4
-DATA_functions := functions.jsonl:code --unsafe_code true
-DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --batch_prompts 16
 
 .PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit pages
 
@@ -70,7 +68,7 @@ real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums
 	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(subst both,sums functions,$(PROBLEMS))
 	.venv/bin/python train.py --model runs/real-start/model --dtype $(DTYPE) \
 	$(if $(DATA_$(PROBLEMS)),$(PROGRAMS),$(SUMS)) --length_control penalty --lr 1e-5 --max_steps 20 \
-	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
+	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
 	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl) $(FLAGS)
 	.venv/bin/python tools/real_model.py --before_and_after runs/real-$(PROBLEMS)
 

@@ -1,6 +1,5 @@
 """`make real`: a GGUF file becomes a model folder, an environment's rows become problems, and both ends of a run answer."""
 
-import gzip
 import json
 import re
 import shutil
@@ -14,8 +13,6 @@ import real_model
 
 from length_control import Interruption
 from runtime import flag_checks, flags
-from tasks.code import answers as code_answers
-from tasks.code.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 
@@ -122,12 +119,6 @@ def test_what_cannot_be_done_is_said(tmp_path, capsys, monkeypatch):
         assert ended.value.code == 2 and sentence in capsys.readouterr().err.splitlines()[-1]
 
 
-def verdict(row, program, sandbox):
-    """How the reward `code` judges an answer that is `program`."""
-    answer = code_answers.tests_of(row, row["test_list"])
-    return code_answers.code_kind(f"Sure:\n```python\n{program}\n```", answer, sandbox, 10.0)
-
-
 def test_functions_are_those_of_their_seed_and_their_tests_tell_each_from_every_other(monkeypatch):
     """All are called with the same arguments, and no two must return the same: what solves one fails for all others.
     The second table has two ways to write each of 98 sums."""
@@ -143,69 +134,9 @@ def test_functions_are_those_of_their_seed_and_their_tests_tell_each_from_every_
     assert len(real_model.functions(1500, 0)) == 98
 
 
-SOLUTIONS = {  # what is asked for: a solution by hand, and then what is nearly right
-    "a + 2": ("2 + a", "b + 2"),
-    "b - 31": ("b - 31", "31 - b", "a - 31"),
-    "7 * a": ("7 * a", "7 * b", "7 + a"),
-    "99 * b": ("b * 99", "b ** 99"),
-    "a + b + 12": ("12 + b + a", "a + b", "a + 12"),
-    "a - b + 40": ("a + 40 - b", "b - a + 40", "a - (b + 40)"),
-    "a * b + 5": ("5 + b * a", "a * (b + 5)"),
-    "a * b - 5": ("b * a - 5", "a * (b - 5)"),
-    "3 * a + b": ("a + a + a + b", "a + 3 * b", "3 * (a + b)"),
-    "3 * a - b": ("a + a + a - b", "3 * b - a", "3 * (a - b)"),
-    "a + 64 * b": ("64 * b + a", "64 * a + b"),
-    "a - 64 * b": ("a - b * 64", "(a - 64) * b"),
-    "8 * (a + b)": ("8 * a + 8 * b", "8 * a + b"),
-    "8 * (a - b)": ("8 * a - 8 * b", "8 * abs(a - b)"),
-    "a ** 2 + 20": ("a * a + 20", "a * 2 + 20"),
-    "max(a, b) + 9": ("(a if a > b else b) + 9", "a + 9", "b + 9", "max(a, b, 9)"),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2))
-def test_programs_for_functions_get_their_verdicts(seed):
-    rows = {row["prompt"][-1]["content"].partition(" returns ")[2]: row for row in real_model.functions(2000, seed)}
-    assert len(SOLUTIONS) == len(real_model.FUNCTIONS)
-    with Sandbox() as sandbox:
-        for asked, (right, *wrong) in SOLUTIONS.items():
-            programs = [f"def f(a, b):\n    return {x}" for x in (right, f"{right} + 1", *wrong)]
-            kinds = [verdict(rows[f"{asked}."], program, sandbox) for program in programs]
-            assert kinds == ["correct", *["wrong"] * (1 + len(wrong))], (asked, kinds)
-
-
-def test_human_eval_becomes_rows_with_asserts(tmp_path, monkeypatch):
-    """Of a problem in its form."""
-    program = 'def least(numbers):\n    """ The least of numbers. """\n'
-    check = """
-METADATA = {'author': 'us'}
-
-def check(candidate):
-    # Simple ones
-    assert candidate([3, 1, 2]) == 1
-    assert True, "printed if it fails"
-    numbers = [5, -4]
-    assert candidate(numbers) == -4, "candidate was wrong"
-"""
-    package = tmp_path / "human_eval"
-    (package / "data").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('needs fire')")
-    with gzip.open(package / "data" / "HumanEval.jsonl.gz", "wt") as file:
-        file.write(f"{json.dumps({'prompt': program, 'entry_point': 'least', 'test': check})}\n" * 3)
-    monkeypatch.syspath_prepend(tmp_path)
-    rows = real_model.human_eval(2, 0)
-    assert len(rows) == 2 and program in rows[0]["prompt"]
-    with Sandbox() as sandbox:
-        for returned, kind in (("min(numbers)", "correct"), ("abs(min(numbers))", "wrong")):
-            assert verdict(rows[0], f"{program}    return {returned}", sandbox) == kind
-
-
 MADE = {  # PROBLEMS: the data set of its run
     "sums": "START/sums.jsonl",
     "expressions": "START/expressions.jsonl",
-    "functions": "START/functions.jsonl:code",
-    "both": "START/sums.jsonl:math=1,START/functions.jsonl:code=1",
 }
 
 

@@ -25,11 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from measuring import above_zero, new_parser, positive, table
-
 from runtime.devices import RECEIVING, SHARED, engine_options, generator_devices
+
 from runtime.flag_checks import check_flags
-from runtime.flags import BUILT_IN, Flags, UsageError, has_adapters, parse_flags
-from runtime.lora import add_adapters
+from runtime.flags import BUILT_IN, Flags, UsageError, parse_flags
 from runtime.model import Policy, Row, make_microbatch, recompute_layers
 from runtime.weights import BUFFER
 
@@ -119,9 +118,6 @@ def trainer_bytes(config: Config, flags: Flags, ranks: int, shared: bool) -> dic
 
     n, dtype = max(flags.tokens_per_microbatch, longest_row(flags)), getattr(torch, flags.dtype)
     model, parameters = on_meta(config), sizes(config)
-    if has_adapters(flags):  # what they keep for the backward pass is about what the layers alone keep
-        with torch.device("meta"):
-            add_adapters(flags, model, flags.model, flags.seed)
     states = sum(parameter.numel() * (16 if parameter.requires_grad else 4) for parameter in model.parameters())
     microbatch = make_microbatch([Row([0], [0] * (n - 1), [1] * (n - 1))], [0], n - 1)
     with without_data(ranks) as mesh:

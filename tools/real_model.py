@@ -209,7 +209,7 @@ def answers(run: Path, count: int, given: Sequence[str]) -> Rows:
     from runtime.parts import load_task, new_interruption
 
     logging.disable_progress_bar()
-    flags = parse_flags(["--resume", str(run), "--unsafe_code", "true", *given], "")
+    flags = parse_flags(["--resume", str(run), *given], "")
     if flags.dataset in BUILT_IN or not (run / "model" / "config.json").is_file():
         raise UsageError(f"{run} holds no finished run on a --dataset; let the run come to its end.")
     task = load_task(flags)

@@ -6,9 +6,9 @@ import numpy as np
 import other_laws
 import pytest
 from made_curves import made
+from other_laws import parameters
 
 from fit_sigmoid import sigmoid
-from tasks.warm_start import parameters
 
 pytestmark = pytest.mark.medium
 
