@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from bpe import bpe_tokenizer, qwen2_tokenizer
+from tokenizers import processors
 
 from length_control import PHRASE as PAPERS_PHRASE
 from length_control import Interruption
@@ -53,6 +54,7 @@ def test_whether_a_model_thinks():
         (False, "</think>", {"thinking": True}),
         (False, "DONE", {"thinking": True, "end_of_thinking": "DONE"}),
         (False, "</think>", {"end_of_thinking": "</think>"}),
+        (True, "</think>", {"apply_chat_template": False}),
     ):
         tokenizer = bpe_tokenizer(think=think)
         endings = find_endings(tokenizer, **options)
@@ -114,6 +116,40 @@ def test_the_chat_template_is_given_the_choice_to_think():
     for thinking, end in ((None, ""), (True, "<think>"), (False, "<think></think>")):
         [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "Hi"}]], thinking=thinking)
         assert tokenizer.decode(ids) == f"[user]Hi[assistant]{end}"
+
+
+def test_a_template_that_closes_the_thinking_leaves_none_to_the_model():
+    """`</think>` would never come, and every completion would be unfinished."""
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template += "<think>\n\n</think>\n\n"
+    assert find_endings(tokenizer).end_of_thinking == ""
+    assert find_endings(tokenizer, apply_chat_template=False).end_of_thinking == "</think>"
+    assert find_endings(tokenizer, thinking=True).end_of_thinking == "</think>"
+
+
+def test_a_prompt_has_one_beginning_and_no_end():
+    """Tokenizers that append their end token, or put a BOS before a text that has one."""
+    for post, prompt, expected in (
+        ("$A <|end|>", "What?", "What?"),
+        ("<think> $A", "<think>What?", "<think>What?"),
+        ("<think> $A", "What?", "<think>What?"),
+        ("$A", "aaWhat?", "aaWhat?"),
+    ):
+        tokenizer = bpe_tokenizer(chat=False)
+        special = [("<|end|>", 0), ("<think>", 1)]
+        tokenizer._tokenizer.post_processor = processors.TemplateProcessing(single=post, special_tokens=special)
+        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": prompt}]])
+        assert tokenizer.decode(ids) == expected
+
+
+def test_mistrals_own_tokenizer_has_a_chat_format_without_a_template():
+    class MistralCommonBackend:
+        chat_template = None
+
+        def apply_chat_template(self, messages, **_):
+            return [[len(messages)]]
+
+    assert encode_prompts(MistralCommonBackend(), [[{"role": "user", "content": "Hi"}]]) == [[1]]
 
 
 TEMPLATES = [
