@@ -196,20 +196,12 @@ def test_naming_two_answers_never_earns_both(pool):
     assert [text for text, a, b in zip(texts, first, second, strict=True) if a.correct and b.correct] == []
 
 
-LENIENT = [
-    ("5 cm", "5 km"), (r"5\text{ cm}", r"5\text{ m}"), ("3 hours", "3 minutes"), (r"10\%", "10"), ("10", r"10\%"),
-    ("60", r"60^\circ"), ("11_2", "11"), ("123_5", "123"), ("2,3", "3,2"), ("(2,3)", "2,3"),
-    ("(1,2)", r"\{1,2\}"), ("AB", "BA"), ("x=5", "5"), ("x=1,y=2", "1,2"), ("x", "X"), (r"\pi", "3.1415927"),
-    ("2e+5", "200000"), ("5", "5'"), (r"\text{5 apples}", "5 oranges"), ("12%", r"12\text{ degrees}"), ("100,200", "100200"), ("(1,2)", "1<x<2"), ("3:2", "6:4"),
-    ("2x+1", "(x+1)^2-x^2"), (r"5\sqrt{2}", r"\sqrt{50}"), (r"\{1,2\}", r"\{1,1+1\}"), ("x^2", r"\int 2x\,dx"),
-    ("x+y=5", "2+3"), (r"\frac{\pi}{4}", r"\arctan 1"), ("5", r"5\text{k}"),
-]  # fmt: skip
-
-
 def test_leniencies_that_the_file_lists(pool):
     """Wrong or doubtful answers that count as right: whoever mends one must take it out of the file's list."""
-    verdicts = judge(pool, [(answer, *box(text)) for answer, text in LENIENT])
-    assert [pair for pair, verdict in zip(LENIENT, verdicts, strict=True) if not verdict.correct] == []
+    pairs = [
+        (answer, *box(form)) for answer, form in answers("lenient, in a box: wrong or doubtful, and taken for right")
+    ]
+    assert [pair for pair, verdict in zip(pairs, judge(pool, pairs), strict=True) if not verdict.correct] == []
 
 
 @pytest.mark.parametrize("broken", ["parse", "verify"])
