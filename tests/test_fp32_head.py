@@ -347,12 +347,9 @@ def test_a_wrapped_scorer_on_two_ranks_has_the_gradient_of_one_process(tmp_path)
             )
 
 
-def test_scorer_of_a_peft_model_and_of_heads_without_a_bias():
-    """A PEFT model is opened, as its own `base_model` is no body. No bias may be None, or no attribute at all."""
+def test_scorer_of_heads_without_a_bias():
+    """No bias may be None, or no attribute at all."""
     model, ids = scorer_worker.Model(), scorer_worker.batch()[0]
-    peft = torch.nn.Module()
-    peft.base_model, peft.get_base_model = torch.nn.Identity(), lambda: model
-    assert torch.equal(Scorer(peft)(ids)[0], Scorer(model)(ids)[0])
     weight = model.lm_head.weight
     with torch.no_grad():
         model.lm_head.bias.zero_()

@@ -196,7 +196,7 @@ def test_a_mask_multiplies_the_policys_term_and_no_other(model_folder, given, li
     found = masked.gradients(batch)
     own, plain = trainer_of(model_folder, **options), hand_batch()
     scored = own.score(batch.rows), batch.behaviour_logprobs, batch.advantages, batch.mask
-    weights, counts = masks.icepop(*scored, **limits)
+    weights, counts = masks.MASKS["icepop"](*scored, **limits)
     assert found["kept_tokens"] == int(counts["kept"]) == int(weights.sum())
     assert (0 < found["kept_tokens"] < 18) == bool(given)
     for sign, name in ((1, "masked_positive"), (-1, "masked_negative")):
