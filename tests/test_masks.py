@@ -286,38 +286,21 @@ def test_huge_ratios_are_bounded_and_a_row_of_them_too(name):
 
 
 @each_mask
-def test_the_gradient_of_a_masked_loss_is_the_losss_own_where_tokens_are_kept(name):
-    """By autograd: weight times the loss's gradient, token by token; no gradient flows through the weights, though the
-    log-probs decide them. And a dropped token has a gradient of exactly 0."""
-    g = torch.Generator().manual_seed(3)
-    logprobs = (-3 * torch.rand(6, 5, generator=g, dtype=F64)).requires_grad_()
-    behaviour = logprobs.detach() + 0.6 * torch.randn(6, 5, generator=g, dtype=F64)
-    inputs = logprobs, behaviour, torch.randn(6, generator=g), torch.rand(6, 5, generator=g) < 0.8
-    token_loss, _ = cispo(*inputs)
-    wide = {"geometric": {"low": 0.8, "high": 1.3}, "deepseek": {"high": 0.05}}
-    weights, _ = MASKS[name](*inputs, **wide.get(name, {}))
-    assert not weights.requires_grad
-    assert 0 < weights.sum() < inputs[-1].sum()
-    (own,) = torch.autograd.grad(token_loss.sum(), logprobs, retain_graph=True)
-    (grad,) = torch.autograd.grad((weights * token_loss).sum(), logprobs)
-    torch.testing.assert_close(grad, weights * own)
-    assert not grad[weights == 0].any()
-
-
-@each_mask
 @settings(max_examples=20)
 @given(batch=batches(), junk=st.sampled_from([math.nan, math.inf, -math.inf, 5.0]))
 def test_nothing_outside_the_mask_counts(name, batch, junk):
-    """Weights and counts are the same whatever stands there, and the weights are 0; no input is written to."""
+    """Weights and counts are the same whatever stands there, and the weights are 0. No gradient flows through them, and no
+    input is written to."""
     *inputs, mask = batch
     expected, expected_metrics = MASKS[name](*batch)
-    dirty = [x.masked_fill(~mask, junk) for x in inputs]
-    before = [x.clone() for x in dirty]
+    before = [x.masked_fill(~mask, junk) for x in inputs]
+    dirty = [x.clone().requires_grad_() for x in before]
     weights, metrics = MASKS[name](*dirty, mask)
     assert torch.equal(weights, expected)
     assert metrics == expected_metrics
+    assert not weights.requires_grad
     assert not weights[~mask].any()
-    torch.testing.assert_close(dirty, before, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close([x.detach() for x in dirty], before, rtol=0, atol=0, equal_nan=True)
 
 
 @each_mask
