@@ -57,10 +57,14 @@ def batches(draw):
     rows = draw(st.integers(1, 7))
     length = draw(st.integers(1, 5))
     spread = draw(st.sampled_from([0.1, 1.0, 30.0]))
-    *inputs, mask = batch(rows, length, spread, seed=draw(st.integers(0, 99)))
-    mask *= torch.tensor(draw(st.lists(st.integers(0, 1), min_size=rows, max_size=rows)))[:, None]
-    ids = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)))
-    return (*inputs, mask), ids, draw(st.sampled_from(AVERAGES))
+    seed = draw(st.integers(0, 99))
+
+    def of_rows(largest: int) -> Tensor:
+        return torch.tensor(draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows)))
+
+    *inputs, mask = batch(rows, length, spread, seed)
+    mask *= of_rows(1)[:, None]
+    return (*inputs, mask), of_rows(3), draw(st.sampled_from(AVERAGES))
 
 
 def loss(name: str, logprobs, behaviour, old, advantages, mask, **options):
@@ -233,9 +237,10 @@ def test_aggregation_by_hand():
     }.items():
         close(aggregation_weights(mask, ids, how, constant=10), mask * f64(*of_rows)[:, None])
     close(aggregation_weights(mask, ids, "constant", constant=0.25), mask * 4 / 3)
-    assert torch.equal(aggregation_weights(mask, ids), aggregation_weights(mask, ids, "prompt"))
-    for kind, expected in (torch.bool, torch.float32), (torch.bfloat16, torch.float32), (F64, F64):
-        assert aggregation_weights(mask.to(kind), ids).dtype == expected
+    close(aggregation_weights(mask, ids), aggregation_weights(mask, ids, "prompt"))
+    for kind in (torch.bool, torch.bfloat16, F64):
+        weights = aggregation_weights(mask.to(kind), ids)
+        assert weights.dtype == (F64 if kind == F64 else torch.float32)
 
 
 CENTERED = f64(1.5, 1, -0.5, -0.5, -1, -0.5)
@@ -269,7 +274,7 @@ def test_advantages_by_hand(how, eps, ddof, divisor):
 def test_maxrl_by_hand():
     """Rewards 1, 0, 0, 0: the pass rate is 1/4, so A = (1 - 1/4) / (1/4) = 3 and -1; three of four right: 1/3 and -1. With
     -1 for wrong the same, and shaped 1, .5, 0, -1 has a mean of .125, 1.125 above the lowest. eps is added to it."""
-    ids, one_group = torch.tensor([4, 9, 4, 9, 4, 9, 4, 9]), torch.zeros(4)
+    ids = torch.tensor([4, 9, 4, 9, 4, 9, 4, 9])
     expected = f64(3, 1 / 3, -1, 1 / 3, -1, 1 / 3, -1, -1)
     for wrong in (0, -1):
         rewards = f64(1, 1, wrong, 1, wrong, 1, wrong, wrong)
@@ -280,7 +285,7 @@ def test_maxrl_by_hand():
         (f64(1, 0, 0, 0), 0.25, f64(1.5, -0.5, -0.5, -0.5)),
         (f64(1, 1, 1, 1), 0.0, f64(0, 0, 0, 0)),
     ]:
-        close(normalize_advantages(rewards, one_group, "maxrl", eps=eps), expected)
+        close(normalize_advantages(rewards, torch.zeros(4), "maxrl", eps=eps), expected)
 
 
 def test_kl_by_hand():
@@ -296,7 +301,8 @@ def test_kl_by_hand():
         close(own, f64([slope, 0.0]), atol=1e-7)
         assert of_reference is None
     assert torch.equal(kl_penalty(logprobs, reference, mask), penalty)  # k3 is the default
-    penalty = kl_penalty(torch.tensor([[-1.0]]).bfloat16(), f64([-1.001]), torch.ones(1, 1), "k1")
+    coarse = torch.tensor([[-1.0]]).bfloat16()
+    penalty = kl_penalty(coarse, f64([-1.001]), torch.ones(1, 1), "k1")
     assert penalty.dtype == torch.float32  # the policy's own dtype decides
     assert float(penalty) == pytest.approx(0.001, rel=1e-3)
 
@@ -440,8 +446,8 @@ def test_log_ratio_is_bounded_before_exp(name, gap):
         assert all(map(math.isfinite, summary.values()))
         assert summary["ess"] > 0
         assert summary["ratio_max"] == pytest.approx(math.exp(20) if gap > 0 else 1.0)
-    token = [x[:1, :1] for x in (logprobs, behaviour, logprobs)]  # bounded below, too: equal ratios are no 0 / 0
-    metrics = run(name, *token, torch.ones(1), ones[:1, :1]).metrics
+    token = [x[:1, :1] for x in (logprobs, behaviour, logprobs, ones, ones)]
+    metrics = run(name, *token).metrics  # bounded below, too: equal ratios are no 0 / 0
     assert summarize_metrics(metrics)["ess"] == pytest.approx(1)
 
 
@@ -585,9 +591,10 @@ def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
 
 def test_prompt_average_needs_whole_groups():
     """Half of a group in a batch of its own weighs as much as a whole group: 1/2 + 1/2 for it instead of 1/3 each."""
-    mask, ids = torch.ones(6, 1, dtype=F64), torch.tensor([0, 0, 1, 1, 2, 2])
-    close(aggregation_weights(mask, ids)[:2].sum(), f64(1 / 3)[0])
-    close(aggregation_weights(mask[:3], ids[:3])[2], f64(1 / 2))  # row 2 alone: half of group 1
+    mask = torch.ones(6, 1)
+    ids = torch.tensor([0, 0, 1, 1, 2, 2])
+    assert aggregation_weights(mask, ids)[:2].sum() == pytest.approx(1 / 3)
+    assert aggregation_weights(mask[:3], ids[:3])[2] == pytest.approx(1 / 2)  # row 2 alone: half of group 1
 
 
 @pytest.mark.parametrize("how", ["batch", "prompt"])
@@ -604,7 +611,8 @@ def test_equal_or_single_rewards_give_exactly_zero(how, eps):
     """The FP32 means of seven .1 or -.3 are off by 7e-9 to 3e-8: a test of the std would keep them. A single row is 0,
     too. Negative rewards are below the 0 of an empty buffer."""
     for value, n in (0.1, 7), (1e-8, 11), (123456.7, 13), (-0.3, 7):
-        rewards, ids = torch.tensor([value] * n + [1.0, -1.0, 5.0]), torch.tensor([0] * n + [1, 1, 2])
+        rewards = torch.tensor([value] * n + [1.0, -1.0, 5.0])
+        ids = torch.tensor([0] * n + [1, 1, 2])
         assert not normalize_advantages(rewards[:n], ids[:n], how, eps=eps).any()
         *equal, right, wrong, single = normalize_advantages(rewards, ids, how, eps=eps)
         assert not any(equal)
@@ -619,8 +627,10 @@ def test_equal_rewards_left_in_the_batch_change_the_step():
     in the std, the others' advantages grow by 1 / sqrt(1 - p) = 1.22; left in the average, the step shrinks by 1 - p =
     .67; left in both, by sqrt(1 - p) = .82."""
     rewards = f64(1, -1, 1, -1, -1, 1, 1, -1, 1, 1, -1, -1)
-    ids, mask = torch.arange(6).repeat_interleave(2), torch.ones(12, 1, dtype=F64)
-    keep, p = slice(8), 1 / 3
+    ids = torch.arange(6).repeat_interleave(2)
+    mask = torch.ones(12, 1, dtype=F64)
+    keep = slice(8)
+    p = 1 / 3
     advantages = normalize_advantages(rewards[keep], ids[keep], eps=0.0)
     diluted_advantages = normalize_advantages(rewards, ids, eps=0.0)[keep]
     weights = aggregation_weights(mask[keep], ids[keep])[:, 0]
@@ -634,14 +644,16 @@ def test_equal_rewards_left_in_the_batch_change_the_step():
 def test_center_over_whole_groups():
     """Group 1, 1, -1 -> means 1/3. Dropping the first row before centering makes it 0: A = +-1, not 2/3 and -4/3.
     Unequal sizes after a drop are no error either (no reshape to (-1, G))."""
-    rewards, ids = f64(1, 1, -1, 1, -1), torch.tensor([0, 0, 0, 1, 1])
+    rewards = f64(1, 1, -1, 1, -1)
+    ids = torch.tensor([0, 0, 0, 1, 1])
     close(normalize_advantages(rewards, ids, "none"), f64(2 / 3, 2 / 3, -4 / 3, 1, -1))
     close(normalize_advantages(rewards[1:], ids[1:], "none"), f64(1, -1, 1, -1))
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32, torch.bfloat16, F64])
 def test_dtype_of_advantages(kind):
-    advantages = normalize_advantages(torch.tensor([1, 0], dtype=kind), torch.zeros(2), "prompt", eps=0.0)
+    rewards = torch.tensor([1, 0], dtype=kind)
+    advantages = normalize_advantages(rewards, torch.zeros(2), "prompt", eps=0.0)
     assert advantages.dtype == (F64 if kind == F64 else torch.float32)
     assert advantages.tolist() == [1, -1]
 
@@ -651,7 +663,8 @@ def test_a_nan_reward_is_not_hidden(how):
     """Not in a group of equal rewards either. Under `batch` other prompts lose theirs too, but for an exact 0."""
     ids = torch.tensor([0, 0, 1, 1, 2, 2])
     for second in (1.0, math.nan):
-        advantages = normalize_advantages(torch.tensor([math.nan, second, 1, 0, 1, 1]), ids, how)
+        rewards = torch.tensor([math.nan, second, 1, 0, 1, 1])
+        advantages = normalize_advantages(rewards, ids, how)
         assert advantages[:2].isnan().all()
         assert advantages[2:4].isnan().all() == (how == "batch")
         assert advantages[4:].tolist() == [0, 0]
@@ -666,7 +679,8 @@ def test_kl_mask_and_range(estimator):
     """NaN outside the mask, and gaps of e^+-300, leave value and gradient finite; k3's gradient never pulls the policy
     away from the reference (a positive slope where pi_ref > pi)."""
     logprobs = torch.tensor([[-301.0, -1.0, math.nan, -1.0]], requires_grad=True)
-    reference, mask = torch.tensor([[-1.0, -301.0, 0.0, math.inf]]), torch.tensor([[1, 1, 0, 0]])
+    reference = torch.tensor([[-1.0, -301.0, 0.0, math.inf]])
+    mask = torch.tensor([[1, 1, 0, 0]])
     value = kl_penalty(logprobs, reference, mask, estimator)
     (grad,) = torch.autograd.grad(value.sum(), logprobs)
     assert value.dtype == torch.float32
@@ -683,18 +697,19 @@ def test_kl_mask_and_range(estimator):
 
 def test_k3_of_a_small_gap_is_not_rounding():
     """FP32: a gap of 1e-4 is (1e-4)^2 / 2 = 5e-9."""
-    small = kl_penalty(torch.tensor([[-1e-4]]), torch.zeros(1, 1), torch.ones(1, 1))
+    zero = torch.zeros(1, 1)
+    small = kl_penalty(zero - 1e-4, zero, zero + 1)
     assert float(small) == pytest.approx(5e-9, rel=1e-2)
 
 
-GOOD = [torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3)]  # as of `batch`
-MASK, IDS = GOOD[4], torch.tensor([0, 1])
+MASK = torch.ones(2, 3)
+IDS = torch.tensor([0, 1])
 
 
 @each_loss
 @pytest.mark.parametrize(("i", "bad"), [(0, 3), (1, (2, 1)), (3, (2, 1)), (3, (3, 2)), (3, 3), (4, 2)])
 def test_inputs_of_other_shapes_are_refused(name, i, bad):
-    inputs = list(GOOD)
+    inputs = [MASK, MASK, MASK, IDS, MASK]  # as of `batch`
     inputs[i] = torch.zeros(bad)
     with pytest.raises(ValueError, match="expected logprobs"):
         loss(name, *inputs)
@@ -726,4 +741,4 @@ def test_refused_arguments(words, function, arguments):
 
 def test_old_log_probs_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="expected logprobs"):
-        loss("tis", *GOOD[:2], torch.zeros(1, 3), *GOOD[3:])
+        loss("tis", MASK, MASK, MASK[:1], IDS, MASK)

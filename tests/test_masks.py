@@ -48,15 +48,17 @@ def limits(name: str, low: float, high: float) -> dict[str, float]:
 @st.composite
 def batches(draw):
     """(log-probs, behaviour log-probs, advantages for each token, mask) of up to 4 x 4 tokens, with rows left out."""
-    shape = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    count = math.prod(shape)
+    rows = draw(st.integers(1, 4))
+    length = draw(st.integers(1, 4))
 
     def tensor(values, dtype=F64):
-        return torch.tensor(draw(st.lists(values, min_size=count, max_size=count)), dtype=dtype).view(shape)
+        drawn = draw(st.lists(values, min_size=rows * length, max_size=rows * length))
+        return torch.tensor(drawn, dtype=dtype).view(rows, length)
 
     logprobs = tensor(st.floats(-6, -1e-3))
-    behaviour = logprobs - tensor(st.sampled_from([0, 0.05, -0.05, 0.2, -0.2, 0.7, -0.7, 3, -3]))
-    return logprobs, behaviour, tensor(st.sampled_from([-1.5, 0, 0.5])), tensor(st.booleans(), torch.bool)
+    log_rho = tensor(st.sampled_from([0, 0.05, -0.05, 0.2, -0.2, 0.7, -0.7, 3, -3]))
+    advantages = tensor(st.sampled_from([-1.5, 0, 0.5]))
+    return logprobs, logprobs - log_rho, advantages, tensor(st.booleans(), torch.bool)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +106,21 @@ def test_truncate_by_hand(advantage):
 def test_rows_by_hand():
     """Products of two ratios: 1.9 and 2.1; .51 and .49; and of 1.9, 1.05 and 1/1.05. Geometric means: exp(.009) and
     exp(.011) by log-ratios of .029 and -.011, of .033 and -.011."""
-    for rho, kept in [([3.8, 0.5], 1), ([4.2, 0.5], 0), ([0.1, 5.1], 1), ([0.1, 4.9], 0), ([1.9, 1.05, 1 / 1.05], 1)]:
+    for rho, kept in [
+        ([3.8, 0.5], 1),
+        ([4.2, 0.5], 0),
+        ([0.1, 5.1], 1),
+        ([0.1, 4.9], 0),
+        ([1.9, 1.05, 1 / 1.05], 1),
+    ]:
         for advantage in (1.0, -1.0):
             assert set(row("sequence", rho, advantage).tolist()) == {kept}
-    for mean, kept in [(0.0099, 1), (0.0101, 0), (-0.0100, 1), (-0.0102, 0)]:  # log 1.01 = .00995, log .99 = -.01005
+    for mean, kept in [  # log 1.01 = .00995, log .99 = -.01005
+        (0.0099, 1),
+        (0.0101, 0),
+        (-0.0100, 1),
+        (-0.0102, 0),
+    ]:
         rho = [math.exp(mean + 0.02), math.exp(mean - 0.02)]
         assert row("geometric", rho, 1.0).tolist() == [kept, kept]
 
@@ -117,11 +130,14 @@ def test_deepseek_by_hand():
     the first goes, and only where A < 0. The fourth token does not train; counted, it would make both means smaller."""
     drift = torch.tensor([[2.0, -0.2, -0.27, -9.0], [2.0, -0.2, -0.33, -9.0]], dtype=F64)
     pi = (0.01 * (-drift).exp()).tolist()
-    pi_gen, mask = [[0.01] * 4] * 2, [[1, 1, 1, 0]] * 2
-    assert weights_of("deepseek", pi, pi_gen, [-1.0, -1.0], mask) == ("0000 1110", (3, 0, 3))
-    assert weights_of("deepseek", pi, pi_gen, [1.0, 0.0], mask) == ("1110 1110", (6, 0, 0))
-    # advantages for each token: the row has drifted, and those with A < 0 go
-    assert weights_of("deepseek", pi[:1], pi_gen[:1], [[-1.0, 1.0, 0.0, 1.0]], mask[:1]) == ("0110", (2, 0, 1))
+    pi_gen = [[0.01] * 4] * 2
+    for advantages, expected in [
+        ([-1, -1], ("0000 1110", (3, 0, 3))),
+        ([1, 0], ("1110 1110", (6, 0, 0))),
+        # for each token: the first row has drifted, and its tokens with A < 0 go
+        ([[-1, 1, 0, 1], [-1, 1, 0, 1]], ("0110 1110", (5, 0, 1))),
+    ]:
+        assert weights_of("deepseek", pi, pi_gen, advantages, [[1, 1, 1, 0]] * 2) == expected
 
 
 @pytest.mark.parametrize(
@@ -172,8 +188,10 @@ def test_m2po_by_hand(high, expected):
     .01, .01, .02, .0375 in that order. At .0374 the last goes, at .0199 the one before, at .0099 all four, and the token
     that fell never does."""
     log_rho = torch.tensor([[0.1, 0.2, 0.3, -2.0], [0.1, -1.0, -1.0, -1.0]], dtype=F64)
-    pi, pi_gen = (log_rho - 3).exp().tolist(), [[math.exp(-3)] * 4] * 2
-    assert weights_of("m2po", pi, pi_gen, [1.0, 1.0], [[1, 1, 1, 1], [1, 0, 0, 0]], high=high) == expected
+    pi = (log_rho - 3).exp().tolist()
+    pi_gen = [[math.exp(-3)] * 4] * 2
+    mask = [[1, 1, 1, 1], [1, 0, 0, 0]]
+    assert weights_of("m2po", pi, pi_gen, [1, 1], mask, high=high) == expected
 
 
 def test_the_default_limits_are_those_of_the_table():
@@ -200,7 +218,9 @@ def brute_force(name: str, now: Tensor, then: Tensor, a: Tensor, mask: Tensor, l
         kept.pop()
     for p in places:
         of_row = [math.exp(log_rho[q]) for q in places if q[0] == p[0]]
-        rho, pi, mu = math.exp(log_rho[p]), math.exp(now[p]), math.exp(then[p])
+        rho = math.exp(log_rho[p])
+        pi = math.exp(now[p])
+        mu = math.exp(then[p])
         kl = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
         drift = sum(-math.log(r) for r in of_row) / len(of_row)
         weights[p] = {
@@ -228,6 +248,9 @@ def test_against_a_brute_force_loop(name, batch, high, low):
     weights, metrics = MASKS[name](now, then, a, mask, **limits(name, low, high))
     expected = brute_force(name, now, then, a, mask, low, high)
     assert metrics["kept"] == (weights > 0).sum()
+    masked = mask & (weights < 1)
+    assert metrics["masked_positive"] == (masked & (a > 0)).sum()
+    assert metrics["masked_negative"] == (masked & (a < 0)).sum()
     if name == "m2po":
         weights, expected = weights.sum(), expected.sum()
     torch.testing.assert_close(weights, expected, atol=1e-9, rtol=0)
@@ -250,8 +273,6 @@ def test_the_limits_zero_and_infinity(name, batch):
         assert metrics["kept"] == 0
     elif name != "deepseek":
         assert torch.equal(weights, (mask & ~pushed).double())
-        assert metrics["masked_positive"] == (pushed & (a > 0)).sum()
-        assert metrics["masked_negative"] == (pushed & (a < 0)).sum()
 
 
 @pytest.mark.parametrize(
@@ -273,7 +294,8 @@ def test_a_token_exactly_at_its_limit_stays(name, now, then, advantage, limits):
 @each_mask
 def test_huge_ratios_are_bounded_and_a_row_of_them_too(name):
     """Log-ratios of +-300 on 200 tokens: no NaN, whatever overflows, and without limits all stay."""
-    then, a, ones = torch.full((2, 200), -400.0), torch.tensor([1.0, -1.0]), torch.ones(2, 200)
+    ones, a = torch.ones(2, 200), torch.tensor([1.0, -1.0])
+    then = -400 * ones
     now = then + 300 * a[:, None]
     weights, _ = MASKS[name](now, then, a, ones, **limits(name, 0.0, math.inf))
     assert weights.all()
@@ -312,14 +334,27 @@ def test_one_advantage_for_each_row_does_as_an_equal_one_for_each_token(name, ba
     expected, expected_metrics = MASKS[name](now, then, a[:, :1].expand(mask.shape), mask)
     assert torch.equal(weights, expected)
     assert metrics == expected_metrics
-    assert weights.dtype == F64
-    assert MASKS[name](now.bfloat16(), then, a, mask)[0].dtype == torch.float32
+
+
+@each_mask
+@settings(max_examples=20)
+@given(batch=batches())
+def test_bfloat16_log_probs_are_raised_before_the_ratio(name, batch):
+    """Weights are those of the same values in FP64, where bfloat16 would round the ratio again. FP64 stays FP64."""
+    *inputs, mask = batch
+    coarse = [x.bfloat16() for x in inputs]
+    weights, _ = MASKS[name](*coarse, mask)
+    expected, _ = MASKS[name](*(x.double() for x in coarse), mask)
+    assert weights.dtype == torch.float32
+    assert expected.dtype == F64
+    assert torch.equal(weights, expected.float())
 
 
 @each_mask
 def test_a_nan_is_not_hidden(name):
     """A log-prob that is NaN inside the mask makes the masked loss NaN there, and nowhere else but in its own row."""
-    now, ones = torch.full((2, 2), -1.0), torch.ones(2, 2)
+    ones = torch.ones(2, 2)
+    now = -ones
     now[0, 0] = math.nan
     inputs = now, -ones, ones, ones
     masked_loss = MASKS[name](*inputs)[0] * cispo(*inputs)[0]
