@@ -386,6 +386,11 @@ def test_inputs_of_other_shapes_are_refused(i, bad):
         MASKS["icepop"](*inputs)
 
 
+def test_inputs_of_one_dimension_are_refused():
+    with pytest.raises(ValueError, match="expected logprobs"):
+        MASKS["icepop"](*[torch.ones(2)] * 4)
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), (2, 0)])
 @each_mask
 def test_an_empty_microbatch_keeps_nothing(name, shape):
