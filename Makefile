@@ -71,7 +71,7 @@ real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	nvidia-smi -L
 	.venv/bin/pip install -q $(shell grep -E '^pytest=' requirements-dev.txt)
-	.venv/bin/python -m pytest tests/gpu -m gpu -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
+	.venv/bin/python -m pytest tests/gpu -m gpu --device cuda -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
 	--junitxml runs/gpu-check.xml
 
 refit: setup  ## every table of RESULTS.md and docs/results/ from the curves of all runs, and from nothing else
