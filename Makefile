@@ -98,7 +98,7 @@ smoke: $(TESTS)/installed  ## thirty steps of the demo, which must learn
 	$(TESTS)/bin/python -c 'import json; rates = [json.loads(x)["pass_rate"] for x in open("runs/smoke/eval.jsonl")]; \
 	print("held-out pass rates:", rates); assert rates[0] < 0.15 and rates[-1] > rates[0] + 0.15, "it did not learn"'
 
-mutate: $(TESTS)/installed-dev  ## breaks the concept files in one place at a time; docs/mutants.md explains the survivors
+mutate: $(TESTS)/installed-dev  ## breaks the concept files in one place at a time
 	$(TESTS)/bin/mutmut run "losses.*" "filters.*" "length_control.*" "fp32_head.*" "pipeline_rl.*Pacer*"
 	$(TESTS)/bin/mutmut results
 

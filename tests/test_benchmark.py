@@ -59,7 +59,7 @@ def test_every_program_has_flags_that_can_work(monkeypatch):
     monkeypatch.setattr(benchmark, "in_turns", lambda these, *_: commands.update(these))
     args = SimpleNamespace(flags=["--seed", "3", "--model", "folder"], trl_python="python", trl_options="{}")
     flags = parse_flags([*benchmark.SETTING, *args.flags], "")
-    benchmark.schedules(args, flags)
+    benchmark.overlap(args, flags)
     benchmark.peer(args, flags)
     for name, command in commands.items():
         parsed = parse_flags(command[5:] if name == "TRL" else command[2:], "")

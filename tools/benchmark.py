@@ -1,13 +1,13 @@
 """Three questions about speed; BENCHMARKS.md has the answers. Flags of train.py may follow, for all sides.
 
     python tools/benchmark.py generator
-    python tools/benchmark.py schedules
+    python tools/benchmark.py overlap
     python tools/benchmark.py peer --batch_prompts 8 --model MODEL --dataset DATA
 
 generator  Tokens a second: of sampling and training at the same time, of our generator alone, of our trainer alone, and
-           of vLLM's own `LLM.generate` on the same prompts and lengths. Overlap is perfect where the first is as fast
-           as the slower one of the next two.
-schedules  Steps a second of train.py under each schedule.
+           of vLLM's own `LLM.generate` on the same prompts and lengths. If both together are as fast as the slower one
+           alone, they overlap perfectly.
+overlap    Steps a second of train.py under each schedule.
 peer       Completions a second of train.py, where every row trains and with its filters, and of TRL's GRPOTrainer,
            which samples with `transformers`. --trl_options '{"use_vllm": true, "vllm_mode": "colocate"}' lets it
            sample with vLLM. TRL has an environment of its own, and --trl_python is its Python:
@@ -44,6 +44,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import losses
 import train
+from fit_sigmoid import short
 from runtime.flags import Flags, parse_flags
 from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_started
 from runtime.ranks import Ranks
@@ -63,7 +64,7 @@ def take_turns(cases: dict[str, Callable[[], float]], repeats: int, unit: str) -
     for _ in range(repeats):
         for name, case in cases.items():
             turns[name].append(case())
-            print(f"{name}: {turns[name][-1]:.4g} {unit}", file=sys.stderr, flush=True)
+            print(f"{name}: {short(turns[name][-1])} {unit}", file=sys.stderr, flush=True)
     first = next(iter(turns))
     print(f"| {unit} | median (least to greatest) | {first} / this |\n| --- | --- | --- |")
     for name, speeds in turns.items():
@@ -73,7 +74,7 @@ def take_turns(cases: dict[str, Callable[[], float]], repeats: int, unit: str) -
 
 def spread(values: Sequence[float]) -> str:
     """The median, the least and the greatest."""
-    return f"{statistics.median(values):,.4g} ({min(values):,.4g} to {max(values):,.4g})"
+    return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})"
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -215,7 +216,7 @@ def in_turns(commands: dict[str, Sequence[str]], args: argparse.Namespace, unit:
         take_turns(cases, args.repeats, unit)
 
 
-def schedules(args: argparse.Namespace, flags: Flags) -> None:
+def overlap(args: argparse.Namespace, flags: Flags) -> None:
     commands = {}
     for name in SCHEDULES:
         schedule, k = name.rsplit("-", 1)
@@ -264,12 +265,12 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
     config = {
         "output_dir": flags.output_dir, "seed": flags.seed, "max_steps": flags.max_steps,
         "bf16": flags.dtype != "float32", "use_cpu": not torch.cuda.is_available(),
-        "loss_type": "cispo", "epsilon_high": flags.eps_max, "beta": 0.0,
+        "loss_type": "cispo", "epsilon_high": flags.eps_max,
         "scale_rewards": "batch", "num_generations": flags.rollouts, "max_completion_length": flags.most_sampled,
         "per_device_train_batch_size": microbatch, "gradient_accumulation_steps": completions // microbatch,
         "learning_rate": flags.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": flags.warmup_steps,
-        "adam_beta2": 0.95, "adam_epsilon": 1e-15, "weight_decay": 0.01, "max_grad_norm": 1.0,
-        "optim": "adamw_torch_fused", "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
+        "adam_beta2": 0.95, "adam_epsilon": 1e-15, "weight_decay": 0.01,
+        "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
     }  # fmt: skip
     GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(flags.model, dtype=torch.float32),
@@ -283,7 +284,7 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
 
 # -------------------------------------------------------------------------------------------------------- command line
 
-QUESTIONS = {function.__name__: function for function in (generator, schedules, peer, trl)}
+QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, trl)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
