@@ -16,8 +16,7 @@ def new_weights(trainer, version: int) -> None:
     rng = torch.Generator().manual_seed(version)
     for parameter in trainer.model.parameters():
         values = torch.randn(parameter.shape, generator=rng) * 0.1 + (parameter.ndim == 1)  # norms around 1
-        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        local.copy_(values.bfloat16())
+        parameter.copy_(values.bfloat16())
 
 
 def mean_gap(trainer, pairs: list) -> float:
