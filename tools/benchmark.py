@@ -4,20 +4,19 @@
     python tools/benchmark.py overlap
     python tools/benchmark.py peer --batch_prompts 8 --model MODEL --dataset DATA
 
-generator  Tokens a second: of sampling and training at the same time, of our generator alone, of our trainer alone, and
-           of vLLM's own `LLM.generate` on the same prompts and lengths. If both together are as fast as the slower one
-           alone, they overlap perfectly.
+generator  Tokens a second: of sampling and training together, of our generator alone, of our trainer alone, and of
+           vLLM's own `LLM.generate` on the same prompts and lengths. They overlap perfectly if both together are as
+           fast as the slower one alone.
 overlap    Steps a second of train.py under each schedule.
 peer       Completions a second of train.py, where every row trains and with its filters, and of TRL's GRPOTrainer,
-           which samples with `transformers`. --trl_options '{"use_vllm": true, "vllm_mode": "colocate"}' lets it
-           sample with vLLM. TRL has an environment of its own, and --trl_python is its Python:
+           which samples with `transformers`; with vLLM by --trl_options '{"use_vllm": true, "vllm_mode": "colocate"}'.
+           It has an environment of its own, whose Python is --trl_python:
 
     python -m venv /tmp/trl && /tmp/trl/bin/pip install torch==2.13.0
     /tmp/trl/bin/pip install trl==1.16.0 transformers==5.19.0 accelerate==1.15.0 scipy==1.17.1 math-verify==0.9.0
 
-The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. A figure is the
-median over the turns, with the least and the greatest. Unless filters are asked for, the work stays the same: at a
-learning rate of 1e-30 a step changes nothing, no prompt is retired and no row is filtered.
+The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. The work stays
+the same: at a learning rate of 1e-30 a step changes nothing, no prompt is retired and no row is filtered.
 """
 
 import argparse
@@ -39,6 +38,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -53,6 +53,7 @@ from runtime.trainer import TrainingBatch
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTING = "--batch_prompts 32 --max_steps 80000 --eval_every 1000000 --save_every 0".split()
+TRAIN = [sys.executable, "train.py", *SETTING]
 STILL = "--lr 1e-30 --pass_rate_threshold 2 --zero_variance_filter false".split()
 SCHEDULES = ["pipeline-8", "pipeline-1", "pipeline-0", "ppo_off_policy-1", "ppo_off_policy-8"]
 STEPS = 8  # of a turn; a multiple of every k above 1, since ppo_off_policy makes k steps at a time
@@ -73,51 +74,46 @@ def take_turns(cases: dict[str, Callable[[], float]], repeats: int, unit: str) -
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, the least and the greatest."""
     return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})"
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds that one call takes."""
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
 
 
-# ------------------------------------------------------------------------------------- the two sides, in this process
-
-
 def generator(args: argparse.Namespace, flags: Flags) -> None:
     """Trainer and generator, made as train.py makes them, take turns with bare vLLM."""
     parts = new_parts(flags, Progress(random.Random(flags.seed)))
-    made, versions = parts.generator.on_main, itertools.count(1)
+    ours, versions = parts.generator.on_main, itertools.count(1)
 
     def sample() -> list[Any]:
         """One batch; what it frees in the engine is filled at once."""
-        groups = made.take(flags.batch_prompts)
-        made.release(len(groups))
+        groups = ours.take(flags.batch_prompts)
+        ours.release(len(groups))
         return groups
 
     def sample_and_train() -> None:
-        groups = made.take(flags.batch_prompts)
+        groups = ours.take(flags.batch_prompts)
         optimizer_step(parts, groups)
-        made.push(parts.trainer.weights, next(versions), release=len(groups))
+        ours.push(parts.trainer.weights, next(versions), release=len(groups))
 
     def speed(work: Callable[[], object]) -> float:
         """Tokens a second. The first batches are not timed, and afterwards the engine becomes empty."""
         for _ in range(3):
             work()
         seconds = timed(lambda: [work() for _ in range(STEPS)])
-        while made.in_loop(lambda made: made.pacer.ready < len(made.under_way)):
+        while ours.in_loop(lambda generator: generator.pacer.ready < len(generator.under_way)):
             time.sleep(0.02)
         return STEPS * tokens / seconds
 
     with closing(parts), ProcessPoolExecutor(1, get_context("spawn")) as other:
-        made.start(parts.trainer.weights, 0)
+        ours.start(parts.trainer.weights, 0)
         groups = sample()
         requests = [(list(group.problem.prompt_ids), sum(r.mask)) for group in groups for r in group.rollouts]
         tokens = sum(length for _, length in requests)
-        bare = (requests, made.engine.model, flags.dtype, flags.max_num_seqs)
+        bare = (requests, ours.engine.model, flags.dtype, flags.max_num_seqs)
         other.submit(bare_vllm, *bare).result()
         cases = {
             "both": lambda: speed(sample_and_train),
@@ -151,13 +147,13 @@ def bare_vllm(requests: list[tuple[list[int], int]], model: str, dtype: str, slo
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
 
-    common = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
     if bare_llm is None:
         longest = max(len(prompt) + length for prompt, length in requests)
         options = {"max_model_len": longest, "skip_tokenizer_init": True, "generation_config": "vllm"}
         options["gpu_memory_utilization"] = 0.3  # beside our own engine
         bare_llm = LLM(model, dtype=dtype, max_num_seqs=slots, disable_log_stats=True, **options)
     prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests] * times
+    common = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
     params = [SamplingParams(max_tokens=length, **common) for _, length in requests] * times
     return timed(lambda: bare_llm.generate(prompts, params, use_tqdm=False))
 
@@ -172,8 +168,18 @@ class Program:
         self.folder, self.log = Folder(folder), folder.with_suffix(".log").open("w")
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         command = [*command, "--output_dir", str(folder)]
-        output = {"stdout": self.log, "stderr": self.log}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **output)
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log, stderr=self.log)
+
+    def each(self, action: str) -> list[psutil.Process]:
+        """Does this to the program and to all processes that it started; the engine is one. Returns them."""
+        processes = []
+        with suppress(psutil.NoSuchProcess):
+            program = psutil.Process(self.process.pid)
+            processes = [program, *program.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                getattr(process, action)()
+        return processes
 
     def steps(self) -> int:
         """Steps so far."""
@@ -183,23 +189,23 @@ class Program:
         """Lets it make `count` more steps; returns the seconds that they take. Raises RuntimeError if it ends."""
         target = self.steps() + count
         started = time.perf_counter()
-        os.killpg(self.process.pid, signal.SIGCONT)
+        self.each("resume")
         while self.steps() < target:
             if self.process.poll() is not None:
                 raise RuntimeError(f"{self.folder.path.name} ended: {Path(self.log.name).read_text()[-2000:]}")
             time.sleep(0.01)
         seconds = time.perf_counter() - started
-        os.killpg(self.process.pid, signal.SIGSTOP)
+        self.each("suspend")
         return seconds
 
     def close(self) -> None:
         """Ends it and its processes."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
-            os.killpg(self.process.pid, signal.SIGCONT)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=20)
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.terminate()
+        processes = self.each("resume")
+        _, alive = psutil.wait_procs(processes, timeout=20)
+        for process in alive:
+            process.kill()
+        self.process.wait()
         self.log.close()
 
 
@@ -221,7 +227,7 @@ def overlap(args: argparse.Namespace, flags: Flags) -> None:
     for name in SCHEDULES:
         schedule, k = name.rsplit("-", 1)
         more = ["--schedule", schedule, "--k", k]
-        commands[name] = [sys.executable, "train.py", *SETTING, *STILL, *args.flags, *more]
+        commands[name] = [*TRAIN, *STILL, *args.flags, *more]
     in_turns(commands, args, "steps/s", 1)
 
 
@@ -230,13 +236,10 @@ def overlap(args: argparse.Namespace, flags: Flags) -> None:
 
 def peer(args: argparse.Namespace, flags: Flags) -> None:
     model = flags.model or warm_started(flags, Ranks(new_accelerator(flags)))
-    both = [*SETTING, *args.flags, "--model", model, "--length_control", "none"]
+    both = [*args.flags, "--model", model, "--length_control", "none"]
     trl_side = [args.trl_python, "tools/benchmark.py", "trl", "--trl_options", args.trl_options]
-    commands = {
-        "ours, every row trains": [sys.executable, "train.py", *both, *STILL],
-        "ours with its filters": [sys.executable, "train.py", *both],
-        "TRL": [*trl_side, *both],
-    }
+    commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
+    commands["TRL"] = [*trl_side, *SETTING, *both]
     in_turns(commands, args, "completions/s", flags.batch_prompts * flags.rollouts)
 
 
@@ -282,8 +285,6 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
     ).train()
 
 
-# -------------------------------------------------------------------------------------------------------- command line
-
 QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, trl)}
 
 
@@ -297,13 +298,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, args.flags = parser.parse_known_args(argv)
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no program is left behind
-    load = os.getloadavg()[0]
     with TemporaryDirectory() as folder:
         still = STILL if args.question == "generator" else []
         flags = parse_flags(["--output_dir", folder, *SETTING, *still, *args.flags], "")
         QUESTIONS[args.question](args, flags)
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    print(f"\n{machine}, load {load:.2f} before and {os.getloadavg()[0]:.2f} after", flush=True)
+    print(f"\n{platform.processor()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes")
 
 
 if __name__ == "__main__":

@@ -116,11 +116,8 @@ def numbers(rows: Sequence[Record], name: str) -> np.ndarray:
 
 def default_compute(rows: Sequence[Record], columns: Iterable[str]) -> str:
     """Tokens of a run on a CPU, else device_hours, else the first known name."""
-    if "device" in columns:
-        on_cpu = all(row.get("device", "cpu") == "cpu" for row in rows)
-    else:
-        on_cpu = not any(float(row.get("device_hours") or 0) for row in rows)
-    first = "tokens" if on_cpu else "device_hours"
+    devices = {row.get("device", "gpu" if number(row.get("device_hours")) > 0 else "cpu") for row in rows}
+    first = "tokens" if devices <= {"cpu"} else "device_hours"
     known = (first, *fit_sigmoid.UNITS, *STEPS)
     return next((name for name in known if name in columns), first)
 
