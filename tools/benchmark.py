@@ -15,8 +15,9 @@ peer       Completions a second of train.py, where every row trains and with its
     python -m venv /tmp/trl && /tmp/trl/bin/pip install torch==2.13.0
     /tmp/trl/bin/pip install trl==1.16.0 transformers==5.19.0 accelerate==1.15.0 scipy==1.17.1 math-verify==0.9.0
 
-The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. The work stays
-the same: at a learning rate of 1e-30 a step changes nothing, no prompt is retired and no row is filtered.
+The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. But for train.py
+with its filters the work stays the same: at a learning rate of 1e-30 a step changes nothing, no prompt is retired and
+no row is filtered.
 """
 
 import argparse
@@ -239,7 +240,7 @@ def peer(args: argparse.Namespace, flags: Flags) -> None:
     both = [*args.flags, "--model", model, "--length_control", "none"]
     trl_side = [args.trl_python, "tools/benchmark.py", "trl", "--trl_options", args.trl_options]
     commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
-    commands["TRL"] = [*trl_side, *SETTING, *both]
+    commands["TRL"] = [*trl_side, *SETTING, *both, *STILL]
     in_turns(commands, args, "completions/s", flags.batch_prompts * flags.rollouts)
 
 
