@@ -356,3 +356,49 @@ def test_many_points_are_averaged_and_said_to_be():
     n = np.array(found["n"])
     assert len(n) <= 300 and n.sum() == 100_000 and found["C"][0] == 0
     assert (n @ found["R"]) / n.sum() == pytest.approx(r.mean()) and "averaged" in " ".join(found["notes"])
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+STAND_INS = """
+// Every element keeps what is set; whatever else is asked of it is an element, too, or a call that returns one.
+const elements = {}, timers = [];
+const element = (start = {}) => new Proxy(Object.assign(() => element(), start), {
+  get: (known, name) => name in known ? known[name] : name === Symbol.toPrimitive ? () => "" : element(),
+});
+const at = (id) => elements[id] ??= element({
+  clientWidth: 800, textContent: "", checked: false, listeners: [], querySelectorAll: () => [], value: VALUES[id] ?? "",
+  addEventListener(kind, call) { this.listeners.push(call); },
+  replaceChildren(first, ...others) { this.value = [first, ...others].find((option) => option?.chosen)?.value ?? first?.value; },
+});
+const document = { getElementById: at, createElementNS: () => element(), createElement: () => element() };
+class Option { constructor(text, value, _, chosen) { Object.assign(this, { text, value, chosen }); } }
+const addEventListener = () => {}, clearTimeout = () => {};
+const setTimeout = (call) => timers.push(call), settle = () => { while (timers.length) timers.shift()(); };
+const move = (section, id, value) => { Object.assign(at(id), value); at(section).listeners.forEach((call) => call({})); settle(); };
+"""
+
+
+def test_the_dials_move_and_bad_logs_are_answered():
+    """The whole page, over stand-ins for what a browser has: every dial changes what is said, a log that is pasted is
+    fitted, and a bad one is answered in a sentence and leaves nothing of the log before."""
+    script = re.findall(r"<script>\n(.*?)</script>", HTML, re.S)[-1].replace('"use strict";', "")
+    values = dict(re.findall(r'<input type="range" id="(\w+)"[^>]* value="([^"]+)"', HTML))
+    values |= dict(re.findall(r'<select id="(\w+)"><option value="([^"]+)"', HTML)) | {"cut": 8}
+    call = f"""(text) => {{
+      const VALUES = {json.dumps(values)}, said = (name) => at(name + "-said").textContent;
+      {STAND_INS} {script} settle();
+      const before = [said("staleness"), said("ratios"), said("averages"), said("forecast")];
+      move("staleness", "k", {{ value: 2 }}), move("ratios", "ratio", {{ value: 2.5 }}), move("averages", "a", {{ value: 90 }});
+      move("cut", "cut", {{ value: 31 }});
+      const after = [said("staleness"), said("ratios"), said("averages"), said("forecast")];
+      move("staleness", "hasty", {{ checked: true }}), move("staleness", "slow", {{ checked: true }});
+      take(text), settle();
+      const pasted = said("forecast");
+      take("hello"), settle();
+      return [before, after, said("staleness"), pasted, said("forecast"), at("columns").hidden && log === null];
+    }}"""
+    ((before, after, hasty, pasted, bad, empty),) = js(call, csv_of(("tokens", "pass_rate"), C, R))
+    assert all(before) and all(a != b for a, b in zip(before, after, strict=True))
+    assert "identifiable: 0.79" in after[3] and "it is broken" in hasty
+    assert "20 evaluations" in pasted and "no log that is known" in bad and empty
