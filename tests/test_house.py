@@ -169,7 +169,7 @@ def test_both_lists_of_packages_differ_in_the_build_of_vllm():
 
 
 def test_tests_never_run_in_a_gpus_environment(tmp_path):
-    """Where `nvidia-smi` is found, `make test` has an environment of its own, with vLLM's CPU build, and sees no GPU."""
+    """Where there is an `nvidia-smi`, `make test` has an environment of its own, with vLLM's CPU build, and sees no GPU."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in (*REQUIREMENTS, ".venv/installed", ".venv-cpu/installed", ".venv-cpu/installed-dev"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -192,7 +192,7 @@ def test_tests_never_run_in_a_gpus_environment(tmp_path):
 
 
 def test_the_mutants_tests_find_what_they_import():
-    """mutmut runs them in a folder that has the files that it was given, and tests/."""
+    """mutmut runs them in a folder that has the files that it copies, and tests/."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
     copied = {*options["source_paths"], *options["also_copy"]}
     names = list(options["pytest_add_cli_args_test_selection"])

@@ -83,7 +83,7 @@ def walk(seed):
     rng = random.Random(seed)
     schedule = rng.choice(["pipeline", "pipeline", "ppo_off_policy"])
     batch, k = rng.randint(1, 5), rng.randint(schedule != "pipeline", 4)
-    pacer, calls, found = pipeline_rl.Pacer(batch, k, schedule=schedule), [], []
+    pacer, calls, outputs = pipeline_rl.Pacer(batch, k, schedule=schedule), [], []
     for _ in range(60):
         name = rng.choice(["admit"] * 4 + ["finish"] * 3 + ["take", "release"])
         running = [number for number, group in pacer._groups.items() if group is None]
@@ -100,13 +100,13 @@ def walk(seed):
         except (RuntimeError, KeyError, ValueError):
             result = "error"
         calls.append((name, value))
-        found.append([result, pacer.may_admit(), pacer.outstanding, pacer.ready, list(pacer._groups)])
-    return {"batch": batch, "k": k, "schedule": schedule, "calls": calls}, found
+        outputs.append([result, pacer.may_admit(), pacer.outstanding, pacer.ready, list(pacer._groups)])
+    return {"batch": batch, "k": k, "schedule": schedule, "calls": calls}, outputs
 
 
 def test_the_pacer_is_that_of_pipeline_rl_in_200_settings():
     inputs, expected = zip(*map(walk, range(200)), strict=True)
-    found = js("""({ batch, k, schedule, calls }) => {
+    outputs = js("""({ batch, k, schedule, calls }) => {
       const pacer = new Pacer(batch, k, schedule);
       return calls.map(([name, value]) => {
         let result = null;
@@ -114,7 +114,7 @@ def test_the_pacer_is_that_of_pipeline_rl_in_200_settings():
         return [result, pacer.may_admit(), pacer.outstanding, pacer.ready, [...pacer.groups.keys()]];
       });
     }""", *inputs)  # fmt: skip
-    assert found == list(expected)
+    assert outputs == list(expected)
     results = [step[0] for steps in expected for step in steps]
     assert results.count("error") > 1000 and sum(isinstance(result, list) for result in results) > 300
 
@@ -136,10 +136,10 @@ def test_its_simulation_is_that_of_pipeline_rl(monkeypatch, k, schedule, batch, 
     monkeypatch.setattr(pipeline_rl.random, "Random", Known)
     lags, empty, waited = pipeline_rl.simulate(k, schedule, batch, slots)
     setting = {"k": k, "schedule": schedule, "batch": batch, "slots": slots, "lengths": lengths}
-    (found,) = js("(setting) => simulate({ ...setting, length: (number) => setting.lengths[number] })", setting)
+    (outputs,) = js("(setting) => simulate({ ...setting, length: (number) => setting.lengths[number] })", setting)
     counts = collections.Counter(lags)
-    assert found["lags"] == [counts[lag] for lag in range(max(counts) + 1)]
-    assert (found["empty"], found["waited"]) == pytest.approx((empty, waited))
+    assert outputs["lags"] == [counts[lag] for lag in range(max(counts) + 1)]
+    assert (outputs["empty"], outputs["waited"]) == pytest.approx((empty, waited))
 
 
 def test_the_shares_that_the_page_tells_are_those_that_it_shows():
@@ -178,9 +178,9 @@ def test_the_token_weights_are_those_of_losses_py(groups):
     sizes = [size for group in groups for size in group]
     mask = torch.tensor([[1.0] * size + [0.0] * (200 - size) for size in sizes], dtype=torch.float64)
     averages = ["sample", "prompt", "token", "constant"]
-    for how, found in zip(averages, js(f"(how) => token_weights({groups}, how).flat()", *averages), strict=True):
+    for how, outputs in zip(averages, js(f"(how) => token_weights({groups}, how).flat()", *averages), strict=True):
         weights = losses.aggregation_weights(mask, torch.tensor([0, 0, 1, 1]), how, 100)[:, 0]
-        assert found == pytest.approx(weights.tolist())
+        assert outputs == pytest.approx(weights.tolist())
 
 
 # --------------------------------------------------------------------------------------------------------------- the fit
@@ -223,29 +223,29 @@ def compare_fits(curves):
         band: at.map((c) => interval(f, c)), noisy: at.map((c) => interval(f, c, true)) };
     }"""
     reasons = []
-    for (c, r, n), found in zip(curves, on_page(call, curves), strict=True):
+    for (c, r, n), outputs in zip(curves, on_page(call, curves), strict=True):
         f, at = fit(c, r, n_samples=n), np.array([0, c[-1] / 3, c[-1], 1.2 * c[-1], 20 * c[-1]])
         reasons.append(f.reason)
-        assert (found["reason"], found["form"]) == (f.reason, f.form)
-        assert sorted(found["allowed"]) == sorted(f.allowed)
+        assert (outputs["reason"], outputs["form"]) == (f.reason, f.form)
+        assert sorted(outputs["allowed"]) == sorted(f.allowed)
         for name in ("R0", "A", "B", "C_mid", "dispersion"):
-            close(found[name], getattr(f, name), rel=1e-4)
+            close(outputs[name], getattr(f, name), rel=1e-4)
         for name, ends in f.intervals.items():
-            close(found["intervals"][name], ends, rel=1e-4)
-        close(found["at"], f.predict(at, f.form), abs=1e-5)
-        close(np.array(found["band"], dtype=float).T, f.interval(at), abs=1e-5)
-        close(np.array(found["noisy"], dtype=float).T, f.interval(at, noise=True), abs=1e-5)
+            close(outputs["intervals"][name], ends, rel=1e-4)
+        close(outputs["at"], f.predict(at, f.form), abs=1e-5)
+        close(np.array(outputs["band"], dtype=float).T, f.interval(at), abs=1e-5)
+        close(np.array(outputs["noisy"], dtype=float).T, f.interval(at, noise=True), abs=1e-5)
     return reasons
 
 
-def close(found, expected, **tolerance):
-    assert np.array(found, dtype=float) == pytest.approx(np.array(expected, dtype=float), nan_ok=True, **tolerance)
+def close(outputs, expected, **tolerance):
+    assert np.array(outputs, dtype=float) == pytest.approx(np.array(expected, dtype=float), nan_ok=True, **tolerance)
 
 
 def test_the_constants_are_those_of_fit_sigmoid():
     names = ["DOUBT", "REMAINS", "MAX_WIDTH", "FLAT", "FALL", "B_RANGE", "A_SLACK", "MIN_SD", "PRIOR_DOF"]
-    (found,) = js(f"() => [{', '.join(names)}]", 0)
-    assert found == [json.loads(json.dumps(getattr(fit_sigmoid, name))) for name in names]
+    (outputs,) = js(f"() => [{', '.join(names)}]", 0)
+    assert outputs == [json.loads(json.dumps(getattr(fit_sigmoid, name))) for name in names]
 
 
 def test_the_fit_is_that_of_fit_sigmoid():
@@ -272,8 +272,8 @@ def test_when_to_ask_again_is_what_fit_sigmoid_says():
 # ---------------------------------------------------------------------------------------------------------------- logs
 
 OWN = """({ text, y, x, scale, samples, first }) => {
-  const log = read_log(text), found = guess(log), named = (name) => log.columns.find((c) => c === name || c.endsWith("/" + name) || c.endsWith(" - " + name));
-  return pick(log, { x: x ? named(x) : found.x, y: y ? named(y) : found.y, scale, samples, first });
+  const log = read_log(text), outputs = guess(log), named = (name) => log.columns.find((c) => c === name || c.endsWith("/" + name) || c.endsWith(" - " + name));
+  return pick(log, { x: x ? named(x) : outputs.x, y: y ? named(y) : outputs.y, scale, samples, first });
 }"""
 
 
@@ -291,12 +291,12 @@ def test_the_logs_of_many_frameworks_are_read_as_by_tools_fit():
         )
         for text, more, *_ in READ.values()
     ]
-    for (name, (_, more, _, c, n)), found in zip(READ.items(), js(OWN, *inputs), strict=True):
-        assert isinstance(found, dict), (name, found)
-        assert found["C"] == pytest.approx(c) and found["R"] == pytest.approx(R), name
-        assert more.get("y") != "mean@1" or "evaluations: val-core/openai/gsm8k/reward/mean@1 " in found["notes"][0]
+    for (name, (_, more, _, c, n)), outputs in zip(READ.items(), js(OWN, *inputs), strict=True):
+        assert isinstance(outputs, dict), (name, outputs)
+        assert outputs["C"] == pytest.approx(c) and outputs["R"] == pytest.approx(R), name
+        assert more.get("y") != "mean@1" or "evaluations: val-core/openai/gsm8k/reward/mean@1 " in outputs["notes"][0]
         if more.get("samples") != "n_prompts":  # a column, which the page has no field for
-            assert found["n"] == (None if n is None else [n] * 20), name
+            assert outputs["n"] == (None if n is None else [n] * 20), name
 
 
 PRINTED = {
@@ -311,9 +311,9 @@ PRINTED = {
 
 
 def test_printed_logs_and_bare_columns_are_read_without_a_choice():
-    found = js(OWN, *(own(text) for text in PRINTED.values()))
+    outputs = js(OWN, *(own(text) for text in PRINTED.values()))
     expected = [np.arange(20) / 10, np.arange(20), STEPS, C, C, C]
-    for name, run, c in zip(PRINTED, found, expected, strict=True):
+    for name, run, c in zip(PRINTED, outputs, expected, strict=True):
         assert isinstance(run, dict), (name, run)
         assert run["C"] == pytest.approx(c) and run["R"] == pytest.approx(R), name
 
@@ -321,8 +321,8 @@ def test_printed_logs_and_bare_columns_are_read_without_a_choice():
 def test_a_record_that_stands_there_twice_counts_once():
     """And of a last line that is being written nothing counts; a clock that ran before step 0 has trained nothing."""
     rows = [ROWS[0] | {"tokens": 700.0}, *ROWS[1:], ROWS[3], ROWS[3] | {"n_prompts": 51}, ROWS[4] | {"pass_rate": None}]
-    (found,) = js(OWN, own(lines(rows) + '{"step": 100, "tokens": 1e6, "pass'))
-    assert sorted(found["C"]) == sorted([*C, C[3]]) and sorted(found["n"])[-1] == 102
+    (outputs,) = js(OWN, own(lines(rows) + '{"step": 100, "tokens": 1e6, "pass'))
+    assert sorted(outputs["C"]) == sorted([*C, C[3]]) and sorted(outputs["n"])[-1] == 102
 
 
 BAD = [  # (text, more, words of the sentence)
@@ -343,8 +343,8 @@ BAD = [  # (text, more, words of the sentence)
 
 
 def test_bad_input_is_a_sentence():
-    found = js(OWN, *(own(text, **more) for text, more, _ in BAD))
-    for (text, _, words), message in zip(BAD, found, strict=True):
+    outputs = js(OWN, *(own(text, **more) for text, more, _ in BAD))
+    for (text, _, words), message in zip(BAD, outputs, strict=True):
         assert isinstance(message, str) and words in message, (text[:40], message)
 
 
@@ -352,10 +352,10 @@ def test_many_points_are_averaged_and_said_to_be():
     """The mean of all and the number of samples stay as they were."""
     c = np.arange(10_000.0)
     r = sigmoid(c, 0.1, 0.8, 2, 2000).round(4)
-    (found,) = js(OWN, own(csv_of(("tokens", "pass_rate"), c, r), samples="10"))
-    n = np.array(found["n"])
-    assert len(n) <= 300 and n.sum() == 100_000 and found["C"][0] == 0
-    assert (n @ found["R"]) / n.sum() == pytest.approx(r.mean()) and "averaged" in " ".join(found["notes"])
+    (outputs,) = js(OWN, own(csv_of(("tokens", "pass_rate"), c, r), samples="10"))
+    n = np.array(outputs["n"])
+    assert len(n) <= 300 and n.sum() == 100_000 and outputs["C"][0] == 0
+    assert (n @ outputs["R"]) / n.sum() == pytest.approx(r.mean()) and "averaged" in " ".join(outputs["notes"])
 
 
 # ------------------------------------------------------------------------------------------------------------ the page

@@ -46,13 +46,13 @@ PRINTED = {
 
 def imported_packages(tree: ast.AST) -> set[str]:
     """Top-level names of all packages that the nodes below `tree` import."""
-    found = set()
+    packages = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            packages |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or ".").split(".")[0] if node.level == 0 else ".")
-    return found - set(sys.stdlib_module_names)
+            packages.add((node.module or ".").split(".")[0] if node.level == 0 else ".")
+    return packages - set(sys.stdlib_module_names)
 
 
 def parse(name: str) -> ast.Module:
