@@ -303,7 +303,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         still = STILL if args.question == "generator" else []
         flags = parse_flags(["--output_dir", folder, *SETTING, *still, *args.flags], "")
         QUESTIONS[args.question](args, flags)
-    print(f"\n{platform.processor()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes")
+    print(
+        f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes"
+    )
 
 
 if __name__ == "__main__":

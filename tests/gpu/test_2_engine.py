@@ -16,7 +16,7 @@ def new_weights(trainer, version: int) -> None:
     rng = torch.Generator().manual_seed(version)
     for parameter in trainer.model.parameters():
         values = torch.randn(parameter.shape, generator=rng) * 0.1 + (parameter.ndim == 1)  # norms around 1
-        parameter.copy_(values.bfloat16())
+        parameter.copy_(values)
 
 
 def mean_gap(trainer, pairs: list) -> float:
@@ -49,7 +49,7 @@ def test_new_weights_reach_an_engine_that_samples(device, figure, tmp_path, chan
     if channel == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("nccl needs a second GPU, for the engine")
     model = random_qwen3(tmp_path / "model", TINY | {"tie_word_embeddings": tied})
-    argv = ["--model", model, "--output_dir", str(tmp_path / "run"), "--dtype", "bfloat16", "--weight_channel", channel]
+    argv = ["--model", model, "--output_dir", str(tmp_path / "run"), "--weight_channel", channel]
     flags = parse_flags([*argv, "--batch_prompts", "4", "--rollouts", "4", "--max_num_seqs", "32"], "")
     parts = new_parts(flags, Progress(random.Random(0)))
     generator, problems = parts.generator.on_main, parts.task.held_out[:8]
