@@ -15,9 +15,9 @@ peer       Completions a second of train.py, where every row trains and with its
     python -m venv /tmp/trl && /tmp/trl/bin/pip install torch==2.13.0
     /tmp/trl/bin/pip install trl==1.16.0 transformers==5.19.0 accelerate==1.15.0 scipy==1.17.1 math-verify==0.9.0
 
-The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. But for train.py
-with its filters the work stays the same: at a learning rate of 1e-30 a step changes nothing, no prompt is retired and
-no row is filtered.
+The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. Except for
+train.py with its filters, the work stays the same: at a learning rate of 1e-30 a step changes nothing, no prompt is
+retired and no row is filtered.
 """
 
 import argparse
@@ -303,9 +303,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         still = STILL if args.question == "generator" else []
         flags = parse_flags(["--output_dir", folder, *SETTING, *still, *args.flags], "")
         QUESTIONS[args.question](args, flags)
-    print(
-        f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes"
-    )
+    machine = platform.processor() or platform.machine()
+    print(f"\n{machine}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes")
 
 
 if __name__ == "__main__":
