@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pandas as pd
-from fit_benchmark import inside
 from scipy.special import logit
 
 import fit_power_law
@@ -15,6 +14,10 @@ from isocompute import Curve, Run
 PROBLEMS = 500  # of an evaluation
 SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)  # billions of parameters, as in arXiv 2509.25300
 AT = (5.25, 5.5, 5.84, 6.2, 6.5)  # log10 C at which n* is asked for; the half-way point of both published laws is 5.84
+
+
+def inside(interval, value):
+    return interval[0] <= value <= interval[1]
 
 
 def sizes_draw(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
