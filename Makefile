@@ -8,7 +8,7 @@ TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 LAW := $(if $(wildcard .venv/installed),.venv,.venv-law)
 # Two test processes; tests/conftest.py says which tests share one.
 SPREAD := -n 2
-FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit.py tests/evidence/test_report.py
+FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit.py tests/evidence/test_tables.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
@@ -22,7 +22,7 @@ FLAGS ?=
 SUMS := --batch_prompts 16 --max_budget 8 --answer_budget 8 --penalty_window 8 --eval_every 2
 PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window 20 --eval_every 4
 
-.PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit pages
+.PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
 setup: .venv/installed
 
@@ -78,12 +78,9 @@ gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tes
 	.venv/bin/python -m pytest tests/gpu -m gpu -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
 	--junitxml runs/gpu-check.xml
 
-refit: setup  ## every table of RESULTS.md and docs/results/ from the curves of all runs, and from nothing else
-	.venv/bin/python evidence/ablate.py all --curves docs/results/curves.csv.gz --results docs/results --page RESULTS.md
-
-pages: setup  ## docs/one_group.md and docs/pictures/, from the recorded group and the concept files
-	.venv/bin/python evidence/one_group.py
-	.venv/bin/python evidence/pictures.py
+refit: setup  ## the marked tables of RESULTS.md and docs/results/, from the curves of all runs and from nothing else
+	.venv/bin/python evidence/tables.py
+	.venv/bin/python evidence/law.py
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not gpu"
