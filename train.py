@@ -17,9 +17,9 @@ This file is the loop, `train`; docs/one_group.md follows one group through it. 
 forward and backward pass in trainer.py and model.py, the proof that new weights reached the generator in evaluation.py,
 the parts of a run in parts.py. What is asked and who judges the answers is in tasks/.
 
-Two counters: a step consumes one batch of B groups, a version is one optimizer update. A batch whose groups all have
-equal rewards is a step without an update (unless the filter is off), as is one of which a mask leaves no token, or
-whose gradient is not finite: the version stays.
+Two counters: a step consumes one batch of B groups, a version is one optimizer update. A step makes no update, and the
+version stays, in three cases: every group has equal rewards (with the filter on), a mask drops every token, or the
+gradient is not finite.
 """
 
 import os
@@ -38,18 +38,18 @@ import length_control
 import losses
 import pipeline_rl
 from pipeline_rl import Group, Rollout
-from runtime import checkpoints, closing
+from runtime import closing, run_folder
 from runtime.evaluation import RunFailed
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.model import Row
 from runtime.parts import Parts, new_parts, start, with_flag_names
-from runtime.ranks import restart, restarts
-from runtime.run_folder import DISK, Progress, Record
+from runtime.run_folder import Progress, Record
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
 
 BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
+DEAD_ENGINE = 75  # the exit code for it, "temporary failure" in sysexits.h: --resume goes on from the checkpoint
 
 
 def train(flags: Flags, parts: Parts, progress: Progress) -> None:
@@ -61,12 +61,10 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
     """
     generator, trainer, evaluator, recorder = parts.generator, parts.trainer, parts.evaluator, parts.recorder
     evaluator.begin_if_due(progress)
-    while (taken := collect(flags, parts, progress)) is not None:  # waits for the oldest groups
+    while (taken := collect(flags, parts, progress)) is not None:  # waits for the oldest groups, thinking interrupted
         first_step, first_version = progress.step, progress.version
-        # `pipeline` takes B groups, which are one batch. `ppo_off_policy` takes k·B groups, all sampled by the same
-        # policy, and makes k steps before the generator gets new weights.
-        batches = [taken[i : i + flags.batch_prompts] for i in range(0, len(taken), flags.batch_prompts)]
-        for groups, old in zip(batches, score_before_the_steps(flags, trainer, batches), strict=True):
+        # One batch of B groups under `pipeline`; k batches, all sampled by the same policy, under `ppo_off_policy`.
+        for groups, old in batches_of(taken, flags, trainer):
             version = progress.version  # the lag of a token is this version minus the token's
             rollouts, rows = flat(groups)  # n of each
             group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)  # (n,) of groups, not of prompts
@@ -75,30 +73,31 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
             # average are taken, or the size of the step would depend on how many there are.
-            kept = filters.has_variance(rewards, group_ids) | (not flags.zero_variance_filter)  # (n,)
+            keep = filters.has_variance(rewards, group_ids) | (not flags.zero_variance_filter)  # (n,)
+            # Advantage: the reward minus its group's mean, over the std of the whole batch.
             advantages = torch.zeros_like(rewards)  # (n,)
-            advantages[kept] = losses.normalize_advantages(rewards[kept], group_ids[kept], flags.normalize_advantages)
+            advantages[keep] = losses.normalize_advantages(rewards[keep], group_ids[keep], flags.normalize_advantages)
             # O3: truncated rollouts may leave, but only now. Before, a group's mean would be that of its short ones.
             if flags.truncated_rollouts == "drop":
                 truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])  # (n,)
-                metrics["truncated_dropped"] = int((kept & truncated).sum())
-                kept = kept & ~truncated
+                metrics["truncated_dropped"] = int((keep & truncated).sum())
+                keep = keep & ~truncated
 
             batch = None
-            if kept.any():
-                trained, rows = list(compress(rollouts, kept)), list(compress(rows, kept))  # N of the n
-                mask = padded([rollout.mask for rollout in trained], torch.bool)  # (N, T)
-                behaviour = padded([rollout.logprobs for rollout in trained], torch.float32)  # (N, T)
+            if keep.any():
+                kept_rollouts = list(compress(rollouts, keep))  # N of the n
+                mask = padded([rollout.mask for rollout in kept_rollouts], torch.bool)  # (N, T)
+                behaviour = padded([rollout.logprobs for rollout in kept_rollouts], torch.float32)  # (N, T)
                 # The average of the loss, as one weight per token (N, T): per prompt, per sample, over all tokens, ...
-                token_weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, flags.most_sampled)
-                old = None if old is None else old[kept, : mask.shape[1]]  # (N, T), for TIS
-                batch = TrainingBatch(rows, behaviour, mask, advantages[kept], token_weights, old)
-                metrics |= trainer.gradients(batch)  # forward, loss, backward: runtime/trainer.py
+                token_weights = losses.aggregation_weights(mask, group_ids[keep], flags.aggregation, flags.most_sampled)
+                old = None if old is None else old[keep, : mask.shape[1]]  # (N, T), for TIS
+                batch = TrainingBatch(list(compress(rows, keep)), behaviour, mask, advantages[keep], token_weights, old)
+                metrics |= trainer.gradients(batch)  # CISPO on FP32 logits, forward and backward: runtime/trainer.py
                 # An evaluation or a probe (the test that weights arrived) must end on these weights, which sampled it.
                 metrics |= evaluator.finish(progress)
-                metrics |= optimizer_step(trainer, progress, metrics)  # v becomes v + 1
+                metrics |= optimizer_step(trainer, progress, metrics)  # AdamW: v becomes v + 1
 
-            metrics |= update_history(parts, progress, groups)  # solved prompts are retired
+            metrics |= update_history(parts, progress, groups)  # no-positive-resampling: solved prompts are retired
             progress.step += 1
             del progress.taken[: len(groups)]
             recorder.step(progress, groups, batch, metrics, version)
@@ -111,7 +110,7 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
         recorder.samples(progress.step, groups)  # of the last batch
         evaluator.begin_if_due(progress)  # every `eval_every` steps; it runs during the next step
         if flags.save_every and progress.step // flags.save_every > first_step // flags.save_every:
-            save(flags, parts, progress)
+            save(parts, progress)
 
 
 # ------------------------------------------------------------------------------------------- what the loop is made of
@@ -132,9 +131,11 @@ def wait_for_groups(flags: Flags, parts: Parts, progress: Progress) -> list[Grou
     if progress.step >= flags.max_steps or budget_spent(flags, parts):
         return None
     try:
-        with parts.recorder.timed("trainer_idle"):
-            take = generator.pacer.take_size
-            groups = refill(flags, parts, progress) if flags.dynamic_sampling else generator.take(take)
+        with parts.recorder.waiting():
+            if flags.dynamic_sampling:
+                groups = refill(flags, parts, progress)
+            else:
+                groups = generator.take(generator.pacer.take_size)
     except (pipeline_rl.Exhausted, filters.NoVariedGroups) as reason:
         retired = f"{parts.history.n_retired} of {len(parts.task.train)} prompts are retired"
         say(f"{reason}; {retired}. The run ends.")
@@ -175,10 +176,23 @@ def budget_spent(flags: Flags, parts: Parts) -> bool:
     return True
 
 
+def batches_of(taken: Sequence[Group], flags: Flags, trainer: Trainer) -> list[tuple[Sequence[Group], Tensor | None]]:
+    """The groups of each step. Truncated importance sampling (TIS) also needs, for each, the (n, T) log-probs of the
+    trainer's policy before the first of these steps; the other losses need none."""
+    batches = [taken[i : i + flags.batch_prompts] for i in range(0, len(taken), flags.batch_prompts)]
+    if flags.loss != "tis":
+        return [(groups, None) for groups in batches]
+    return [(groups, trainer.score(flat(groups)[1])) for groups in batches]
+
+
 def flat(groups: Sequence[Group]) -> tuple[list[Rollout], list[Row]]:
     """All rollouts of the groups, and each as the trainer reads it."""
-    pairs = [(rollout, group.problem.prompt_ids) for group in groups for rollout in group.rollouts]
-    return [rollout for rollout, _ in pairs], [Row(prompt, r.completion_ids, r.mask) for r, prompt in pairs]
+    rollouts, rows = [], []
+    for group in groups:
+        for rollout in group.rollouts:
+            rollouts.append(rollout)
+            rows.append(Row(group.problem.prompt_ids, rollout.completion_ids, rollout.mask))
+    return rollouts, rows
 
 
 def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags, rng: random.Random) -> Tensor:
@@ -194,32 +208,23 @@ def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags, rng: random.Random
     return rewards
 
 
-def score_before_the_steps(
-    flags: Flags, trainer: Trainer, batches: Sequence[Sequence[Group]]
-) -> Sequence[Tensor | None]:
-    """Truncated importance sampling (TIS) needs, for each batch, the (n, T) log-probs of the trainer's policy before
-    the first of these steps; the other losses need none."""
-    return [trainer.score(flat(groups)[1]) if flags.loss == "tis" else None for groups in batches]
-
-
 def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     """(N, T) with zeros on the right."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
 
-def optimizer_step(trainer: Trainer, progress: Progress, found: Record) -> Record:
-    """AdamW's step, and its metrics. A batch of which `found` says that the mask left no token changes nothing, nor
-    does a gradient that is not finite; BAD_STEPS of the latter in a row raise RunFailed."""
-    if found.get("kept_tokens") == 0:
+def optimizer_step(trainer: Trainer, progress: Progress, metrics: Record) -> Record:
+    """AdamW's step, and its metrics; `metrics` are the batch's. Without a token that the mask keeps there is no step.
+    Nor is there one with a gradient that is not finite; BAD_STEPS of these in a row raise RunFailed."""
+    if metrics.get("kept_tokens") == 0:
         trainer.optimizer.zero_grad()
         return {"grad_norm": 0.0, "updated": 0}
-    metrics = trainer.update(progress.version)
-    progress.version += int(metrics["updated"])
-    if not metrics.get("overflow"):  # of float16, which a smaller scale of the loss mends
-        progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1
+    result = trainer.update(progress.version)
+    progress.version += int(result["updated"])
+    progress.bad_steps = 0 if result["updated"] else progress.bad_steps + 1
     if progress.bad_steps >= BAD_STEPS:
         raise RunFailed(f"the gradient was not finite {progress.bad_steps} times in a row (a lower --lr may help)")
-    return metrics
+    return result
 
 
 def update_history(parts: Parts, progress: Progress, groups: Sequence[Group]) -> Record:
@@ -235,16 +240,15 @@ def update_history(parts: Parts, progress: Progress, groups: Sequence[Group]) ->
 # ---------------------------------------------------------------------------------------------------- the run's end
 
 
-def save(flags: Flags, parts: Parts, progress: Progress) -> Path | None:
+def save(parts: Parts, progress: Progress) -> Path | None:
     """Writes a checkpoint; returns its folder on rank 0."""
 
     def state() -> Record:  # of rank 0, which alone has a clock and a generator
         clock = parts.recorder.clock
         compute = clock.now() | {"hours": clock.hours()}
-        return checkpoints.state_of(progress, parts.history, parts.prompts, parts.generator.on_main, compute)
+        return run_folder.state_of(progress, parts.history, parts.prompts, parts.generator.on_main, compute)
 
-    with parts.recorder.timed("save_seconds"):
-        return checkpoints.save(parts.ranks, parts.folder, progress.step, state, flags.keep)
+    return run_folder.save(parts.ranks, parts.folder, progress.step, state)
 
 
 def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
@@ -254,44 +258,30 @@ def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
         parts.evaluator.begin_evaluation(progress)
         parts.evaluator.finish(progress)
     if flags.save_every or flags.resume:  # a resume from an older checkpoint would cut the logs back to it
-        save(flags, parts, progress)
+        save(parts, progress)
     closing.save_model(parts, progress)
     if parts.ranks.main:
         parts.recorder.bar.close()
         parts.ranks.say(closing.report(parts, flags.k))
 
 
-def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str, then: str = "") -> None:
-    """A checkpoint, and one line that says why the run ends and what comes `then`, or how to go on."""
-    try:
-        checkpoint = save(flags, parts, progress)
-    except OSError:
-        parts.ranks.say(reason)
-        raise
-    then = then or f"go on with --resume {parts.folder.path}"
-    parts.ranks.say(f"{reason}; checkpoint {checkpoint}; {then}")
+def stop_early(parts: Parts, progress: Progress, reason: str) -> None:
+    """A checkpoint, and one line that says why the run ends and how to go on."""
+    checkpoint = save(parts, progress)
+    parts.ranks.say(f"{reason}; checkpoint {checkpoint}; go on with --resume {parts.folder.path}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 success, 1 failure, 2 usage, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit code: 0 success, 1 failure, 2 usage, 75 a dead engine, 130 after Ctrl-C, 143 after SIGTERM."""
     try:
-        return run_with(sys.argv[1:], may_restart=True) if argv is None else run_with(argv)
+        return run_with(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        where, why = error.filename, error.strerror
-        print(f"train.py: cannot write {where}: {why}; earlier checkpoints are complete", file=sys.stderr)
-        return 1
 
 
-def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
-    """One run with these flags, to its end or to the fault that ends it; returns the exit code. With `may_restart`, of
-    a program, a fault of the generator ends the process and not the run: another process goes on from the checkpoint,
-    at most `max_restarts` times. Raises UsageError."""
-    environment = dict(os.environ)  # before the run changes it
+def run_with(argv: Sequence[str]) -> int:
+    """One run with these flags, to its end or to the fault that ends it; returns the exit code. Raises UsageError."""
     flags = parse_flags(argv, __doc__ or "")
     for note in [*check_flags(flags), lr_note(flags)]:
         if os.environ.get("RANK", "0") == "0":
@@ -306,33 +296,32 @@ def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
         finish(flags, parts, progress)
         return 0
     except pipeline_rl.StopRequested:
-        stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
+        stop_early(parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
         return 128 + (progress.stop_signal or signal.SIGTERM)
-    except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        cause, number, ranks = error.__cause__, restarts() + 1, parts.ranks
-        users_fault = isinstance(cause, RewardError)  # their function would raise again; its traceback is shown
-        told = "train.py: " + with_flag_names(str(cause) if users_fault else str(error).splitlines()[0])
-        if ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
-            ranks.say(f"{told}; go on from the newest checkpoint with --resume {parts.folder.path}")
-            return 1
-        may_restart = may_restart and ranks.on_one_host and number <= flags.max_restarts
-        again = ranks.from_main(lambda: may_restart and not users_fault and not progress.stop_signal)
-        then = f"restart {number} of at most {flags.max_restarts} goes on from it" if again else ""
-        stop_early(flags, parts, progress, told, then)
-        if not again:
-            return 128 + progress.stop_signal if progress.stop_signal else 1
-        environment |= ranks.told_at_restart()
+    except pipeline_rl.GeneratorFailed as error:
+        return generator_failed(parts, progress, error)
     except RunFailed as error:
-        newest = "there is no checkpoint"
-        if found := parts.folder.newest_checkpoint():
-            newest = f"the newest checkpoint, perhaps made after the fault, is {found[0]}: --resume {parts.folder.path}"
-        print(f"train.py: {error}; {newest}", file=sys.stderr)
+        newest = parts.folder.newest_checkpoint()
+        hint = "there is no checkpoint"
+        if newest:
+            hint = f"the newest checkpoint, perhaps made after the fault, is {newest[0]}: --resume {parts.folder.path}"
+        print(f"train.py: {error}; {hint}", file=sys.stderr)
         return 1
     finally:
         parts.close()
-    if progress.stop_signal:  # it came while the checkpoint was written
-        return 128 + progress.stop_signal
-    restart(parts.folder.path, environment)
+
+
+def generator_failed(parts: Parts, progress: Progress, error: pipeline_rl.GeneratorFailed) -> int:
+    """The trainer's weights are as good as before, so they are saved. Returns the exit code: DEAD_ENGINE, or 1 if the
+    user's own reward function raised, as it would again; a signal that came meanwhile wins."""
+    code, message = DEAD_ENGINE, str(error).splitlines()[0]
+    if isinstance(error.__cause__, RewardError):
+        code, message = 1, with_flag_names(str(error.__cause__))  # with the traceback of the function
+    if parts.ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
+        parts.ranks.say(f"train.py: {message}; go on from the newest checkpoint with --resume {parts.folder.path}")
+        return code
+    stop_early(parts, progress, f"train.py: {message}")
+    return 128 + progress.stop_signal if progress.stop_signal else code
 
 
 def stop(progress: Progress, number: int) -> None:

@@ -1,7 +1,7 @@
 """A vLLM engine whose weights change while it samples, and that says which weights sampled each token.
 
 PROBLEM. An asynchronous trainer has new weights every second or minute. An engine that is restarted for them, or waits
-until its requests end, is idle meanwhile. And of each token the trainer needs its probability and who sampled it.
+until its requests end, is idle meanwhile. And for each token the trainer needs its probability and who sampled it.
 
 IDEA. vLLM's scheduler is paused between two of its steps, the weights of the running model are replaced, and it goes
 on. Requests freeze meanwhile and keep their keys and values, so nothing is computed twice. vLLM 0.32 stamps each token
@@ -14,15 +14,14 @@ with a version that we set at each change, and returns the log-prob of the sampl
 A token sampled at version 4 may rest on keys and values of version 3: its log-prob then differs from the trainer's at 4
 with nothing wrong. Where one version sampled all tokens, prefill included, both must agree (runtime/evaluation.py).
 
-SIMPLIFIED. One engine on this host, of one or more data-parallel replicas. Other ways for the weights, and Ray, are in
-runtime/; when a request may enter is in pipeline_rl.py.
+SIMPLIFIED. One engine on this host. Other ways for the weights, and Ray, are in runtime/; when a request may enter is
+in pipeline_rl.py.
 
 >>> check_sample([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
 RuntimeError: vLLM returned a log-prob that is not finite or above 0
 """
 
-import asyncio
 import itertools
 import math
 import os
@@ -57,7 +56,7 @@ class VLLMEngine:
     channel: Any = None  # how weights reach it; None: a `WeightFile`
     temperature: float = 1.0  # of sampling; the log-probs are those at it
     max_num_seqs: int = 256  # requests inside it at once
-    dtype: str = "float32"  # of its weights and products; or "bfloat16", "float16"
+    dtype: str = "float32"  # of its weights and products; or "bfloat16"
     seed: int = 0  # of its sampling
     engine_args: dict[str, Any] = field(default_factory=dict)  # more of vLLM's AsyncEngineArgs
 
@@ -82,7 +81,7 @@ class VLLMEngine:
         self.args |= self.channel.engine_args | self.engine_args
         self.environment = vllm_environment(gpu, self.args["enforce_eager"], self.args["dtype"])
         self.environment |= self.channel.environment
-        self.replicas, self.slots = self.args.get("data_parallel_size", 1), self.args["max_num_seqs"]
+        self.slots = self.args["max_num_seqs"]
         self.version = self.prepared = 0  # the version that is live; that of the weights prepared last
         self.vllm: Any = None
         self._request_numbers = itertools.count()
@@ -97,8 +96,7 @@ class VLLMEngine:
         # No local name: errors that vLLM's import caught and kept hold this frame, so it would never be freed.
         self.vllm = self.new_vllm()
         await self._load(self.vllm)
-        # A fresh engine's first step takes seconds.
-        await asyncio.gather(*[self.sample([0, 0], 2, "warm-up", replica) for replica in range(self.replicas)])
+        await self.sample([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
 
     def new_vllm(self) -> Any:
         """vLLM's AsyncLLM with the model folder's weights."""
@@ -109,18 +107,16 @@ class VLLMEngine:
 
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**self.args))
 
-    async def sample(
-        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
-    ) -> Sample:
-        """One request. `salt`: it hits no keys and values that requests of another salt left in the cache. `replica`:
-        which one takes it under data parallelism; each has a cache of its own. `temperature`: None is the engine's."""
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Sample:
+        """One request. `salt`: it hits no keys and values that requests of another salt left in the cache."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        if len(prompt_ids) + max_tokens > (longest := self.args["max_model_len"]):
+        longest = self.args["max_model_len"]
+        if len(prompt_ids) + max_tokens > longest:
             raise ValueError(f"{len(prompt_ids)} prompt tokens and {max_tokens} more exceed max_model_len = {longest}")
         params = SamplingParams(
-            temperature=self.temperature if temperature is None else temperature,
+            temperature=self.temperature,
             max_tokens=max_tokens,
             logprobs=0,  # the sampled token's own
             flat_logprobs=True,  # one list, no dict for each token; made by vLLM's output processor, in this process
@@ -131,22 +127,25 @@ class VLLMEngine:
         )
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
         number = str(next(self._request_numbers))
-        async for output in self.vllm.generate(prompt, params, request_id=number, data_parallel_rank=replica):
-            done = output.outputs[0]
-        ids = list(done.token_ids)
+        async for output in self.vllm.generate(prompt, params, request_id=number):
+            completion = output.outputs[0]
+        ids = list(completion.token_ids)
         logprobs, versions = self.read(output)
-        check_sample(ids, logprobs, versions, done.finish_reason)
-        return Sample(ids, logprobs, versions, done.finish_reason, len(prompt_ids) - (output.num_cached_tokens or 0))
+        check_sample(ids, logprobs, versions, completion.finish_reason)
+        prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
+        return Sample(ids, logprobs, versions, completion.finish_reason, prefilled)
 
     def read(self, output: Any) -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. vLLM reports spans of tokens for each version of the weights."""
-        done = output.outputs[0]
-        versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
-        return done.logprobs.logprobs, versions
+        completion = output.outputs[0]
+        versions: list[int] = []
+        for span in completion.weight_versions:
+            versions += [int(span.version)] * (span.end - span.start)
+        return completion.logprobs.logprobs, versions
 
     async def update(self) -> None:
         """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache."""
-        # clear_cache=True would prefill every running request anew; pause_generation adds 20 ms of sleep
+        # clear_cache=True would prefill every running request anew; vLLM's pause_generation adds 20 ms of sleep.
         await self.vllm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         await self._load(self.vllm)
         await self.vllm.resume_generation()

@@ -2,7 +2,7 @@
 
     RayWorker      vLLM's, as the class of Ray's actors: unpickling it imports this module there
     RayExecutor    vLLM's, but the engine's process ends when a worker has died: its main thread may wait for that
-                   worker's answer for ever, while whoever waits for the engine sees a dead process at once
+                   worker's answer forever, while whoever waits for the engine sees a dead process at once
 
 Source: vLLM 0.32, vllm/v1/executor/ray_executor_v2.py.
 """
@@ -17,7 +17,7 @@ from runtime import engine_process  # noqa: F401  (the engine's process ends wit
 if not current_platform.ray_device_key:  # a CPU has no name in Ray: a node started with --num-gpus 1 has one device
     type(current_platform).ray_device_key = "GPU"
 os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # SIGTERM, by which an engine ends, is no failure
-# Of the trainer's host: its process, and its folder for sockets. All else in the environment goes to the workers.
+# Two variables of the trainer's host stay there: its process, and its folder for sockets. Workers get all others.
 ray_utils.WORKER_SPECIFIC_ENV_VARS.update({"SCALERL_TRAINER_PID", "VLLM_RPC_BASE_PATH"})
 
 

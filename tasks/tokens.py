@@ -15,8 +15,9 @@ if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedTokenizerBase
 
 # What a chat template raises: Gemma's about system messages, or any mistake in its expressions.
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError)
-TEMPLATE_ERRORS += (MemoryError,)
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def find_endings(
     interruption_phrase: str = "",
     stop_tokens: str = "",
 ) -> Endings:
-    """The endings that a tokenizer has, where they are not given. Raises ValueError naming the option to change.
+    """The endings that a tokenizer has, where the options do not name them. Raises ValueError naming the option to
+    change.
 
     `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
     one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`.
@@ -56,31 +58,33 @@ def find_endings(
     stops = named_stop_ids(tokenizer, stop_tokens) if stop_tokens else default_stop_ids(tokenizer)
     if not stops:
         raise ValueError("the tokenizer has no end-of-sequence token; name one with `stop_tokens`")
-
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False)) if end and text else ()
-
+    if not end:
+        return Endings(stops, "", (), (), None)
+    end_ids = tuple(tokenizer.encode(end, add_special_tokens=False))
+    phrase_ids = tuple(tokenizer.encode(phrase, add_special_tokens=False))
     # An added token is never merged with its neighbors, so its id is enough.
-    merges = end != "" and end not in tokenizer.get_added_vocab()
-    return Endings(stops, end, ids(end), ids(phrase), end_in_text(tokenizer, end) if merges else None)
+    is_one_token = end in tokenizer.get_added_vocab()
+    thinking_end = None if is_one_token else end_in_text(tokenizer, end)
+    return Endings(stops, end, end_ids, phrase_ids, thinking_end)
 
 
 def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two)."""
     from transformers import GenerationConfig
 
-    found = [tokenizer.eos_token_id]
+    ids = [tokenizer.eos_token_id]
     try:
         more = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
-        found += more if isinstance(more, list) else [more]
+        ids += more if isinstance(more, list) else [more]
     except OSError:
         pass  # the folder has none
-    return tuple(dict.fromkeys(i for i in found if i is not None))
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
 def named_stop_ids(tokenizer: PreTrainedTokenizerBase, names: str) -> tuple[int, ...]:
     """Ids of the comma-separated tokens `names`. Raises ValueError for one that the tokenizer does not know."""
-    vocabulary, tokens = tokenizer.get_vocab(), [name.strip() for name in names.split(",")]
+    vocabulary = tokenizer.get_vocab()
+    tokens = [name.strip() for name in names.split(",")]
     unknown = [token for token in tokens if token not in vocabulary]
     if unknown:
         raise ValueError(
@@ -118,19 +122,23 @@ def encode_prompts(
     them. Raises ValueError if the chat template raises, or writes nothing."""
     if not prompts:
         return []
-    prompts = [[*p[:-1], {**p[-1], "content": template.replace("{prompt}", p[-1]["content"])}] for p in prompts]
-    if apply_chat_template and tokenizer.chat_template:
-        choice = {} if thinking is None else {"enable_thinking": thinking}
-        try:
-            found = tokenizer.apply_chat_template(
-                prompts, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
-            )
-        except TEMPLATE_ERRORS as error:
-            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-        else:
-            reason = "" if all(found) else "it writes nothing"
-        if reason:
-            fix = "change the messages or the template, or set `apply_chat_template` false"
-            raise ValueError(f"the tokenizer's chat template does not take these prompts ({reason}); {fix}")
-        return found
-    return tokenizer(["\n\n".join(message["content"] for message in p) for p in prompts])["input_ids"]
+    filled = []
+    for *earlier, last in prompts:
+        content = template.replace("{prompt}", last["content"])
+        filled.append([*earlier, {**last, "content": content}])
+    if not apply_chat_template or not tokenizer.chat_template:
+        texts = ["\n\n".join(message["content"] for message in messages) for messages in filled]
+        return tokenizer(texts)["input_ids"]
+    choice = {} if thinking is None else {"enable_thinking": thinking}
+    try:
+        ids = tokenizer.apply_chat_template(
+            filled, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
+        )
+    except TEMPLATE_ERRORS as error:
+        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    else:
+        reason = "" if all(ids) else "it writes nothing"
+    if reason:
+        fix = "change the messages or the template, or set `apply_chat_template` false"
+        raise ValueError(f"the tokenizer's chat template does not take these prompts ({reason}); {fix}")
+    return ids

@@ -4,12 +4,12 @@ PROBLEM. The reward of ScaleRL (arXiv 2510.13786, section 2) comes from a progra
 the known one, and the same answer has many spellings: `1/2`, `0.5`, `\\boxed{\\frac{1}{2}}`. A comparison that is too
 strict costs rewards. One that is too lenient is worse: the policy learns whatever it lets pass.
 
-IDEA. Two verifiers, each of which gives a verdict in one word:
+IDEA. Two verifiers, and the verdict of each is one word:
     math    reads the content of the last `\\boxed{}`, or the last answer in the text if there is no box, and compares
             it with the known answer by the math-verify library, which parses both to SymPy
     exact   the text must equal the known answer, but for spaces around it
-Both see only what follows the thinking (`after_thinking`). They may hang or exhaust the memory on text that a policy
-wrote; judges.py runs them where that does no harm.
+Both see only what follows the thinking (`after_thinking`). They may hang on text that a policy wrote, or exhaust the
+memory; judges.py runs them where that does no harm.
 
 SIMPLIFIED. Of several boxes only the last is read. A bare word as the answer is compared as text: as algebra, `Evelyn`
 would equal its anagrams. `2e+5`, if nothing else is written, is 200000; with spaces, 2e + 5 is a sum. math-verify is
@@ -55,8 +55,8 @@ SPELLINGS: list[tuple[str, Any]] = [
     (r"\{\s*[-−]\s*\}|−", "-"),
     (r"(?<=\d)(?:\{,\}|\\[,! ]|~)(?=\d{3}(?!\d))", ""),  # TeX writes thousands as 1{,}234 or 1\,234
     (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z]))|~|\s+", " "),
-    ("[¼-¾⅐-⅞]", lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄"))),
-    ("[²³]", lambda found: "^" + unicodedata.normalize("NFKC", found[0])),
+    ("[¼-¾⅐-⅞]", lambda match: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", match[0]).split("⁄"))),
+    ("[²³]", lambda match: "^" + unicodedata.normalize("NFKC", match[0])),
     (r"°|\\degree(?![a-z])", r"^\\circ "),
     (r"\\text *\{ *(?:percent|\\?%) *\}", r"\\%"),
     ("∞", r"\\infty "),
@@ -91,7 +91,9 @@ def last_box(text: str) -> str | None:
 
     One pass from the left: a scan from each opening would take quadratic time on `\\boxed{\\boxed{\\boxed{...`.
     """
-    found, found_at, depth = None, -1, 0
+    content: str | None = None
+    content_at = -1
+    depth = 0
     boxes: list[tuple[int, int]] = []  # (depth outside, where the content starts) of the boxes that are open
     # An escaped brace is no brace, and the line break `\\\\` escapes nothing.
     for mark in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", text, re.DOTALL):
@@ -99,13 +101,13 @@ def last_box(text: str) -> str | None:
             depth -= 1
             if boxes and boxes[-1][0] == depth:
                 start = boxes.pop()[1]
-                if start > found_at:
-                    found, found_at = text[start : mark.start()], start
+                if start > content_at:
+                    content, content_at = text[start : mark.start()], start
         elif mark.group().endswith("{") and mark.group() != "\\{":
             if mark.group() != "{":
                 boxes.append((depth, mark.end()))
             depth += 1
-    return found
+    return content
 
 
 def decimals(text: str) -> str:
@@ -147,55 +149,71 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
     the main thread only).
     """
     from math_verify.errors import TimeoutException
-    from sympy import Add, Equality, Interval, Number, Pow, Union
 
-    answer_box, box = last_box(answer), last_box(text or "")  # a worked solution gives its answer in a box
-    wanted, given = plain(answer if answer_box is None else answer_box), plain(box if box is not None else text or "")
-    if not wanted:
+    answer_box = last_box(answer)  # a worked solution gives its answer in a box
+    expected = plain(answer if answer_box is None else answer_box)
+    box = last_box(text or "")
+    candidate = plain(text or "" if box is None else box)
+    if not expected:
         return "bad_answer"
     # Without regard to case, since math-verify does not tell x from X either.
-    if text is not None and given.casefold() == wanted.casefold():
+    if text is not None and candidate.casefold() == expected.casefold():
         return "correct"
-    if WORD.fullmatch(wanted):
+    if WORD.fullmatch(expected):
         return "unparsed" if text is not None and box is None else "wrong"
-    if INTEGER.fullmatch(wanted) and (text is None or INTEGER.fullmatch(given)):
+    if INTEGER.fullmatch(expected) and (text is None or INTEGER.fullmatch(candidate)):
         return "wrong"
-    if len(wanted) > MAX_ANSWER_CHARS:
+    if len(expected) > MAX_ANSWER_CHARS:
         return "bad_answer"
-    known = number(wanted)
-    wanted = wanted if known is None else "=".join([*wanted.split("=")[:-1], known])
     try:
-        gold = parse_math(rf"\boxed{{{wanted}}}", soft_timeout)
-        if not gold or text is None:
-            return "wrong" if gold else "bad_answer"
-        value = gold[0].rhs if isinstance(gold[0], Equality) else gold[0]
-        if isinstance(gold[0], Equality) and gold[0].free_symbols and isinstance(gold[0].lhs, Add | Pow):
-            known = None  # x + y = 5 asks for an equation
-        elif known is None and isinstance(value, Number) and len(re.findall(r"\d+(?:\.\d+)?", wanted)) == 1:
-            known = str(value)  # `about 42`
-        integer = known is not None and re.fullmatch(r"-?\d+(?:\.0*)?", known) is not None
-        if box is None:
-            tail = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:]
-            heard = tail if known is None else finished_only(tail, integer)
-        elif len(given) > MAX_ANSWER_CHARS:
-            return "unparsed"
-        else:
-            finished = given if known is None else number(given, integer)
-            relation = RELATION.search(given) and not RELATION.search(wanted)
-            if finished is None or (relation and not isinstance(value, Interval | Union)):
-                return "wrong"
-            if known is not None:
-                given = "=".join([*given.split("=")[:-1], finished]) if "=" in wanted else finished
-            heard = rf"\boxed{{{given}}}"
-        found = parse_math(heard, soft_timeout)
-        if found is None:
-            return "verifier_error"
-        if not found:
-            return "unparsed"
-        equal = same(gold, found, soft_timeout)
-        return "verifier_error" if equal is None else "correct" if equal else "wrong"
+        return parsed_kind(text, box, candidate, expected, soft_timeout)
     except TimeoutException:
         return "timeout"
+
+
+def parsed_kind(text: str | None, box: str | None, candidate: str, expected: str, soft_timeout: int) -> str:
+    """The rest of `math_kind`, by what math-verify reads. `candidate` is the plain form of the answer in `text`, which
+    has a `box` or none; `expected` is that of the known answer. math-verify's TimeoutException passes through."""
+    from sympy import Add, Equality, Interval, Number, Pow, Union
+
+    expected_number = number(expected)
+    if expected_number is not None:
+        expected = "=".join([*expected.split("=")[:-1], expected_number])
+    gold = parse_math(rf"\boxed{{{expected}}}", soft_timeout)
+    if not gold:
+        return "bad_answer"
+    if text is None:
+        return "wrong"
+    value = gold[0].rhs if isinstance(gold[0], Equality) else gold[0]
+    if isinstance(gold[0], Equality) and gold[0].free_symbols and isinstance(gold[0].lhs, Add | Pow):
+        expected_number = None  # x + y = 5 asks for an equation
+    elif expected_number is None and isinstance(value, Number) and len(re.findall(r"\d+(?:\.\d+)?", expected)) == 1:
+        expected_number = str(value)  # `about 42`
+    integer = expected_number is not None and re.fullmatch(r"-?\d+(?:\.0*)?", expected_number) is not None
+    if box is None:
+        tail = decimals(text[-MAX_TAIL_CHARS:])[-MAX_TAIL_CHARS:]
+        readable = tail if expected_number is None else finished_only(tail, integer)
+    elif len(candidate) > MAX_ANSWER_CHARS:
+        return "unparsed"
+    else:
+        relation = RELATION.search(candidate) and not RELATION.search(expected)
+        if relation and not isinstance(value, Interval | Union):
+            return "wrong"
+        if expected_number is not None:
+            finished = number(candidate, integer)
+            if finished is None:
+                return "wrong"
+            candidate = "=".join([*candidate.split("=")[:-1], finished]) if "=" in expected else finished
+        readable = rf"\boxed{{{candidate}}}"
+    parsed = parse_math(readable, soft_timeout)
+    if parsed is None:
+        return "verifier_error"
+    if not parsed:
+        return "unparsed"
+    equal = same(gold, parsed, soft_timeout)
+    if equal is None:
+        return "verifier_error"
+    return "correct" if equal else "wrong"
 
 
 def number(text: str, integer: bool = False) -> str | None:
@@ -209,24 +227,33 @@ def number(text: str, integer: bool = False) -> str | None:
     text = re.sub(r"^\((.*)\)$", r"\1", text.strip()).strip()
     text = re.sub(r"^([+-]?)10 ?\^", r"\g<1>1\\cdot10^", re.sub(r"(\d+) ?/ ?(\d+)", r"\\frac{\1}{\2}", text))
     text = re.sub(r"^([+-]?)(\d+) ?\^ ?\{?-1\}?$", r"\1\\frac{1}{\2}", text)  # 2^{-1}
-    found = NUMBER.fullmatch(text)
-    if found is None or NO_SIDE.search(side) or (integer and "frac" in text):
+    match = NUMBER.fullmatch(text)
+    if match is None or NO_SIDE.search(side) or (integer and "frac" in text):
         return None
-    sign, value, power, percent = (part or "" for part in found.groups())
+    sign, value, power, percent = (part or "" for part in match.groups())
+    sign = sign.strip("+")
     if "frac" in value:
-        return sign.strip("+") + value + (rf"\cdot10^{{{power}}}" if power else "") + percent
-    return f"{sign.strip('+')}{Decimal(value.replace(',', '') + (power and 'e' + power)):f}{percent}"
+        return sign + value + (rf"\cdot10^{{{power}}}" if power else "") + percent
+    digits = value.replace(",", "")
+    exponent = power or "0"
+    return f"{sign}{Decimal(f'{digits}e{exponent}'):f}{percent}"
 
 
 def finished_only(text: str, integer: bool) -> str:
     """Prose in which each calculation, such as `26 - 80 = -54`, is its result, or the unknown u if it has none."""
 
-    def result(found: re.Match[str]) -> str:
-        last = number(plain(found[0].strip("*_`\"':?!")), integer) if re.search(r"\w", found[0]) else found[0]
-        return "$u$" if last is None else f"${last}$" if "\\" in last else last
+    def result(calculation: re.Match[str]) -> str:
+        if not re.search(r"\w", calculation[0]):
+            last: str | None = calculation[0]
+        else:
+            last = number(plain(calculation[0].strip("*_`\"':?!")), integer)
+        if last is None:
+            return "$u$"
+        return f"${last}$" if "\\" in last else last
 
-    text = re.sub(r"\\?\$|\\[()\[\]]", " ", re.sub(UNIT, r" \1 ", text))  # then the stars of **42**
-    return CALCULATION.sub(result, re.sub(r"(?<!\S)\*+(?=\S)|(?<=\S)\*+(?=[.,;:?!]*(?:\s|$))", "", text))
+    text = re.sub(r"\\?\$|\\[()\[\]]", " ", re.sub(UNIT, r" \1 ", text))
+    without_stars = re.sub(r"(?<!\S)\*+(?=\S)|(?<=\S)\*+(?=[.,;:?!]*(?:\s|$))", "", text)  # of **42**
+    return CALCULATION.sub(result, without_stars)
 
 
 @functools.lru_cache(maxsize=256)  # a group's completions share one answer
@@ -236,8 +263,8 @@ def parse_math(text: str, soft_timeout: int) -> tuple[object, ...] | None:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    found = or_none(parse, text, configs, fallback_mode="no_fallback", parsing_timeout=soft_timeout)
-    return None if found is None else tuple(found)
+    objects = or_none(parse, text, configs, fallback_mode="no_fallback", parsing_timeout=soft_timeout)
+    return None if objects is None else tuple(objects)
 
 
 def or_none(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -250,13 +277,13 @@ def or_none(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return None
 
 
-def same(gold: Sequence[object], found: Sequence[object], soft_timeout: int) -> bool | None:
+def same(gold: Sequence[object], parsed: Sequence[object], soft_timeout: int) -> bool | None:
     """math-verify's comparison; None where it raises. Its TimeoutException passes through."""
     from math_verify import verify
 
     # Twelve digits and not fifteen: 2^{0.5}, of floats, differs from \sqrt{2} in the sixteenth.
     options = {"timeout_seconds": soft_timeout, "numeric_precision": 12, "allow_set_relation_comp": True}
-    return or_none(verify, list(gold), list(found), **options)
+    return or_none(verify, list(gold), list(parsed), **options)
 
 
 def warm_up() -> None:

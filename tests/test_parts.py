@@ -33,8 +33,8 @@ def chat_model(tmp_path_factory):
 
 
 def data_flags(folder, **changes):
-    found = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
-    return Flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
+    options = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
+    return Flags(**options | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
 @pytest.mark.long
@@ -106,44 +106,26 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     assert new_interruption(Flags(length_control="none"), task) is None
 
 
-def test_the_warm_start_follows_the_task(monkeypatch, tmp_path):
-    """The chain task asks for the demonstrations of WarmStart(), the graded one for its spectrum; every fifth chain is
-    impossible."""
-    asked = []
-    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
-    for dataset in ("chain", "graded"):
-        with pytest.raises(ZeroDivisionError):
-            new_parts(Flags(output_dir=str(tmp_path), dataset=dataset, prompts=10), Progress(None))
-    assert asked[0] == warm_start.WarmStart()
-    assert asked[1].demonstrations == warm_start.DEMONSTRATIONS["graded"]
-    problems = load_task(Flags(output_dir=str(tmp_path), prompts=10)).train
-    assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
-
-
 @pytest.mark.long
-def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monkeypatch, tmp_path):
-    """The easy half comes easy first, and the stream keeps that order. The default is neither."""
-    asked, streams = [], []
-    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or folder)
-    monkeypatch.setattr(parts, "Trainer", lambda *_: None)
-    monkeypatch.setattr(parts, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
-    for changes in ({"size": "xs", "vocabulary": 64, "difficulty": "easy", "prompt_order": "easy_first"}, {}):
+def test_the_size_reaches_the_warm_start_and_the_default_task_is_graded(monkeypatch, tmp_path):
+    """Every fifth problem of the graded task is impossible: its key has three digits."""
+    settings = []
+    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **k: settings.append(k["settings"]) or 1 / 0)
+    for size in ("xs", "m"):
         with pytest.raises(ZeroDivisionError):
-            new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
-    shown = warm_start.DEMONSTRATIONS["graded"]
-    assert asked == [warm_start.warm_start_of("xs", shown, 64), warm_start.warm_start_of("m", shown)]
-    (sorted_ones, *_, shuffled, _), (others, *_, as_before, _) = streams
-    likely = [arithmetic.easiness(problem) for problem in sorted_ones]
-    assert likely == sorted(likely, reverse=True) and 0 not in likely and (shuffled, as_before) == (False, True)
-    assert others == arithmetic.graded_task(0, 10).train
+            new_parts(Flags(output_dir=str(tmp_path), size=size), Progress(None))
+    assert settings == [warm_start.warm_start_of("xs"), warm_start.WarmStart()]
+    task = load_task(Flags(held_out=7))
+    assert [len(str(problem.answer).split()) for problem in task.train[:10]] == [2, 2, 2, 2, 3] * 2
+    assert len(task.train) == 2048 and task.held_out == load_task(Flags()).held_out[:7]  # the same first ones
 
 
 def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
     """Not even the process group or the run's folder is made."""
     monkeypatch.setattr(parts, "new_accelerator", lambda flags: 1 / 0)
-    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "ipc"]) == 2
+    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "nccl"]) == 2
     _, err = capsys.readouterr()
-    assert err.startswith("train.py: --generator_devices and --weight_channel ipc") and err.count("\n") == 1
+    assert err.startswith("train.py: --weight_channel nccl needs a GPU") and err.count("\n") == 1
     assert not any(tmp_path.iterdir())
 
 
@@ -153,9 +135,9 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
     that nobody made. With it, objects travel by gloo."""
     from accelerate.state import AcceleratorState
 
-    made = []
+    groups = []
     handlers = accelerate.InitProcessGroupKwargs
-    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: made.append(handlers(**k)) or made[-1])
+    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: groups.append(handlers(**k)) or groups[-1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
@@ -166,4 +148,4 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
         parts.new_accelerator(Flags())
     finally:
         AcceleratorState._reset_state(True)
-    assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
+    assert groups[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for

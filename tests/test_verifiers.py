@@ -127,13 +127,13 @@ UNCHANGED = "12,34 1.50 2e e-5 3x+2e+5 1e5x 1e9999 1e0009 $5 $ 1,2".split()
 
 
 def test_last_box_and_plain():
-    """`what is found :: in which texts`."""
-    for found, _, text in (case.strip("\n").partition(" :: ") for case in BOXES.split(" |")):
-        assert last_box(text) == found.strip()
+    """`what is read :: in which texts`."""
+    for content, _, text in (case.strip("\n").partition(" :: ") for case in BOXES.split(" |")):
+        assert last_box(text) == content.strip()
     for text in (r"\boxed{10", r"\boxed 11", r"\unboxed{12}", r"\\boxed", "12", ""):
         assert last_box(text) is None
-    for found, _, texts in (case.strip("\n").partition(" :: ") for case in PLAIN.split(" |")):
-        assert {plain(text) for text in texts.split(" , ")} == {found.strip()}
+    for result, _, texts in (case.strip("\n").partition(" :: ") for case in PLAIN.split(" |")):
+        assert {plain(text) for text in texts.split(" , ")} == {result.strip()}
     assert list(map(plain, UNCHANGED)) == UNCHANGED
 
 

@@ -48,11 +48,11 @@ def scheduler(module, monkeypatch):
                 one.new_logprobs = runner.logprobs.slice_request(index, len(one.new_token_ids))
         return {0: EngineCoreOutputs(outputs=step)}
 
-    made = object.__new__(module.WholeCompletions)
-    made._partial, made._pauses, made._pause_state = {}, 0, module.PauseState.UNPAUSED
+    scheduler = object.__new__(module.WholeCompletions)
+    scheduler._partial, scheduler._pauses, scheduler._pause_state = {}, 0, module.PauseState.UNPAUSED
     monkeypatch.setattr(Scheduler, "update_from_output", update_from_output)
     monkeypatch.setattr(Scheduler, "finish_requests", lambda self, ids, status: ids)
-    return made
+    return scheduler
 
 
 def test_a_completion_over_two_pauses(scheduler, module):
@@ -101,9 +101,9 @@ def test_vllm_is_asked_at_the_borders_of_blocks_only(module, length):
     """Blocks of four: for the prompt, then for the first token in a block, which needs a new one, and for the last, with
     which the block goes into the cache. (That vLLM needs no more: log-probs and prefills in test_weights_in_flight.py.)"""
     asked, request = [], SimpleNamespace(num_computed_tokens=0)
-    allocate = module.skip_inner_tokens(lambda one, _: asked.append(one.num_computed_tokens) or "new", "nothing", 4)
-    found = [allocate(request, length)]
+    allocate = module.skip_inner_tokens(lambda one, _: asked.append(one.num_computed_tokens) or "new", "none", 4)
+    blocks = [allocate(request, length)]
     for request.num_computed_tokens in range(length, 12):
-        found.append(allocate(request, 1))
+        blocks.append(allocate(request, 1))
     assert asked == [0, *(x for x in range(length, 12) if x % 4 in (0, 3))]
-    assert found.count("new") == len(asked) and found.count("nothing") == len(found) - len(asked)
+    assert blocks.count("new") == len(asked) and blocks.count("none") == len(blocks) - len(asked)
