@@ -225,8 +225,10 @@ def test_tis_by_hand():
 
 def test_tis_counts_capped_tokens_of_both_signs_and_none_outside_the_mask():
     """w = 1 on each token, above a cap of .5; A = 1, -1 and, outside the mask, 1."""
-    zeros, mask = torch.zeros(1, 3), torch.tensor([[1, 1, 0]])
-    metrics = run("tis", zeros, zeros, zeros, torch.tensor([[1.0, -1.0, 1.0]]), mask, cap=0.5).metrics
+    zeros = f64([0, 0, 0])
+    advantages = f64([1, -1, 1])
+    mask = torch.tensor([[1, 1, 0]])
+    metrics = run("tis", zeros, zeros, zeros, advantages, mask, cap=0.5).metrics
     assert metrics["tis_capped"] == 2
     assert summarize_metrics(metrics)["tis_capped"] == 1
 
@@ -445,8 +447,9 @@ def test_a_nan_inside_the_mask_is_not_hidden(name, which):
 @pytest.mark.parametrize("gap", [300.0, -300.0])
 def test_log_ratio_is_bounded_before_exp(name, gap):
     """FP32 exp(300) is inf: loss, gradient and effective sample size stay finite, and the bound is e^20 = 4.85e8."""
-    logprobs, ones = torch.full((2, 3), -1.0), torch.ones(2, 3)
-    behaviour = logprobs.clone()
+    ones = torch.ones(2, 3)
+    logprobs = -ones
+    behaviour = -ones
     behaviour[:, 0] -= gap
     for old in (behaviour, logprobs):
         token_loss, metrics, grad = run(name, logprobs, behaviour, old, torch.tensor([1.0, -1.0]), ones)
