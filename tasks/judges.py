@@ -163,7 +163,8 @@ class RewardPool:
             self.counts.update(verdict.kind for verdict in verdicts)
             lost = sum(self.counts[kind] for kind in ("timeout", "memory", "crash"))
             if lost > max(10, 0.1 * self.counts.total()):
-                warnings.warn(f"more than a tenth of the verdicts are none: {dict(self.counts)}", stacklevel=2)
+                # One text, so that Python shows it once.
+                warnings.warn("more than a tenth of the verdicts are timeout, memory or crash", stacklevel=2)
         return verdicts
 
     def answers_readable(self, name: str, answers: Sequence[object]) -> list[bool]:
