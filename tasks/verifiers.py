@@ -26,8 +26,8 @@ lenient: it takes these for right, and a policy may learn them.
 If the known answer is a number, the answer must be a finished one: a decimal or a fraction (but 42 for 84/2), a mixed
 number, one of these times a power of ten or percent. A policy that was trained without this rule learned to repeat the
 question. The rule is strict: \\approx 5, 0.\\overline{3}, 5^{th}, and prose that ends in another calculation are wrong.
-Refused, too: x < 1 or x > 2 for a union, 2i\\sqrt{3} for 2\\sqrt{3}i, \\frac\\pi2, \\sin t (the library takes a last t for
-tons), [1,2[, and the letter of a choice in prose.
+Refused, too: x < 1 or x > 2 for a union, 2i\\sqrt{3} for 2\\sqrt{3}i, \\frac\\pi2, \\sin t (a last t is
+read as tons), [1,2[, and the letter of a choice in prose.
 
 >>> math_kind("Adding up, it is \\\\boxed{0.5}.", "1/2"), math_kind("I do not know.", "1/2"), exact_kind(" 6 2 ", "6 2")
 ('correct', 'unparsed', 'correct')
