@@ -31,7 +31,7 @@ from runtime.flags import parse_flags
 from runtime.parts import new_generator, new_interruption
 from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import Trainer, TrainingBatch
-from runtime.weights import FileWeights
+from runtime.weights import RunWeightFile
 from tasks import arithmetic, warm_start
 from tasks.prompts import Problem, PromptStream
 
@@ -118,7 +118,7 @@ def both_sides(seed: int, count: int) -> Iterator[tuple[TrainerSide, pipeline_rl
     flags = parse_flags([*CHAIN, "--max_num_seqs", "256", "--seed", str(seed)], "")
     prompts = PromptStream(task.train, seed, lambda key: False)
     control, progress = new_interruption(flags, task), Progress(random.Random(0))
-    made = new_generator(flags, model, task, prompts, FileWeights(), {}, control, progress)
+    made = new_generator(flags, model, task, prompts, RunWeightFile(), {}, control, progress)
     try:
         made.start(side.trainer.weights)
         free_running(made)

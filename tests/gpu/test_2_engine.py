@@ -57,6 +57,7 @@ class Sides:
 def both_sides(check: Check, tied: bool, longest: int, flags: str = "") -> Iterator[Sides]:
     """They are made as train.py makes them. The long completions have `longest` tokens, the short ones 16."""
     from runtime.devices import new_channel
+
     from runtime.parts import new_generator
     from runtime.run_folder import Progress
     from tasks.prompts import Problem
@@ -156,9 +157,9 @@ def test_weights_in_flight(check: Check, case: str) -> None:
 
 def test_checksums(check: Check) -> None:
     """The engine's own digests of its weights: of five versions by the channel, and of the same five by file."""
-    from runtime.weights import FileWeights
+    from runtime.weights import RunWeightFile
 
-    with closing(FileWeights()) as by_file, both_sides(check, True, 16) as sides:
+    with closing(RunWeightFile()) as by_file, both_sides(check, True, 16) as sides:
         first, second, ask = [], [], sides.generator.ask
         for version in range(1, 6):
             new_weights(sides.trainer, version)

@@ -1,4 +1,4 @@
-"""runtime/engine_process.py by hand: what a request sampled over several steps and pauses arrives once. It needs vLLM's
+"""runtime/inside_vllm.py by hand: what a request sampled over several steps and pauses arrives once. It needs vLLM's
 classes, but no engine; real engines use it in the other files of this folder, where versions are compared with log-probs.
 """
 
@@ -11,10 +11,10 @@ import pytest
 
 @pytest.fixture(scope="module")
 def module():
-    """runtime/engine_process.py. It imports vLLM, which every test process that collects this file would wait for."""
-    from runtime import engine_process
+    """runtime/inside_vllm.py. It imports vLLM, which every test process that collects this file would wait for."""
+    from runtime import inside_vllm
 
-    return engine_process
+    return inside_vllm
 
 
 def output(request, tokens, done=False, prefill=None):
