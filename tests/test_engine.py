@@ -199,6 +199,7 @@ class FakeVLLM:
 
     async def generate(self, prompt, params, request_id):
         assert params.flat_logprobs
+        assert params.ignore_eos and params.stop_token_ids == [1]  # no end token but the run's
         for _ in range(params.max_tokens):
             await asyncio.sleep(self.seconds)
             while self.errored or self.frozen:
