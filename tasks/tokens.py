@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,15 +77,18 @@ def find_endings(
 
 
 def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two)."""
-    from transformers import GenerationConfig
+    """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two), or
+    of config.json where there is none, as in transformers."""
+    from transformers import GenerationConfig, PretrainedConfig
 
-    ids = [tokenizer.eos_token_id]
+    folder = tokenizer.name_or_path
+    more = None
     try:
-        more = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
-        ids += more if isinstance(more, list) else [more]
+        more = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:
-        pass  # the folder has none
+        with contextlib.suppress(OSError):  # neither file is there
+            more = PretrainedConfig.get_config_dict(folder)[0].get("eos_token_id")
+    ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 

@@ -73,9 +73,11 @@ def test_stop_tokens_come_by_name_or_from_the_generation_config_too(tmp_path):
     named = find_endings(tokenizer, stop_tokens="<|pad|>, <|end|>")
     assert named.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
     tokenizer.save_pretrained(tmp_path)
-    for ends, ids in ((None, (0,)), ([7, 0], (0, 7)), (9, (0, 9))):
-        if ends is not None:
-            GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
+    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5, "model_type": "qwen3"}')  # an older model has only this
+    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 5)
+    for ends, ids in (([7, 0], (0, 7)), (9, (0, 9))):
+        GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
         assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == ids
 
 
