@@ -219,7 +219,7 @@ def answers(run: Path, count: int, given: Sequence[str]) -> Rows:
         for side, folder in (("before", flags.model), ("after", run / "model")):
             sample = partial(likeliest, AutoModelForCausalLM.from_pretrained(folder), task.stop_ids)
             for problem, record in zip(problems, records, strict=True):
-                ids = completion(sample, task.stop_ids, problem.prompt_ids, control, flags.most_sampled)
+                ids = completion(sample, task.stop_ids, problem.prompt_ids, control, flags.completion_cap)
                 record[side] = task.tokenizer.decode(ids, skip_special_tokens=True), task.reward(problem, ids)[1]
     finally:
         task.close()

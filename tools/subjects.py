@@ -77,17 +77,17 @@ class TrainerSide:
 
     def batch(self, groups: Sequence[pipeline_rl.Group]) -> TrainingBatch:
         """What one optimizer step trains on, as the loop of train.py makes it without filters."""
-        rollouts, rows = train.flat(groups)
+        rollouts, rows = train.rollouts_and_rows(groups)
         group_ids = torch.arange(len(groups)).repeat_interleave(len(rollouts) // len(groups))  # (N,)
-        rewards = train.shaped_rewards(rollouts, self.flags, random.Random(0))  # (N,)
+        rewards = train.shaped_rewards(rollouts, self.flags)  # (N,)
         advantages = losses.normalize_advantages(rewards, group_ids)  # (N,)
-        mask = train.padded([rollout.mask for rollout in rollouts], torch.bool)  # (N, T)
-        behaviour = train.padded([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
+        mask = train.pad([rollout.mask for rollout in rollouts], torch.bool)  # (N, T)
+        behaviour = train.pad([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
         return TrainingBatch(rows, behaviour, mask, advantages, losses.aggregation_weights(mask, group_ids))
 
     def step(self, batch: TrainingBatch) -> None:
         """One optimizer step."""
-        self.trainer.gradients(batch)
+        self.trainer.backward(batch)
         self.trainer.update(0)
 
 

@@ -84,7 +84,7 @@ def three_steps(model: str) -> list[float]:
     made = new_trainer(model, "--lr 1e-3 --tokens_per_microbatch 256")
     batch, found = random_batch(24, 12, 60), []
     for step in range(3):
-        metrics = made.gradients(batch) | made.update(step)
+        metrics = made.backward(batch)[1] | made.update(step)
         found += [metrics["loss"], metrics["grad_norm"]]
     made.policy(make_microbatch(batch.rows, [], 4).to(made.accelerator.device))[0].sum().backward()
     return [*found, max(parameter.grad.abs().max().item() for parameter in made.policy.parameters())]
@@ -113,9 +113,9 @@ def test_memory(check: Check) -> None:
     recompute_layers(made.policy)  # what --gradient_checkpointing true does
     kept_less = kept_by_forward()
     batch = random_batch(long // row, row, row)
-    made.gradients(batch) | made.update(0)
+    made.backward(batch)[1] | made.update(0)
     started = time.perf_counter()
-    made.gradients(batch) | made.update(1)  # the loss's value has waited for the GPU
+    made.backward(batch)[1] | made.update(1)  # the loss's value has waited for the GPU
     check.figure("trained positions/s", long / (time.perf_counter() - started))
     peak = torch.cuda.max_memory_allocated() / 1e9
     if not check.cpu:

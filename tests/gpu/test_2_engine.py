@@ -57,6 +57,7 @@ class Sides:
 def both_sides(check: Check, tied: bool, longest: int, flags: str = "") -> Iterator[Sides]:
     """They are made as train.py makes them. The long completions have `longest` tokens, the short ones 16."""
     from runtime.devices import new_channel
+
     from runtime.parts import new_generator
     from runtime.run_folder import Progress
     from tasks.prompts import Problem

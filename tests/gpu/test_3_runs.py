@@ -197,11 +197,11 @@ def step_after_a_load(model: str, saved: str) -> None:
     from runtime.run_folder import load
 
     made, batch, found = new_trainer(model, "--dtype bfloat16"), random_batch(8, 12, 40), []
-    made.gradients(batch)
+    made.backward(batch)
     made.update(0)
     made.accelerator.save_state(saved)
     for _ in range(2):
-        made.gradients(batch)
+        made.backward(batch)
         made.update(1)
         found.append([tensor.clone() for _, tensor in full_tensors(made.model, torch.float32)])
         load(made.accelerator, Path(saved))
