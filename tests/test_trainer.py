@@ -224,7 +224,7 @@ def test_a_mask_multiplies_the_policys_term_and_no_other(model_folder, flags, li
     _, summary = masked.backward(batch)
     own = trainer_of(model_folder, **options)
     scored = own.score(batch.rows), batch.behaviour_logprobs, batch.advantages, batch.mask
-    weights, counts = masks.icepop(*scored, **limits)
+    weights, counts = masks.MASKS["icepop"](*scored, **limits)
     assert summary["kept_tokens"] == int(counts["kept"]) == int(weights.sum())
     assert (0 < summary["kept_tokens"] < 18) == bool(flags)
     for sign, name in ((1, "masked_positive"), (-1, "masked_negative")):
