@@ -119,6 +119,7 @@ def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
     config = SimpleNamespace(max_position_embeddings=256)
     config.get_text_config = lambda: config
     task = arithmetic.ChainTask(pool_size=8, held_out_size=8)
+    task.tokenizer.add_tokens(["<beyond>", "<further>"])
     largest = max(i for problem in [*task.train, *task.held_out] for i in problem.prompt_ids)
     largest = max(largest, *task.stop_ids, *task.phrase_ids, *task.end_of_thinking_ids)
 

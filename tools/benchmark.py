@@ -47,7 +47,7 @@ import losses
 import train
 from fit_sigmoid import short
 from runtime.flags import Flags, parse_flags
-from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_started
+from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_start_folder
 from runtime.ranks import Ranks
 from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
@@ -236,7 +236,7 @@ def overlap(args: argparse.Namespace, flags: Flags) -> None:
 
 
 def peer(args: argparse.Namespace, flags: Flags) -> None:
-    model = flags.model or warm_started(flags, Ranks(new_accelerator(flags)))
+    model = flags.model or warm_start_folder(flags, Ranks(new_accelerator(flags)))
     both = [*args.flags, "--model", model, "--length_control", "none"]
     trl_side = [args.trl_python, "tools/benchmark.py", "trl", "--trl_options", args.trl_options]
     commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
