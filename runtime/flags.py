@@ -2,6 +2,7 @@
 
 The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
+Labels such as P2 or O3: see docs/choices.md.
 """
 
 import json

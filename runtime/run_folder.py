@@ -254,7 +254,7 @@ def _whole_state(folder: Path) -> Record | None:
     try:
         state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return state if sizes == state["files"] else None
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
 
 
-# Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
+# Epsilon and decay are the paper's. It does not say its betas; these are MiniMax-M1's (O1: see docs/choices.md).
 ADAMW: dict[str, object] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
-LARGEST_NORM = 1.0  # gradient-norm clip (O2: see docs/choices.md)
+LARGEST_NORM = 1.0  # gradient-norm clip (O2)
 
 
 @dataclass

@@ -76,10 +76,11 @@ def test_only_rank_0_has_reward_workers_and_they_end_with_a_start_that_fails(mon
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: ranks)
     monkeypatch.setattr(parts, "Trainer", no_trainer)
     flags = data_flags(chat_model, output_dir=str(tmp_path / "run"))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as caught:
         new_parts(flags, Progress(None))
     assert bool(workers) == main
     wait_for_end(workers)
+    assert caught  # whose traceback holds the task: no collection of garbage has ended them
     Folder(flags.output_dir).lock()
 
 

@@ -75,10 +75,11 @@ def test_checkpoints_are_whole_and_few(tmp_path, capsys):
     assert folder.newest_checkpoint()[0] == third and folder.newest_checkpoint()[1]["step"] == 100
     (third / "weights.bin").write_bytes(b"w" * 99)
     assert folder.newest_checkpoint()[0] == second and f"{third} is damaged" in capsys.readouterr().out
-    (second / "state.json").write_text("{")
+    for damaged in ("[]", "{}", '{"files": []}', "{"):
+        (second / "state.json").write_text(damaged)
+        assert folder.newest_checkpoint() is None
     half = tmp_path / "checkpoints" / "unfinished-1"
     half.mkdir()
-    assert folder.newest_checkpoint() is None
     assert save(folder, 101) == folder.newest_checkpoint()[0] and not half.exists()
     for value in (1, 2):  # as after a SIGTERM right behind a save: the later state is there, and nothing else
         save(folder, 3, value=value)

@@ -156,9 +156,7 @@ def test_learning_rates_by_hand():
     ("loss", "changes", "options"),
     [
         ("cispo", {"eps_max": 4.0, "eps_low": 0.1, "eps_high": 0.2}, {"eps_max": 4.0}),
-        ("gspo", {}, {}),
         ("gspo", {"eps_low": 0.0, "eps_high": 0.005}, {"eps_low": 0.0, "eps_high": 0.005}),
-        ("dapo", {"eps_high": 0.28}, {"eps_high": 0.28}),
         ("dispo", {"eps_low": 0.1}, {"eps_low": 0.1}),
         ("grpo", {"eps_low": 0.1, "eps_high": 0.3}, {"eps": 0.1}),
         ("tis", {"eps_low": 0.1, "eps_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
