@@ -23,7 +23,7 @@ import masks
 from runtime import run_folder
 from runtime.flags import Flags, UsageError
 from runtime.model import Row
-from runtime.parts import Parts, check_saving
+from runtime.parts import Parts, check_model, check_saving
 from runtime.ranks import Ranks
 from runtime.recorder import staleness
 from runtime.run_folder import Folder
@@ -531,6 +531,10 @@ def test_a_model_of_text_and_images_trains_on_text(tmp_path):
     before = weights_of(trainer)
     assert trainer.backward(hand_batch())[0] and trainer.update(0)["updated"] == 1
     assert not torch.equal(before, weights_of(trainer)) and trainer.parameters_in_flops > 0
+    task = SimpleNamespace(stop_ids=[22], phrase_ids=[], end_of_thinking_ids=[], train=[], held_out=[])
+    check_model(Flags(), trainer.model, task, 64)
+    with pytest.raises(UsageError, match="the model's context has 64"):
+        check_model(Flags(), trainer.model, task, 65)
 
 
 def test_an_adapter_in_the_place_of_a_model_is_refused(monkeypatch, model_folder):
