@@ -10,7 +10,7 @@ from fit_sigmoid import CurveReport, SigmoidFit, short
 from runtime.model import full_tensors
 from runtime.parts import Parts
 from runtime.recorder import Clock
-from runtime.run_folder import Folder, Progress, Record
+from runtime.run_folder import Folder, Progress, Record, writing
 
 
 def save_model(parts: Parts, progress: Progress) -> None:
@@ -19,11 +19,12 @@ def save_model(parts: Parts, progress: Progress) -> None:
     state = {name: tensor.cpu() for name, tensor in tensors if parts.ranks.main}  # gathered on every rank
     if not parts.ranks.main:
         return
-    new = parts.folder.begin_model()
-    parts.trainer.model.save_pretrained(new, state_dict=state)
-    parts.task.tokenizer.save_pretrained(new)
     compute = parts.recorder.clock.now()
-    parts.folder.finish_model({"step": progress.step, "version": progress.version, "compute": compute})
+    with writing(parts.folder.path / "model"):
+        new = parts.folder.begin_model()
+        parts.trainer.model.save_pretrained(new, state_dict=state)
+        parts.task.tokenizer.save_pretrained(new)
+        parts.folder.finish_model({"step": progress.step, "version": progress.version, "compute": compute})
 
 
 def report(parts: Parts, k: int) -> str:

@@ -9,9 +9,9 @@ held-out prompts. Both run while the trainer computes the next gradient. The tra
 applies that gradient: then it still has the weights that sampled them.
 
 In bfloat16 rounding hides an update, or a hundred of them, from log-probs, but not from the bytes of the weights. So
-both sides hash their weights, too: before and after the first update, and at every `save_every`. Tensors that were
+both sides hash their weights, too: before and after the first update, and every HASH_EVERY steps. Tensors that were
 byte-identical on both sides at the start (norms and most embeddings; vLLM fuses, pads, splits or repacks the rest) must
-stay identical. This also catches an engine that does change but lags one update behind.
+stay identical. This also catches an engine whose weights change, but one update late.
 """
 
 import hashlib
@@ -29,13 +29,14 @@ from runtime.flags import Flags
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder, shares
-from runtime.run_folder import Progress, Record
+from runtime.run_folder import Progress, Record, RunFailed
 from runtime.trainer import Trainer
 from tasks.prompts import Problem, Task
 
 CHECK_ROWS = 64  # completions that are scored
 PROBES = 16  # completions of a probe
 PROBE_EVERY = 5  # steps
+HASH_EVERY = 30  # steps
 
 # Mean |difference| of log-probs, in nats per token, that rounding explains. float32: measured up to 4e-6, while weights
 # one update old differ by 1.3e-3 to 5.4e-2 (lr 5e-4). bfloat16: measured up to 0.04 (random Qwen3s, more the further
@@ -44,12 +45,8 @@ PROBE_EVERY = 5  # steps
 LARGEST_GAP = {"float32": 1e-4, "bfloat16": 0.1}
 
 
-class RunFailed(RuntimeError):
-    """Going on would train on what cannot be trusted."""
-
-
 @dataclass
-class Check:
+class Pending:
     """An evaluation or a probe under way."""
 
     future: Future | None  # of the generator's rollouts; None on ranks other than 0
@@ -71,34 +68,35 @@ class Evaluator:
         self.trainer = trainer
         self.generator = generator
         self.recorder = recorder
-        self.under_way: Check | None = None
+        self.under_way: Pending | None = None
         self.identical: set[str] | None = None  # names of the tensors whose bytes both sides held alike at the start
-        self.hashed: list[tuple[int, int]] = []  # (step, version) of each comparison of bytes
+        self.byte_checks = 0  # comparisons of bytes so far
+        self.last_byte_check = (0, 0)  # (step, version)
 
     def begin_if_due(self, progress: Progress) -> None:
         """Starts an evaluation (at the first step and every `eval_every`) or a probe (every PROBE_EVERY) at the live
         version, if one is due. It waits for the last push, and the next push waits for it."""
-        self.check_bytes(progress)
         flags, step = self.flags, progress.step
         before = step - (flags.k if flags.schedule == "ppo_off_policy" else 1)  # steps come in rounds of k there
-        record = self.under_way and self.under_way.record
-        last = record["step"] if record else progress.evaluated
+        last = progress.evaluated
+        if self.under_way is not None and self.under_way.record is not None:
+            last = self.under_way.record["step"]
         if last < 0 or step // flags.eval_every > last // flags.eval_every:
-            self.finish(progress)  # what began before steps that made no update: the version is still the same
+            self.wait(progress)  # what began before steps that made no update: the version is still the same
             self.begin_evaluation(progress)
         elif self.under_way is None and step // PROBE_EVERY > before // PROBE_EVERY:
             draw = random.Random(f"{flags.seed} probe {step}")
             problems = draw.sample(self.task.held_out, min(PROBES, len(self.task.held_out)))
-            self.under_way = Check(self.generator.evaluate(problems, 1), problems, progress.version)
+            self.under_way = Pending(self.generator.evaluate(problems, 1), problems, progress.version)
 
     def begin_evaluation(self, progress: Progress) -> None:
         """Starts an evaluation of the held-out prompts and of the evaluation sets, at the live version."""
         compute = self.recorder.clock.now() if self.ranks.main else {}
         record = {"step": progress.step, "version": progress.version} | compute
         future = self.generator.evaluate(self.task.held_out, self.flags.eval_samples)
-        self.under_way = Check(future, self.task.held_out, progress.version, record)
+        self.under_way = Pending(future, self.task.held_out, progress.version, record)
 
-    def finish(self, progress: Progress) -> dict[str, float]:
+    def wait(self, progress: Progress) -> dict[str, float]:
         """Waits for what is under way, records an evaluation, and compares the log-probs. Must come before the weights
         change. Returns {"logprob_gap", "mismatch_rms"}, in nats, or {} if nothing was under way. Raises RunFailed."""
         check = self.under_way
@@ -109,7 +107,7 @@ class Evaluator:
         if check.record is not None:
             progress.evaluated = check.record["step"]  # steps without an update may have come since
         gaps = logprob_gaps(self.trainer.score(rows), behaviour, rows)
-        gap = logprob_gap(gaps, experts(self.trainer.model.config) > 1)
+        gap = logprob_gap(gaps, experts(self.trainer.model.config.get_text_config()) > 1)
         largest = LARGEST_GAP[self.flags.dtype]
         if not gap <= largest:  # NaN, too
             raise RunFailed(
@@ -119,7 +117,7 @@ class Evaluator:
             )
         return {"logprob_gap": gap, "mismatch_rms": torch.cat(gaps).square().mean().sqrt().item()}
 
-    def _result(self, check: Check, progress: Progress) -> tuple[list[Row], list[list[float]]]:
+    def _result(self, check: Pending, progress: Progress) -> tuple[list[Row], list[list[float]]]:
         """Rank 0 waits for the rollouts; returns some of them as rows, with the generator's log-probs."""
         assert check.future is not None
         groups = self.generator.on_main.result_of(check.future)
@@ -130,28 +128,32 @@ class Evaluator:
                 f"weights check: {mixed} evaluation completions have tokens that version {check.version} did not sample"
             )
         if check.record is not None:
-            self.record(check.record, check.problems, groups, progress.step)
+            self.write_evaluation(check.record, check.problems, groups, progress.step)
         sample = progress.rng.sample(pairs, min(CHECK_ROWS, len(pairs)))
         rows = [Row(problem.prompt_ids, rollout.completion_ids, rollout.mask) for problem, rollout in sample]
         return rows, [rollout.logprobs for _, rollout in sample]
 
-    def record(self, begun: Record, problems: list[Problem], groups: list[list[Rollout]], step: int) -> None:
-        """Writes and prints an evaluation: `begun` says when it began. The pass rate is that of the data sets that are
-        trained on; each data set has its own beside it, if there are several. A tracker gets it at the present `step`,
-        since none takes an earlier one."""
+    def write_evaluation(
+        self, at_start: Record, problems: list[Problem], groups: list[list[Rollout]], step: int
+    ) -> None:
+        """Writes and prints an evaluation: `at_start` says when it began. The pass rate is that of the data sets
+        that are trained on; each data set has its own beside it, if there are several. A tracker gets it at the present
+        `step`, since none takes an earlier one."""
         task, folder = self.task, self.recorder.folder
 
         def of(*sources: str) -> list[list[Rollout]]:
             return [group for problem, group in zip(problems, groups, strict=True) if problem.source in sources]
 
-        record = begun | figures(of(*task.sources)) | {"device": self.recorder.device}
+        record = at_start | figures(of(*task.sources)) | {"device": self.recorder.device}
         counts: Record = {"step": record["step"], "n_samples": record["n_samples"]}
         counts["correct"] = correct_samples(of(*task.sources))
         numbers = {"eval/pass_rate": record["pass_rate"]}
-        apart = [*task.sources, *task.eval_sources] if len(task.sources) > 1 else task.eval_sources
-        if apart:
-            record["data_sets"] = {source: figures(of(source)) for source in apart}
-            record["pass_rate_of"] = {source: record["data_sets"][source]["pass_rate"] for source in apart}
+        reported_sets = list(task.eval_sources)
+        if len(task.sources) > 1:
+            reported_sets = [*task.sources, *task.eval_sources]
+        if reported_sets:
+            record["data_sets"] = {source: figures(of(source)) for source in reported_sets}
+            record["pass_rate_of"] = {source: record["data_sets"][source]["pass_rate"] for source in reported_sets}
             for source, rate in record["pass_rate_of"].items():
                 numbers[f"eval/{source}/pass_rate"] = rate
         if task.eval_sources:
@@ -169,32 +171,37 @@ class Evaluator:
 
     def check_bytes(self, progress: Progress) -> None:
         """Compares the bytes of both sides' weights: before and after the first update, then at the first update after
-        each multiple of `save_every`. Call it on every rank after a push. Raises RunFailed. vLLM's CPU build keeps
+        each multiple of HASH_EVERY. Call it on every rank after a push. Raises RunFailed. vLLM's CPU build keeps
         only the norms as they are, which few updates change in bfloat16."""
-        every = self.flags.save_every
-        if self.hashed:
-            last_step, last_version = self.hashed[-1]
-            crossed = every and progress.step // every > last_step // every
-            if progress.version == last_version or (len(self.hashed) > 1 and not crossed):
+        if self.byte_checks:
+            last_step, last_version = self.last_byte_check
+            crossed = progress.step // HASH_EVERY > last_step // HASH_EVERY
+            if progress.version == last_version or (self.byte_checks > 1 and not crossed):
                 return
-        self.hashed.append((progress.step, progress.version))
+        self.byte_checks += 1
+        self.last_byte_check = (progress.step, progress.version)
         workers = self.ranks.from_main(lambda: self.generator.on_main.ask(lambda engine: engine.weight_digests()))
         engine_hashes: dict[str, set[str]] = defaultdict(set)  # of all workers, which put their own name first
         for worker in workers:
             for name, digest in worker.items():
                 engine_hashes[name.rpartition(":")[2]].add(digest)
-        compared = engine_hashes.keys() if self.identical is None else self.identical
+        names = engine_hashes.keys() if self.identical is None else self.identical
         identical, different = set[str](), set[str]()
         for name, tensor in self.trainer.weights.items():  # on every rank, since it gathers them
-            if name in compared:
-                same = engine_hashes[name] <= hashes(tensor)
-                (identical if same else different).add(name)
-        at_start = self.identical is None
-        if different and not (at_start and identical):
+            if name not in names:
+                continue
+            if engine_hashes[name] <= hashes(tensor):
+                identical.add(name)
+            else:
+                different.add(name)
+        first = self.identical is None
+        if different and not (first and identical):
             raise RunFailed(
                 f"weights check: at version {progress.version} the engine holds other bytes than the trainer, as of "
                 f"{min(different)}: its weights are not those of this version"
             )
+        if not identical:
+            self.ranks.say("Warning: the engine has no tensor under a name of the trainer's; no bytes are compared.")
         self.identical = identical
 
 

@@ -52,7 +52,10 @@ def check_flags(flags: Flags) -> list[str]:
         for sentence in rule(flags):
             raise UsageError(sentence)
     engine_options(flags)  # raises UsageError itself
-    return list(notes(flags))
+    messages = list(notes(flags))
+    if flags.schedule == "ppo_off_policy":
+        flags.max_steps = math.ceil(flags.max_steps / flags.k) * flags.k
+    return messages
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
@@ -92,7 +95,7 @@ def length(flags: Flags) -> Iterator[str]:
             yield f"--min_budget {flags.min_budget} is above --max_budget {flags.max_budget}; lower it."
         if flags.thinking == "false":
             yield "--thinking false leaves nothing to interrupt; add --length_control none or penalty."
-    cap = flags.most_sampled
+    cap = flags.completion_cap
     if flags.length_control == "penalty" and not 1 <= flags.penalty_window <= cap:
         yield f"--penalty_window must be from 1 to --max_budget + --answer_budget = {cap}, not {flags.penalty_window}."
 
@@ -100,8 +103,8 @@ def length(flags: Flags) -> Iterator[str]:
 def data(flags: Flags) -> Iterator[str]:
     """Groups without a gradient, prompts that no model can read, rewards that nobody gives."""
     other_terms = flags.kl_coef > 0 or flags.entropy_coef > 0
-    filtered = flags.zero_variance_filter or flags.dynamic_sampling
-    if flags.rollouts == 1 and flags.max_steps and (filtered or not other_terms):
+    needs_variance = flags.zero_variance_filter or flags.dynamic_sampling
+    if flags.rollouts == 1 and flags.max_steps and (needs_variance or not other_terms):
         yield "--rollouts 1 trains nothing: a group of one has no advantage; use 2 or more."
     if flags.normalize_advantages == "maxrl" and flags.length_control == "penalty" and flags.penalty_on == "all":
         yield "--normalize_advantages maxrl divides by the pass rate; use --penalty_on correct, or another."
@@ -167,7 +170,6 @@ def notes(flags: Flags) -> Iterator[str]:
     if flags.schedule == "ppo_off_policy" and flags.max_steps % flags.k:
         rounded = math.ceil(flags.max_steps / flags.k) * flags.k
         yield f"--max_steps {flags.max_steps} is rounded up to {rounded}, a multiple of --k {flags.k}"
-        flags.max_steps = rounded
     if flags.loss == "tis" and (flags.schedule == "pipeline" or flags.k == 1):
         one_update = "every batch gets one update, so pi_old is pi, the clip never acts"
         yield f"--loss tis: {one_update} and it equals --loss cispo --eps_max 2"

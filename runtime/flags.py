@@ -2,6 +2,7 @@
 
 The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
+Labels such as P2 or O3: see docs/choices.md.
 """
 
 import json
@@ -58,7 +59,9 @@ class ModelFlags:
 
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
-    dtype: Literal["float32", "bfloat16"] = flag("float32", "Of both sides' passes; weights stay FP32.")
+    dtype: Literal["float32", "bfloat16"] = flag(
+        "float32", "Dtype of the forward passes on both sides; AdamW's weights stay FP32."
+    )
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
@@ -150,7 +153,7 @@ class LengthFlags:
     penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")
 
     @property
-    def most_sampled(self) -> int:
+    def completion_cap(self) -> int:
         """Most tokens that a completion can sample; the phrase comes on top."""
         return self.max_budget + self.answer_budget
 

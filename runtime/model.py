@@ -21,44 +21,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
 from runtime.engine import reason_of
 from runtime.flags import ModelFlags, UsageError
+from runtime.run_folder import UNREADABLE
 from runtime.weights import Meta
 
 if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel
 
-# What transformers and torch raise for a folder that is no model: cut short, of other shapes, a pickle with code in it.
-UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    RuntimeError,
-    EOFError,
-    ImportError,
-    UnpicklingError,
-    SafetensorError,
-    StrictDataclassError,
-)
+SHORT_ROW = 16  # tokens
 
 
 # ------------------------------------------------------------------------------------------ which models can be trained
 
 
-def load_model(flags: ModelFlags, folder: str) -> PreTrainedModel:
-    """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute."""
+def load_model(flags: ModelFlags, folder: str, longest: int) -> PreTrainedModel:
+    """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute, in rows of
+    up to `longest` tokens."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -81,10 +67,20 @@ def load_model(flags: ModelFlags, folder: str) -> PreTrainedModel:
         )
     if hasattr(model, "peft_config"):  # transformers has loaded both, if peft is installed
         raise UsageError(f"--model {folder} is an adapter; merge it into its base model first.")
-    if not has_plain_head(model):
+    allow_sampling_settings(model)
+    try:
+        plain, apart = has_plain_head(model), rows_are_independent(model, longest)
+    except UNREADABLE as error:
+        raise UsageError(f"--model {folder} loads but does not compute ({reason_of(error)}).") from error
+    if not plain:
         raise UsageError(
             f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "
             "(as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
+        )
+    if not apart:
+        raise UsageError(
+            f"--model {folder}: rows of {longest} tokens change the log-probs of shorter rows beside them (as with "
+            "longrope or dynamic rotary scaling); lower --max_budget and --max_prompt_tokens, or take another model."
         )
     if flags.gradient_checkpointing and not recompute_layers(model):
         raise UsageError(f"--gradient_checkpointing true: {type(model).__name__} has no layers for it; leave it out.")
@@ -106,6 +102,28 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
 
 
+@torch.no_grad()
+def rows_are_independent(model: PreTrainedModel, longest: int) -> bool:
+    """Whether a short row has the same hidden states beside a row of `longest` tokens as alone. Rotary scaling that
+    looks at the largest position of a microbatch breaks this, and only positions tell it how long a row is: so the
+    second row is the last 16 positions of the longest one, and costs little."""
+    ids = torch.arange(2 * SHORT_ROW).view(2, SHORT_ROW) % 4  # (2, L)
+    start = torch.arange(SHORT_ROW)
+    positions = torch.stack([start, start + max(0, longest - SHORT_ROW)])  # (2, L)
+    alone = model.base_model(input_ids=ids[:1], position_ids=positions[:1], use_cache=False).last_hidden_state[0]
+    beside = model.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0]
+    return torch.allclose(alone, beside, rtol=0, atol=1e-3 * float(alone.std()))
+
+
+def allow_sampling_settings(model: PreTrainedModel) -> None:
+    """Some models come with a temperature and without do_sample, which transformers loads but refuses to save."""
+    settings = model.generation_config
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True
+
+
 def recompute_layers(model: nn.Module) -> int:
     """Gradient checkpointing: each layer keeps only its input and runs again in the backward pass. Returns the number
     of layers, 0 if transformers knows none of this model. (`model.gradient_checkpointing_enable` recomputes in training
@@ -119,7 +137,7 @@ def recompute_layers(model: nn.Module) -> int:
 
 
 def experts(config: PretrainedConfig) -> int:
-    """Experts of a layer; 1 if the model is no mixture."""
+    """Experts of a layer; 1 if the model is no mixture. `config` is that of the text model."""
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if count := getattr(config, name, None):
             return count
@@ -129,13 +147,14 @@ def experts(config: PretrainedConfig) -> int:
 def active_parameters(model: PreTrainedModel) -> int:
     """Parameters that one token is multiplied with: without the embedding table, which is looked up, but with the head,
     tied or not, and with only as many experts of a mixture as a token visits."""
-    visited = getattr(model.config, "num_experts_per_tok", None) or 1
+    config = model.config.get_text_config()
+    visited = getattr(config, "num_experts_per_tok", None) or 1
     embedding = model.get_input_embeddings().weight
     head, _ = head_of(model)
     total = head.numel() if head is embedding else 0
     for name, parameter in model.named_parameters():
         if ".experts." in name:
-            total += parameter.numel() * visited // experts(model.config)
+            total += parameter.numel() * visited // experts(config)
         elif parameter is not embedding:
             total += parameter.numel()
     return total
@@ -251,10 +270,10 @@ class Policy(nn.Module):
         # The zero ties an empty microbatch to the parameters, so that its backward pass runs.
         zeros = logprobs.new_zeros(shape) + hidden.sum() * 0
 
-        def padded(values: Tensor) -> Tensor:
+        def pad(values: Tensor) -> Tensor:
             return zeros.flatten().scatter(0, microbatch.write, values).view(shape)
 
-        return padded(logprobs), padded(entropy)
+        return pad(logprobs), pad(entropy)
 
 
 def whole(tensor: Any) -> Tensor:
@@ -263,21 +282,33 @@ def whole(tensor: Any) -> Tensor:
 
 
 def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor in `dtype`) of each parameter, one at a time. Gathering a shard is a collective, so every rank must
-    iterate. A tied head appears once, under the embedding's name."""
+    """(name, tensor in `dtype`) of each parameter, then each persistent buffer as it is, one at a time. Gathering a
+    shard is a collective, so every rank must iterate. A tied head appears once, under the embedding's name."""
     for name, parameter in model.named_parameters():
         yield name, whole(parameter.detach().to(dtype))  # rounded before shards travel
+    for name, buffer in persistent_buffers(model):
+        yield name, whole(buffer)
+
+
+def persistent_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that a checkpoint has: a router's correction bias is one, rotary frequencies are not."""
+    saved = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
 
 
 class CheckpointTensors:
-    """The parameters as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads. The two
+    """The weights as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads. The two
     differ for a mixture: transformers holds the experts of a layer in one tensor, checkpoints hold them apart."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
         self.model = model
         self.dtype = dtype
-        # name of a parameter -> the tensors, without data, that a checkpoint has for it
-        self._stored = {name: self._as_stored(name, x.detach().to("meta")) for name, x in model.named_parameters()}
+        # name in the model -> the tensors, without data, that a checkpoint has for it
+        self._stored: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in model.named_parameters():
+            self._stored[name] = self._as_stored(name, tensor.detach().to("meta", dtype))
+        for name, tensor in persistent_buffers(model):
+            self._stored[name] = self._as_stored(name, tensor.to("meta"))
 
     def _as_stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         from transformers.core_model_loading import revert_weight_conversion
@@ -287,7 +318,7 @@ class CheckpointTensors:
     def metadata(self) -> list[Meta]:
         """Names, dtypes and shapes, in the order of `items()`; nothing is gathered."""
         tensors = [item for stored in self._stored.values() for item in stored.items()]
-        return [Meta(name, self.dtype, tuple(tensor.shape)) for name, tensor in tensors]
+        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """(name, gathered tensor); every rank must iterate."""

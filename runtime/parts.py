@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,15 +18,14 @@ import torch
 
 import length_control
 from filters import PassRateHistory
-from pipeline_rl import EngineFailed, Generator, Pacer
+from pipeline_rl import EngineFailed, Generator, Pacer, StopRequested
 from runtime import run_folder
 from runtime.engine import Engine, devices_in_use, new_engine, place, reason_of
 from runtime.evaluation import Evaluator
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
-from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import Folder, Progress
+from runtime.run_folder import UNREADABLE, Folder, Progress
 from runtime.trainer import Trainer
 from tasks import arithmetic, data_sets, warm_start
 from tasks.prompts import PromptStream, Task
@@ -56,6 +56,7 @@ class Parts:
         self.trainer.policy = None
         self.ranks.accelerator.free_memory()
         self.ranks.accelerator.end_training()
+        self.folder.unlock()
 
 
 def new_parts(flags: Flags, progress: Progress) -> Parts:
@@ -64,22 +65,38 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     place(flags)
     ranks = Ranks(new_accelerator(flags))
     folder = Folder(flags.output_dir)
-    if ranks.main:
-        if flags.overwrite and not flags.resume:
+    ranks.from_main(folder.lock)
+    task: Task | None = None
+    try:
+        if ranks.main and flags.overwrite and not flags.resume:
             folder.clear()
-        folder.path.mkdir(parents=True, exist_ok=True)
-    model = flags.model or warm_started(flags, ranks)
-    task = load_task(flags, judge=ranks.main)
+        model_folder = flags.model or warm_start_folder(flags, ranks)
+        task = load_task(flags, judge=ranks.main)
+        return parts_of(flags, progress, ranks, folder, task, model_folder)
+    except BaseException:  # nobody else would end the reward workers and unlock the folder
+        if task is not None:
+            task.close()
+        folder.unlock()
+        raise
+
+
+def parts_of(
+    flags: Flags, progress: Progress, ranks: Ranks, folder: Folder, task: Task, model_folder: str
+) -> Parts:  # fmt: skip
+    """The parts of a run with this task and this model. Raises UsageError."""
     if isinstance(task, data_sets.DatasetTask):
         ranks.say(prompts_line(task))
-    trainer = Trainer(flags, ranks.accelerator, model)
+    control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
+    longest = longest_row(flags, task, control)
+    trainer = Trainer(flags, ranks.accelerator, model_folder, longest)
+    check_model(flags, trainer.model, task, longest)
     history = PassRateHistory(flags.pass_rate_threshold)
     prompts = PromptStream(task.train, flags.seed, history.retired)
     if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)
-    control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
-    longest = check_model(flags, trainer.model.config, task, control)
-    engine, channel = new_engine(flags, ranks.accelerator.process_index, model, task.stop_ids, longest)
+    if ranks.main:
+        check_saving(trainer.model, task)
+    engine, channel = new_engine(flags, ranks.accelerator.process_index, model_folder, task.stop_ids, longest)
     generator = None
     if engine is not None:
         generator = new_generator(flags, engine, task, prompts, control, progress)
@@ -90,12 +107,15 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
 
 
 def start(flags: Flags, parts: Parts, progress: Progress) -> None:
-    """Starts the engine with the trainer's weights, then the clock and the logs. Raises UsageError."""
+    """Starts the engine with the trainer's weights, then the clock and the logs. Raises UsageError, or StopRequested
+    before anything is written."""
     trainer, recorder = parts.trainer, parts.recorder
     try:
         parts.generator.start(trainer.weights, progress.version)
     except EngineFailed as error:
         raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error
+    if parts.ranks.from_main(lambda: progress.stop_signal):
+        raise StopRequested
     recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
     recorder.open(progress.step)
 
@@ -111,7 +131,8 @@ def new_accelerator(flags: Flags) -> Any:
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
     torch.manual_seed(flags.seed)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # torch's own default takes the engine's cores
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # it may be empty, or a list
+    torch.set_num_threads(max(1, int(threads)) if threads.isdigit() else 1)  # torch's default takes the engine's cores
     # The other ranks block in a collective while rank 0 waits for rollouts, so the ten-minute timeout must go. gloo
     # carries Python objects without the GPU.
     group = InitProcessGroupKwargs(timeout=timedelta(days=7))
@@ -123,7 +144,7 @@ def new_accelerator(flags: Flags) -> Any:
     )  # fmt: skip
 
 
-def warm_started(flags: Flags, ranks: Ranks) -> str:
+def warm_start_folder(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
     settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset])
     return ranks.from_main(
@@ -156,6 +177,7 @@ def resume(
         raise UsageError(f"--resume: {error} Give --pass_rate_threshold as before.") from error
     prompts.load_state_dict(state["prompts"])
     progress.load_state_dict(state)
+    progress.compute = state["compute"]
     if ranks.main:
         folder.cut_back(state["logs"])
     ranks.say(f"resumed from {checkpoint}; {len(prompts.first)} prompts that were in flight come first")
@@ -176,7 +198,7 @@ def new_generator(
         new_pacer(flags),
         flags.rollouts,
         length_control=control,
-        max_completion=flags.most_sampled,
+        max_completion=flags.completion_cap,
         seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
     )
@@ -255,20 +277,37 @@ def with_flag_names(message: str) -> str:
     return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
-def check_model(flags: LengthFlags, config: Any, task: Task, control: length_control.Interruption | None) -> int:
-    """Tokens of the longest prompt and completion together. Raises UsageError if the task does not fit the model: its
-    vocabulary, or its context."""
-    longest = control.max_completion if control else flags.most_sampled
-    needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
-    context = getattr(config, "max_position_embeddings", None) or math.inf
-    if needed > context:
+def longest_row(flags: LengthFlags, task: Task, control: length_control.Interruption | None) -> int:
+    """Tokens of the longest prompt and completion together."""
+    completion = control.max_completion if control else flags.completion_cap
+    return completion + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
+
+
+def check_model(flags: LengthFlags, model: Any, task: Task, longest: int) -> None:
+    """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if longest > context:
         raise UsageError(
-            f"--max_budget {flags.max_budget}: the longest prompt and completion take {needed} tokens, the model's "
+            f"--max_budget {flags.max_budget}: the longest prompt and completion take {longest} tokens, the model's "
             f"context has {context}; lower --max_budget, --answer_budget or --max_prompt_tokens."
         )
-    if len(task.tokenizer) > config.vocab_size:
+    ids = {*task.stop_ids, *task.phrase_ids, *task.end_of_thinking_ids}
+    for problem in [*task.train, *task.held_out]:
+        ids.update(problem.prompt_ids)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if max(ids) >= rows:
         raise UsageError(
-            f"--model has a vocabulary of {config.vocab_size}, the task's tokenizer has {len(task.tokenizer)}; "
-            "give the model that belongs to the task."
+            f"--model has embeddings of {rows} tokens, the task's prompts have token {max(ids)}; give the model that "
+            "belongs to the task."
         )
-    return needed
+
+
+def check_saving(model: Any, task: Task) -> None:
+    """Saves all of the final model but its weights: what fails would otherwise fail after the last step. Raises
+    UsageError."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model.save_pretrained(folder, state_dict={})
+            task.tokenizer.save_pretrained(folder)
+        except UNREADABLE as error:
+            raise UsageError(f"--model could not be saved after the last step ({reason_of(error)}).") from error

@@ -4,10 +4,11 @@ Anything that communicates between ranks is a collective: every rank must call i
 deadlock.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -19,6 +20,22 @@ if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
 
 Value = TypeVar("Value")
+
+
+def report_fault(message: str) -> None:
+    """One line on rank 0's stderr."""
+    if os.environ.get("RANK", "0") == "0":
+        try:
+            print(f"train.py: {message}", file=sys.stderr, flush=True)
+        except OSError:
+            silence(sys.stderr)
+
+
+def silence(stream: TextIO) -> None:
+    """What is written to `stream` from now on is lost, and raises no error, not even at the end of the process."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class Ranks:
@@ -52,10 +69,14 @@ class Ranks:
         return value
 
     def say(self, line: str) -> None:
-        """Prints on rank 0, above the progress bar."""
-        if self.main:
+        """Prints on rank 0, above the progress bar. If nobody reads any more, the run goes on in silence."""
+        if not self.main:
+            return
+        try:
             tqdm.write(line)
             sys.stdout.flush()
+        except OSError:  # the reader of a pipe has ended, or the terminal is closed
+            silence(sys.stdout)
 
 
 class SharedGenerator:
@@ -66,6 +87,7 @@ class SharedGenerator:
         self.generator = generator
         self.channel = channel
         self.ranks = ranks
+        self.in_transfer = False  # a push is open, in which the other ranks send as well
 
     @property
     def on_main(self) -> Generator:
@@ -107,7 +129,9 @@ class SharedGenerator:
         if self.generator is None:
             self.channel.prepare(weights)
         else:
+            self.in_transfer = self.ranks.count > 1 and self.channel.trainer_waits
             self.generator.push(weights, version, release=release)
+            self.in_transfer = False
 
     def release(self, count: int) -> None:
         """`count` taken groups are done with, and there are no new weights."""

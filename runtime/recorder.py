@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ class Clock:
         self.past = past
         self.started = time.monotonic()
         self.trained_tokens = 0  # tokens in the loss
-        self.forwarded = 0  # prompt + completion tokens in forward passes of the trainer
+        self.forward_tokens = 0  # prompt + completion tokens in the trainer's forward and backward passes
+        self.extra_forward_tokens = 0  # the same in further forward passes: KL reference, TIS, gradient checkpointing
 
     def hours(self) -> float:
         """Wall time with evaluation, also that of the run before a resume."""
@@ -51,9 +52,9 @@ class Clock:
         """tokens (all that were sampled, dropped ones too), trained_tokens, flops, device_hours."""
         counters = self.generator.counters
         seconds = time.monotonic() - self.started - counters.eval_seconds
-        # FLOPs: 2 P for each token that the generator computes, 6 P for each that the trainer does
+        # FLOPs: 2 P for each token of a forward pass on either side, 4 P more with its backward pass
         generated = 2 * self.parameters * (counters.prefilled + counters.sampled)
-        trained = 6 * self.parameters * self.forwarded
+        trained = self.parameters * (6 * self.forward_tokens + 2 * self.extra_forward_tokens)
         return {
             "tokens": self.past.get("tokens", 0) + counters.sampled,
             "trained_tokens": self.past.get("trained_tokens", 0) + self.trained_tokens,
@@ -79,16 +80,17 @@ class Recorder:
         self.generator = generator
         self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
-        self.empty_steps = 0  # in a row, with no token left to train on
+        self.retired_in_flight = 0  # of the groups that dynamic sampling discarded since the last step
+        self.empty_steps = 0  # in a row, without an update
         self.mismatch: float | None = None  # `mismatch_rms` of the last completions that a single version sampled
-        self.waited = 0.0  # seconds, for groups, since the last step
+        self.wait_seconds = 0.0  # seconds, for groups, since the last step
 
     def start_clock(self, parameters: int, devices: int, past: dict[str, float]) -> None:
         """Compute counts from now on, on top of that of the run before a resume."""
         if self.ranks.main:
             self.clock = Clock(self.generator.on_main, parameters, devices, past)
             self.counters = vars(self.generator.on_main.counters).copy()
-            self.logged = time.monotonic()
+            self.last_record_time = time.monotonic()
 
     def open(self, step: int) -> None:
         """Writes the flags, says which of them a resumed run has changed, and shows the progress bar."""
@@ -120,7 +122,7 @@ class Recorder:
         try:
             yield
         finally:
-            self.waited += time.monotonic() - started
+            self.wait_seconds += time.monotonic() - started
 
     def sampled(self, groups: Sequence[Group], rewards: Tensor) -> Record:
         """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (n,), and what
@@ -156,9 +158,13 @@ class Recorder:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
         if not self.ranks.main:
             return
+        if self.flags.loss == "tis":  # its first pass scores all rollouts, those that were filtered too
+            for group in groups:
+                prompt = len(group.problem.prompt_ids)
+                self.clock.extra_forward_tokens += sum(prompt + len(r.completion_ids) for r in group.rollouts)
         if batch:
             metrics = metrics | self._trained(batch, metrics)
-        self.empty_steps = 0 if metrics.get("trained_tokens") else self.empty_steps + 1
+        self.empty_steps = 0 if metrics.get("updated") else self.empty_steps + 1
         compute = self.clock.now()
         compute["trained_tokens_total"] = compute.pop("trained_tokens")  # the step's own is in `metrics`
         token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
@@ -178,15 +184,21 @@ class Recorder:
         self.folder.append("metrics.jsonl", record)
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
-        self.bar.update()
+        with suppress(OSError):  # the terminal is closed
+            self.bar.update()
         for line in [step_line(record), *warnings_of(record, self.empty_steps)]:
             self.ranks.say(line)
 
     def _trained(self, batch: TrainingBatch, metrics: Record) -> Record:
-        """What a step trained on, counted here and in the clock."""
-        tokens = metrics.get("kept_tokens", int(batch.mask.sum()))
+        """What a step trained on, counted here and in the clock: nothing, if its gradient was not finite."""
+        tokens = metrics.get("kept_tokens", int(batch.mask.sum())) if metrics["updated"] else 0
         self.clock.trained_tokens += tokens
-        self.clock.forwarded += sum(len(row) for row in batch.rows)
+        passed = sum(len(row) for row in batch.rows)
+        self.clock.forward_tokens += passed
+        if self.flags.kl_coef:
+            self.clock.extra_forward_tokens += passed
+        if self.flags.gradient_checkpointing:
+            self.clock.extra_forward_tokens += passed
         result = {"rows": len(batch.rows), "trained_tokens": tokens}
         self.mismatch = metrics.get("mismatch_rms", self.mismatch)
         if self.mismatch is not None:
@@ -197,16 +209,21 @@ class Recorder:
         """Seconds since the last record, and what the two sides did in them."""
         now, counters = time.monotonic(), vars(self.generator.on_main.counters).copy()
         since = {name: counters[name] - self.counters[name] for name in counters}
-        seconds = now - self.logged
+        seconds = now - self.last_record_time
         result = {
             "seconds": seconds,
-            "trainer_idle": self.waited,
+            "trainer_idle": self.wait_seconds,
             "generator_idle": since["idle_seconds"],
             "sync_seconds": since["sync_seconds"],
             "requests": since["request_seconds"] / seconds,
         }
-        self.counters, self.logged, self.waited = counters, now, 0.0
+        self.counters, self.last_record_time, self.wait_seconds = counters, now, 0.0
         return result
+
+    def close(self) -> None:
+        """Takes the progress bar away."""
+        with suppress(OSError):
+            self.bar.close()
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
         """Two rollouts of each of two groups, to read, into samples.jsonl."""
@@ -245,7 +262,8 @@ def staleness(log_ratio: float, mismatch: float) -> float:
     product is known, but on the completions of the weights check the trainer still had the weights of v, so the size of
     the first factor is known there. Squares of the logarithms add up if the two are uncorrelated:
         E[log(rho)^2] = E[log(pi_v / mu)^2] + E[log(pi_now / pi_v)^2]
-    Keys and values of older weights, which the weights check leaves out, count as staleness here.
+    Keys and values of older weights, which the weights check leaves out, count as staleness here. The mismatch is that
+    of held-out prompts, which the batch's own may differ from.
     """
     return math.sqrt(max(log_ratio**2 - mismatch**2, 0.0))
 
@@ -265,14 +283,14 @@ def step_line(record: Record) -> str:
 
 
 def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
-    """What a healthy run does not show. `empty_steps`: steps in a row without a token to train on."""
+    """What a healthy run does not show. `empty_steps`: steps in a row without an update."""
     truncation = length_control.truncation_warning(record["truncated"])
     if truncation:
         yield truncation
     if record.get("entropy", 1.0) < LOW_ENTROPY:
         yield f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more."
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
-        missing = "token that the mask keeps" if record.get("kept_tokens") == 0 else "group with unequal rewards"
+        missing = "token that the mask keeps" if record.get("kept_tokens") == 0 else "rollout left to train on"
         yield f"Warning: {empty_steps} steps in a row had no {missing}, so nothing was trained."
     verdicts = record.get("verdicts", {})
     unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))

@@ -2,14 +2,16 @@
 
     config.json      the version and every flag     metrics.jsonl   the flags, then one record per step
     eval.jsonl       one record per evaluation      samples.jsonl   a few rollouts to read
-    groups.jsonl     what each step consumed: [prompt key, correct, rollouts], and the rollouts' tokens, from step 0
+    groups.jsonl     what each step consumed: [prompt key, correct, rollouts], and the rollouts' tokens; it counts steps
+                     from 0, the other logs from 1
     eval_counts.jsonl  of each evaluation: how many of `n_samples` are correct, problem by problem
     checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
 
 A checkpoint holds the model, the optimizer and the random states (accelerate writes them, one file per rank or shard)
 and `state.json`: step, version, the pass-rate history, the place in the stream of prompts, compute so far, and how long
 the logs were. Nothing that was sampled is saved. The prompts of groups in flight are listed instead, and a resumed run
-samples them again before all others, in their old order.
+samples them again before all others, in their old order. These begin anew at a resume: the counts of bad and of empty
+steps in a row, the random state of the thinking budgets, and what the evaluator knows of the weights' bytes.
 
 It is written to a temporary folder, flushed to disk and renamed, so that one that exists is complete. `state.json`
 lists the other files with their sizes, so that one that was damaged later is recognized.
@@ -18,17 +20,21 @@ Resume only folders of your own. Loading a checkpoint runs no code that its tens
 config.json may name code: a `reward` of yours, a class in `engine_args`.
 """
 
+import fcntl
 import json
 import os
 import random
 import re
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
@@ -45,6 +51,30 @@ if TYPE_CHECKING:  # its import takes seconds
 Record = dict[str, Any]  # a JSON object
 LOGS = ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl", "samples.jsonl")
 KEEP = 2  # checkpoints
+LOCK_PATIENCE = 5.0  # seconds; what a killed run leaves of its processes may hold the lock for a moment
+
+# What transformers, accelerate and torch raise for damaged files: cut short, of other shapes, a pickle with code in it.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    EOFError,
+    ImportError,
+    UnpicklingError,
+    SafetensorError,
+    StrictDataclassError,
+    CheckpointException,
+)
+
+
+class RunFailed(RuntimeError):
+    """Going on would train on what cannot be trusted, or would save nothing."""
 
 
 @dataclass
@@ -53,7 +83,7 @@ class Progress:
 
     rng: random.Random  # for what rank 0 draws: the shuffle of `ppo_off_policy`, the rows of a weights check
     step: int = 0  # batches consumed
-    version: int = 0  # optimizer steps: a batch without a row to train on is a step and makes no version
+    version: int = 0  # optimizer updates; train.py says which steps make none
     evaluated: int = -1  # step of the last recorded evaluation
     bad_steps: int = 0  # gradients in a row that were not finite
     taken: list[Group] = field(default_factory=list)  # from the generator, not yet trained on
@@ -72,7 +102,6 @@ class Progress:
         self.evaluated = state["evaluated"]
         version, internal, gauss = state["random"]
         self.rng.setstate((version, tuple(internal), gauss))
-        self.compute = state["compute"]
 
 
 class Folder:
@@ -81,6 +110,33 @@ class Folder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._checkpoints = self.path / "checkpoints"
+        self._lock: int | None = None  # descriptor of the folder
+
+    def lock(self) -> None:
+        """Makes the folder, and keeps every other run out of it until `unlock` or the end of this process. Raises
+        UsageError if another run has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path, os.O_RDONLY)
+        end = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > end:
+                    self._close_lock()
+                    raise UsageError(f"another run uses the folder {self.path}; wait for its end.") from error
+                time.sleep(0.1)
+
+    def unlock(self) -> None:
+        """Lets other runs in, also if a process that this one has forked still has the descriptor."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._close_lock()
+
+    def _close_lock(self) -> None:
+        assert self._lock is not None
+        os.close(self._lock)
+        self._lock = None
 
     # ------------------------------------------------------------------------------------------------------ the logs
 
@@ -95,15 +151,16 @@ class Folder:
             return False
 
     def clear(self) -> None:
-        """Removes the files of the run that this folder holds, and nothing else; last the one by which it is a run."""
+        """Removes the files of the run that this folder holds, and nothing else. metrics.jsonl, which marks the folder
+        as a run, goes last."""
         for name in ("checkpoints", "model", "model.new", "model.old"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in ("curve.png", "config.json", *reversed(LOGS)):
             (self.path / name).unlink(missing_ok=True)
 
     def append(self, name: str, record: Record) -> None:
-        """One more line of `name`."""
-        with (self.path / name).open("a") as file:
+        """One more line of `name`. Raises RunFailed if the disk is full."""
+        with writing(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def replace(self, name: str, text: str) -> None:
@@ -159,7 +216,8 @@ class Folder:
 
     def finish_checkpoint(self, temporary: Path, step: int, state: Record) -> Path:
         """Adds state.json, flushes all of it and the logs, renames the folder to its final name and keeps the newest
-        KEEP whole ones up to it. Older, damaged and later ones go: a run that passes over one goes back."""
+        KEEP whole ones up to it. Older and damaged ones go, and later ones, which exist only after a resume fell back
+        past a damaged checkpoint."""
         files = [file for file in temporary.rglob("*") if file.is_file()]
         sizes = {str(file.relative_to(temporary)): file.stat().st_size for file in files}
         (temporary / "state.json").write_text(json.dumps(state | {"logs": self.lengths(), "files": sizes}))
@@ -196,7 +254,7 @@ def _whole_state(folder: Path) -> Record | None:
     try:
         state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return state if sizes == state["files"] else None
 
@@ -223,10 +281,28 @@ def _swap(new: Path, final: Path, old: Path) -> None:
 def save(ranks: "Ranks", folder: Folder, step: int, state: Callable[[], Record]) -> Path | None:
     """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
     the content of state.json. Returns its folder, None on ranks other than 0."""
-    temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
-    ranks.accelerator.save_state(temporary)  # model, optimizer, random states
+    with writing(folder.path / "checkpoints"):
+        temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
+        ranks.accelerator.save_state(temporary)  # model, optimizer, random states
     ranks.accelerator.wait_for_everyone()
-    return folder.finish_checkpoint(temporary, step, state()) if ranks.main else None
+    if not ranks.main:
+        return None
+    content = state()
+    with writing(folder.path / "checkpoints"):
+        return folder.finish_checkpoint(temporary, step, content)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What a full disk raises in the block becomes one sentence, a RunFailed: OSError, safetensors' own error, or that
+    of torch's zip writer."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if type(error) is RuntimeError and "inline_container" not in str(error):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise RunFailed(f"cannot write {getattr(error, 'filename', None) or path}: {reason}") from error
 
 
 def state_of(
@@ -247,6 +323,6 @@ def load(accelerator: "Accelerator", checkpoint: Path) -> None:
     try:
         with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
             accelerator.load_state(str(checkpoint))
-    except (RuntimeError, ValueError, OSError, SafetensorError, UnpicklingError, CheckpointException) as error:
-        reason = str(error).strip().rpartition("\n")[2]
+    except UNREADABLE as error:
+        reason = str(error).strip().rpartition("\n")[2] or type(error).__name__
         raise UsageError(f"--resume: {checkpoint} does not fit this model ({reason}).") from error

@@ -7,7 +7,7 @@ It joins the policy (model.py), the losses (losses.py) and accelerate. What it m
 - A gradient that is not finite changes nothing and is counted.
 - The learning rate depends on the policy version only, so that a resumed run has the same schedule.
 - In bfloat16 the forward and backward pass have weights in that dtype, as the generator does; the weights that the
-  optimizer steps, the sums of gradients and its moments stay FP32 (`Rounded`).
+  optimizer steps, the sums of gradients and its moments stay FP32 (`LowPrecisionCopy`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
 
 
-# Epsilon and decay are the paper's. O1: it does not say its betas; these are MiniMax-M1's.
+# Epsilon and decay are the paper's. It does not say its betas; these are MiniMax-M1's (O1: see docs/choices.md).
 ADAMW: dict[str, object] = {"betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.01}
-LARGEST_NORM = 1.0  # O2: of the gradient, which is clipped to it
+LARGEST_NORM = 1.0  # gradient-norm clip (O2)
 
 
 @dataclass
@@ -54,9 +54,11 @@ class Trainer:
     policy: what computes, in `flags.dtype`. model: the weights that the optimizer steps, in FP32. They are the same
     parameters, except in bfloat16 without FSDP2."""
 
-    def __init__(self, flags: Flags, accelerator: Accelerator, model_folder: str):
+    def __init__(self, flags: Flags, accelerator: Accelerator, model_folder: str, longest: int = 64):
+        """`longest`: tokens of the longest row, prompt and completion."""
         self.flags = flags
         self.accelerator = accelerator
+        self.longest = longest
         self.dtype: torch.dtype = getattr(torch, flags.dtype)
         policy = self._load_policy(model_folder)
         self.reference: Policy | None = None  # the initial model, for the KL penalty
@@ -64,7 +66,7 @@ class Trainer:
             reference = round_parameters(self._load_policy(model_folder), self.dtype)
             self.reference = reference.requires_grad_(False).to(accelerator.device)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=flags.lr, **ADAMW, fused=True)
-        self.rounded: Rounded | None = None
+        self.low_precision: LowPrecisionCopy | None = None
         if self.dtype == torch.float32 or accelerator.is_fsdp2:
             if accelerator.is_fsdp2:
                 round_in_fsdp2(accelerator, self.dtype)
@@ -74,15 +76,15 @@ class Trainer:
             # Checkpoints have the masters. `evaluation_mode` leaves DDP out: `average_gradients` does its work.
             masters = accelerator.prepare_model(policy, evaluation_mode=True)
             self.optimizer = accelerator.prepare_optimizer(optimizer)
-            self.rounded = Rounded(masters, self.dtype)
-            self.policy = self.rounded.policy
+            self.low_precision = LowPrecisionCopy(masters, self.dtype)
+            self.policy = self.low_precision.policy
             self.model = masters.model
         self.weights = CheckpointTensors(self.model, self.dtype)  # for the generator
         self.parameters_in_flops = active_parameters(self.model)
 
     def _load_policy(self, folder: str) -> Policy:
         flags = self.flags
-        model = load_model(flags, folder)
+        model = load_model(flags, folder, self.longest)
         entropy_grad = flags.entropy_coef != 0
         return Policy(model, fp32_head=flags.fp32_head, temperature=flags.temperature, entropy_grad=entropy_grad)
 
@@ -104,8 +106,9 @@ class Trainer:
             self.policy.reshard()
         return self.accelerator.reduce(logprobs).cpu()  # each rank filled in its own rows
 
-    def gradients(self, batch: TrainingBatch) -> dict[str, float]:
-        """Adds the gradient of the batch's loss; returns the loss and its metrics over all ranks."""
+    def backward(self, batch: TrainingBatch) -> tuple[bool, dict[str, float]]:
+        """Adds the gradient of the batch's loss. Returns whether the loss has a term at all (the mask may drop every
+        token, but keeps those of the KL penalty and the entropy bonus), and its metrics over all ranks."""
         accelerator = self.accelerator
         mine = self._microbatches(batch.rows)
         parts = []
@@ -117,9 +120,21 @@ class Trainer:
                 loss, metrics = self._loss(microbatch, batch)
                 accelerator.backward(loss * accelerator.num_processes)  # data parallelism averages the ranks' gradients
             parts.append(metrics)
-        if self.rounded:
-            self.rounded.average_gradients(accelerator)
-        return self._summary(parts)
+        if self.low_precision:
+            self.low_precision.average_gradients(accelerator)
+        metrics = self._summary(parts)
+        other_terms = bool(self.flags.kl_coef or self.flags.entropy_coef)
+        return metrics.get("kept_tokens") != 0 or other_terms, metrics
+
+    def weights_are_finite(self) -> bool:
+        """Whether every weight is a number, on all ranks. A collective."""
+        from accelerate.utils import gather_object
+
+        finite = True
+        for parameter in self.model.parameters():
+            shard = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            finite = finite and bool(shard.isfinite().all())
+        return all(gather_object([finite]))
 
     def _loss(self, microbatch: Microbatch, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The microbatch's share of the batch's loss, and metrics that add up."""
@@ -145,7 +160,8 @@ class Trainer:
             token_loss = token_loss + flags.kl_coef * kl
             metrics["kl_sum"] = kl.detach().sum()
         token_loss = token_loss - flags.entropy_coef * entropy
-        loss = (part(batch.token_weights) * token_loss).sum()  # they divide by the size of the whole batch
+        # The weights already divide by the whole batch's size.
+        loss = (part(batch.token_weights) * token_loss).sum()
         metrics["loss_sum"] = loss.detach()
         metrics["entropy_sum"] = (entropy.detach() * mask).sum()
         return loss, metrics
@@ -165,16 +181,15 @@ class Trainer:
 
     def update(self, version: int) -> dict[str, float]:
         """The optimizer step that makes `version` + 1. A gradient that is not finite is thrown away and counted."""
-        shard = self.accelerator.clip_grad_norm_(self.model.parameters(), LARGEST_NORM)  # one under FSDP2
-        norm = float(whole(shard))
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), LARGEST_NORM)))
         lr = learning_rate(self.flags, version)
         finite = math.isfinite(norm)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
-            if self.rounded:
-                self.rounded.publish()
+            if self.low_precision:
+                self.low_precision.round_masters()
         self.optimizer.zero_grad()
         return {"grad_norm": norm, "lr": lr, "updated": int(finite)}
 
@@ -182,7 +197,7 @@ class Trainer:
 # ------------------------------------------------------------------------------------------------------------- bfloat16
 
 
-class Rounded:
+class LowPrecisionCopy:
     """Passes in bfloat16 over FP32 weights, the masters, which the optimizer steps.
 
     A step of AdamW is often smaller than the distance between two bfloat16 numbers, and a sum of many gradients loses
@@ -194,7 +209,7 @@ class Rounded:
         self.masters = list(masters.parameters())
         for parameter, master in zip(self.policy.parameters(), self.masters, strict=True):
             parameter.register_post_accumulate_grad_hook(partial(move_gradient, master=master))
-        masters.register_load_state_dict_post_hook(lambda *_: self.publish())
+        masters.register_load_state_dict_post_hook(lambda *_: self.round_masters())
 
     def average_gradients(self, accelerator: Accelerator) -> None:
         """The mean over ranks, as DDP takes it."""
@@ -203,7 +218,7 @@ class Rounded:
                 master.grad = accelerator.reduce(master.grad, "mean")
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def round_masters(self) -> None:
         """Puts the rounded masters into the copy."""
         for parameter, master in zip(self.policy.parameters(), self.masters, strict=True):
             parameter.copy_(master)
@@ -227,7 +242,7 @@ def round_parameters(policy: Policy, dtype: torch.dtype) -> Policy:
 
 
 def round_in_fsdp2(accelerator: Accelerator, dtype: torch.dtype) -> None:
-    """FSDP2 shards FP32 weights, and its own mixed precision does what `Rounded` does."""
+    """FSDP2 shards FP32 weights, and its own mixed precision does what `LowPrecisionCopy` does."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     precision = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

@@ -92,7 +92,7 @@ def steps(out, rows, *argv):
 
     def step(number):
         batch = recorded(number, int(rows))
-        metrics = trainer.gradients(batch)
+        _, metrics = trainer.backward(batch)
         before = trainer.score(batch.rows)  # as the log-prob check does, between gradient and update
         metrics |= trainer.update(number)
         scores = trainer.score(batch.rows)

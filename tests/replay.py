@@ -149,7 +149,7 @@ def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | Non
     try:
         train.start(flags, parts, progress)
         train.train(flags, parts, progress)
-        train.finish(flags, parts, progress)
+        train.end_of_run(flags, parts, progress)
     except Killed:
         pass
     finally:

@@ -126,9 +126,12 @@ class ScriptedTrainer:
     experts = 1
     off = (0.0,)  # log-probs of the first rows, the last one of all others, too
 
-    def __init__(self, flags=None, accelerator=None, model_folder=""):
-        config = SimpleNamespace(vocab_size=99, num_experts=self.experts)
-        self.model = SimpleNamespace(config=config, named_parameters=lambda: [], save_pretrained=lambda *a, **k: None)
+    def __init__(self, flags=None, accelerator=None, model_folder="", longest=0):
+        config = SimpleNamespace(num_experts=self.experts, get_text_config=lambda: config)
+        embeddings = SimpleNamespace(weight=torch.empty(99, 0))
+        self.model = torch.nn.Module()
+        self.model.config, self.model.get_input_embeddings = config, lambda: embeddings
+        self.model.save_pretrained = lambda *a, **k: None
         self.versions, self.steps, self.batches, self.weights = [], 0, [], {}
 
     @property
@@ -139,10 +142,13 @@ class ScriptedTrainer:
         values = torch.tensor([*self.off, *[self.off[-1]] * len(rows)][: len(rows)])
         return values[:, None].expand(-1, max(len(row.completion_ids) for row in rows))
 
-    def gradients(self, batch):
+    def backward(self, batch):
         self.batches.append(batch)
         names = ("ratio_mean", "ratio_max", "log_ratio_rms", "ess", "entropy", "loss")
-        return dict.fromkeys(names, 1.0)
+        return True, dict.fromkeys(names, 1.0)
+
+    def weights_are_finite(self):
+        return True
 
     def update(self, version):
         self.steps += 1
@@ -211,7 +217,7 @@ def play(
     try:
         runtime.parts.start(flags, parts, progress)
         train.train(flags, parts, progress)
-        train.finish(flags, parts, progress)
+        train.end_of_run(flags, parts, progress)
     finally:
         parts.close()
     return Played(parts, progress)
@@ -247,7 +253,7 @@ def batch_of(groups, folder, **changes):
     shared = SharedGenerator(generator, SimpleNamespace(folder=folder), ranks)
     history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
     recorder = Recorder(flags, ranks, Folder(folder), task, prompts, shared)
-    evaluator = SimpleNamespace(begin_if_due=lambda progress: None, finish=lambda progress: {})
+    evaluator = SimpleNamespace(begin_if_due=str, check_bytes=str, wait=lambda progress: {})
     parts = runtime.parts.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator)
     recorder.start_clock(1, 1, {})
     recorder.open(0)

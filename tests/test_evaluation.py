@@ -8,8 +8,10 @@ import torch
 from scripted import ScriptedTrainer
 
 from pipeline_rl import Rollout
-from runtime.evaluation import RunFailed, evaluation_line, figures, logprob_gap, logprob_gaps
+from runtime import evaluation
+from runtime.evaluation import evaluation_line, figures, logprob_gap, logprob_gaps
 from runtime.model import Row
+from runtime.run_folder import RunFailed
 
 
 def rollout(correct: bool, length: int = 2, reason: str = "stop", interrupted: bool = False) -> Rollout:
@@ -80,8 +82,11 @@ def test_the_ratio_taken_apart_at_each_step(run):
     """Log-ratios of .1, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and .08:
     sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, also between the checks."""
     mismatch = property(lambda generator: -0.06 if generator.version < 6 else -0.08)
-    gradients = {"gradients": lambda self, batch: ScriptedTrainer.gradients(self, batch) | {"log_ratio_rms": 0.1}}
-    played = run({"logprob": mismatch}, gradients, dtype="bfloat16", eval_every=100)
+
+    def backward(self, batch):
+        return True, ScriptedTrainer.backward(self, batch)[1] | {"log_ratio_rms": 0.1}
+
+    played = run({"logprob": mismatch}, {"backward": backward}, dtype="bfloat16", eval_every=100)
     steps, recorder = played.steps, played.parts.recorder
     assert [r["step"] for r in steps if "mismatch_rms" in r] == [1, 4, 7]
     assert [r["staleness_rms"] for r in steps] == pytest.approx([0.08] * 6 + [0.06] * 2)
@@ -128,7 +133,7 @@ def sha256(tensor) -> str:
         (lambda worker, version: 1.5 * (version >= 4) * worker, 4),  # one worker of two, something in between
     ],
 )
-def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
+def test_an_engine_that_is_behind_ends_the_run(monkeypatch, run, hash_of, behind, version):
     """Its bytes change with each update, or do not. What it keeps as it is shows at the first comparison: `packed` is
     stored otherwise from the start, and `split` by one worker only."""
 
@@ -143,16 +148,17 @@ def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
             workers.append({f"dp{i}:tp0:{name}": x for name, x in names.items()})
         return workers
 
+    monkeypatch.setattr(evaluation, "HASH_EVERY", 2)
     trainer = {"weights": property(lambda self: tensors(self.steps), lambda self, value: None)}
     if version is None:
-        assert run({"weight_digests": weight_digests}, trainer, save_every=2).progress.version == 8
+        assert run({"weight_digests": weight_digests}, trainer).progress.version == 8
     else:
         with pytest.raises(RunFailed, match=f"weights check: at version {version} the engine holds other bytes .* of "):
-            run({"weight_digests": weight_digests}, trainer, save_every=2)
+            run({"weight_digests": weight_digests}, trainer)
 
 
-def test_bytes_are_compared_where_they_must_differ(run):
-    """Before and after the first update, then once at each multiple of save_every. Under PPO-off-policy the engine gets
+def test_bytes_are_compared_where_they_must_differ(monkeypatch, run):
+    """Before and after the first update, then once at each multiple of HASH_EVERY. Under PPO-off-policy the engine gets
     nothing before version 4; a gradient that is not finite makes no version."""
     asked = []
 
@@ -160,12 +166,13 @@ def test_bytes_are_compared_where_they_must_differ(run):
         asked.append(self.version)
         return [{"w": self.version}]
 
-    for bad, changes, versions in (
-        ([], {"save_every": 3}, [0, 1, 3, 6]),
-        ([], {"schedule": "ppo_off_policy", "k": 4}, [0, 4]),
-        ([0, 1], {}, [0, 1]),
+    for bad, every, changes, versions in (
+        ([], 3, {}, [0, 1, 3, 6]),
+        ([], 30, {"schedule": "ppo_off_policy", "k": 4}, [0, 4]),
+        ([0, 1], 30, {}, [0, 1]),
     ):
         asked.clear()
+        monkeypatch.setattr(evaluation, "HASH_EVERY", every)
         run({"weight_digests": weight_digests}, {"bad": bad}, **changes)
         assert asked == versions
 

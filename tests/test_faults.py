@@ -283,6 +283,20 @@ def test_signal_leaves_a_whole_checkpoint(tmp_path, moment, number, steps):
         check_run(folder, 4, k=8, eval_every=2)
 
 
+def test_a_signal_to_the_group_while_the_engine_starts_leaves_an_empty_folder(tmp_path):
+    """As a scheduler sends it: exit code 143, no traceback, and the same command may be given again."""
+    folder, log = tmp_path / "run", tmp_path / "log.txt"
+    command = [sys.executable, "train.py", "--output_dir", str(folder)]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+    assert wait_until(lambda: engine_of(process), process), log.read_text()
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=240) == 143, log.read_text()
+    assert "\nTraceback" not in log.read_text()  # vLLM logs one of its own, behind a prefix
+    assert "nothing is written" in log.read_text()
+    assert not any(folder.iterdir())
+
+
 def engine_of(process):
     """Process id of the trainer's engine; None while there is none."""
     for pid in family(process.pid):
@@ -318,6 +332,6 @@ def test_a_shell_loop_goes_on_after_each_death_of_the_engine(tmp_path):
     assert process.wait(timeout=300) == 0, log.read_text()
     lines = log.read_text().splitlines()
     ends = [line for line in lines if line.startswith("train.py: ")]
-    assert len(ends) == 2 and all("; checkpoint " in line and "go on with --resume" in line for line in ends)
-    assert "Traceback" not in log.read_text()
+    assert len(ends) == 2 and all("; checkpoint " in line and "continue with --resume" in line for line in ends)
+    assert lines.count("exit code 75") == 1 and "Traceback" not in log.read_text()  # `||` has seen the first one
     check_run(folder, 24, k=8, eval_every=12)

@@ -219,7 +219,8 @@ def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
     ranks, folder = Ranks(accelerator), Folder(tmp_path)
     shared = SharedGenerator(None, SimpleNamespace(), ranks)
     recorder = Recorder(Flags(), ranks, folder, None, None, shared)
-    parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared)
+    trainer = SimpleNamespace(weights_are_finite=lambda: True)
+    parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared, trainer=trainer)
     assert train.save(parts, Progress(None)) is None and len(saved) == 1
 
 
@@ -229,7 +230,7 @@ def test_one_process_asks_nobody(monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypatch, tmp_path, fails):
+def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypatch, fails):
     """Rank 0 gathers within the generator's push, rank 1 by its channel. A push that failed is raised by the next one's
     `settle`, on both, before anything is gathered."""
     calls, generator = [], SimpleNamespace(settle=lambda: 1 / (not fails))
@@ -237,7 +238,7 @@ def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypa
     generator.release = lambda count: calls.append(("release", count))
 
     def work(ranks):
-        channel = SimpleNamespace(folder=tmp_path, prepare=lambda weights: calls.append(("prepare", weights)))
+        channel = SimpleNamespace(prepare=lambda weights: calls.append(("prepare", weights)), trainer_waits=True)
         shared = SharedGenerator(generator if ranks.main else None, channel, ranks)
         shared.release(2)
         shared.push("weights", 5, release=3)

@@ -43,7 +43,7 @@ def test_compute_by_hand(new_clock):
         assert clock.now() | {"hours": clock.hours()} == (before or dict.fromkeys(past, 0))
         now[0] += 100
         counters.prefilled, counters.sampled, counters.eval_seconds = 10, 20, 28.0
-        clock.forwarded, clock.trained_tokens = 25, 15
+        clock.forward_tokens, clock.trained_tokens = 25, 15
         gained = {"tokens": 20, "trained_tokens": 15, "flops": 210_000, "device_hours": 0.04, "hours": 100 / 3600}
         expected = {name: value + before.get(name, 0) for name, value in gained.items()}
         assert clock.now() | {"hours": clock.hours()} == pytest.approx(expected)
@@ -123,8 +123,8 @@ def test_staleness_by_hand():
 
 @pytest.mark.parametrize(("changes", "empty_steps", "message"), [
     ({}, 2, ""), ({}, 4, ""), ({"truncated": 0.07}, 0, "Warning: 7.0% of comp"), ({"truncated": 0.2}, 0, "WARNING: 20"),
-    ({"entropy": 0.0009}, 0, "Warning: the entropy is 9.0e-04 nats"), ({}, 3, "3 steps in a row had no group"),
-    ({}, 6, "6 steps in a row had no group"), ({"verdicts": {}}, 0, ""), ({"kept_tokens": 0}, 1, ""),
+    ({"entropy": 0.0009}, 0, "Warning: the entropy is 9.0e-04 nats"), ({}, 3, "3 steps in a row had no rollout left"),
+    ({}, 6, "6 steps in a row had no rollout left"), ({"verdicts": {}}, 0, ""), ({"kept_tokens": 0}, 1, ""),
     ({"kept_tokens": 0}, 3, "3 steps in a row had no token that the mask keeps, so nothing was trained"),
     ({"verdicts": {"unfinished": 11, "correct": 4, "wrong": 5}}, 0, "55% of completions never ended their thinking"),
     ({"verdicts": {"unfinished": 11, "wrong": 9}, "step": 2}, 0, ""),  # once

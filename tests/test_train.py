@@ -1,7 +1,11 @@
 """train.py: what one step makes of a batch, by hand; the loop over a scripted generator and trainer; and each way in
 which the program may end."""
 
-import random
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import accelerate
@@ -16,12 +20,14 @@ import train
 from pipeline_rl import Group
 from runtime import closing
 from runtime.flags import Flags
-from runtime.run_folder import Folder
+from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from tasks import arithmetic
 from tasks.judges import RewardError
 from tasks.prompts import PromptStream
+
+ROOT = Path(__file__).parent.parent
 
 
 def hand_groups() -> list[Group]:
@@ -114,7 +120,7 @@ def test_length_penalty_on_correct_answers_only(one_step):
         ({"penalty_on": "all"}, [1, 0.5, 0, -2]),
         ({"length_control": "interruption"}, [1, 1, 1, -1]),
     ):
-        assert train.shaped_rewards(rollouts, Flags(**options | more), random.Random(0)).tolist() == expected
+        assert train.shaped_rewards(rollouts, Flags(**options | more)).tolist() == expected
     assert [r.reward for r in rollouts] == [1, 1, 1, -1]  # the verifier's own stay for the log
     batch, record = one_step([Group(0, problem("a"), 0, rollouts)], **options, normalize_advantages="none")
     assert batch.advantages.tolist() == pytest.approx([1 - 0.125, 0.5 - 0.125, -0.125, -1.125])
@@ -125,14 +131,14 @@ def test_shuffled_rewards_keep_the_multiset(one_step):
     """The control permutes all rewards of the batch, over group borders; pass rate is true."""
     groups = [Group(i, problem(str(i)), 0, [rollout(1 if i < 3 else -1) for _ in range(4)]) for i in range(8)]
     rollouts = [r for group in groups for r in group.rollouts]
-    flags, plain = Flags(length_control="none", reward="shuffled"), [1] * 12 + [-1] * 20
-    first, other, again = (train.shaped_rewards(rollouts, flags, random.Random(seed)).tolist() for seed in (0, 1, 0))
-    assert sorted(first) == sorted(other) == sorted(plain)
-    assert first != plain and first != other and first == again
-    batch, record = one_step(groups, reward="shuffled")
-    assert record["pass_rate"] == 12 / 32 and record["reward"] == pytest.approx(-8 / 32)
-    assert batch is not None and record["zero_variance_groups"] < 8
-    assert [r.reward for r in rollouts] == plain
+    varied = []
+    for seed in (0, 1, 0):
+        batch, record = one_step(groups, reward="shuffled", seed=seed)
+        assert record["pass_rate"] == 12 / 32 and record["reward"] == pytest.approx(-8 / 32)
+        assert batch is not None and record["zero_variance_groups"] < 8
+        varied.append(batch.advantages.tolist())
+    assert varied[0] == varied[2] != varied[1]
+    assert [r.reward for r in rollouts] == [1] * 12 + [-1] * 20
 
 
 def first_keys(played, n: int) -> list[str]:
@@ -152,6 +158,7 @@ def some_equal(equal):
     [
         ({"save_every": 3}, [3, 6, 8]),
         ({"save_every": 3, "schedule": "ppo_off_policy"}, [4, 6, 8]),  # 2 steps a round: 4 crosses 3
+        ({"save_every": 4}, [4, 8]),  # the last one is written once
         ({"save_every": 0}, []),
     ],
 )
@@ -238,11 +245,12 @@ def test_a_batch_whose_mask_leaves_no_token_makes_no_version(run, capsys):
     left = iter([5, 0, 0, 0, 0, 7])
     thrown = []
 
-    def gradients(trainer, batch):
+    def backward(trainer, batch):
         trainer.optimizer = SimpleNamespace(zero_grad=lambda: thrown.append(1))
-        return ScriptedTrainer.gradients(trainer, batch) | {"kept_tokens": next(left)}
+        kept = next(left)
+        return kept > 0, ScriptedTrainer.backward(trainer, batch)[1] | {"kept_tokens": kept}
 
-    played = run({}, {"gradients": gradients}, max_steps=6, pass_rate_threshold=2.0)
+    played = run({}, {"backward": backward}, max_steps=6, pass_rate_threshold=2.0)
     assert [r["version"] for r in played.steps] == [1, 1, 1, 1, 1, 2] and len(thrown) == 4
     assert [r["updated"] for r in played.steps] == [1, 0, 0, 0, 0, 1]
     assert [r["trained_tokens"] for r in played.steps] == [5, 0, 0, 0, 0, 7]
@@ -369,7 +377,7 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
     assert code == 0 and err == ""
     assert "0 groups stay untrained; 12 of 12 prompts are retired. The run ends." in out
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3, 4]
-    assert "Warning: 3 steps in a row had no group with unequal rewards" in out
+    assert "Warning: 3 steps in a row had no rollout left to train on" in out
     assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 4]
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
@@ -386,8 +394,8 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
             raise failure
         Replay.push(self, tensors, version, release)
 
-    code, out, _ = program(script={"push": push})
-    assert code == 75 and "train.py: the generator failed: EngineDied: it died; checkpoint" in out
+    code, _, err = program(script={"push": push})
+    assert code == 75 and "train.py: the generator failed: EngineDied: it died; checkpoint" in err
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
     assert program("--resume")[0] == 0
     assert_same_logs(tmp_path / "run", whole[0])
@@ -402,18 +410,20 @@ def test_a_stop_request_wins_over_a_dead_engine(program, tmp_path):
             raise pipeline_rl.GeneratorFailed("the generator failed: EngineDied: it died")
         return Replay.take(self, count)
 
-    code, out, _ = program(script={"take": take})
-    assert code == 143 and "it died; checkpoint" in out
+    code, _, err = program(script={"take": take})
+    assert code == 143 and "it died; checkpoint" in err
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 3
 
 
 def test_the_others_may_wait_inside_a_transfer_when_the_engine_dies(capsys):
     """Then a checkpoint, which is a collective, would wait for them for ever: the newest one is named instead."""
-    ranks = SimpleNamespace(count=2, say=print)
-    generator, folder = SimpleNamespace(channel=SimpleNamespace(trainer_waits=True)), SimpleNamespace(path="runs/x")
-    parts = SimpleNamespace(ranks=ranks, generator=generator, folder=folder)
-    assert train.generator_failed(parts, None, pipeline_rl.GeneratorFailed("it died\nat night")) == 75
-    assert capsys.readouterr().out == "train.py: it died; go on from the newest checkpoint with --resume runs/x\n"
+    generator, folder = SimpleNamespace(in_transfer=True), SimpleNamespace(path="runs/x")
+    parts, progress = SimpleNamespace(generator=generator, folder=folder), Progress(None)
+    error = pipeline_rl.GeneratorFailed("it died\nat night")
+    assert train.generator_failed(parts, progress, error) == 75
+    assert capsys.readouterr().err == "train.py: it died; continue from the newest checkpoint with --resume runs/x\n"
+    progress.stop_signal = 15
+    assert train.generator_failed(parts, progress, error) == 143
 
 
 RAISED = [  # where in the generator's thread, at which call, what, the exit code and the message
@@ -442,7 +452,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
     words = "--engine torch --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1 --held_out 4"
     words += " --zero_variance_filter false --max_num_seqs 16 --min_budget 3 --max_budget 4 --answer_budget 3"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(runtime.parts, "warm_started", lambda flags, ranks: model)
+    monkeypatch.setattr(runtime.parts, "warm_start_folder", lambda flags, ranks: model)
     monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
     with monkeypatch.context() as patch:
         patch.setattr(place, method, broken)
@@ -470,5 +480,88 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
     assert (
         code == 1 and err.startswith("train.py: the gradient was not finite 3 times in a row") and err.count("\n") == 1
     )
-    assert f"perhaps made after the fault, is {newest}: --resume {tmp_path}/run" in err
+    assert f"possibly written after the failure, is {newest}: --resume {tmp_path}/run" in err
     assert str(Folder(tmp_path / "run").newest_checkpoint()[0]) == newest
+
+
+def test_weights_that_are_not_finite_are_not_saved(monkeypatch, program, tmp_path):
+    """The weights of step 3 are NaN, and then the engine dies: the good checkpoint of step 2 stays and is named."""
+    update = Trainer.update
+
+    def spoilt(trainer, version):
+        result = update(trainer, version)
+        if version == 2:
+            next(trainer.model.parameters()).data.view(-1)[0] = float("nan")
+        return result
+
+    def take(self, count):
+        if self.step == 3:
+            raise pipeline_rl.GeneratorFailed("the generator failed: RuntimeError: a log-prob that is not finite")
+        return Replay.take(self, count)
+
+    monkeypatch.setattr(Trainer, "update", spoilt)
+    code, _, err = program(script={"take": take})
+    [checkpoint] = Folder(tmp_path / "run").checkpoints()
+    assert code == 1 and checkpoint.name == "step-000002"
+    assert err.startswith("train.py: the weights are not finite, so they are not saved; ")
+    assert str(checkpoint) in err and err.count("\n") == 1
+
+
+def test_a_stop_while_the_engine_starts_writes_nothing(program, tmp_path):
+    """Before the engine is up and just after: exit code 143, and the same command may be given again."""
+
+    def killed(self, weights, version=0):  # a signal to the whole group ends the engine, too
+        self.progress.stop_signal = 15
+        raise pipeline_rl.StopRequested
+
+    def start(self, weights, version=0):
+        self.progress.stop_signal = 15
+
+    for method in (killed, start):
+        code, out, err = program(script={"start": method})
+        assert (code, err) == (143, "") and "stopped by signal 15 before the first step; nothing is written" in out
+        assert not any((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_the_terminal_stops_the_run_unless_it_is_ignored(monkeypatch, ignored):
+    """As it is under nohup."""
+    handlers, progress = {}, Progress(None)
+    monkeypatch.setattr(train.signal, "getsignal", lambda _: signal.SIG_IGN if ignored else signal.SIG_DFL)
+    monkeypatch.setattr(train.signal, "signal", handlers.__setitem__)
+    train.catch_signals(progress)
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    assert handlers.keys() == (numbers if ignored else numbers | {signal.SIGHUP})
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert progress.stop_signal == 15
+
+
+@pytest.mark.parametrize(("encoding", "closed"), [("ascii", False), ("utf-8", True)])
+def test_a_terminal_that_cannot_show_a_line_does_not_end_the_run(tmp_path, encoding, closed):
+    """One of ASCII only, and one that is gone: what is printed is lost, and the exit code is the run's own."""
+    script = """
+import sys, train
+from runtime.ranks import Ranks, report_fault
+from types import SimpleNamespace
+
+def run_with(argv):
+    ranks = Ranks(SimpleNamespace(is_main_process=True))
+    for _ in range(3):
+        ranks.say("waits · 1")
+        report_fault("waits · 1")
+    return 7
+
+train.run_with = run_with
+sys.exit(train.main([]))
+"""
+    reader, writer = os.pipe()
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    program = [sys.executable, "-c", script]
+    if closed:
+        os.close(reader)
+    done = subprocess.run(program, stdout=writer, stderr=writer, env=environment, cwd=ROOT)
+    os.close(writer)
+    assert done.returncode == 7
+    if not closed:
+        assert os.read(reader, 999).decode().count("waits ? 1") == 6
+        os.close(reader)

@@ -47,7 +47,7 @@ import losses
 import train
 from fit_sigmoid import short
 from runtime.flags import Flags, parse_flags
-from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_started
+from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_start_folder
 from runtime.ranks import Ranks
 from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
@@ -127,14 +127,14 @@ def generator(args: argparse.Namespace, flags: Flags) -> None:
 
 def optimizer_step(parts: Parts, groups: Sequence[Any]) -> None:
     """As the loop of train.py makes it without filters."""
-    rollouts, rows = train.flat(groups)
+    rollouts, rows = train.rollouts_and_rows(groups)
     group_ids = torch.arange(len(groups)).repeat_interleave(len(groups[0].rollouts))  # (N,)
     rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (N,)
-    mask = train.padded([rollout.mask for rollout in rollouts], torch.bool)  # (N, T)
-    behaviour = train.padded([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
+    mask = train.pad([rollout.mask for rollout in rollouts], torch.bool)  # (N, T)
+    behaviour = train.pad([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
     advantages = losses.normalize_advantages(rewards, group_ids)  # (N,)
     token_weights = losses.aggregation_weights(mask, group_ids)  # (N, T)
-    parts.trainer.gradients(TrainingBatch(rows, behaviour, mask, advantages, token_weights))
+    parts.trainer.backward(TrainingBatch(rows, behaviour, mask, advantages, token_weights))
     parts.trainer.update(0)
 
 
@@ -236,7 +236,7 @@ def overlap(args: argparse.Namespace, flags: Flags) -> None:
 
 
 def peer(args: argparse.Namespace, flags: Flags) -> None:
-    model = flags.model or warm_started(flags, Ranks(new_accelerator(flags)))
+    model = flags.model or warm_start_folder(flags, Ranks(new_accelerator(flags)))
     both = [*args.flags, "--model", model, "--length_control", "none"]
     trl_side = [args.trl_python, "tools/benchmark.py", "trl", "--trl_options", args.trl_options]
     commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
@@ -270,7 +270,7 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
         "output_dir": flags.output_dir, "seed": flags.seed, "max_steps": flags.max_steps,
         "bf16": flags.dtype != "float32", "use_cpu": not torch.cuda.is_available(),
         "loss_type": "cispo", "epsilon_high": flags.eps_max,
-        "scale_rewards": "batch", "num_generations": flags.rollouts, "max_completion_length": flags.most_sampled,
+        "scale_rewards": "batch", "num_generations": flags.rollouts, "max_completion_length": flags.completion_cap,
         "per_device_train_batch_size": microbatch, "gradient_accumulation_steps": completions // microbatch,
         "learning_rate": flags.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": flags.warmup_steps,
         "adam_beta2": 0.95, "adam_epsilon": 1e-15, "weight_decay": 0.01,

@@ -50,7 +50,7 @@ def three_steps(model: str) -> list[float]:
     trainer = new_trainer(model, "--lr", "1e-3", "--tokens_per_microbatch", "256")
     batch, values = random_batch(24, 12, 60), []
     for step in range(3):
-        metrics = trainer.gradients(batch) | trainer.update(step)
+        metrics = trainer.backward(batch)[1] | trainer.update(step)
         values += [metrics["loss"], metrics["grad_norm"]]
     return values
 
@@ -74,7 +74,7 @@ def test_memory(device, figure, tmp_path):
     batch = random_batch(rows, row, row)
     for step in range(2):
         started = time.perf_counter()
-        trainer.gradients(batch)
+        trainer.backward(batch)
         trainer.update(step)  # the norm of the gradient has waited for the GPU
         seconds = time.perf_counter() - started
     figure("trained positions/s", row * rows / seconds)
