@@ -15,12 +15,8 @@ test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE
 # The dtype of `make real`: bfloat16 where the processor multiplies it.
 HALF := $(shell grep -o -m 1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null)
 DTYPE ?= $(if $(NVIDIA)$(HALF),bfloat16,float32)
-PROBLEMS ?= sums
 # FLAGS="--seed 1 --max_steps 30" changes flags of train.py.
 FLAGS ?=
-# A sum has 16 tokens at most, a program 28; from the ninth on they cost reward. A program is the slower one to train.
-SUMS := --batch_prompts 16 --max_budget 8 --answer_budget 8 --penalty_window 8 --eval_every 2
-PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window 20 --eval_every 4
 
 .PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
@@ -64,18 +60,18 @@ fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="-
 	.venv/bin/pip install -q --no-deps -r requirements-real.txt
 	touch $@
 
-real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=expressions is harder, functions is code
-	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(subst both,sums functions,$(PROBLEMS))
-	.venv/bin/python train.py --model runs/real-start/model --dtype $(DTYPE) \
-	$(if $(DATA_$(PROBLEMS)),$(PROGRAMS),$(SUMS)) --length_control penalty --lr 1e-5 --max_steps 20 \
-	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
-	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl) $(FLAGS)
-	.venv/bin/python tools/real_model.py --before_and_after runs/real-$(PROBLEMS)
+real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums (16 tokens at most; from the ninth on they cost reward)
+	.venv/bin/python tools/real_model.py --output_dir runs/real-start
+	.venv/bin/python train.py --model runs/real-start/model --dataset runs/real-start/sums.jsonl --dtype $(DTYPE) \
+	--batch_prompts 16 --length_control penalty --max_budget 8 --answer_budget 8 --penalty_window 8 --lr 1e-5 \
+	--max_steps 20 --eval_every 2 --held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 \
+	--output_dir runs/real-sums --overwrite true $(FLAGS)
+	.venv/bin/python tools/real_model.py --before_and_after runs/real-sums
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	nvidia-smi -L
 	.venv/bin/pip install -q $(shell grep -E '^pytest=' requirements-dev.txt)
-	.venv/bin/python -m pytest tests/gpu -m gpu -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
+	.venv/bin/python -m pytest tests/gpu -m gpu --device cuda -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
 	--junitxml runs/gpu-check.xml
 
 refit: setup  ## the marked tables of RESULTS.md and docs/results/, from the curves of all runs and from nothing else
@@ -103,7 +99,7 @@ smoke: $(TESTS)/installed  ## thirty steps of the demo, which must learn
 	$(TESTS)/bin/python -c 'import json; rates = [json.loads(x)["pass_rate"] for x in open("runs/smoke/eval.jsonl")]; \
 	print("held-out pass rates:", rates); assert rates[0] < 0.15 and rates[-1] > rates[0] + 0.15, "it did not learn"'
 
-mutate: $(TESTS)/installed-dev  ## breaks the concept files in one place at a time; docs/mutants.md explains the survivors
+mutate: $(TESTS)/installed-dev  ## breaks the concept files in one place at a time
 	$(TESTS)/bin/mutmut run "losses.*" "filters.*" "length_control.*" "fp32_head.*" "pipeline_rl.*Pacer*"
 	$(TESTS)/bin/mutmut results
 

@@ -62,8 +62,8 @@ READ = {
 def test_one_run_in_the_files_of_many_frameworks(tmp_path, name):
     text, columns, x, there, samples = READ[name]
     (tmp_path / "log").write_text(text)
-    found, c, r, n = fit_curves.load(tmp_path / "log", **columns)
-    assert found == x and c == pytest.approx(there) and r == pytest.approx(R)
+    name_of_x, c, r, n = fit_curves.load(tmp_path / "log", **columns)
+    assert name_of_x == x and c == pytest.approx(there) and r == pytest.approx(R)
     assert n is None if samples is None else n.tolist() == [samples] * 20
 
 

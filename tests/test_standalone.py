@@ -28,6 +28,7 @@ DECLARED = {
     "isocompute": ({"numpy", "scipy"}, set()),
 }
 CONCEPTS = list(DECLARED)
+NEEDS: dict[str, set[str]] = {}  # concept files that must lie beside it
 # What each file prints as a script, among other things; fit_sigmoid is asked for --help.
 PRINTED = {
     "pipeline_rl": "lag",
@@ -45,13 +46,13 @@ PRINTED = {
 
 def imported_packages(tree: ast.AST) -> set[str]:
     """Top-level names of all packages that the nodes below `tree` import."""
-    found = set()
+    packages = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            packages |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or ".").split(".")[0] if node.level == 0 else ".")
-    return found - set(sys.stdlib_module_names)
+            packages.add((node.module or ".").split(".")[0] if node.level == 0 else ".")
+    return packages - set(sys.stdlib_module_names)
 
 
 def parse(name: str) -> ast.Module:
@@ -90,7 +91,7 @@ for folder, name, arguments in json.loads(sys.argv[1]):
         sys.path.insert(0, folder)
         module = importlib.import_module(name)
         assert module.__file__.startswith(folder) and module.__doc__
-        assert not set(%r) - {name} & set(sys.modules)
+        assert not set(%r) - set(os.listdir(folder)) & {f"{module}.py" for module in sys.modules}
         print("imported", flush=True)
         sys.argv = [name + ".py", *arguments]
         try:
@@ -100,7 +101,7 @@ for folder, name, arguments in json.loads(sys.argv[1]):
         sys.stdout.flush()
         os._exit(0)  # the end of an interpreter that holds torch takes a second
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-""" % [path.stem for path in ROOT.glob("*.py")]
+""" % [path.name for path in ROOT.glob("*.py")]
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +109,16 @@ def alone(tmp_path_factory):
     """{file: (exit code, what was printed, files in the folder at the end)}."""
     runs = []
     for name in CONCEPTS:
-        folder, arguments = tmp_path_factory.mktemp(name), ["--help"] * (PRINTED[name] == "usage:")
-        shutil.copy(ROOT / f"{name}.py", folder)
-        runs.append((name, folder, arguments))
-    asked = json.dumps([(str(folder), name, arguments) for name, folder, arguments in runs])
-    codes = subprocess.check_output([sys.executable, "-I", "-B", "-c", RUNNER, asked], text=True, timeout=240).split()
-    return {
-        name: (int(code), Path(f"{folder}.txt").read_text(), sorted(p.name for p in folder.iterdir()))
-        for (name, folder, _), code in zip(runs, codes, strict=True)
-    }
+        folder = tmp_path_factory.mktemp(name)
+        for file in (name, *NEEDS.get(name, ())):
+            shutil.copy(ROOT / f"{file}.py", folder)
+        runs.append((str(folder), name, ["--help"] if PRINTED[name] == "usage:" else []))
+    command = [sys.executable, "-I", "-B", "-c", RUNNER, json.dumps(runs)]
+    codes = subprocess.check_output(command, text=True, timeout=240).split()
+    results = {}
+    for (folder, name, _), code in zip(runs, codes, strict=True):
+        results[name] = int(code), Path(f"{folder}.txt").read_text(), {path.stem for path in Path(folder).iterdir()}
+    return results
 
 
 @pytest.mark.parametrize("name", CONCEPTS)
@@ -124,7 +126,11 @@ def test_works_alone_in_an_empty_folder(name, alone):
     """It imports without output, imports nothing of ours and leaves no file behind; as a script it prints and ends with 0."""
     code, printed, files = alone[name]
     assert code == 0 and printed.startswith("imported\n") and PRINTED[name] in printed, printed
-    assert files == [f"{name}.py"]
+    assert files == {name, *NEEDS.get(name, ())}
+
+
+def test_every_concept_file_is_declared():
+    assert {path.stem for path in ROOT.glob("*.py")} == {*CONCEPTS, "train"}
 
 
 def test_helpers_of_the_same_name_agree():
