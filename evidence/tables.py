@@ -52,7 +52,7 @@ TITLES = {  # Δ: variant minus baseline
 }
 AT_SHARED_A = ("B", "C_mid")
 IN_TURNS = ("trained", "device_hours")  # are shown where runs were made side by side and their schedules differ
-LEAST_PAIRS = 3  # for a verdict
+LEAST_PAIRS = 3  # for a verdict, and for bold
 CHANCE = 0.8  # of seeing what is said to be visible
 
 
@@ -186,7 +186,7 @@ def difference_cell(numbers: pd.DataFrame, variant: str, base: str, name: str) -
         return "–"
     if 0 < len(apart) < n:
         text += f" ({len(apart)} of {n} seeds)"
-    if low > 0 or high < 0:
+    if len(apart) >= LEAST_PAIRS and (low > 0 or high < 0):
         return f"**{text}**"
     return text
 

@@ -164,6 +164,7 @@ def test_a_table_by_hand():
     assert row["here"].startswith("+0.1") and row["verdict"] == "**opposite here**"
     (row,) = tables.findings(c, numbers.drop([("base", 2)])).to_dict("records")
     assert row["pairs"] == 2 and row["verdict"] == "**not visible here**"  # two pairs of ceilings
+    assert tables.difference_cell(numbers.drop([("base", 2)]), "dapo", "base", "end").startswith("+0.097 [+0.09")
 
 
 @pytest.mark.parametrize(
