@@ -334,7 +334,7 @@ def aggregation_weights(
     Args:
         mask, group_ids: (N, T), (N,) of all ranks and microbatches together; dropped rows are left out or all 0.
         how: `sample` mean over a row's tokens, then over rows (GRPO) · `prompt` over a group's tokens, then over
-            groups (ScaleRL) · `token` over all tokens (DAPO) · `constant` sum / constant, mean over rows (Dr.GRPO).
+            groups (ScaleRL) · `token` over all (DAPO's code) · `constant` sum / constant, mean over rows (Dr.GRPO).
             Groups of 10 + 100 and 50 + 50 tokens: `sample` 1/40, 1/400, 1/200 · `prompt` 1/220, 1/200 · `token` 1/210.
             So the completion of 10 tokens has 25 %, 4.5 % and 4.8 % of the step.
         constant: what `constant` divides by, for example the completion budget in tokens.

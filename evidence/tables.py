@@ -3,7 +3,8 @@
     python evidence/tables.py       # from the published curves and nothing else (`make refit`)
 
 Each run is fitted with all its points. A, the ceiling, is compared where it is identifiable. B and C_mid are compared
-at the shared A, the mean of the identifiable ceilings, as in the paper's leave-one-out.
+at the shared A, the mean of the identifiable ceilings, as in the paper's leave-one-out. A run whose own interval of A
+leaves out the shared one has no B and C_mid, and a variant of which less than half of the pairs are left has none.
 
 THE RULE for what can be told apart. Seeds are paired: seed N has the same starting model and prompts in every variant.
 With d_N = variant - baseline at seed N, the 95 % interval over n seeds is mean(d) -+ t sd(d) / sqrt(n), where t is
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from comparisons import COMPARISONS, Comparison
+from comparisons import COMPARISONS, Claim, Comparison
 from curves import RESULTS, Run, members
 from scipy.optimize import brentq
 from scipy.special import chdtri, ndtr, stdtrit
@@ -32,17 +33,26 @@ Groups = Mapping[str, Sequence[Run]]  # variant -> its finished runs, the baseli
 Interval = tuple[float, float, float]  # mean, low, high
 FALL = 0.1  # an evaluation this far below the best before it
 RATE = 0.5  # the compute to this pass rate is reported
-LOGARITHMIC = ("C_mid", "tokens", "device_hours")  # compute: differences of logarithms, shown in percent
+LOGARITHMIC = (
+    "C_mid",
+    "tokens",
+    "trained",
+    "flops",
+    "device_hours",
+)  # compute: differences of logarithms, shown in percent
 TITLES = {  # Δ: variant minus baseline
     "A": "ΔA",
     "B": "ΔB",
     "C_mid": "ΔC_mid",
     "end": "Δend",
     "tokens": "Δtokens to .5",
+    "trained": "the same without what waits",
+    "flops": "ΔFLOPs to .5",
     "device_hours": "Δhours to .5",
 }
-FIGURES = {"A": "A where identifiable", "B": "B at the shared A"}
-LEAST_PAIRS = {"A": 3, "B": 1}  # for a verdict
+AT_SHARED_A = ("B", "C_mid")
+IN_TURNS = ("trained", "device_hours")  # are shown where runs were made side by side and their schedules differ
+LEAST_PAIRS = 3  # for a verdict, and for bold
 CHANCE = 0.8  # of seeing what is said to be visible
 
 
@@ -70,6 +80,17 @@ def compute_to(compute: np.ndarray, rates: np.ndarray, rate: float) -> float:
     return float(np.interp(rate, rates[i - 1 : i + 1], compute[i - 1 : i + 1]))
 
 
+def waiting(run: Run) -> float:
+    """Tokens that wait in the queue: what was sampled by the second evaluation beyond what its steps trained on, at the
+    tokens of a step between the second and the fourth."""
+    tokens = run.points["tokens"]
+    step = run.points["step"]
+    if step.size < 4:
+        return math.nan
+    of_a_step = (tokens[3] - tokens[1]) / (step[3] - step[1])
+    return float(tokens[1] - step[1] * of_a_step)
+
+
 def depths(rates: np.ndarray) -> np.ndarray:
     """(N,): how far each evaluation lies below the best before it; 0 at a new best."""
     return np.maximum.accumulate(rates) - rates
@@ -89,12 +110,17 @@ def measure(groups: Groups, axis: str = "tokens") -> pd.DataFrame:
     for key, run in runs.items():
         own = fits[key]
         again = fit(own.C, own.R, n_samples=own.n, A=shared)
+        low, high = own.A_interval
+        possible = shared is not None and low <= shared <= high
+        tokens = compute_to(run.points["tokens"], run.rates, RATE)
         rows[key] = {
             "A": own.A if own.identifiable else math.nan,
-            "B": again.B,
-            "C_mid": again.C_mid,
+            "B": again.B if possible else math.nan,
+            "C_mid": again.C_mid if possible else math.nan,
             "end": run.rates[-2:].mean(),
-            "tokens": compute_to(run.points["tokens"], run.rates, RATE),
+            "tokens": tokens,
+            "trained": tokens - waiting(run),
+            "flops": compute_to(run.points["flops"], run.rates, RATE),
             "device_hours": compute_to(run.points["device_hours"], run.rates, RATE),
             "fell": depths(run.rates).max(),
         }
@@ -156,9 +182,11 @@ def difference_cell(numbers: pd.DataFrame, variant: str, base: str, name: str) -
     mean, low, high = interval(apart)
     text = as_text((mean, low, high), name)
     n = len(numbers.loc[variant])
+    if name in AT_SHARED_A and 2 * len(apart) < n:
+        return "–"
     if 0 < len(apart) < n:
         text += f" ({len(apart)} of {n} seeds)"
-    if low > 0 or high < 0:
+    if len(apart) >= LEAST_PAIRS and (low > 0 or high < 0):
         return f"**{text}**"
     return text
 
@@ -181,7 +209,7 @@ def compare(c: Comparison, numbers: pd.DataFrame) -> pd.DataFrame:
             "end": f"{group['end'].mean():.3f}",
         }
         for name, title in TITLES.items():
-            if name != "device_hours" or c.axis == name:
+            if name not in IN_TURNS or c.axis == "device_hours":
                 row[title] = difference_cell(numbers, variant, base, name) if base else "–"
         rows.append(row)
     return pd.DataFrame(rows)
@@ -190,19 +218,19 @@ def compare(c: Comparison, numbers: pd.DataFrame) -> pd.DataFrame:
 # -------------------------------------------------------------------------------------------- against the paper
 
 
-def verdict(low: float, high: float, least: float, most: float, enough: bool = True) -> str:
-    """What our interval [low, high] of a difference says of the paper's, which lies in [least, most].
+def verdict(low: float, high: float, claim: Claim, enough: bool = True) -> str:
+    """What our interval [low, high] of a difference says of the paper's statement.
 
-    Refuted: no value of ours is one of theirs. Reproduced, where theirs are about 0: all of ours are among them; else:
-    ours overlap theirs and leave out 0. All else cannot be seen, and nothing can where there are not `enough` pairs.
+    Same here: all of ours lies where the paper says. Opposite here: none of it does. Else, and wherever this task could
+    not show the statement or there are not `enough` pairs, it is not visible here.
     """
-    if enough and (high < least or low > most):
-        return "refuted"
-    among = least <= low and high <= most
-    overlap_without_0 = not least < 0 < most and (low > 0 or high < 0)
-    if enough and (among or overlap_without_0):
-        return "reproduced"
-    return "cannot be seen at this size"
+    if claim.visible == "no" or not enough:
+        return "not visible here"
+    if claim.low <= low and high <= claim.high:
+        return "same here"
+    if high < claim.low or low > claim.high:
+        return "opposite here"
+    return "not visible here"
 
 
 def power(effect: float, sd: float, n: int) -> float:
@@ -240,25 +268,23 @@ def findings(c: Comparison, numbers: pd.DataFrame) -> pd.DataFrame:
     """What the paper has, what we have, and whether the runs could have told."""
     against = baselines(c, numbers)
     rows = []
-    for variant, (name, least, most) in c.paper.items():
+    for variant, claim in c.paper.items():
         if variant not in against:
             continue
+        name = claim.measure
         apart = differences(numbers, variant, against[variant], name)
         mean, low, high = interval(apart)
         could_see = visible(spread(numbers, against, name), len(apart))
-        if math.isfinite(most - least):
-            claim = f"{least:+.3f} to {most:+.3f}"
-        else:
-            claim = "lower" if most <= 0 else "higher"
         row = {
             "variant": variant,
             "against": against[variant],
-            "figure": FIGURES[name],
-            "the paper": claim,
-            "here": as_text((mean, low, high), "A"),
-            "seeds": len(apart),
+            "the paper": claim.words,
+            "source": claim.source,
+            "could this task show it?": claim.visible,
+            "here": as_text((mean, low, high), name),
+            "pairs": len(apart),
             "could see": short(could_see) if could_see > 0 else "–",
-            "verdict": f"**{verdict(low, high, least, most, len(apart) >= LEAST_PAIRS[name])}**",
+            "verdict": f"**{verdict(low, high, claim, len(apart) >= LEAST_PAIRS)}**",
         }
         rows.append(row)
     return pd.DataFrame(rows)

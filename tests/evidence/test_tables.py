@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import tables
-from comparisons import EQUAL, Comparison, near
+from comparisons import COMPARISONS, Comparison, equal, higher, less_steep, lower
+from curves import members
 from example_runs import example
 
 pytestmark = pytest.mark.medium
@@ -79,31 +80,79 @@ def test_what_could_be_seen_leaves_out_runs_that_fall():
     assert math.isnan(tables.visible(1.0, 1)) and math.isnan(tables.visible(math.nan, 5))
 
 
+SAME, OPPOSITE, NOT_VISIBLE = "same here", "opposite here", "not visible here"
+
+
 def test_three_words_for_the_paper():
-    """The paper: equal within .02; .075 lower, give or take .02; lower by an amount that it does not say."""
-    lower = (-math.inf, 0.0)
-    for (low, high), equal, much, less in (
-        ((-0.01, 0.01), "reproduced", "refuted", "cannot"),
-        ((-0.03, 0.01), "cannot", "refuted", "cannot"),
-        ((-0.06, 0.01), "cannot", "cannot", "cannot"),  # holds 0, and a value of the paper
-        ((-0.09, -0.03), "refuted", "reproduced", "reproduced"),
-        ((-0.05, -0.03), "refuted", "refuted", "reproduced"),  # lower, but not as much
-        ((0.005, 0.03), "cannot", "refuted", "refuted"),  # not 0, and perhaps within the margin
-        ((math.nan, math.nan), "cannot", "cannot", "cannot"),
+    """Equal: within .02. Lower and higher: beyond it. A difference of which a part lies elsewhere is not visible."""
+    for (low, high), *words in (
+        ((-0.01, 0.01), SAME, OPPOSITE, OPPOSITE),
+        ((-0.02, 0.02), SAME, NOT_VISIBLE, NOT_VISIBLE),  # the margin itself belongs to both
+        ((-0.03, 0.01), NOT_VISIBLE, NOT_VISIBLE, OPPOSITE),
+        ((-0.09, -0.03), OPPOSITE, SAME, OPPOSITE),
+        ((0.005, 0.03), NOT_VISIBLE, OPPOSITE, NOT_VISIBLE),
+        ((0.03, 0.05), OPPOSITE, OPPOSITE, SAME),
+        ((math.nan, math.nan), NOT_VISIBLE, NOT_VISIBLE, NOT_VISIBLE),
     ):
-        for ends, word in ((EQUAL[1:], equal), (near(-0.075)[1:], much), (lower, less)):
-            assert tables.verdict(low, high, *ends).startswith(word), (low, high, ends)
-            assert tables.verdict(low, high, *ends, enough=False).startswith("cannot")
+        claims = (equal("Figure 7"), lower("", "Table 1", "yes"), higher("", "Table 1", "yes"))
+        assert [tables.verdict(low, high, claim) for claim in claims] == words, (low, high)
+        assert {tables.verdict(low, high, claim, enough=False) for claim in claims} == {NOT_VISIBLE}
+        assert tables.verdict(low, high, lower("", "Figure 2")) == NOT_VISIBLE  # the task could not show it
+    assert tables.verdict(-0.3, -0.1, less_steep("", "Figure 4")) == SAME
+    assert tables.verdict(-0.3, 0.1, less_steep("", "Figure 4")) == NOT_VISIBLE
+
+
+def test_no_interval_is_two_things_at_once():
+    """No interval is *same here* of two of equal, lower and higher."""
+    claims = (equal("Figure 7"), lower("", "Table 1", "yes"), higher("", "Table 1", "yes"))
+    ends = np.linspace(-0.06, 0.06, 25)
+    for low in ends:
+        for high in ends[ends > low]:
+            assert [tables.verdict(low, high, claim) for claim in claims].count(SAME) <= 1
+
+
+def test_the_same_runs_are_judged_once():
+    """Whatever the comparison and the variant are called, a set of runs has one verdict; and each claim has a source."""
+    published = members()
+    judged = []
+    for name, c in COMPARISONS.items():
+        groups = published.get(name, {})
+        assert all(claim.source for claim in c.paper.values())
+        judged += [frozenset(run.name for run in groups[variant]) for variant in c.paper if variant in groups]
+    assert len(judged) > 20 and len(set(judged)) == len(judged)
+
+
+def test_a_held_ceiling_that_a_run_excludes():
+    """A shared ceiling of .7 lies outside the intervals of both runs, of .6 and of .8: they have no B and no C_mid."""
+    numbers = tables.measure({"a": [example(A=0.6, n=36)], "b": [example(A=0.8, n=36)]})
+    assert numbers["A"].tolist() == pytest.approx([0.6, 0.8], abs=0.01) and numbers[["B", "C_mid"]].isna().all(
+        axis=None
+    )
+    assert tables.difference_cell(numbers, "b", "a", "B") == "–"
+
+
+def test_what_waits_in_the_queue_by_hand():
+    """A step takes 50 tokens; 1,000 are sampled by step 10, so 500 wait. Half of the gain at 1,000 tokens is at 500."""
+    run = example(rates=[0.1, 0.5, 0.6, 0.7, 0.75])
+    step = np.array([0, 10, 20, 30, 40])
+    run.points.update(step=step, tokens=np.array([0.0, 1000, 1500, 2000, 2500]))
+    assert tables.waiting(run) == 500
+    assert tables.measure({"a": [run]}).loc["a", 0][["tokens", "trained"]].tolist() == [1000, 500]
 
 
 def test_a_table_by_hand():
     """Base has A = .60, .64 and .68, dapo .10 more at each seed, all measured to 6 C_mid, where 36/37 of the gain is
     reached: the difference at the end is .1 * 36/37 = .097. Tokens to .5 are C_mid sqrt(s / (1 - s)) with s = .4 / (A -
     .1): 600, 507 and 449, dapo 424, 387 and 359: log ratios -.347, -.270 and -.224, mean -.280: -24 %. The paper has
-    -.075 in A. `late` is against dapo, and `none` has no runs."""
+    a lower A. `late` is against dapo, and `none` has no runs."""
     base, dapo = ([example(v, s, A=A + 0.04 * s, n=36) for s in range(3)] for v, A in (("base", 0.6), ("dapo", 0.7)))
     variants = dict.fromkeys(("base", "dapo", "late", "none"), "")
-    c = Comparison("first", variants, against={"late": "dapo"}, paper={"dapo": near(-0.075), "none": EQUAL})
+    c = Comparison(
+        "first",
+        variants,
+        against={"late": "dapo"},
+        paper={"dapo": lower(" by .075", "Table 1", "yes"), "none": equal("Figure 7")},
+    )
     numbers = tables.measure({"base": base, "dapo": dapo, "late": dapo[:1]})
     frame = tables.compare(c, numbers).set_index("variant")
     assert frame["against"].tolist() == ["–", "base", "dapo"] and frame["seeds"].tolist() == [3, 3, 1]
@@ -111,10 +160,11 @@ def test_a_table_by_hand():
     assert frame.loc["dapo", "Δtokens to .5"].startswith("**-24 % [")
     assert frame.loc["late", "Δend"] == "+0.000" and "Δhours to .5" not in frame
     (row,) = tables.findings(c, numbers).to_dict("records")
-    assert (row["against"], row["the paper"], row["seeds"]) == ("base", "-0.095 to -0.055", 3)
-    assert row["here"].startswith("+0.1") and row["verdict"] == "**refuted**"
+    assert (row["against"], row["the paper"], row["source"], row["pairs"]) == ("base", "A lower by .075", "Table 1", 3)
+    assert row["here"].startswith("+0.1") and row["verdict"] == "**opposite here**"
     (row,) = tables.findings(c, numbers.drop([("base", 2)])).to_dict("records")
-    assert row["seeds"] == 2 and row["verdict"] == "**cannot be seen at this size**"  # two pairs of ceilings
+    assert row["pairs"] == 2 and row["verdict"] == "**not visible here**"  # two pairs of ceilings
+    assert tables.difference_cell(numbers.drop([("base", 2)]), "dapo", "base", "end").startswith("+0.097 [+0.09")
 
 
 @pytest.mark.parametrize(
