@@ -8,6 +8,7 @@ import pytest
 from fit import main
 
 import fit_sigmoid
+import forecast
 from fit_sigmoid import sigmoid
 
 pytestmark = pytest.mark.medium
@@ -91,16 +92,16 @@ def test_a_record_that_stands_there_twice_counts_once(tmp_path):
     assert fit_curves.load(tmp_path / "log")[1].size == 21
 
 
-def test_the_report_is_that_of_fit_sigmoid(tmp_path, capsys):
+def test_the_report_is_that_of_forecast(tmp_path, capsys):
     files = [tmp_path / "eval.jsonl", tmp_path / "b.jsonl"]
     for file, A in zip(files, (1, 0.9), strict=True):
         file.write_text(lines([row | {"pass_rate": A * row["pass_rate"]} for row in ROWS]))
     argv = [str(files[0]), "--fit-until", "0.5", "1", "--predict-at", "2e6"]
     assert main(argv) == 0 and main([*map(str, files), "--plot", str(tmp_path / "a.png")]) == 0
     ours = capsys.readouterr().out
-    assert fit_sigmoid.main(argv) == 0
+    assert forecast.main(argv) == 0
     assert ours.startswith(capsys.readouterr().out.replace(f"{tmp_path}:", f"{files[0]}:"))
-    fits = [fit_sigmoid.curve(file).fit for file in files]
+    fits = [forecast.curve(file).forecast.fit for file in files]
     assert ours.endswith("\n" + fit_sigmoid.compare(*fits, names=[str(file) for file in files]).verdict + "\n")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
