@@ -48,7 +48,6 @@ law: $(LAW)/installed  ## the law without training: a run of ours, one where no 
 	@echo; $(LAW)/bin/python forecast.py docs/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
 	@echo; echo pictures: runs/ours.png runs/chain.png runs/paper_8B_run.png
 
-fit: export LOG := $(LOG)
 fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="--x tokens --y pass_rate"
 	$(LAW)/bin/python tools/fit.py "$$LOG" $(FLAGS)
 

@@ -264,6 +264,11 @@ def test_the_fit_is_that_of_fit_sigmoid_on_100_curves():
         assert any(words in reason for reason in reasons), words
 
 
+def test_points_at_one_compute_have_no_order():
+    c, rng = np.repeat(np.arange(1.0, 13.0), 4), np.random.default_rng(0)
+    compare_fits([(c, rng.binomial(64, sigmoid(c, 0.05, 0.9, 2.0, 4.0)) / 64, None)])
+
+
 @pytest.mark.medium
 def test_when_to_ask_again_is_what_fit_sigmoid_says():
     curves = [curve for curve in [*real_curves()][::6] if not forecast(*curve[:2], n_samples=curve[2]).identifiable]

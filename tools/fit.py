@@ -38,6 +38,20 @@ Record = Mapping[str, Any]
 
 
 def records(path: str | Path) -> list[Record]:
+    """The records of a file, flat, each once. A name is printable: it may be shown on a terminal."""
+    unique = {}
+    for record in read_records(path):
+        row = {printable(str(name)): value for name, value in record.items()}
+        unique[repr(sorted(row.items()))] = row
+    return list(unique.values())
+
+
+def printable(name: str) -> str:
+    """The name with a question mark for each control character."""
+    return "".join(character if character.isprintable() else "?" for character in name)
+
+
+def read_records(path: str | Path) -> list[Record]:
     """The records of a file, flat."""
     text = Path(path).read_text(encoding="utf-8-sig")
     if text.lstrip().startswith(("{", "[")):
@@ -152,7 +166,6 @@ def load(
     usual = next((name for name in REWARDS if name in columns), REWARDS[0])
     y = column(y or usual, columns, "--y")
     rows = [row for row in rows if row.get(y) not in (None, "")]
-    rows = [row for i, row in enumerate(rows) if row not in rows[:i]]
     x = column(x or default_compute(rows, columns), columns, "--x")
     C, R = numbers(rows, x), numbers(rows, y) * scale
     start = np.nanmin(C, initial=math.inf) if x_start == "first" else float(x_start)
