@@ -223,6 +223,16 @@ def test_tis_by_hand():
     assert summary["ratio_max"] == pytest.approx(3.3)  # pi / pi_gen, as in every loss
 
 
+def test_tis_counts_capped_tokens_of_both_signs_and_none_outside_the_mask():
+    """w = 1 on each token, above a cap of .5; A = 1, -1 and, outside the mask, 1."""
+    zeros = f64([0, 0, 0])
+    advantages = f64([1, -1, 1])
+    mask = torch.tensor([[1, 1, 0]])
+    metrics = run("tis", zeros, zeros, zeros, advantages, mask, cap=0.5).metrics
+    assert metrics["tis_capped"] == 2
+    assert summarize_metrics(metrics)["tis_capped"] == 1
+
+
 def test_aggregation_by_hand():
     """Prompt 7: rows of 1 and 3 tokens; prompt 3: one row of 2; a fourth row, alone in prompt 9, has none.
     sample 1/(|y| * 3 rows) = 1/3, 1/9, 1/6 · prompt 1/(4 * 2 prompts) = 1/8 and 1/(2 * 2) = 1/4 · token 1/6 ·
@@ -326,12 +336,14 @@ def test_expected_gradient_is_the_policy_gradient(name):
 
 @each_loss
 def test_an_advantage_is_a_factor_whose_sign_alone_decides(name):
-    """A hundredth of all advantages, most of them then below .01: a hundredth of the loss and of the gradient."""
+    """A hundredth of all advantages, most of them then below .01: a hundredth of the loss and of the gradient, and as many
+    tokens capped."""
     *logprobs, advantages, mask = batch()
     large = run(name, *logprobs, advantages, mask)
     small = run(name, *logprobs, advantages / 100, mask)
     close(small.token_loss * 100, large.token_loss)
     close(small.grad * 100, large.grad)
+    assert capped(small.metrics) == capped(large.metrics)
 
 
 def test_no_second_correction_and_ratio_against_the_generator():
@@ -435,8 +447,9 @@ def test_a_nan_inside_the_mask_is_not_hidden(name, which):
 @pytest.mark.parametrize("gap", [300.0, -300.0])
 def test_log_ratio_is_bounded_before_exp(name, gap):
     """FP32 exp(300) is inf: loss, gradient and effective sample size stay finite, and the bound is e^20 = 4.85e8."""
-    logprobs, ones = torch.full((2, 3), -1.0), torch.ones(2, 3)
-    behaviour = logprobs.clone()
+    ones = torch.ones(2, 3)
+    logprobs = -ones
+    behaviour = -ones
     behaviour[:, 0] -= gap
     for old in (behaviour, logprobs):
         token_loss, metrics, grad = run(name, logprobs, behaviour, old, torch.tensor([1.0, -1.0]), ones)
@@ -446,6 +459,7 @@ def test_log_ratio_is_bounded_before_exp(name, gap):
         assert all(map(math.isfinite, summary.values()))
         assert summary["ess"] > 0
         assert summary["ratio_max"] == pytest.approx(math.exp(20) if gap > 0 else 1.0)
+        assert summary["log_ratio_rms"] == pytest.approx(20 / math.sqrt(3))  # one token of three
     token = [x[:1, :1] for x in (logprobs, behaviour, logprobs, ones, ones)]
     metrics = run(name, *token).metrics  # bounded below, too: equal ratios are no 0 / 0
     assert summarize_metrics(metrics)["ess"] == pytest.approx(1)
@@ -466,6 +480,7 @@ def test_bfloat16_log_probs_are_raised_before_the_ratio(name):
     assert result.token_loss.dtype == torch.float32
     assert torch.equal(result.token_loss, expected.token_loss)
     assert floats(result.metrics) == floats(expected.metrics)
+    assert result.metrics["ratio_sum"].dtype == F64  # so that sums of many tokens add up
     assert result.grad.dtype == torch.bfloat16
     assert torch.equal(result.grad, expected.grad.bfloat16())
     if name == "gspo":
