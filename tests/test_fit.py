@@ -150,11 +150,11 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
 ]
 
 
-def test_ten_thousand_rows_are_read_in_a_second(tmp_path):
-    """To find the rows that stand there twice took a minute and more."""
-    (tmp_path / "log").write_text("tokens,pass_rate\n" + "".join(f"{i},0.{i % 7}\n" for i in range(10_000)))
+def test_thirty_thousand_rows_are_read_in_seconds(tmp_path):
+    """It took half a minute to find the rows that stand there twice."""
+    (tmp_path / "log").write_text("tokens,pass_rate\n" + "".join(f"{i},0.{i % 7}\n" for i in range(30_000)))
     start = time.process_time()
-    assert fit_curves.load(tmp_path / "log")[1].size == 10_000
+    assert fit_curves.load(tmp_path / "log")[1].size == 30_000
     assert time.process_time() - start < 5
 
 
