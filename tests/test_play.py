@@ -265,9 +265,9 @@ def test_the_fit_is_that_of_fit_sigmoid_on_100_curves():
 
 
 def test_points_at_one_compute_have_no_order():
-    c, rng = np.repeat(np.arange(1.0, 13.0), 4), np.random.default_rng(0)
+    c, rng = np.repeat(np.arange(1.0, 13.0), 12), np.random.default_rng(0)
     r = rng.binomial(64, sigmoid(c, 0.05, 0.9, 2.0, 4.0)) / 64
-    compare_fits([(c, np.sort(r.reshape(12, 4)).ravel(), None)])
+    compare_fits([(c, np.sort(r.reshape(12, 12)).ravel(), None)])
 
 
 @pytest.mark.medium
