@@ -257,8 +257,14 @@ class EngineFailed(RuntimeError):
     """The engine did not start."""
 
 
+class EngineDied(RuntimeError):
+    """Raised by an engine whose process has died or no longer answers."""
+
+
 class GeneratorFailed(RuntimeError):
     """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
+
+    engine_died = False  # the cause is an EngineDied; other than the cause, this survives pickling
 
 
 def rollout_of(sample: Any) -> Rollout:
@@ -282,13 +288,13 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
 
 
 class LoopThread:
-    """An event loop in a thread of its own. Other threads call its methods, and only the loop `_until`. What raises in
-    `_run` ends every wait for the loop, as GeneratorFailed."""
+    """An event loop in a thread of its own. Other threads call its methods; `_until` is awaited only inside the loop.
+    What raises in `_run` ends every wait for the loop, as GeneratorFailed."""
 
     stop_requested: Callable[[], bool]
 
     def __init__(self) -> None:
-        self._changed = asyncio.Event()  # who waits in `_until` looks again
+        self._changed = asyncio.Event()  # wakes waiters in `_until`
         self._error: BaseException | None = None  # the first one in the loop: it ends every wait
         self._closing = False
         self._running: set[Future] = set()
@@ -298,8 +304,8 @@ class LoopThread:
     def _run(self, function: Callable[..., Coroutine], *args: Any) -> Future:
         """Starts `function(*args)` in the loop."""
 
-        async def watched() -> Any:
-            if self._closing:  # an evaluation had just asked for it
+        async def noting_errors() -> Any:
+            if self._closing:  # scheduled just before `_end`
                 raise asyncio.CancelledError
             try:
                 return await function(*args)
@@ -309,8 +315,8 @@ class LoopThread:
             finally:
                 self._changed.set()
 
-        future = asyncio.run_coroutine_threadsafe(watched(), self._loop)
-        self._running.add(future)  # or it could be collected before its end
+        future = asyncio.run_coroutine_threadsafe(noting_errors(), self._loop)
+        self._running.add(future)  # or it could be garbage-collected before it finishes
         future.add_done_callback(self._running.discard)
         return future
 
@@ -341,11 +347,13 @@ class LoopThread:
             if done and error is None:
                 return future.result()
         future.cancel()
-        if error is None or self.stop_requested():  # what asked to stop may have ended the engine, too
+        if error is None or (may_stop and self.stop_requested()):  # the same signal may have killed the engine
             raise StopRequested from error
         if isinstance(error, EngineFailed):
             raise error
-        raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
+        failure = GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}")
+        failure.engine_died = isinstance(error, EngineDied)
+        raise failure from error
 
     def _end(self, last: Callable[[], None]) -> None:
         """Cancels what runs, calls `last` in the loop, and ends the thread."""
@@ -372,7 +380,8 @@ class Generator(LoopThread):
         slots                              requests inside it at most
         version                            the version that is live
         trainer_waits                      True: it reads the trainer's own tensors, which must not change meanwhile
-        prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads
+        prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads; OSError if
+                                           there is no room for them
         await start(), await update()      starts with these weights; or pauses, loads them, and goes on
         await sample(prompt_ids, max_tokens, salt)   one request: an object with completion_ids, logprobs, versions,
                                            finish_reason and prefilled, as in `Rollout`
@@ -488,6 +497,9 @@ class Generator(LoopThread):
         self._paused = False
         self.pacer.release(release)
 
+    async def _fail(self, error: Exception) -> None:
+        raise error
+
     def _count(self, change: int = 0) -> None:
         """Counts the time since the last call, and `change` more requests inside the engine."""
         now = time.monotonic()
@@ -503,12 +515,13 @@ class Generator(LoopThread):
         self._changed.set()
 
     def start(self, weights: object, version: int = 0) -> None:
-        """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
+        """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed, or
+        StopRequested (unless other trainer processes may be inside the first transfer of weights)."""
         self._thread.start()
-        self.engine.prepare(weights, version)
         try:
-            self.result_of(self._run(self.engine.start), may_stop=False)
-        except GeneratorFailed as error:
+            self.engine.prepare(weights, version)
+            self.result_of(self._run(self.engine.start), may_stop=not self.engine.trainer_waits)
+        except (GeneratorFailed, OSError) as error:
             raise EngineFailed(str(error)) from error
         self._counted_at = time.monotonic()
         self._run(self._admit)
@@ -538,13 +551,18 @@ class Generator(LoopThread):
         """Sends weights to the engine, whose requests go on; returns once the trainer may change them. When they are
         live, `release` groups stop being outstanding; the next `push`, `evaluate` or `settle` raises if that failed."""
         self.settle()
-        self.engine.prepare(weights, version)
+        try:
+            self.engine.prepare(weights, version)
+        except OSError as error:  # other trainer processes go on to the next wait, so this one does, too
+            self._pushing = self._run(self._fail, error)
+            return
         self._pushing = self._run(self._push, release)
         if self.engine.trainer_waits:
             self.result_of(self._pushing, may_stop=False)  # the other trainer processes are inside the transfer
 
     def settle(self) -> None:
-        """Waits until the last pushed weights are live, or until the caller wants to stop."""
+        """Waits until the last pushed weights are live, or until the caller wants to stop. Calling it twice is free:
+        with several trainer processes `push` finds that all of them have called it."""
         if self._pushing is not None:
             self.result_of(self._pushing)
             self._pushing = None
@@ -565,8 +583,8 @@ class Generator(LoopThread):
         if self._thread.is_alive():
             if self._pushing is not None:
                 wait([self._pushing], timeout=5)  # the engine reads a file that is deleted next
-            self._end(self.engine.shutdown)
-        self.engine.shutdown()
+            self._end(self.engine.shutdown)  # in the loop, whose requests it ends
+        self.engine.shutdown()  # again: the loop may not have got to it, or never ran
 
 
 if __name__ == "__main__":

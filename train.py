@@ -312,11 +312,12 @@ def run_with(argv: Sequence[str]) -> int:
 
 
 def generator_failed(parts: Parts, progress: Progress, error: pipeline_rl.GeneratorFailed) -> int:
-    """The trainer's weights are as good as before, so they are saved. Returns the exit code: DEAD_ENGINE, or 1 if the
-    user's own reward function raised, as it would again; a signal that came meanwhile wins."""
-    code, message = DEAD_ENGINE, str(error).splitlines()[0]
+    """The trainer's weights are as good as before, so they are saved. Returns the exit code: DEAD_ENGINE, or 1 for what
+    would happen again, as when the user's own reward function raised; a signal that came meanwhile wins."""
+    code = DEAD_ENGINE if error.engine_died else 1
+    message = str(error).splitlines()[0]
     if isinstance(error.__cause__, RewardError):
-        code, message = 1, with_flag_names(str(error.__cause__))  # with the traceback of the function
+        message = with_flag_names(str(error.__cause__))  # with the traceback of the function
     if parts.ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
         parts.ranks.say(f"train.py: {message}; go on from the newest checkpoint with --resume {parts.folder.path}")
         return code

@@ -1,12 +1,12 @@
-"""The engine of a run: where it computes, how weights reach it, its arguments, and how its death is noticed.
+"""The engine of a run: where it runs, how weights reach it, its arguments, and how its death is noticed.
 
 `new_engine` makes it, with this rank's end of the weight channel. `place` refuses what cannot work before the model is
 loaded. What a run needs beyond vllm_engine.py:
 
 its own process     its own GPUs, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
-a death             is noticed while a call waits for an answer that never comes; train.py saves and ends
-faster messages     an engine on a CPU sends each completion once (engine_process.WholeCompletions)
-Ray                 its workers on other hosts (hosts.py, ray_engine.py)
+a death             is noticed at once, an engine that answers no more after minutes; train.py saves and ends
+faster messages     an engine on a CPU sends each completion once (inside_vllm.WholeCompletions)
+Ray                 its workers on other hosts (ray_check.py, ray_executor.py)
 """
 
 import asyncio
@@ -19,41 +19,51 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 import vllm_engine
 from fp32_head import GENERATOR_ARGS
-from pipeline_rl import EngineFailed
+from pipeline_rl import EngineDied, EngineFailed
 from runtime.flags import EngineFlags, Flags, UsageError, parsed_engine_args
-from runtime.hosts import check_ray
+from runtime.ray_check import check_ray
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
-from runtime.weights import Channel, FileWeights, MessageWeights, TransferWeights
+from runtime.weights import Channel, MessageWeights, RunWeightFile, TransferWeights
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 # The share of a GPU's memory that an engine takes. By vLLM's default it is .92.
-SHARED = 0.35  # where a trainer uses the same GPU: .92 would starve it
-RECEIVING = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer come on top
+SHARE_WITH_TRAINER = 0.35  # where a trainer uses the same GPU: .92 would starve it
+SHARE_WITH_NCCL = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer come on top
 
 # vLLM's arguments that the trainer must know as well -> the flag that both read.
 OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")} | {"max_model_len": "max_budget"}
-# What torch.distributed.run tells its processes. The engine's are not among them: they would look for its store.
+# What torch.distributed.run sets for its processes. The engine must not see these, or it would try to join the
+# launcher's store.
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
+DEAD = "vLLM's process has died"
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
-PATIENCE = 300.0  # seconds in which an engine must have answered a call; vLLM gives a step as long
+CALL_TIMEOUT = 300.0  # an engine must answer a call within this many seconds, as long as vLLM allows a step
+HEARTBEAT = 30.0  # seconds between two calls that only ask whether the engine still answers
 
 
-# ---------------------------------------------------------------------------------------------------- where it computes
+class Engine(Protocol):
+    """What `pipeline_rl.Generator` asks of an engine, and this."""
+
+    async def weight_digests(self) -> list[dict[str, str]]:
+        """For each process of the engine: its parameters' names, and of each a hash of the bytes."""
+
+
+# -------------------------------------------------------------------------------------------------------- where it runs
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the engine computes, and how weights reach it."""
+    """Where the engine runs, and how weights reach it."""
 
     options: Record  # vLLM's arguments, by the flags
     workers: int  # processes of the engine
@@ -83,6 +93,7 @@ def place(flags: EngineFlags) -> Placement:
         gpus = list(range(first, first + workers))
     shared = bool(gpus) and gpus[0] < trainers
     channel = flags.weight_channel
+    # `nccl` goes from GPU to GPU, past the host's memory, but cannot have two ranks on one GPU.
     if channel == "auto":
         channel = "nccl" if count and not shared else "message" if remote else "file"
     if channel == "nccl" and (shared or not count):
@@ -108,7 +119,7 @@ def devices_in_use(flags: EngineFlags, trainers: int) -> int:
 
 
 def check_driver() -> None:
-    """With a driver that is too old torch finds no GPU, and the run would go on without. Raises UsageError."""
+    """With too old a driver, torch finds no GPU and the run would silently use the CPU. Raises UsageError."""
     if torch.version.cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return  # the run is meant for the CPU
     try:
@@ -158,7 +169,7 @@ def worker_count(options: Record) -> int:
 
 def new_engine(
     flags: Flags, rank: int, model: str, stop_ids: Sequence[int], longest: int
-) -> tuple["RunEngine | TorchEngine | None", Channel]:
+) -> tuple[Engine | None, Channel]:
     """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel).
 
     Args:
@@ -174,8 +185,8 @@ def new_engine(
         return None, channel
     if flags.engine == "torch":
         return TorchEngine(model, stop_ids, longest, flags.temperature, flags.max_num_seqs, flags.seed), channel
-    options = placement.options
-    share = SHARED if placement.shared else RECEIVING if placement.channel == "nccl" else None
+    options = dict(placement.options)
+    share = SHARE_WITH_TRAINER if placement.shared else SHARE_WITH_NCCL if placement.channel == "nccl" else None
     if share is not None and "gpu_memory_utilization" not in options:
         options["gpu_memory_utilization"] = share
         print(f"an engine takes {share} of its GPU; `gpu_memory_utilization` in --engine_args wins")
@@ -189,7 +200,7 @@ def new_engine(
 def new_channel(placement: Placement, rank: int) -> Channel:
     """This rank's end of the weight channel."""
     if placement.channel == "file":
-        return FileWeights(rank)
+        return RunWeightFile(rank)
     if placement.channel == "message":
         return MessageWeights(rank)
     address = "127.0.0.1" if placement.gpus else os.environ.get("VLLM_HOST_IP", "")  # Ray's are on other hosts
@@ -206,11 +217,18 @@ class RunEngine(vllm_engine.VLLMEngine):
     gpus: Sequence[int] = ()  # this host's GPUs for it, counted among the visible ones; empty: all
 
     def __post_init__(self) -> None:
+        if not torch.cuda.is_available():  # on a GPU vLLM schedules a step while the one before it runs
+            ours = {"scheduler_cls": "runtime.inside_vllm.WholeCompletions", "async_scheduling": False}
+            self.engine_args = ours | self.engine_args
         super().__post_init__()
+        # The engine's process keeps its sockets in the channel's folder, and ends with this one.
+        self.environment["VLLM_RPC_BASE_PATH"] = str(self.channel.folder)
+        self.environment["SCALERL_TRAINER_PID"] = str(os.getpid())  # for inside_vllm.exit_with_trainer
         self.on_ray = on_ray(self.args)
         if not self.on_ray:
             self.environment |= LOOPBACK
         self._versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
+        self._heart: asyncio.Task | None = None
 
     async def start(self) -> None:
         """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
@@ -221,81 +239,104 @@ class RunEngine(vllm_engine.VLLMEngine):
         except Exception as error:  # vLLM raises many kinds, bare Exception among them
             advice = "take a model that vLLM can run here, or check --dtype and --engine_args"
             raise EngineFailed(f"vLLM does not start ({reason_of(error)}); {advice}") from error
+        self._heart = asyncio.create_task(self._heartbeat())
+
+    async def _heartbeat(self) -> None:
+        """Ends all requests with an error if the engine answers no more: they have no time limit themselves."""
+        try:
+            while True:
+                await asyncio.sleep(HEARTBEAT)
+                await self._answer_or_death(self.vllm.is_paused())
+        except EngineDied as error:
+            self.vllm.output_processor.propagate_error(error)
 
     def new_vllm(self) -> "AsyncLLM":
         """vLLM's AsyncLLM, which survives Ctrl-C and sees no GPUs but its own."""
-        # Ctrl-C reaches every process of the terminal. The engine inherits this thread's signal mask and ends when we
-        # end it.
-        resource_tracker.ensure_running()  # when it starts it unblocks SIGINT in its caller
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Ctrl-C, or the end of a terminal, reaches every process of the terminal. The engine inherits this thread's
+        # signal mask and ends when we end it.
+        resource_tracker.ensure_running()  # starting it unblocks SIGINT in this thread, so start it first
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         for name in ("worker_extension_cls", "scheduler_cls"):  # a missing one would end the engine's process
             path = self.args.get(name)
             if isinstance(path, str) and importlib.util.find_spec(path.rpartition(".")[0]) is None:
                 raise ModuleNotFoundError(f"{name}={path}: its module is not on sys.path")
-        with environment(self._changes()):
+        with variables_set(self._variables()):
             if self.on_ray:
-                from runtime.ray_engine import RayExecutor
+                from runtime.ray_executor import RayExecutor
 
                 self.args["distributed_executor_backend"] = RayExecutor
             return super().new_vllm()
 
-    def _changes(self) -> dict[str, str | None]:
-        """Environment variables of the engine's process that differ from this one's; None: it has none."""
-        changes: dict[str, str | None] = {}
+    def _variables(self) -> dict[str, str | None]:
+        """Environment variables of the engine's process that differ from this one's. None: unset there."""
+        variables: dict[str, str | None] = {}
         for name, value in self.environment.items():
             if name not in os.environ:  # what the user has set stays
-                changes[name] = value
+                variables[name] = value
         if self.gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(max(self.gpus) + 1)))
             names = visible.split(",")
-            changes["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in self.gpus)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in self.gpus)
         for name in filter(LAUNCHER.fullmatch, os.environ):
-            changes[name] = None
-        return changes
+            variables[name] = None
+        return variables
 
-    def read(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
-        """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM hands through, how
-        many pauses of generation came before each token; the n-th pause brought version `_versions[n]`."""
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> vllm_engine.Sample:
+        """One request. Raises EngineDied."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return await super().sample(prompt_ids, max_tokens, salt)
+        except EngineDeadError as error:
+            raise EngineDied(DEAD) from error
+
+    def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
+        """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM passes through
+        untouched, how many pauses of generation came before each token; the n-th pause brought version
+        `_versions[n]`."""
         sent = output.kv_transfer_params
         if not sent:
-            return super().read(output)
+            return super().logprobs_and_versions(output)
         return sent["logprobs"], [self._versions[n] for n in sent["pauses"]]
 
-    async def _load(self, vllm: "AsyncLLM") -> None:
-        self._versions.append(self.prepared)
-        await watched(vllm, super()._load(vllm))
+    async def _load(self) -> None:
+        self._versions.append(self.prepared_version)
+        await self._answer_or_death(super()._load())
 
     async def update(self) -> None:
-        """The weights prepared last become live. Raises vLLM's EngineDeadError."""
-        await watched(self.vllm, super().update())
+        """The weights prepared last become live. Raises EngineDied."""
+        await self._answer_or_death(super().update())
 
     async def weight_digests(self) -> list[dict[str, str]]:
-        """For each of vLLM's workers: its parameters' names and a hash of their bytes, of one version."""
-        return await watched(self.vllm, self.vllm.compute_weight_checksums())
+        """For each of vLLM's workers: its parameters' names and the SHA-256 of their bytes. Raises EngineDied."""
+        return await self._answer_or_death(self.vllm.compute_weight_checksums())
 
+    async def _answer_or_death(self, calls: Coroutine) -> Any:
+        """The result of calls to vLLM, which would otherwise wait forever if its process dies or is frozen meanwhile.
+        Raises EngineDied."""
+        from vllm.v1.engine.exceptions import EngineDeadError
 
-async def watched(vllm: "AsyncLLM", calls: Coroutine) -> Any:
-    """The result of calls to `vllm`, which are never answered if its process dies or is frozen meanwhile. Raises
-    vLLM's EngineDeadError."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    task = asyncio.ensure_future(calls)
-    end = time.monotonic() + PATIENCE
-    try:
-        while not task.done():
-            await asyncio.wait([task], timeout=0.1)
-            if not task.done() and (vllm.errored or time.monotonic() > end):
-                raise EngineDeadError
-        return task.result()
-    finally:
-        task.cancel()  # also if this wait is itself canceled: no one else would, and vLLM never answers
+        task = asyncio.ensure_future(calls)
+        end = time.monotonic() + CALL_TIMEOUT
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=0.1)
+                if not task.done() and self.vllm.errored:
+                    raise EngineDied(DEAD)
+                if not task.done() and time.monotonic() > end:
+                    raise EngineDied(f"vLLM has not answered for {CALL_TIMEOUT:.0f} s")
+            return task.result()
+        except EngineDeadError as error:
+            raise EngineDied(DEAD) from error
+        finally:
+            task.cancel()  # also if this wait is itself canceled: no one else would, and vLLM never answers
 
 
 @contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+def variables_set(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Sets environment variables (None: unsets) within the `with` block: processes started there inherit them."""
-    before = {name: os.environ.get(name) for name in changes}
-    set_variables(changes)
+    before = {name: os.environ.get(name) for name in variables}
+    set_variables(variables)
     try:
         yield
     finally:
@@ -312,7 +353,8 @@ def set_variables(variables: Mapping[str, str | None]) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Kind and first line of the error that caused `error`. One in the engine's own process is printed there only."""
+    """Kind and first line of the error that caused `error`. An error inside the engine's process is printed by that
+    process and is not known here."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments

@@ -35,6 +35,7 @@ UNUSED = {
     "zero_variance_filter": ("dynamic_sampling", "True"),
     "min_ready": ("dynamic_sampling", "True"),  # which takes groups one by one
     "engine_args": ("engine", "torch"),
+    "weight_channel": ("engine", "torch"),
 }
 
 USUAL = {  # values for real models, where the default suits the built-in task

@@ -19,14 +19,13 @@ import length_control
 from filters import PassRateHistory
 from pipeline_rl import EngineFailed, Generator, Pacer
 from runtime import run_folder
-from runtime.engine import RunEngine, devices_in_use, new_engine, place, reason_of
+from runtime.engine import Engine, devices_in_use, new_engine, place, reason_of
 from runtime.evaluation import Evaluator
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
 from runtime.model import UNREADABLE
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
-from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from tasks import arithmetic, data_sets, warm_start
 from tasks.prompts import PromptStream, Task
@@ -166,7 +165,7 @@ def resume(
 
 
 def new_generator(
-    flags: Flags, engine: RunEngine | TorchEngine, task: Task, prompts: PromptStream,
+    flags: Flags, engine: Engine, task: Task, prompts: PromptStream,
     control: length_control.Interruption | None, progress: Progress,
 ) -> Generator:  # fmt: skip
     """Rank 0's generator, whose engine is not yet started."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
-from pipeline_rl import EngineFailed, Generator
+from pipeline_rl import EngineFailed, Generator, StopRequested
 from runtime.weights import Channel, Weights
 from tasks.prompts import Problem
 
@@ -74,10 +74,11 @@ class SharedGenerator:
         return self.generator
 
     def start(self, weights: Weights, version: int) -> None:
-        """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed."""
+        """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed, or
+        StopRequested."""
         met = False
 
-        def meet(failure: EngineFailed | None = None) -> None:
+        def meet(failure: EngineFailed | StopRequested | None = None) -> None:
             """Rank 0 tells the others whether the engine runs."""
             nonlocal met
             met = True
@@ -85,7 +86,7 @@ class SharedGenerator:
             if outcome is not None:
                 raise outcome
 
-        # A channel meets before its first transfer, in which the other ranks would wait for ever. One without a
+        # A channel meets before its first transfer, in which the other ranks would wait forever. One without a
         # transfer never does, and they meet below.
         self.channel.meet = meet
         try:
@@ -93,7 +94,7 @@ class SharedGenerator:
                 self.channel.prepare(weights)
             else:
                 self.generator.start(weights, version)
-        except EngineFailed as error:
+        except (EngineFailed, StopRequested) as error:
             if not met:
                 meet(error)
             raise

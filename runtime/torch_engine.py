@@ -1,13 +1,14 @@
-"""Continuous batching in plain torch: an engine for models so small that vLLM's own work on each token takes longer
-than the model's.
+"""Continuous batching in plain torch: an engine for models so small that vLLM's overhead per token exceeds the model's
+own work.
 
-It has the interface of `vllm_engine.VLLMEngine` and runs in the trainer's process, in the generator's event loop. Every
-step gives each request that is inside one token; a request that is complete leaves, and another takes its slot at the
+It has the interface of `vllm_engine.VLLMEngine` and runs in the trainer's process, in the generator's event loop. Each
+step samples one token for every active request; a request that is complete leaves, and another takes its slot at the
 next step. New weights are loaded between two steps: requests go on with them over the keys and values of the old ones,
 as in vLLM, and each token carries the version that sampled it.
 
 SIMPLIFIED. FP32 on a CPU, and full attention. Slots have the length of the longest request (vLLM pages them), a prompt
-is computed once for all requests that enter with it (vLLM keeps it for later ones), and a second leg is computed anew.
+is computed once for all requests that enter with it (vLLM keeps it for later ones), and the second request of an
+interrupted completion is prefilled from scratch.
 """
 
 import asyncio
@@ -69,30 +70,33 @@ class TorchEngine:
 
     trainer_waits = False
 
-    def __init__(self, model: str, stop_ids: Sequence[int], longest: int, temperature: float, slots: int, seed: int):
+    def __init__(
+        self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int
+    ):
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register("slots", attention)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="slots")
         self.stop = torch.tensor(list(stop_ids))
         self.temperature = temperature
-        self.slots = slots
-        self.version = self.prepared = 0
+        self.slots = slots = max_num_seqs
+        self.version = 0
+        self.prepared_version = 0
         self.random = torch.Generator().manual_seed(seed)
         self.waiting: deque[Request] = deque()
         self.inside: dict[int, Request] = {}  # by slot
-        self.cache = SlotCache(self.model.config, slots, longest)
+        self.cache = SlotCache(self.model.config, slots, max_model_len)
         # Of each slot: its tokens, prompt included, with their log-probs and versions; how many it has, and may have.
-        self.tokens = torch.zeros(slots, longest + 1, dtype=torch.long)
-        self.logprobs = torch.zeros(slots, longest + 1)
-        self.versions = torch.zeros(slots, longest + 1, dtype=torch.long)
+        self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
+        self.logprobs = torch.zeros(slots, max_model_len + 1)
+        self.versions = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
         self.lengths = torch.ones(slots, dtype=torch.long)
         self.ends = torch.ones(slots, dtype=torch.long)
 
     def prepare(self, weights: Weights, version: int) -> None:
         """Keeps a copy of the weights of `version` for the next `start` or `update`."""
         self.new_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        self.prepared = version
+        self.prepared_version = version
 
     async def start(self) -> None:
         """Begins to step, with the weights prepared last."""
@@ -103,7 +107,7 @@ class TorchEngine:
     async def update(self) -> None:
         """The weights prepared last become live."""
         self.model.load_state_dict(self.new_weights, strict=False)  # a tied head is not among them
-        self.version = self.prepared
+        self.version = self.prepared_version
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Sample:
         """One request; `salt` changes nothing here, where no keys and values are kept for later requests."""
@@ -115,11 +119,11 @@ class TorchEngine:
         return await request.answer
 
     async def weight_digests(self) -> list[dict[str, str]]:
-        """Each parameter's name and a hash of its bytes."""
+        """Each parameter's name and `torch.hash_tensor` of it."""
         return [{name: str(torch.hash_tensor(x.detach()).item()) for name, x in self.model.named_parameters()}]
 
     def shutdown(self) -> None:
-        """Does nothing: the loop's end ends the steps."""
+        """Does nothing: stepping stops with the event loop."""
 
     async def _run(self) -> None:
         try:
@@ -130,7 +134,7 @@ class TorchEngine:
                 with torch.inference_mode():
                     self._enter()
                     self._step()
-                await asyncio.sleep(0)  # who waited goes on, and new requests come
+                await asyncio.sleep(0)  # lets waiting coroutines run and new requests arrive
         except Exception as error:
             for request in [*self.waiting, *self.inside.values()]:
                 if not request.answer.done():
@@ -142,7 +146,7 @@ class TorchEngine:
         free = [slot for slot in range(self.slots) if slot not in self.inside][: len(self.waiting)]
         if not free:
             return
-        requests = [self.waiting.popleft() for _ in free]
+        requests = [self.waiting[i] for i in range(len(free))]  # they wait until nothing can fail any more
         row_of: dict[tuple[int, ...], int] = {}  # each different prompt -> its row in the forward pass
         for request in requests:
             prompt = tuple(request.prompt)
@@ -160,7 +164,8 @@ class TorchEngine:
         self.tokens[free, :longest] = ids[rows]
         self.lengths[free] = torch.tensor([len(request.prompt) for request in requests])
         self.ends[free] = torch.tensor([len(request.prompt) + request.max_tokens for request in requests])
-        self.inside |= dict(zip(free, requests, strict=True))
+        for slot in free:
+            self.inside[slot] = self.waiting.popleft()
 
     def _step(self) -> None:
         """One token for each request that is inside. Empty slots compute one, too, which nobody reads."""

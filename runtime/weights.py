@@ -1,4 +1,4 @@
-"""New weights into a running vLLM engine: everything between an optimizer step and the next sampled token.
+"""How the trainer's weights travel to the engine: everything between an optimizer step and the next sampled token.
 
 PROBLEM. The generator is half way through its sequences when the trainer has made a step. Its engine must get every
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
@@ -7,17 +7,19 @@ without a second copy of the model on the trainer's devices.
 Three ways with one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0
 only, while the engine is paused.
 
-    FileWeights       a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
+    RunWeightFile       a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
                       goes on as soon as it is written.
     MessageWeights    the same file's bytes in vLLM's own message to its workers, on whichever host. Any device, and
                       at most 4 GiB; the engine pauses for as long as they travel.
     TransferWeights   vLLM's `nccl` channel to GPUs on which no trainer runs, also on other hosts: one broadcast. The
                       trainer waits until it is done.
 
-The engine's end of all three is engine_process.WeightReceiver.
+The engine's end of all three is inside_vllm.RunWeightReceiver. On one host `nccl` is preferred to the file, because the
+weights then never leave the GPUs; but NCCL cannot have two ranks on one GPU.
 
-SIMPLIFIED. A file serves one host, and while it is written, that host holds all tensors once more. An engine that
-dies under TransferWeights ends a run of several trainer processes without a checkpoint: some wait inside the transfer.
+SIMPLIFIED. A file serves one host and stays in its memory. While the next one is written, the host holds both, and
+under a GPU trainer the gathered tensors as well. An engine that dies inside a transfer ends a run of several trainer
+processes without a checkpoint: some wait there.
 
 Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
 """
@@ -57,8 +59,8 @@ class Weights(Protocol):
 
 
 PREFIX = "scalerl-weights-"
-# Bytes of tensors that travel together by `nccl`. Three such parts are alive at once on either side, and a part ends
-# with the tensor that exceeds this size. Of an 8B model three are 1.8 GB at most; at vLLM's 1 GiB they would be 3.6 GB.
+# Bytes of tensors that travel together by `nccl`. Up to three parts are in memory at once on each side; the tensor that
+# exceeds this size closes its part. Of an 8B model three are 1.8 GB at most; at vLLM's 1 GiB they would be 3.6 GB.
 BUFFER = 256 * 2**20
 
 
@@ -69,7 +71,7 @@ def private_folder() -> Path:
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
-        with suppress(OSError):  # another process that starts now removes it; it is locked; it is a link to itself
+        with suppress(OSError):  # removed by another process; still locked; or a symbolic-link loop
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
                 lock(stale, fcntl.LOCK_NB)
                 shutil.rmtree(stale, ignore_errors=True)
@@ -83,30 +85,29 @@ def lock(folder: Path, how: int = 0) -> None:
     fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | how)
 
 
-class FileWeights(vllm_engine.WeightFile):
-    """`WeightFile` for several trainer processes: rank 0 writes, the others only help to gather. If this process is
-    killed, the next start removes its folder. It also brings engine_process.py into the engine's processes."""
+class RunWeightFile(vllm_engine.WeightFile):
+    """`WeightFile` for several trainer processes: rank 0 writes, the others only take part in gathering. If this
+    process is killed, the next start removes its folder. It also brings inside_vllm.py into the engine's processes."""
 
     meet: Callable[[], None] = staticmethod(lambda: None)  # what all ranks call before their first transfer: see below
 
     def __init__(self, rank: int = 0) -> None:
         super().__init__(private_folder())
         self.rank = rank
-        self.engine_args = {"worker_extension_cls": "runtime.engine_process.WeightReceiver"}
-        if not torch.cuda.is_available():  # on a GPU vLLM schedules a step while the one before it runs
-            self.engine_args |= {"scheduler_cls": "runtime.engine_process.WholeCompletions", "async_scheduling": False}
-        # The engine's process keeps its sockets in the folder, and ends with this one (engine_process.end_with).
-        self.environment = {"VLLM_RPC_BASE_PATH": str(self.folder), "SCALERL_TRAINER_PID": str(os.getpid())}
+        self.engine_args = {"worker_extension_cls": "runtime.inside_vllm.RunWeightReceiver"}
 
     def prepare(self, weights: Weights) -> None:
-        """Replaces the file by these tensors."""
+        """Replaces the file by these tensors. Raises OSError if there is no room for it."""
         if self.rank == 0:
             super().prepare(weights)
         else:
-            gather(weights)
+            take_part(weights)
 
 
-class MessageWeights(FileWeights):
+Channel = RunWeightFile  # the other two extend it
+
+
+class MessageWeights(RunWeightFile):
     """The engine gets the bytes of the file: its workers may be on other hosts."""
 
     async def deliver(self, vllm: Any) -> None:
@@ -114,7 +115,7 @@ class MessageWeights(FileWeights):
         await vllm.collective_rpc("load_weight_bytes", args=(self.path.read_bytes(),))
 
 
-class TransferWeights(FileWeights):
+class TransferWeights(RunWeightFile):
     """vLLM's `nccl` channel; no file is written. It has never been run on a GPU.
 
     rank: of this trainer process; rank 0 sends. workers: processes of the engine. address: of this host, where the
@@ -147,7 +148,7 @@ class TransferWeights(FileWeights):
             torch.cuda.synchronize()  # vLLM sends on streams of its own, which wait for no optimizer step
         if self.rank != 0:
             self._meet_once()
-            gather(weights)
+            take_part(weights)
 
     async def deliver(self, vllm: Any) -> None:
         """Sends while the engine receives: both sides must run at once, so a thread of its own sends. (It does not keep
@@ -175,7 +176,8 @@ class TransferWeights(FileWeights):
         await asyncio.wrap_future(sent)
 
     def _meet_once(self) -> None:
-        """Before the first transfer, in which the other ranks would wait forever for an engine that did not start."""
+        """Meets the other ranks before the first transfer. Without this they would wait there forever for an engine
+        that did not start."""
         if not self._met:
             self._met = True
             self.meet()
@@ -213,7 +215,7 @@ class _Client:
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
         except BaseException as error:
-            self.failed(error)  # now: the sending thread may wait in a broadcast that nobody receives
+            self.failed(error)  # now: the sending thread may wait in a broadcast that no worker joins
             raise
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -237,10 +239,7 @@ class _Client:
         self._wait(self.vllm.finish_weight_update(weight_version))
 
 
-def gather(weights: Weights) -> None:
-    """What a rank that sends nothing does: it takes part in the gathering of each tensor."""
+def take_part(weights: Weights) -> None:
+    """Gathers each tensor together with the rank that sends them."""
     for _ in weights.items():
         pass
-
-
-Channel = FileWeights

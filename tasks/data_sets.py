@@ -40,6 +40,11 @@ if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedTokenizerBase
 
 
+def is_long(words: str) -> bool:
+    """Whether a prompt is long enough that one that holds it must be the same question."""
+    return len(words.split()) > 3
+
+
 @dataclass(frozen=True)
 class PromptOptions:
     """How rows become prompts. Where no column is named, the usual ones are looked for (rows.py).
@@ -93,6 +98,7 @@ class DatasetTask(Task):
         self._rewards = rewards
         self._prompts: dict[tuple[str, str], str] = {}  # (source, key) -> text
         self._split: set[str] = set()  # keys of all prompts that a data set holds out, usable or not
+        self._ids = set(tokenizer.get_vocab().values())  # they may have gaps
 
     def read(self, name: str, data: DataSet) -> tuple[dict[str, Problem], set[str]]:
         """({key: problem}, the keys of all prompts) of one data set, under the source `name`. Left out and counted in
@@ -106,6 +112,8 @@ class DatasetTask(Task):
         for (key, row), is_readable, ids in zip(rows.items(), readable, encoded, strict=True):
             if not is_readable:
                 skipped["unreadable_answer"] += 1
+            elif not ids:
+                skipped["prompt_without_tokens"] += 1
             elif options.max_prompt_tokens is not None and len(ids) > options.max_prompt_tokens:
                 skipped["prompt_too_long"] += 1
             else:
@@ -147,14 +155,15 @@ class DatasetTask(Task):
                 raise ValueError(
                     f"`dataset` {name} has {train[name] + held_out[name]} usable prompts (skipped: "
                     f"{dict(self.skipped)}), and `held_out` {expected} leaves {train[name]} to train on and "
-                    f"{held_out[name]} to evaluate; add rows"
+                    f"{held_out[name]} to evaluate; add rows, or mend those that are skipped"
                 )
 
     def add_eval_sets(self, data_sets: Mapping[str, DataSet]) -> None:
         """Reads each set into `held_out`, whole, and takes its prompts out of `train`, which
-        `skipped["in_eval_dataset"]` counts. The split of the training data does not change. Raises ValueError if
-        nothing is left to evaluate or to train on."""
-        evaluated = set[str]()
+        `skipped["in_eval_dataset"]` counts. A prompt that is a part of the other, as where one has a system message or
+        an instruction around the question, is the same. The split of the training data does not change. Raises
+        ValueError if nothing is left to evaluate or to train on."""
+        evaluated: list[Problem] = []
         for name, data in data_sets.items():
             try:
                 problems, _ = self.read(name, data)
@@ -164,8 +173,18 @@ class DatasetTask(Task):
                 raise ValueError(f"`eval_dataset` {name} has no usable prompt (skipped: {dict(self.skipped)})")
             self.eval_sources.append(name)
             self.held_out += [problems[key] for key in sorted(problems)]
-            evaluated |= problems.keys()
-        train = [problem for problem in self.train if problem.key not in evaluated]
+            evaluated += problems.values()
+        keys = {problem.key for problem in evaluated}
+        texts = list(filter(is_long, map(self.words, evaluated)))
+        all_texts = "\n".join(texts)
+
+        def is_evaluated(problem: Problem) -> bool:
+            words = self.words(problem)
+            if problem.key in keys or (is_long(words) and words in all_texts):
+                return True
+            return any(text in words for text in texts)
+
+        train = [problem for problem in self.train if not is_evaluated(problem)]
         left = {problem.source for problem in train}
         for source in self.sources:
             if source not in left:
@@ -184,13 +203,17 @@ class DatasetTask(Task):
         """The text of `ids`, special tokens included; U+FFFD where ids have no token, which `decode` leaves out: models
         may have more rows than their tokenizer has tokens."""
         text = ""
-        for known, part in itertools.groupby(ids, lambda i: i < len(self.tokenizer)):
+        for known, part in itertools.groupby(ids, self._ids.__contains__):
             text += self.tokenizer.decode(list(part), skip_special_tokens=False) if known else "\ufffd"
         return text
 
     def question(self, problem: Problem) -> str:
         """The problem's prompt as its data set has it."""
         return self._prompts[problem.source, problem.key]
+
+    def words(self, problem: Problem) -> str:
+        """Its prompt with its white space made equal, between spaces."""
+        return f" {' '.join(self.question(problem).split())} "
 
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
         """(reward, correct) of each completion of one problem, in order; a stop token at its end is not judged."""
@@ -235,7 +258,12 @@ def load_dataset_task(
     if "{prompt}" not in options.prompt_template:
         raise ValueError(f"`prompt_template` must hold {{prompt}}, got {options.prompt_template!r}")
     endings = find_endings(
-        tokenizer, options.thinking, options.end_of_thinking, options.interruption_phrase, options.stop_tokens
+        tokenizer,
+        options.thinking,
+        options.end_of_thinking,
+        options.interruption_phrase,
+        options.stop_tokens,
+        options.apply_chat_template,
     )
     pool = RewardPool(list(rewards.values()), reward_workers, reward_timeout, endings.end_of_thinking)
     with contextlib.ExitStack() as undo:

@@ -75,9 +75,9 @@ def judge_one(job: Job, judges: Mapping[str, Callable], end_of_thinking: str) ->
     return Verdict(1.0 if kind == "correct" else -1.0, kind == "correct", kind)
 
 
-def prepare(rewards: Sequence[str], timeout: float, memory_mb: int) -> dict[str, Callable]:
+def prepare(rewards: Sequence[str], timeout: float) -> dict[str, Callable]:
     """The function that judges each reward: the user's own, or one of a text and an answer that returns the kind of
-    verdict. Sets the process's limits: of memory once all is imported."""
+    verdict. Sets the limits of the process but those of time and memory."""
     sys.path.insert(0, os.getcwd())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
@@ -92,10 +92,14 @@ def prepare(rewards: Sequence[str], timeout: float, memory_mb: int) -> dict[str,
         else:
             module, _, function = name.partition(":")
             judges[name] = getattr(importlib.import_module(module), function)
-    if memory_mb:
-        limit = memory_mb * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return judges
+
+
+def limit_memory(name: str, memory_mb: int) -> None:
+    """Limits the address space for the verifiers. A user's own function may load a model, so it has no limit."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = memory_mb * 2**20 if memory_mb and name in VERIFIERS else hard
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def limit_processor_time(seconds: float) -> None:
@@ -120,7 +124,7 @@ def serve(rewards: Sequence[str], timeout: float, memory_mb: int, end: str) -> N
         print(line, file=replies, flush=True)
 
     try:
-        judges = prepare(rewards, timeout, memory_mb)
+        judges = prepare(rewards, timeout)
     except Exception:  # the run raises it again, with this traceback
         reply(0.0, False, "error", traceback.format_exc())
         return
@@ -129,6 +133,7 @@ def serve(rewards: Sequence[str], timeout: float, memory_mb: int, end: str) -> N
         limit_processor_time(4 * timeout)  # a function may use several threads
         try:
             number, *job = json.loads(line)
+            limit_memory(job[0], memory_mb)
             reply(*judge_one(Job(*job), judges, end))
         except MemoryError:
             reply(-1.0, False, "memory")

@@ -3,9 +3,9 @@
 PROBLEM. Sooner or later a policy writes `\\boxed{9^{9^{9^9}}}` or a megabyte of digits, and a computer algebra system
 that takes it seriously neither answers nor stops. One such completion must not stall or kill a run.
 
-IDEA. Judge in worker processes. The operating system limits each worker (address space, processor time, size of a
-file), and each request has a deadline. A worker that misses its deadline or dies is killed with its children and
-replaced; the completion counts as wrong, and is counted by what happened:
+IDEA. Judge in worker processes. The operating system limits each worker (processor time, size of a file, and, but for
+your own functions, address space), and each request has a deadline. A worker that misses its deadline or dies is killed
+with its children and replaced; the completion counts as wrong, and is counted by what happened:
 
     r(x, y) = +1 if verify(answer, what follows the thinking in y), else -1
 
@@ -38,6 +38,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -116,8 +117,8 @@ class RewardPool:
 
     `rewards` are the names that jobs may use. One completion may take `timeout` seconds. `end_of_thinking` is the text
     after which `math` and `exact` read; empty if the model does not think apart. `memory_mb` limits a worker's address
-    space, 0 does not (a function that uses CUDA needs that). Raises ValueError on an unknown option, and on a function
-    that cannot be imported, with its traceback.
+    space while it runs `math` or `exact`; your own function has no limit. Raises ValueError on an unknown option, and
+    on a function that cannot be imported, with its traceback.
     """
 
     def __init__(
@@ -160,6 +161,10 @@ class RewardPool:
         verdicts = list(self._threads.map(self._ask, jobs))
         with self._lock:
             self.counts.update(verdict.kind for verdict in verdicts)
+            lost = sum(self.counts[kind] for kind in ("timeout", "memory", "crash"))
+            if lost > max(10, 0.1 * self.counts.total()):
+                # One text, so that Python shows it once.
+                warnings.warn("more than a tenth of the verdicts are timeout, memory or crash", stacklevel=2)
         return verdicts
 
     def answers_readable(self, name: str, answers: Sequence[object]) -> list[bool]:

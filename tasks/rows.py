@@ -170,10 +170,15 @@ def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
 
 def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:
     """The objects of a JSON Lines file, and how many lines are neither objects nor empty, by kind. `datasets` would
-    refuse a whole file for one bad line, and would force each column into one type."""
+    refuse a whole file for one bad line, and would force each column into one type. Raises ValueError if no line is an
+    object or the file is not UTF-8."""
     rows: list[JsonObject] = []
     skipped = Counter[str]()
-    for line in filter(str.strip, path.read_text("utf-8", "replace").split("\n")):
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`dataset` {path}: the file is not UTF-8 ({error}); save it as UTF-8") from error
+    for line in filter(str.strip, text.split("\n")):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -183,6 +188,11 @@ def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:
             rows.append(row)
         else:
             skipped["not_an_object"] += 1
+    if skipped and not rows:
+        raise ValueError(
+            f"`dataset` {path}: no line is a JSON object; the file begins with {text[:30]!r}; a .jsonl file has one "
+            "object on each line, which `jq -c '.[]'` makes of a JSON array and `jq -c .` of objects over several lines"
+        )
     return rows, skipped
 
 
@@ -227,6 +237,8 @@ def prompt_messages(value: object) -> list[dict[str, str]] | None:
         if not isinstance(message, dict):
             return None
         role, content = message.get("role"), message.get("content")
+        if isinstance(content, list):  # in parts
+            content = "".join(str(field_of(part, "text")) for part in content)
         if not isinstance(role, str) or not isinstance(content, str):
             return None
         messages.append({"role": role, "content": clean_text(content)})
@@ -246,6 +258,8 @@ def key_of(text: str) -> str:
 def final_answer(value: object) -> str | None:
     """An answer column's value as text; None if it is neither text nor a number. Of a worked solution only the answer
     counts: what follows `####`, as in GSM8K, and in that the last `\\boxed{}`, as in MATH."""
+    if isinstance(value, list) and len(value) == 1:  # as in OlympiadBench
+        value = value[0]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, float) and not math.isfinite(value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,15 +43,22 @@ def find_endings(
     end_of_thinking: str = "",
     interruption_phrase: str = "",
     stop_tokens: str = "",
+    apply_chat_template: bool = True,
 ) -> Endings:
     """The endings that a tokenizer has, where the options do not name them. Raises ValueError naming the option to
     change.
 
     `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
-    one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`.
+    one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`, unless prompts
+    end with it, as where a template closes the thinking.
     """
-    known = "</think>" in tokenizer.get_vocab() or "</think>" in str(tokenizer.chat_template or "")
-    thinks = known if thinking is None else thinking
+    thinks = thinking
+    if thinks is None:
+        template = str(tokenizer.chat_template or "")
+        thinks = "</think>" in tokenizer.get_vocab() or "</think>" in template
+        if apply_chat_template and "</think>" in template:
+            [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "1 + 1?"}]])
+            thinks = not tokenizer.decode(ids).rstrip().endswith("</think>")
     end = end_of_thinking or ("</think>" if thinks else "")
     phrase = interruption_phrase or PHRASE.removesuffix("</think>") + end
     if not phrase.endswith(end):
@@ -69,15 +77,18 @@ def find_endings(
 
 
 def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two)."""
-    from transformers import GenerationConfig
+    """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two), or
+    of config.json where there is none, as in transformers."""
+    from transformers import GenerationConfig, PretrainedConfig
 
-    ids = [tokenizer.eos_token_id]
+    folder = tokenizer.name_or_path
+    more = None
     try:
-        more = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
-        ids += more if isinstance(more, list) else [more]
+        more = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:
-        pass  # the folder has none
+        with contextlib.suppress(OSError):  # neither file is there
+            more = PretrainedConfig.get_config_dict(folder)[0].get("eos_token_id")
+    ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
@@ -110,6 +121,16 @@ def end_in_text(tokenizer: PreTrainedTokenizerBase, mark: str) -> Callable[[Sequ
     return answer_start
 
 
+def without_extra_ends(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    """A prompt's tokens without a second BOS before a text that has one, and without the end token that some tokenizers
+    append: behind it a model has nothing to say."""
+    if len(ids) > 1 and ids[0] == ids[1] and ids[0] in tokenizer.get_added_vocab().values():
+        ids = ids[1:]
+    while ids and ids[-1] == tokenizer.eos_token_id:
+        ids = ids[:-1]
+    return ids
+
+
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[dict[str, str]]],
@@ -126,9 +147,11 @@ def encode_prompts(
     for *earlier, last in prompts:
         content = template.replace("{prompt}", last["content"])
         filled.append([*earlier, {**last, "content": content}])
-    if not apply_chat_template or not tokenizer.chat_template:
+    # Mistral's own tokenizer has its chat format in code, and no template.
+    has_template = tokenizer.chat_template or type(tokenizer).__name__.startswith("MistralCommon")
+    if not apply_chat_template or not has_template:
         texts = ["\n\n".join(message["content"] for message in messages) for messages in filled]
-        return tokenizer(texts)["input_ids"]
+        return [without_extra_ends(tokenizer, ids) for ids in tokenizer(texts)["input_ids"]]
     choice = {} if thinking is None else {"enable_thinking": thinking}
     try:
         ids = tokenizer.apply_chat_template(
@@ -137,7 +160,7 @@ def encode_prompts(
     except TEMPLATE_ERRORS as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     else:
-        reason = "" if all(ids) else "it writes nothing"
+        reason = "" if any(ids) else "it writes nothing"
     if reason:
         fix = "change the messages or the template, or set `apply_chat_template` false"
         raise ValueError(f"the tokenizer's chat template does not take these prompts ({reason}); {fix}")

@@ -14,16 +14,20 @@ memory; judges.py runs them where that does no harm.
 SIMPLIFIED. Of several boxes only the last is read. A bare word as the answer is compared as text: as algebra, `Evelyn`
 would equal its anagrams. `2e+5`, if nothing else is written, is 200000; with spaces, 2e + 5 is a sum. math-verify is
 lenient: it takes these for right, and a policy may learn them.
-    units        5 km for 5 cm, 3 minutes for 3 hours, 5 thousand for 5; 10 for 10 % and 10 % for 10; 60 for 60 degrees
+    units        5 km for 5 cm, 3 minutes for 3 hours, 5 oranges for 5 apples, 5' and 5k for 5; 10 for 10 % and 10 % for
+                 10; 60 for 60 degrees, 12 degrees for 12 %
     bases        11 for 11_2: a base of the known answer is ignored
     order        1, 2 for 2, 1, for (1, 2) and for {1, 2}; BA for AB; 5 for x = 5; 1, 2 for x = 1, y = 2; X for x
-    decimals     0.0000002 for 0.0000001: numbers are compared to 6 decimals; 100200 for the list 100,200
-    sets         1 < x < 2 for the point (1, 2); {1, 2, \\ldots} for {1, 2}
+    decimals     3.1415927 for \\pi: compared to 6 places, small ones to .1 %; 100200 for the list 100,200
+    sets         1 < x < 2 for the point (1, 2)
+    prose        "Is it 5?" and "5 -" for 5: only `not`, `wrong`, `step` and the like beside a number take it back
     expressions  the question is its own answer: (x+1)^2 - x^2 for 2x+1, \\sqrt{50} for 5\\sqrt{2}, {1, 1+1} for {1, 2},
-                 6:4 for 3:2, \\int 2x\\,dx for x^2, 2 + 3 for x + y = 5
+                 6:4 for 3:2, \\int 2x\\,dx for x^2, \\arctan 1 for \\pi/4, 2 + 3 for x + y = 5
 If the known answer is a number, the answer must be a finished one: a decimal or a fraction (but 42 for 84/2), a mixed
 number, one of these times a power of ten or percent. A policy that was trained without this rule learned to repeat the
-question. The rule is strict: \\approx 5, 0.\\overline{3}, and prose that ends in another calculation are wrong.
+question. The rule is strict: \\approx 5, 0.\\overline{3}, 5^{th}, and prose that ends in another calculation are wrong.
+Refused, too: x < 1 or x > 2 for a union, 2i\\sqrt{3} for 2\\sqrt{3}i, \\frac\\pi2, \\sin t (a last t is
+read as tons), [1,2[, and the letter of a choice in prose.
 
 >>> math_kind("Adding up, it is \\\\boxed{0.5}.", "1/2"), math_kind("I do not know.", "1/2"), exact_kind(" 6 2 ", "6 2")
 ('correct', 'unparsed', 'correct')
@@ -46,23 +50,51 @@ MAX_TAIL_CHARS = 2_000
 # A number such as 1e-05 with nothing attached to it, which math-verify would read as 1 * e - 5. The exponent has at
 # most three digits, so that the number written out stays short.
 SCIENTIFIC = re.compile(r"(?<![^\s$=*])[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}(?=[.,;*]?(?:[\s$\\*]|$))")
+FUNCTIONS = "ln|log|exp|(?:arc)?(?:sin|cos|tan|cot)"
 WORD = re.compile("[A-Za-z]{3}[A-Za-z ]*|(?i:no)")  # such as `Evelyn`, which algebra reads as a product of letters
+CHOICE = re.compile(r"\(?[A-H]\)?")  # one of several answers
+DOTS = r"\ldots"
 INTEGER = re.compile(r"-?\d+")  # compared as text
 # math-verify reads `\ge \pi` as \pi, but unless an interval is asked for, a relation gives no answer.
 RELATION = re.compile(r"\\(?:[gl]eq?|neq?|[gl]t|to|(?:right|left)arrow)(?![a-z])|[<>≤≥≠→]")
-# Spellings that math-verify does not read, and what it reads instead.
+# Spellings that math-verify does not read, and what it reads instead, in this order.
 SPELLINGS: list[tuple[str, Any]] = [
-    (r"\{\s*[-−]\s*\}|−", "-"),
-    (r"(?<=\d)(?:\{,\}|\\[,! ]|~)(?=\d{3}(?!\d))", ""),  # TeX writes thousands as 1{,}234 or 1\,234
-    (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z]))|~|\s+", " "),
-    ("[¼-¾⅐-⅞]", lambda match: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", match[0]).split("⁄"))),
-    ("[²³]", lambda match: "^" + unicodedata.normalize("NFKC", match[0])),
-    (r"°|\\degree(?![a-z])", r"^\\circ "),
+    ("([¼-¾⅐-⅞])", r" \1 "),
+    ("([²³])", r"^\1"),
+    (r"[^\x00-\x7f]+", lambda match: unicodedata.normalize("NFKC", match[0])),  # full-width forms, ½ as 1⁄2
+    (r"(\d+)⁄(\d+)", r"\\frac{\1}{\2}"),
+    (r"(?:\\(?:text|mathrm))? *\{\s*[-−–]\s*\}|[−–]", "-"),
+    (r"\\[lc]?dots[a-z]?(?![a-z])|\.{3}", r"\\ldots "),
+    # TeX writes thousands as 1{,}234, 1,\!234, 1\,234.
+    (r"(?<=\d)(?:\{[, ]\}|,?\\[,! ] ?|\\[;:]|\\thinspace ?|~)(?=\d{3}(?!\d))", ""),
+    (r"^([+-]?\d{1,3}),(\d{3})(?= ?\\(?:pi|sqrt))", r"\1\2"),
+    (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z]))|\\\\\s*$|~|\s+", " "),
+    (r"\\(?:(?:text)?color *\{[a-z]+\}|phantom *\{\w*\}|(?:displaystyle|textstyle|[lL]arge|bf|rm)(?![a-z]))", ""),
+    (r"\\(?:bm|boldsymbol|underline|ensuremath) *(?=\{)", ""),
+    (r"\{ *([^{}]*?) *\\over(?![a-z]) *([^{}]*?) *\}", r"\\frac{\1}{\2}"),
+    (r"\\(?:nice|s)frac", r"\\frac"),
+    (r"\\lbrace(?![a-z])", r"\\{"),
+    (r"\\rbrace(?![a-z])", r"\\}"),
+    (r"°|\\degree(?![a-z])|\^\{?(?:\\text *\{o\}|o)\}?", r"^\\circ "),
     (r"\\text *\{ *(?:percent|\\?%) *\}", r"\\%"),
     ("∞", r"\\infty "),
     (r"\\varnothing", r"\\emptyset"),
+    (r"√ *(\d+|[a-z])", r"\\sqrt{\1}"),
+    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+    (rf"\\(?:mathrm|text|operatorname) *\{{ *({FUNCTIONS}) *\}}", r"\\\1 "),
+    (r"\\(?:mathrm|text|operatorname) *\{ *([ie]) *\}", r"\1"),
+    (r"(?<=[\d)}]) *(?:\\cdot)? *i(?![a-z])", "i"),
+    (r"(?<=\d) +\([A-Za-z]{2}[A-Za-z ]*\)$", ""),  # a unit in brackets
+    (r"^\\\{ *[a-z] *(?:\\mid|\||:) *(.*)\\\}$", r"\1"),  # {x | x > 3}
+    (r"(?<![\\\w^}\] {])\{(-?\d+|:)\}|(?<=\d)\{(:)\}", r"\1\2"),
+    (r"^\{+([^{}]*)\}+$|^\\[(\[](.*)\\[)\]]$", r"\1\2"),
 ]
+IN_DOLLARS = re.compile(r"^\$+(.+?)\$+$", re.DOTALL)
 UNIT = r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}\d]*)\}(?:\^\{?-?\d\}?)?"
+# Words that change a number or take it back, and so are no unit.
+NO_UNIT = re.compile(
+    r"\b(?:not|wrong|false|squared|cubed|factorial|dozen|hundred|(?:thous|mill|bill|trill)\w+|or|more|most|least|than|mod)\b"
+)
 # A finished number: sign, decimal or fraction or mixed number, power of ten, percent; with degrees or a unit.
 NUMBER = re.compile(
     r"([+-]?) ?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+|(?:\d+ ?)?\\frac ?\{[+-]?\d+\} ?\{[+-]?\d+\})"
@@ -75,6 +107,9 @@ NO_SIDE = re.compile(r"[,;](?![^()]*\))|\b(?:or|and|not|lor|vee|quad)\b|\\\\|[!<
 MATH = r"(?<!\S)(?![A-Za-z][A-Za-z/]*[\^_]?\d*[.,;:?!]*(?!\S))(?:\S*[\d\\√∑∫]\S*|[]()[{}=+*/^|<>×÷·&%]+[.,;:?!]*(?!\S))"
 JOINT = r"[-−–x:]|(?:percent |divided |multiplied |out )?(?:by|of)|mod|plus|minus|times|over|to(?: the power of)?|from"
 GAP = rf"(?:(?<![.,;:?!])[^\S\n]+(?:(?:{JOINT})[^\S\n]+)?|,?[^\S\n]+(?:and|or)[^\S\n]+)"
+# What takes a number in prose back, or only counts with it.
+DENIED = re.compile(r"(?:\bnot|n't|\bstep|\bquestion|\bproblem|\bcase)[ :]*$", re.IGNORECASE)
+DENIES = re.compile(r" (?:is|was) (?:not|n't|wrong|false|incorrect)\b")
 CALCULATION = re.compile(f"{MATH}(?:{GAP}{MATH})*")
 
 
@@ -96,8 +131,10 @@ def last_box(text: str) -> str | None:
     depth = 0
     boxes: list[tuple[int, int]] = []  # (depth outside, where the content starts) of the boxes that are open
     # An escaped brace is no brace, and the line break `\\\\` escapes nothing.
-    for mark in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", text, re.DOTALL):
-        if mark.group() == "}":
+    for mark in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\boxed ([^\s{}$\\]+)|\\.|[{}]", text, re.DOTALL):
+        if mark[1]:
+            content, content_at = mark[1], mark.start(1)
+        elif mark.group() == "}":
             depth -= 1
             if boxes and boxes[-1][0] == depth:
                 start = boxes.pop()[1]
@@ -118,14 +155,14 @@ def decimals(text: str) -> str:
 def plain(answer: str) -> str:
     """An answer without what does not change it: dollars and `\\text{}` around it, a full stop, outer spaces, extra
     zeros, commas between thousands; and in the spelling that math-verify reads: 1e-05 as 0.00001, `½` as TeX."""
-    text = answer.strip().rstrip(".,;").strip()
-    if len(text) > 1 and text[0] == text[-1] == "$":
-        text = text.strip("$").strip()
-    if len(text) <= MAX_ANSWER_CHARS:  # 1e999 grows to 1,000 digits
-        styles = r"text\w*|math(?:rm|bf|it|sf|tt)|emph|mbox|boldsymbol"
+    text = IN_DOLLARS.sub(r"\1", answer.strip())
+    short = len(text) <= MAX_ANSWER_CHARS  # 1e999 grows to 1,000 digits
+    for spelling, usual in SPELLINGS if short else []:
+        text = re.sub(spelling, usual, text.strip(" "))
+    text = IN_DOLLARS.sub(r"\1", text.strip().rstrip(".,;").strip()).strip()
+    if short:
+        styles = r"text\w*|math(?:rm|bf|it|sf|tt)|emph|mbox"
         text = re.sub(rf"^\\(?:{styles})\s*\{{([^{{}}\\]*)\}}$", r"\1", text).rstrip(" .")
-        for spelling, usual in SPELLINGS:
-            text = re.sub(spelling, usual, text)
         text = decimals(text.strip(" "))
     # 1,234 and +007 as 1234 and 7, without int(): Python refuses more than 4,300 digits.
     if re.fullmatch(r"[+-]?(?:\d{1,3}(?:[, ]\d{3})+|\d+)", text):
@@ -159,6 +196,14 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
     # Without regard to case, since math-verify does not tell x from X either.
     if text is not None and candidate.casefold() == expected.casefold():
         return "correct"
+    if DOTS in expected + candidate and (box is not None or DOTS in expected):
+        # A sequence with dots is text: which terms the dots stand for is nowhere written.
+        return "correct" if candidate.replace(" ", "") == expected.replace(" ", "") else "wrong"
+    if CHOICE.fullmatch(expected):
+        letter = re.sub(r"\\text\w*|[^A-Za-z]", "", candidate)
+        if letter.casefold() == expected.strip("()").casefold():
+            return "correct"
+        return "unparsed" if text is not None and box is None else "wrong"
     if WORD.fullmatch(expected):
         return "unparsed" if text is not None and box is None else "wrong"
     if INTEGER.fullmatch(expected) and (text is None or INTEGER.fullmatch(candidate)):
@@ -213,7 +258,7 @@ def parsed_kind(text: str | None, box: str | None, candidate: str, expected: str
     equal = same(gold, parsed, soft_timeout)
     if equal is None:
         return "verifier_error"
-    return "correct" if equal else "wrong"
+    return "correct" if equal and close(gold[0], parsed[0]) else "wrong"
 
 
 def number(text: str, integer: bool = False) -> str | None:
@@ -221,6 +266,8 @@ def number(text: str, integer: bool = False) -> str | None:
     what is allowed: math-verify computes whatever it can read. If `integer`, a fraction is not finished, as 84/2."""
     from math_verify.parser import NormalizationConfig, normalize_latex
 
+    if NO_UNIT.search(text):
+        return None
     text = re.sub(rf"(?:(?:[ /]|\\cdot)*{UNIT})+$", "", text)
     text = normalize_latex(text, NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none"))
     side, _, text = re.sub("[€£¥₹]", "", text).rpartition("=")
@@ -243,6 +290,9 @@ def finished_only(text: str, integer: bool) -> str:
     """Prose in which each calculation, such as `26 - 80 = -54`, is its result, or the unknown u if it has none."""
 
     def result(calculation: re.Match[str]) -> str:
+        before = calculation.string[: calculation.start()][-20:]
+        if DENIED.search(before) or DENIES.match(calculation.string, calculation.end()):
+            return "$u$"
         if not re.search(r"\w", calculation[0]):
             last: str | None = calculation[0]
         else:
@@ -284,6 +334,20 @@ def same(gold: Sequence[object], parsed: Sequence[object], soft_timeout: int) ->
     # Twelve digits and not fifteen: 2^{0.5}, of floats, differs from \sqrt{2} in the sixteenth.
     options = {"timeout_seconds": soft_timeout, "numeric_precision": 12, "allow_set_relation_comp": True}
     return or_none(verify, list(gold), list(parsed), **options)
+
+
+def close(gold: Any, parsed: Any) -> bool:
+    """Whether two numbers are equal relative to their size, which math-verify does not ask: to it, whatever is below
+    1e-12 is 0. True for what are no numbers, and for percent, since 10 % is taken for 10."""
+    from sympy import Expr, Float, UnevaluatedExpr, true
+
+    both = (gold, parsed)
+    for value in both:
+        if not isinstance(value, Expr) or not value.is_number or value.is_infinite or value.has(UnevaluatedExpr):
+            return True
+    tolerance = 1e-3 if any(value.has(Float) for value in both) else 1e-40
+    x, y = (value.evalf(60) for value in both)
+    return (abs(x - y) > tolerance * abs(x)) is not true
 
 
 def warm_up() -> None:

@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 class FakeEngine:
     """Every request samples `length(prompt_ids, max_tokens)` tokens, one after each pause of `seconds`, of the version
-    that is live then. While `frozen`, no token is sampled; `failure` is what the next `update` raises."""
+    that is live then. While `frozen`, no token is sampled."""
 
     trainer_waits = False
 
@@ -48,7 +48,7 @@ class FakeEngine:
         frozen=False,
     ):
         self.slots, self.length, self.seconds, self.frozen = slots, length, seconds, frozen
-        self.version, self.prepared, self.failure = 0, 0, None
+        self.version = self.prepared = 0
         self.requests: list[tuple[list[int], int, str]] = []
         self.inside = self.most_inside = 0
         self.events: list[str] = []
@@ -77,8 +77,6 @@ class FakeEngine:
         return Rollout([9] * n, [-1.0] * n, versions, [1] * n, reason, prefilled=len(prompt_ids))
 
     async def update(self) -> None:
-        if self.failure is not None:
-            raise self.failure
         await asyncio.sleep(0.002)
         self.version = self.prepared
 

@@ -19,7 +19,7 @@ from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
-from runtime.weights import FileWeights
+from runtime.weights import RunWeightFile
 from tasks import arithmetic
 
 
@@ -192,7 +192,7 @@ def play(
         return scripted(prompts, runtime.parts.new_pacer(flags))
 
     def new_engine(flags, rank, *_):
-        return "no engine", FileWeights(rank)
+        return "no engine", RunWeightFile(rank)
 
     monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
     monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))

@@ -1,15 +1,18 @@
 """Tasks made of data sets: the split, what is judged, several data sets in one task, sets that are only evaluated."""
 
 import hashlib
+import json
 import random
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import tokenizers
 from bpe import bpe_tokenizer
 from replay import record_rollouts
 from test_rows import write_rows
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import train
 from runtime.run_folder import Folder
@@ -37,8 +40,8 @@ def load(tmp_path, monkeypatch, tokenizer):
             data = write_rows(Path(f"rows-{len(loaded)}.jsonl"), data)
         names = options.keys() & PromptOptions.__dataclass_fields__
         prompt_options = PromptOptions(**{"held_out": 10} | {name: options.pop(name) for name in names})
-        options = {"reward": "exact", "reward_workers": 1} | options
-        loaded.append(load_dataset_task(data, tokenizer, prompt_options, **options))
+        options = {"tokenizer": tokenizer, "reward": "exact", "reward_workers": 1} | options
+        loaded.append(load_dataset_task(data, options=prompt_options, **options))
         return loaded[-1]
 
     yield load
@@ -81,6 +84,31 @@ def test_exact_sees_neither_one_stop_token_nor_the_gap_of_an_id_without_a_token(
     assert task.text(spoiled) == "</think>1\ufffd2" and tokenizer.decode(spoiled) == "</think>12"
     verdicts = task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad], spoiled])
     assert [correct for _, correct in verdicts] == [True, True, False, False, False]
+
+
+def test_ids_with_gaps_have_their_text(tokenizer, load, tmp_path):
+    """Tokens may stand beyond the length of the vocabulary; a search by length once lost `</think>` there."""
+    tokenizer.save_pretrained(tmp_path / "gaps")
+    file = tmp_path / "gaps" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for token in content["added_tokens"]:
+        if token["content"] == "</think>":
+            token["id"] += 500
+            content["model"]["vocab"]["</think>"] = token["id"]
+    file.write_text(json.dumps(content))
+    task = load(sums(20), tokenizer=AutoTokenizer.from_pretrained(tmp_path / "gaps"))
+    problem = task.train[0]
+    ids = task.tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
+    assert max(ids) >= 500 and task.reward(problem, ids) == (1.0, True)
+
+
+def test_a_prompt_without_tokens_is_left_out(load):
+    """A tokenizer that drops what it does not know: the engine would refuse the prompt of no token at every restart."""
+    letters = tokenizers.models.BPE({"<eos>": 0, "a": 1}, [])
+    known = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(letters), eos_token="<eos>")
+    rows = [{"question": f"a {i}", "answer": "1"} for i in range(20)] + [{"question": "?", "answer": "1"}]
+    task = load(rows, tokenizer=known, held_out=2)
+    assert task.skipped == {"prompt_without_tokens": 1}
 
 
 def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tokenizer, load):
@@ -173,6 +201,23 @@ def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):
     assert held_out == alone.held_out and keys(held_out) & in_set  # evaluated in both
     assert keys(task.train) == keys(alone.train) - in_set != keys(alone.train)
     assert task.skipped == {"in_eval_dataset": len(keys(alone.train) & in_set)} and alone.skipped == {}
+
+
+def test_an_evaluation_set_is_known_in_other_words_around_the_question(load):
+    """A system message, or an instruction behind the question, on either side. `What is 1 + 2?` is no part of
+    `What is 11 + 2?`, nor is a prompt of one word one that holds the word."""
+    rows = sums(40)
+    wrapped = [{**row, "question": f"Be  brief. {row['question']} Think step by step."} for row in rows]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 2?"}]
+    for trained, evaluated, numbers in (
+        (rows, wrapped[:9], set(map(str, range(9)))),
+        (wrapped, rows[:9], set(map(str, range(9)))),
+        (rows, [{"question": asked, "answer": "3"}], {"1"}),
+    ):
+        own = write_rows(Path("own.jsonl"), [*evaluated, {"question": "What", "answer": "1"}])
+        task = load(trained, held_out=1, eval_dataset=f"own={own}")
+        left = {re.search(r"is (\d+) ", task.question(problem))[1] for problem in task.train}
+        assert not left & numbers and len(left) >= 39 - len(numbers)
 
 
 def test_an_evaluation_set_has_a_reward_of_its_own(load):

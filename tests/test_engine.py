@@ -18,17 +18,17 @@ from fake_engine import generating, problems, wait_until
 
 from fp32_head import GENERATOR_ARGS
 from pipeline_rl import EngineFailed, GeneratorFailed
-from runtime import engine, hosts
-from runtime.engine import RunEngine, devices_in_use, engine_options, environment, place, reason_of, worker_count
+from runtime import engine, ray_check
+from runtime.engine import RunEngine, devices_in_use, engine_options, place, reason_of, variables_set, worker_count
 from runtime.flag_checks import check_flags
 from runtime.flags import Flags, UsageError, parse_flags
-from runtime.weights import FileWeights, MessageWeights, TransferWeights
+from runtime.weights import MessageWeights, RunWeightFile, TransferWeights
 from vllm_engine import VLLMEngine, vllm_environment
 
 # ------------------------------------------------------------------------------------------------------ where it computes
 
 RAY = '--engine_args {"distributed_executor_backend":"ray"}'
-CHANNELS = {FileWeights: "file", MessageWeights: "message", TransferWeights: "nccl"}
+CHANNELS = {RunWeightFile: "file", MessageWeights: "message", TransferWeights: "nccl"}
 
 
 def flags_of(words):
@@ -76,7 +76,7 @@ def test_places_and_channels(monkeypatch, capsys, gpus, trainers, words, kind, o
     if kind == "nccl":
         assert (channel.workers, channel.address) == ((1, "127.0.0.2") if words == RAY else (len(own), "127.0.0.1"))
     # On a GPU vLLM schedules a step while the one before it runs; a subclass of its plain scheduler could not.
-    assert ("scheduler_cls" in channel.engine_args) == (gpus == 0)
+    assert ("scheduler_cls" in result.args) == (gpus == 0)
 
 
 @pytest.mark.parametrize(
@@ -184,21 +184,25 @@ class EngineDeadError(Exception):
 
 
 class FakeVLLM:
-    """The calls of AsyncLLM that the engine makes. Dead (`errored`), it fails requests with `failure`, if there is one,
-    and answers nothing else."""
+    """The calls of AsyncLLM that the engine makes. Dead (`errored`) or `frozen`, it fails requests with `failure`, if
+    there is one, and answers nothing else."""
 
     seconds = 0.0  # that a token takes
 
     def __init__(self, args):
-        self.args, self.errored, self.calls, self.version = args, False, [], "default"
-        self.engine_core = self
+        self.args, self.errored, self.frozen, self.calls, self.version = args, False, False, [], "default"
+        self.engine_core = self.output_processor = self
         self.failure = EngineDeadError()
+
+    def propagate_error(self, error):
+        self.failure = error
 
     async def generate(self, prompt, params, request_id):
         assert params.flat_logprobs
+        assert params.ignore_eos and params.stop_token_ids == [1]  # no end token but the run's
         for _ in range(params.max_tokens):
             await asyncio.sleep(self.seconds)
-            while self.errored:
+            while self.errored or self.frozen:
                 if self.failure:
                     raise self.failure
                 await asyncio.sleep(1)
@@ -211,9 +215,13 @@ class FakeVLLM:
         yield SimpleNamespace(outputs=[completion], kv_transfer_params=None, num_cached_tokens=0)
 
     async def answer(self, name):
-        while self.errored:
+        while self.errored or self.frozen:
             await asyncio.sleep(1)
         self.calls.append(name)
+
+    async def is_paused(self):
+        while self.errored or self.frozen:
+            await asyncio.sleep(1)
 
     async def pause_scheduler_async(self, mode, clear_cache):
         assert (mode, clear_cache) == ("keep", False)
@@ -269,7 +277,7 @@ class Channel:
     trainer_waits = False
 
     def __init__(self):
-        self.engine_args, self.environment, self.closed = {}, {}, 0
+        self.engine_args, self.folder, self.closed = {}, "none", 0
 
     def prepare(self, weights):
         pass
@@ -322,7 +330,7 @@ def test_versions_of_the_faster_scheduler(started):
     engine = new_engine()
     asyncio.run(start_with(engine, 3, 4, 7))
     sent = SimpleNamespace(kv_transfer_params={"logprobs": [-1.0, -2.0, -3.0, -4.0], "pauses": [0, 1, 1, 2]})
-    assert engine.read(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
+    assert engine.logprobs_and_versions(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
 
 
 def test_engine_args_win():
@@ -330,7 +338,7 @@ def test_engine_args_win():
 
 
 def test_ray_workers_do_not_listen_on_loopback():
-    """They are on other hosts; what they must not get of this one is in ray_engine.py."""
+    """They are on other hosts; what they must not get of this one is in ray_executor.py."""
     here, ray = new_engine(), new_engine(engine_args={"distributed_executor_backend": "ray"})
     assert here.environment["VLLM_HOST_IP"] == "127.0.0.1"
     assert not {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} & set(ray.environment)
@@ -338,17 +346,19 @@ def test_ray_workers_do_not_listen_on_loopback():
 
 
 def test_an_engine_that_does_not_answer_is_dead(started, monkeypatch):
-    """As a frozen one: after PATIENCE."""
-    monkeypatch.setattr(engine, "PATIENCE", 0.3)
-
-    async def never(name, args=()):
-        await asyncio.Event().wait()
-
-    with generating(problems(2), new_engine()) as generator:
-        started[0].collective_rpc = never
-        generator.push({}, 1, 0)
-        with pytest.raises(GeneratorFailed, match="EngineDeadError"):
-            generator.settle()
+    """As a frozen one: after CALL_TIMEOUT, whether an update waits for it, or the trainer for a group."""
+    monkeypatch.setattr(engine, "CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr(engine, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(FakeVLLM, "seconds", 0.2)
+    for pushes in (True, False):
+        with generating(problems(2), new_engine()) as generator:
+            time.sleep(0.5)  # one that answers is left alone
+            started[-1].frozen, started[-1].failure = True, None
+            if pushes:
+                generator.push({}, 1, 0)
+            with pytest.raises(GeneratorFailed, match="vLLM has not answered for 0 s") as caught:
+                generator.settle() if pushes else generator.take(1)
+            assert caught.value.engine_died
 
 
 @pytest.mark.parametrize("place", ["a request", "the pause", "the load", "the digests"])
@@ -375,7 +385,7 @@ def test_a_death_ends_every_wait_of_the_trainer(started, monkeypatch, place):
             waits = [lambda: generator.ask(lambda engine: engine.weight_digests())]
         began = time.monotonic()
         for wait in waits:
-            with pytest.raises(GeneratorFailed, match="EngineDeadError"):
+            with pytest.raises(GeneratorFailed, match="EngineDied: vLLM's process has died"):
                 wait()
                 generator.take(1)  # the evaluation only begins
         assert time.monotonic() - began < 10
@@ -396,7 +406,7 @@ def test_a_death_ends_every_wait_of_the_trainer(started, monkeypatch, place):
 def test_ray_is_asked_before_vllm_starts(started, monkeypatch, answer, address, sentence):
     """For as many processes as the engine has: 2 x 3."""
     result = SimpleNamespace(**dict(zip(("returncode", "stdout", "stderr"), answer, strict=True)))
-    monkeypatch.setattr(hosts.subprocess, "run", lambda *_, **__: result)
+    monkeypatch.setattr(ray_check.subprocess, "run", lambda *_, **__: result)
     monkeypatch.setenv("VLLM_HOST_IP", address)
     options = {"distributed_executor_backend": "ray", "tensor_parallel_size": 2, "pipeline_parallel_size": 3}
     with pytest.raises(EngineFailed, match=f"^{sentence}"):
@@ -459,7 +469,7 @@ def test_the_engine_inherits_a_blocked_ctrl_c_and_its_gpus(inherited, monkeypatc
     assert inherited["CUDA_VISIBLE_DEVICES"] == own and inherited["OMP_NUM_THREADS"] == "7"
     assert inherited["VLLM_HOST_IP"] == "127.0.0.1" and signal.SIGINT in inherited["mask"]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible and "VLLM_HOST_IP" not in os.environ
-    with pytest.raises(KeyError), environment({"CUDA_VISIBLE_DEVICES": "9"}):
+    with pytest.raises(KeyError), variables_set({"CUDA_VISIBLE_DEVICES": "9"}):
         raise KeyError  # as when the engine does not start
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
 

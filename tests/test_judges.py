@@ -16,7 +16,7 @@ from tasks.judges import RewardError, RewardPool
 
 pytestmark = pytest.mark.long  # processes of its own, and deadlines
 FUNCTIONS = """
-import os, signal, subprocess, time
+import mmap, os, signal, subprocess, time
 
 def equal(prompt, completion, answer): return completion == answer
 def number(prompt, completion, answer): return float(completion)
@@ -37,7 +37,8 @@ def process(prompt, completion, answer):
     if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if completion == "exit": os._exit(3)
     if completion == "orphan": subprocess.Popen(["sleep", "1000"]); os._exit(3)
-    if completion == "memory": return len(bytearray(8 << 30))
+    if completion == "memory": raise MemoryError
+    if completion == "model": return len(mmap.mmap(-1, 8 << 30))
     if completion == "file": open("big", "wb").write(bytes(100 << 20))
     if completion == "child": os.fork(); time.sleep(1000)
     if completion == "forged": os.write(3, b'[0, "", 1.0, true, "correct"]\\n'); time.sleep(1000)
@@ -153,6 +154,19 @@ def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
     time.sleep(0.2)
     assert not {first, second} & {group_of(pid) for pid in os.listdir("/proc") if pid.isdigit()}
     assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
+
+
+def test_memory_is_limited_for_the_verifiers_only_and_lost_verdicts_warn(functions):
+    """The user's own function may load a model of 8 GiB. A text of 8 MB is too much for 1 MiB, in the same worker. Eleven
+    such verdicts of twelve are more than a tenth."""
+    with RewardPool(["own:process", "exact"], workers=1, end_of_thinking="x", memory_mb=1) as pool:
+        assert pool.judge(jobs("process", "model")) == [(float(8 << 30), True, "correct")]
+        large = Job("exact", "", "x" + "y" * 8_000_000, "z")
+        assert pool.judge([large]) == [(-1.0, False, "memory")]
+        assert pool.judge(jobs("process", "model"))[0].correct
+        pool.counts["memory"] = 10
+        with pytest.warns(UserWarning, match="more than a tenth"):
+            pool.judge([large])
 
 
 def test_a_worker_that_dies_between_two_jobs_costs_one_verdict():

@@ -6,9 +6,11 @@ Real vLLM has its tests in tests/engine/.
 import asyncio
 import itertools
 import math
+import pickle
 import random
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from fake_engine import FakeEngine, Problem, generating, no_reward, problems, wait_until
@@ -17,7 +19,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import pipeline_rl
-from pipeline_rl import FORCED, Exhausted, Generator, Group, Pacer, Rollout, StopRequested, lags
+from pipeline_rl import (
+    FORCED,
+    EngineDied,
+    EngineFailed,
+    Exhausted,
+    Generator,
+    Group,
+    Pacer,
+    Rollout,
+    StopRequested,
+    lags,
+)
 from vllm_engine import check_sample
 
 pytestmark = pytest.mark.timeout(30)  # a bound that is broken often shows as a wait without end
@@ -309,7 +322,7 @@ def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
             for _ in range(2):
                 with pytest.raises(pipeline_rl.GeneratorFailed, match=error.__name__) as caught:
                     generator.take(2)
-                assert type(caught.value.__cause__) is error
+                assert type(caught.value.__cause__) is error and not caught.value.engine_died
             assert time.monotonic() - started < 10
     with generating(broken_problems(2), FakeEngine(slots=2), Pacer(1, 3)) as generator:
         wait_until(lambda: generator.pacer.ready == 2)
@@ -318,16 +331,46 @@ def test_exceptions_in_the_reward_and_in_the_problems_reach_the_trainer():
             generator.take(1)
 
 
-def test_a_push_that_fails_ends_every_wait_with_its_error():
+@pytest.mark.parametrize("method", ["update", "prepare"])
+def test_a_push_that_fails_ends_every_wait_with_its_error(method):
+    """A `prepare` that fails does not raise at once: other trainer processes go on to the next wait."""
     engine = FakeEngine(frozen=True)
-    engine.failure = RuntimeError("no weights for layers.7")
     with generating(problems(2), engine) as generator:
+        vars(engine)[method] = mock.Mock(side_effect=OSError("no room for layers.7"))
         generator.push({}, 1, 0)
         started = time.monotonic()
         for wait in (lambda: generator.take(2), generator.settle):
-            with pytest.raises(RuntimeError, match=r"layers\.7"):
+            with pytest.raises(pipeline_rl.GeneratorFailed, match=r"layers\.7"):
                 wait()
         assert time.monotonic() - started < 10 and generator.engine.version == 0
+
+
+def test_weights_without_room_and_a_signal_end_the_start():
+    """A signal is noticed while an engine starts, unless other trainer processes may be inside the first transfer, and
+    then it hides no error."""
+    engine = FakeEngine()
+    engine.prepare = mock.Mock(side_effect=OSError("no room"))
+    with pytest.raises(EngineFailed, match="^no room$"), generating(engine=engine):
+        pass
+    engine = FakeEngine()
+    engine.start = asyncio.Event().wait  # never comes up
+    with pytest.raises(StopRequested), generating(engine=engine, stop_requested=lambda: True):
+        pass
+    engine.start, engine.trainer_waits = mock.AsyncMock(side_effect=KeyError), True
+    with pytest.raises(EngineFailed, match="KeyError"), generating(engine=engine, stop_requested=lambda: True):
+        pass
+
+
+def test_a_dead_engine_is_told_from_other_faults_on_every_rank():
+    """The error travels to the other ranks by pickle, its cause does not."""
+    engine = FakeEngine()
+    with generating(problems(2), engine) as generator:
+        engine.update = mock.AsyncMock(side_effect=EngineDied("killed"))
+        generator.push({}, 1, 0)
+        with pytest.raises(pipeline_rl.GeneratorFailed) as caught:
+            generator.settle()
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert there.engine_died and there.__cause__ is None and str(there) == "the generator failed: EngineDied: killed"
 
 
 def test_finite_problems_end_in_exhausted():
@@ -348,8 +391,8 @@ def test_a_stop_loses_no_group_that_is_ready():
     `stop_requested` is asked only after the generator's thread had its turn, the worst moment. If it comes when the
     wait is over, the groups arrive. A wait for a group that runs ends, too, and the group comes later."""
     stop = [False]
-    after_its_turn = {"stop_requested": lambda: generator.in_loop(lambda g: stop[0])}
-    with generating(problems(9), pacer=Pacer(2, 1), **after_its_turn) as generator:
+    with generating(problems(9), pacer=Pacer(2, 1)) as generator:
+        generator.stop_requested = lambda: generator.in_loop(lambda g: stop[0])  # after its turn
         wait_until(lambda: generator.pacer.ready >= 2)
         stop[0] = True
         with pytest.raises(StopRequested):
@@ -358,11 +401,13 @@ def test_a_stop_loses_no_group_that_is_ready():
         stop[0] = False
         assert [group.number for group in generator.take(2)] == [0, 1] and 0 not in generator.under_way
     answers = iter([False, True])
-    with generating(problems(9), pacer=Pacer(2, 1), stop_requested=lambda: next(answers)) as generator:
+    with generating(problems(9), pacer=Pacer(2, 1)) as generator:
+        generator.stop_requested = lambda: next(answers)
         wait_until(lambda: generator.pacer.ready >= 2)
         assert [group.number for group in generator.take(2)] == [0, 1]
-    engine, stop[0] = FakeEngine(frozen=True), True
+    engine = FakeEngine(frozen=True)
     with generating(problems(1), engine, stop_requested=lambda: stop[0]) as generator:
+        stop[0] = True
         with pytest.raises(StopRequested):
             generator.take(1)
         engine.frozen = stop[0] = False
@@ -387,8 +432,9 @@ def test_a_stop_does_not_wait_for_weights_that_never_arrive():
 
 def test_an_evaluation_that_is_given_up_holds_nothing_back():
     """The caller stops while half of its requests wait for slots."""
-    stop, engine = [True], FakeEngine(slots=2, frozen=True)
+    stop, engine = [False], FakeEngine(slots=2, frozen=True)
     with generating(problems(2), engine, stop_requested=lambda: stop[0]) as generator:
+        stop[0] = True
         with pytest.raises(StopRequested):
             generator.result_of(generator.evaluate(problems(1), 4))
         engine.frozen = stop[0] = False

@@ -158,7 +158,7 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, transf
         assert job.wait(timeout=60) != 0
     finally:
         end(job)
-    assert ("the generator failed: EngineDeadError" in log.read_text()) == (not transfer)
+    assert ("the generator failed: EngineDied" in log.read_text()) == (not transfer)
     stopped = max(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
     again = command(kind, 2, "job", *flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
     done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)

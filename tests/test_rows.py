@@ -1,6 +1,7 @@
 """Rows: how data sets are named, and what is read from their rows or left out and counted."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -61,20 +62,10 @@ def test_names_that_mean_nothing_are_refused(words):
             (parse_eval_sets if "eval_dataset" in words else parse_data_sets)(text.strip())
 
 
-ANSWERS = [  # as they are in a row -> as text. Parquet makes floats of whole numbers, which no verifier reads
-    ("We add 40 and 2.\n#### 42", "42"), ("#### 1 #### 2,000 ", "2,000"), (" x ", "x"), ("\ud800", "\ufffd"),
-    (42, "42"), (42.0, "42"), (0.5, "0.5"), (-3, "-3"), (1e-05, "0.00001"), (-2.5e-6, "-0.0000025"), (12.5, "12.5"),
-    (1e22, "1" + 22 * "0"), (1e23, "1" + 23 * "0"), (-0.0, "0"), (100.0, "100"), (-0.5, "-0.5"),
-    (r"So it is $\boxed{-54}$.", "-54"),
-    (r"One root is $\boxed{5}$, hence the sum is $\boxed{\frac{1}{2}}$, as we said.", r"\frac{1}{2}"),
-    ("x" * 5000 + r" \fbox{12}", "12"), (r"\boxed{1} #### 2", "2"), (r"#### \boxed{3}", "3"),
-    (r"It is \boxed{4", r"It is \boxed{4"), (r"\boxed{ }", ""),
-    (None, None), (True, None), ([1], None), ({"a": 1}, None), (float("nan"), None), (float("inf"), None),
-]  # fmt: skip
-
-
 def test_final_answer():
-    assert [final_answer(value) for value, _ in ANSWERS] == [text for _, text in ANSWERS]
+    for line in Path(__file__).with_name("row_answers.txt").read_text().splitlines()[2:]:
+        value, text = map(json.loads, line.split(" :: "))
+        assert final_answer(value) == text, line
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -120,7 +111,7 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     turns = [says("user", "6 * 7?"), says("assistant", "It is 42.")]
     pairs = [
         ("What is it?", "1"), ("", "1"), (" \n", "1"), (5, "1"), ([{"role": "user"}], "1"), ([], "1"), ("null", None),
-        ("list", [1]), ("bool", True), ("empty", " "), ("empty2", "#### "), (" What\n is it?", "5"), ("lone \ud800", "7"),
+        ("list", [1, 2]), ("bool", True), ("empty", " "), ("empty2", "#### "), (" What\n is it?", "5"), ("lone \ud800", "7"),
         (turns, "42"), ([*turns, turns[0]], "42"),
     ]  # fmt: skip
     rows = [{"x": 1}, *({"question": question, "answer": answer} for question, answer in pairs)]
@@ -131,6 +122,28 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     assert skipped == dict.fromkeys(twice, 2) | once | {"prompt_is_no_text": 5}
     conversation = ("6 * 7?\n\nIt is 42.\n\n6 * 7?", "42")
     assert list(usable.values()) == [("What is it?", "1"), ("lone \ufffd", "7"), conversation]
+
+
+FILES = {  # what is written -> what is read
+    "mark": ('{"prompt": "a", "answer": "1"}\n'.encode("utf-8-sig"), "a"),
+    "parts": (b'{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "answer": ["1"]}', "a"),
+    "utf16": ('{"prompt": "a", "answer": "1"}'.encode("utf-16"), "is not UTF-8"),
+    "latin1": ('{"prompt": "\xe4", "answer": "1"}'.encode("latin-1"), "is not UTF-8"),
+    "array": (b'[{"prompt": "a", "answer": "1"}]', r"begins with '\[\{\"prompt.*one object on each line"),
+    "pretty": (b'{\n "prompt": "a",\n "answer": "1"\n}', "one object on each line"),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_read_or_refused_for_what_it_is(tmp_path, file):
+    content, expected = FILES[file]
+    path = tmp_path / f"{file}.jsonl"
+    path.write_bytes(content)
+    if expected == "a":
+        assert list(read(str(path))[0].values()) == [("a", "1")]
+    else:
+        with pytest.raises(ValueError, match=f"`dataset` .*{expected}"):
+            read(str(path))
 
 
 def test_named_columns_and_nested_ones(tmp_path):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from bpe import bpe_tokenizer, qwen2_tokenizer
+from tokenizers import processors
 
 from length_control import PHRASE as PAPERS_PHRASE
 from length_control import Interruption
@@ -53,6 +54,7 @@ def test_whether_a_model_thinks():
         (False, "</think>", {"thinking": True}),
         (False, "DONE", {"thinking": True, "end_of_thinking": "DONE"}),
         (False, "</think>", {"end_of_thinking": "</think>"}),
+        (True, "</think>", {"apply_chat_template": False}),
     ):
         tokenizer = bpe_tokenizer(think=think)
         endings = find_endings(tokenizer, **options)
@@ -71,9 +73,11 @@ def test_stop_tokens_come_by_name_or_from_the_generation_config_too(tmp_path):
     named = find_endings(tokenizer, stop_tokens="<|pad|>, <|end|>")
     assert named.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
     tokenizer.save_pretrained(tmp_path)
-    for ends, ids in ((None, (0,)), ([7, 0], (0, 7)), (9, (0, 9))):
-        if ends is not None:
-            GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
+    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5, "model_type": "qwen3"}')  # an older model has only this
+    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 5)
+    for ends, ids in (([7, 0], (0, 7)), (9, (0, 9))):
+        GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
         assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == ids
 
 
@@ -114,6 +118,40 @@ def test_the_chat_template_is_given_the_choice_to_think():
     for thinking, end in ((None, ""), (True, "<think>"), (False, "<think></think>")):
         [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "Hi"}]], thinking=thinking)
         assert tokenizer.decode(ids) == f"[user]Hi[assistant]{end}"
+
+
+def test_a_template_that_closes_the_thinking_leaves_none_to_the_model():
+    """`</think>` would never come, and every completion would be unfinished."""
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template += "<think>\n\n</think>\n\n"
+    assert find_endings(tokenizer).end_of_thinking == ""
+    assert find_endings(tokenizer, apply_chat_template=False).end_of_thinking == "</think>"
+    assert find_endings(tokenizer, thinking=True).end_of_thinking == "</think>"
+
+
+def test_a_prompt_has_one_beginning_and_no_end():
+    """Tokenizers that append their end token, or put a BOS before a text that has one."""
+    for post, prompt, expected in (
+        ("$A <|end|>", "What?", "What?"),
+        ("<think> $A", "<think>What?", "<think>What?"),
+        ("<think> $A", "What?", "<think>What?"),
+        ("$A", "aaWhat?", "aaWhat?"),
+    ):
+        tokenizer = bpe_tokenizer(chat=False)
+        special = [("<|end|>", 0), ("<think>", 1)]
+        tokenizer._tokenizer.post_processor = processors.TemplateProcessing(single=post, special_tokens=special)
+        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": prompt}]])
+        assert tokenizer.decode(ids) == expected
+
+
+def test_mistrals_own_tokenizer_has_a_chat_format_without_a_template():
+    class MistralCommonBackend:
+        chat_template = None
+
+        def apply_chat_template(self, messages, **_):
+            return [[len(messages)]]
+
+    assert encode_prompts(MistralCommonBackend(), [[{"role": "user", "content": "Hi"}]]) == [[1]]
 
 
 TEMPLATES = [

@@ -20,7 +20,7 @@ def model():
 
 def new_engine(model, folder, slots=3) -> TorchEngine:
     model.save_pretrained(folder)
-    engine = TorchEngine(str(folder), [STOP], longest=32, temperature=0.7, slots=slots, seed=1)
+    engine = TorchEngine(str(folder), [STOP], max_model_len=32, temperature=0.7, max_num_seqs=slots, seed=1)
     engine.prepare(dict(model.named_parameters()), 4)
     return engine
 
@@ -98,10 +98,14 @@ def test_a_prompt_computed_for_several_requests_is_counted_once(model, tmp_path)
     assert [rollout.prefilled for rollout in rollouts] == [2, 0, 0, 0, 0, 0, 1, 0]
 
 
-def test_an_error_in_a_step_reaches_everyone_who_waits(model, tmp_path):
-    """Two requests inside, one that waits for a slot, and one that comes when no step is made any more."""
+@pytest.mark.parametrize("moment", ["the prefill", "the end"])
+def test_an_error_in_a_step_reaches_everyone_who_waits(model, tmp_path, moment):
+    """Two requests inside or about to be, one that waits for a slot, and one that comes when no step is made any more."""
     engine = new_engine(model, tmp_path, slots=2)
-    engine._leave = lambda *_: 1 / 0
+    if moment == "the prefill":
+        engine.model.base_model.forward = lambda **_: 1 / 0
+    else:
+        engine._leave = lambda *_: 1 / 0
 
     async def run():
         await engine.start()

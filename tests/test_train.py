@@ -381,11 +381,13 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
 
     def push(self, tensors, version, release):
         if version == 4:
-            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDeadError: it died")
+            failure = pipeline_rl.GeneratorFailed("the generator failed: EngineDied: it died")
+            failure.engine_died = True
+            raise failure
         Replay.push(self, tensors, version, release)
 
     code, out, _ = program(script={"push": push})
-    assert code == 75 and "train.py: the generator failed: EngineDeadError: it died; checkpoint" in out
+    assert code == 75 and "train.py: the generator failed: EngineDied: it died; checkpoint" in out
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
     assert program("--resume")[0] == 0
     assert_same_logs(tmp_path / "run", whole[0])
@@ -397,7 +399,7 @@ def test_a_stop_request_wins_over_a_dead_engine(program, tmp_path):
     def take(self, count):
         if self.step == 3:
             self.progress.stop_signal = 15
-            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDeadError: it died")
+            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDied: it died")
         return Replay.take(self, count)
 
     code, out, _ = program(script={"take": take})

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, load_file
 
 from runtime import weights
-from runtime.weights import FileWeights, MessageWeights, Meta, TransferWeights
+from runtime.weights import MessageWeights, Meta, RunWeightFile, TransferWeights
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def prefix(monkeypatch):
 
 @pytest.fixture
 def channel():
-    channel = FileWeights()
+    channel = RunWeightFile()
     yield channel
     channel.close()
 
@@ -65,6 +65,21 @@ def test_a_reader_of_the_old_weights_keeps_them(channel):
         assert old.read() == before != channel.path.read_bytes()
 
 
+def test_weights_that_have_no_room_name_the_place_and_the_fix(channel, monkeypatch):
+    """As in Docker, whose /dev/shm has 64 MB. What was written of them goes, and the old weights stay."""
+    channel.prepare({"a": torch.zeros(3)})
+
+    def full(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"^no room for weights of 8\.0 MB in /.*, which has .* MB free: .*--shm-size"):
+        channel.prepare({"a": torch.zeros(2_000_000)})
+    assert [file.name for file in channel.folder.iterdir()] == [channel.path.name]
+    assert load_file(channel.path)["a"].tolist() == [0, 0, 0]
+
+
 def test_a_message_has_the_files_bytes():
     channel, sent = MessageWeights(), []
 
@@ -94,7 +109,7 @@ class Gathered:
 
 
 def test_other_ranks_help_to_gather_and_write_nothing():
-    channel, gathered = FileWeights(rank=1), Gathered(3)
+    channel, gathered = RunWeightFile(rank=1), Gathered(3)
     channel.prepare(gathered)
     assert gathered.passes == 1 and list(channel.folder.iterdir()) == []
     channel.close()
@@ -108,7 +123,7 @@ def test_files_of_dead_processes_are_removed(channel, stale):
     for folder in (stale, living, notes):
         folder.mkdir()
         (folder / "weights.safetensors").write_bytes(b"old")
-    second = FileWeights()
+    second = RunWeightFile()
     assert [folder.exists() for folder in (stale, living, notes)] == [False, True, True]
     assert channel.folder.exists() and second.folder != channel.folder
     second.close()

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from pipeline_rl import Generator, Pacer
 from runtime.engine import RunEngine
-from runtime.weights import FileWeights
+from runtime.weights import RunWeightFile
 
 
 def new_engine(tiny: TinyModel, *, channel: Any = None, **options: object) -> RunEngine:
     """An engine of 16 slots that is not started yet."""
-    defaults = {"stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or FileWeights()}
+    defaults = {"stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or RunWeightFile()}
     return RunEngine(tiny.folder, **defaults | options)
 
 

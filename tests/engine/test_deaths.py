@@ -55,7 +55,7 @@ def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> N
         started = time.monotonic()
         waits = [lambda: generator.result_of(future), lambda: generator.take(3)]
         for wait in (*waits, lambda: evaluated(generator, prompts[:1], 1)):
-            with pytest.raises(RuntimeError, match="EngineDeadError"):
+            with pytest.raises(RuntimeError, match="EngineDied"):
                 wait()
         assert time.monotonic() - started < 10
     finally:

@@ -5,7 +5,7 @@ from real_engine import SharedEngine, new_engine, started
 from tiny_model import TinyModel
 
 from runtime.engine import RunEngine
-from runtime.weights import FileWeights
+from runtime.weights import RunWeightFile
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # vLLM's CPU build keeps them repacked, beside the model
 
@@ -47,7 +47,7 @@ def test_a_small_update_in_bfloat16_changes_the_bytes_and_a_lost_one_does_not(tm
         digests = [generator.ask(RunEngine.weight_digests)]
         generator.push(rounded(moved), 1, 0)
         digests.append(generator.ask(RunEngine.weight_digests))
-        monkeypatch.setattr(FileWeights, "prepare", lambda self, weights: None)  # the old file stays
+        monkeypatch.setattr(RunWeightFile, "prepare", lambda self, weights: None)  # the old file stays
         generator.push(rounded(tiny.weights(1)), 2, 0)
         digests.append(generator.ask(RunEngine.weight_digests))
     assert "model.embed_tokens.weight" in changed(digests[0], digests[1])

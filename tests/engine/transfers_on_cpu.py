@@ -13,7 +13,7 @@ import torch
 from vllm.distributed.device_communicators import pynccl
 from vllm.distributed.weight_transfer import nccl_common, nccl_engine, packed_tensor
 
-from runtime import engine_process
+from runtime import inside_vllm
 
 
 class Communicator:
@@ -58,5 +58,5 @@ for module in (nccl_common, nccl_engine, packed_tensor):
     module.torch = Torch()
 
 
-class Receiver(engine_process.WeightReceiver):
+class Receiver(inside_vllm.RunWeightReceiver):
     """Named as `worker_extension_cls`, so that a worker imports this module."""

@@ -92,7 +92,7 @@ def test_a_worker_that_dies_and_a_link_that_is_cut(pair: Pair, tmp_path: Path) -
     pair[1].link("up")
     run.wait_for_steps(5)
     os.kill(worker(pair), signal.SIGKILL)
-    assert run.end() == 75 and "EngineDeadError" in run.output, run.output[-3000:]
+    assert run.end() == 75 and "EngineDied" in run.output, run.output[-3000:]
     state = Folder(run.folder).newest_checkpoint()[1]
     assert state["step"] == len(run.steps()) < 30
     again = Launched(pair, run.folder, "--resume", run.folder)

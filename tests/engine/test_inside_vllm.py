@@ -1,8 +1,10 @@
-"""runtime/engine_process.py by hand: what a request sampled over several steps and pauses arrives once. It needs vLLM's
+"""runtime/inside_vllm.py by hand: what a request sampled over several steps and pauses arrives once. It needs vLLM's
 classes, but no engine; real engines use it in the other files of this folder, where versions are compared with log-probs.
 """
 
 import itertools
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +13,10 @@ import pytest
 
 @pytest.fixture(scope="module")
 def module():
-    """runtime/engine_process.py. It imports vLLM, which every test process that collects this file would wait for."""
-    from runtime import engine_process
+    """runtime/inside_vllm.py. It imports vLLM, which every test process that collects this file would wait for."""
+    from runtime import inside_vllm
 
-    return engine_process
+    return inside_vllm
 
 
 def output(request, tokens, done=False, prefill=None):
@@ -87,6 +89,19 @@ def test_another_vllm_is_refused_with_the_fix(module, monkeypatch):
     monkeypatch.setattr("vllm.__version__", "0.33.1")
     with pytest.raises(RuntimeError, match=r"vLLM 0\.32\.x, not 0\.33\.1: .*requirements.*scheduler_cls=null"):
         module.WholeCompletions()
+
+
+def test_weights_as_bytes_leave_no_file_if_the_engine_dies_while_it_loads_them(module, monkeypatch):
+    """The file has no name in any folder, and can be read by one."""
+    loaded = []
+
+    def load(self, path):
+        loaded.append(Path(path).read_bytes())
+        assert "memfd" in os.readlink(path)
+
+    monkeypatch.setattr(module.RunWeightReceiver, "load_weight_file", load)
+    module.RunWeightReceiver().load_weight_bytes(b"weights")
+    assert loaded == [b"weights"]
 
 
 @pytest.mark.parametrize(("aborted", "left"), [("a", {"b"}), (["a", "b"], set()), (None, set())])

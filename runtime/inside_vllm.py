@@ -1,11 +1,13 @@
-"""What runs inside vLLM's processes. vLLM's own arguments name it, so it is imported there and never by the trainer.
+"""Code that vLLM imports into its own processes, because the engine's arguments name it. (With Ray the trainer imports
+it, too, and nothing happens there.)
 
-    WeightReceiver       mixed into vLLM's worker (`worker_extension_cls`): vllm_engine's; experts and bytes, too
+    RunWeightReceiver    mixed into vLLM's worker (`worker_extension_cls`): extends vllm_engine's, for mixtures of
+                         experts and weights sent as bytes
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), except that it sends a request's tokens when the request is
                          done: token by token, packing and unpacking took as much time as computing them (CPU, small
                          model). It makes the default run 1.3 times as fast.
     skip_inner_tokens    a request's cache blocks are looked at when it enters or fills one, not at every token
-    end_with             ends the engine's process when its trainer has ended
+    exit_with_trainer    ends the engine's process when its trainer has ended
 
 Source: vLLM 0.32, vllm/model_executor/model_loader/reload and vllm/v1/core/sched.
 """
@@ -16,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ import vllm_engine
 WRITTEN_FOR = "0.32."  # the vLLM whose scheduler `WholeCompletions` changes
 
 
-class WeightReceiver(vllm_engine.WeightReceiver):
+class RunWeightReceiver(vllm_engine.WeightReceiver):
     """Loads a weight file into the running model."""
 
     def load_weight_file(self, path: str) -> None:
@@ -38,15 +39,19 @@ class WeightReceiver(vllm_engine.WeightReceiver):
         if not torch.cuda.is_available():
             for layer in self.model_runner.get_model().modules():
                 if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
-                    layer.quant_method.moe_kernel = None  # experts are repacked only by a kernel that is new
+                    layer.quant_method.moe_kernel = None  # a layer repacks its experts only for a new kernel
         super().load_weight_file(path)
 
     def load_weight_bytes(self, data: bytes) -> None:
         """Does the same with the bytes of such a file, which is on another host."""
-        with NamedTemporaryFile(dir="/dev/shm") as file:
+        # A file in memory that has no name: nothing is left of it if this process is killed.
+        with os.fdopen(os.memfd_create("weights"), "wb") as file:
             file.write(data)
             file.flush()
-            self.load_weight_file(file.name)
+            self.load_weight_file(f"/proc/self/fd/{file.fileno()}")
+
+
+# The scheduler: from here to `skip_inner_tokens` on a CPU only. The trainer's end is RunEngine.logprobs_and_versions.
 
 
 @dataclass
@@ -76,19 +81,23 @@ class WholeCompletions(Scheduler):
     """Sends each completion once, when it is complete. Weights change only in a pause, so the number of pauses before a
     token says which weights sampled it; the trainer's side knows which pause brought which version.
 
-    Log-probs and pauses travel as plain lists in `kv_transfer_params`, a field that vLLM hands through untouched and
+        pauses before each token        [0, 0, 1]     recorded here
+        version after that many pauses  [3, 4]        RunEngine._versions
+        version of each token           [3, 3, 4]
+
+    Log-probs and pauses travel as plain lists in `kv_transfer_params`, a field that passes through vLLM untouched and
     that is empty here; its own field holds three small arrays for every token.
     """
 
     def __init__(self, *args: object, **options: object):
         if not vllm.__version__.startswith(WRITTEN_FOR):
             raise RuntimeError(
-                f"runtime.engine_process.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: "
+                f"runtime.inside_vllm.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: "
                 "install the version that requirements.txt pins, or take vLLM's own scheduler by --engine_args "
                 "scheduler_cls=null"
             )
         super().__init__(*args, **options)
-        if len(self.kv_cache_config.kv_cache_groups) == 1:  # else their blocks have different borders
+        if len(self.kv_cache_config.kv_cache_groups) == 1:  # with several groups, block boundaries differ
             manager = self.kv_cache_manager
             no_blocks = manager.empty_kv_cache_blocks
             manager.allocate_slots = skip_inner_tokens(manager.allocate_slots, no_blocks, self.block_size)
@@ -96,13 +105,13 @@ class WholeCompletions(Scheduler):
         self._pauses = 0
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        """Counts a pause when it ends: a step under way when it begins still samples by the weights before it."""
+        """Counts a pause when it ends: a step under way when it begins still samples with the old weights."""
         if self.pause_state != PauseState.UNPAUSED and pause_state == PauseState.UNPAUSED:
             self._pauses += 1
         super().set_pause_state(pause_state)
 
     def finish_requests(self, request_ids: Any, finished_status: object) -> object:
-        """Aborted requests (None: all): what they had sampled goes nowhere."""
+        """Forgets what aborted requests had sampled (None: all)."""
         if request_ids is None:
             self._partial.clear()
         else:
@@ -150,7 +159,7 @@ def skip_inner_tokens(allocate_slots: Callable[..., Any], no_blocks: object, blo
     return allocate
 
 
-def end_with(trainer: int) -> None:
+def exit_with_trainer(trainer: int) -> None:
     """Ends this process within a second of the trainer's death: SIGKILL leaves a parent no time to end its children."""
     is_child = os.getppid() == trainer  # else this is the engine's own child, as under tensor parallelism
 
@@ -162,11 +171,11 @@ def end_with(trainer: int) -> None:
             time.sleep(1.0)
         os._exit(1)
 
-    threading.Thread(target=watch, name="end_with", daemon=True).start()
+    threading.Thread(target=watch, name="exit_with_trainer", daemon=True).start()
 
 
 trainer_pid = os.environ.get("SCALERL_TRAINER_PID", "")
 if trainer_pid.isdigit() and int(trainer_pid) != os.getpid():  # this is an engine's process, started by a trainer
-    os.setpgid(0, 0)  # the trainer answers a signal to its process group
+    os.setpgid(0, 0)  # own process group: a signal sent to the trainer's group must not reach the engine
     tqdm.set_lock(threading.RLock())  # its own is a semaphore in shared memory, which a SIGKILL would leave there
-    end_with(int(trainer_pid))
+    exit_with_trainer(int(trainer_pid))

@@ -11,7 +11,7 @@ import sys
 
 from pipeline_rl import EngineFailed
 
-PATIENCE = 60.0  # seconds in which Ray must answer
+RAY_TIMEOUT = 60.0  # seconds in which Ray must answer
 FREE_DEVICES = """
 import ray
 ray.init("auto", log_to_driver=False, logging_level="CRITICAL")
@@ -27,13 +27,15 @@ def check_ray(workers: int) -> None:
     try:
         with socket.socket() as probe:
             probe.bind((address, 0))
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except OSError as error:
         raise EngineFailed(f"VLLM_HOST_IP must be this host's --node-ip-address, not {address}") from error
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=RAY_TIMEOUT)
     except subprocess.TimeoutExpired as error:
-        raise EngineFailed(f"Ray did not answer for {PATIENCE:.0f} s") from error
+        raise EngineFailed(f"Ray did not answer for {RAY_TIMEOUT:.0f} s") from error
     if answer.returncode:
-        raise EngineFailed(f"Ray fails ({answer.stderr.strip().splitlines()[-1]})")
+        lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+        raise EngineFailed(f"Ray fails ({lines[-1]})")
     free = int(answer.stdout.split()[-1])
     if free < workers:
         raise EngineFailed(

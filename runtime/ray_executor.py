@@ -1,4 +1,4 @@
-"""vLLM's Ray executor in a run. Imported in the engine's process and in Ray's processes on other hosts.
+"""vLLM's Ray executor in a run. Imported by the trainer, in the engine's process and in Ray's processes on other hosts.
 
     RayWorker      vLLM's, as the class of Ray's actors: unpickling it imports this module there
     RayExecutor    vLLM's, but the engine's process ends when a worker has died: its main thread may wait for that
@@ -12,7 +12,7 @@ import os
 from vllm.platforms import current_platform
 from vllm.v1.executor import ray_executor_v2, ray_utils
 
-from runtime import engine_process  # noqa: F401  (the engine's process ends with its trainer)
+from runtime import inside_vllm  # noqa: F401  (the engine's process ends with its trainer)
 
 if not current_platform.ray_device_key:  # a CPU has no name in Ray: a node started with --num-gpus 1 has one device
     type(current_platform).ray_device_key = "GPU"
