@@ -8,7 +8,7 @@ TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 LAW := $(if $(wildcard .venv/installed),.venv,.venv-law)
 # Two test processes; tests/conftest.py says which tests share one.
 SPREAD := -n 2
-FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit.py tests/evidence/test_tables.py
+FIT_TESTS := tests/test_fit_sigmoid.py tests/test_forecast.py tests/test_fit.py tests/evidence/test_tables.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
@@ -43,13 +43,13 @@ ablate: setup  ## two variants of the recipe, three seeds each, and what changed
 
 law: $(LAW)/installed  ## the law without training: a run of ours, one where no ceiling is identifiable, and the paper's 8B run
 	mkdir -p runs
-	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
-	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
-	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
+	$(LAW)/bin/python forecast.py docs/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
+	@echo; $(LAW)/bin/python forecast.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
+	@echo; $(LAW)/bin/python forecast.py docs/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
 	@echo; echo pictures: runs/ours.png runs/chain.png runs/paper_8B_run.png
 
 fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="--x tokens --y pass_rate"
-	$(LAW)/bin/python tools/fit.py $(LOG) $(FLAGS)
+	$(LAW)/bin/python tools/fit.py "$$LOG" $(FLAGS)
 
 .venv-law/installed: requirements.txt
 	$(PYTHON) -m venv $(@D)
@@ -114,5 +114,5 @@ format: $(TESTS)/installed-dev
 	$(TESTS)/bin/ruff check --fix .
 	$(TESTS)/bin/ruff format .
 
-clean:
-	rm -rf .venv .venv-cpu runs
+clean:  ## removes the environments; runs/ stays
+	rm -rf .venv .venv-cpu

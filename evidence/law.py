@@ -18,7 +18,8 @@ from curves import RESULTS, Run, members
 from tables import FALL, Groups, compute_to, depths, fill, fit_to, fitted, interval, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fit_sigmoid import SigmoidFit, variance
+from fit_sigmoid import variance
+from forecast import Forecast
 from tasks.arithmetic import CEILING
 
 AXIS = "tokens"
@@ -52,7 +53,7 @@ def outcome(run: Run) -> str:
     return "stands"
 
 
-def holds(fit: SigmoidFit, A: float) -> bool:
+def holds(fit: Forecast, A: float) -> bool:
     """Whether the interval of A does."""
     low, high = fit.A_interval
     return low <= A <= high
@@ -103,8 +104,8 @@ def cut_row(name: str, share: float, runs: Sequence[Run], known: bool = True) ->
 def noise_ratio(run: Run) -> float:
     """RMSE of the fit to the whole run, over the binomial noise of its evaluations."""
     f = fitted(run, AXIS)
-    noise = np.mean(variance(f.predict(f.C), f.n))
-    return f.rmse / math.sqrt(noise)
+    noise = np.mean(variance(f.fit.predict(f.fit.C), f.fit.n))
+    return f.fit.rmse / math.sqrt(noise)
 
 
 def summary(runs: Sequence[Run]) -> str:

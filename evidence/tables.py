@@ -27,7 +27,8 @@ from scipy.optimize import brentq
 from scipy.special import chdtri, ndtr, stdtrit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fit_sigmoid import SigmoidFit, fit, short
+from fit_sigmoid import short
+from forecast import Forecast, forecast
 
 Groups = Mapping[str, Sequence[Run]]  # variant -> its finished runs, the baseline first
 Interval = tuple[float, float, float]  # mean, low, high
@@ -59,11 +60,11 @@ CHANCE = 0.8  # of seeing what is said to be visible
 # ------------------------------------------------------------------------------------------------------ one run
 
 
-def fit_to(run: Run, axis: str, share: float = 1.0) -> SigmoidFit:
-    """The fit to the first `share` of a run's compute on that axis."""
+def fit_to(run: Run, axis: str, share: float = 1.0) -> Forecast:
+    """The forecast from the first `share` of a run's compute on that axis."""
     C = np.where(run.points["step"] == 0, 0.0, run.points[axis])  # the clock may have run before the first step
     seen = share * C.max() * (1 + 1e-12) >= C
-    return fit(C[seen], run.rates[seen], n_samples=run.points["n"][seen])
+    return forecast(C[seen], run.rates[seen], n_samples=run.points["n"][seen])
 
 
 fitted = cache(fit_to)  # comparisons share runs
@@ -103,13 +104,13 @@ def measure(groups: Groups, axis: str = "tokens") -> pd.DataFrame:
     """The numbers of each run, a row for each (variant, seed); NaN where there is none."""
     runs = {(variant, run.seed): run for variant, group in groups.items() for run in group}
     fits = {key: fitted(run, axis) for key, run in runs.items()}
-    identifiable = [f.A for f in fits.values() if f.identifiable]
-    known = [f.A for f in fits.values() if math.isfinite(f.A)]
+    identifiable = [f.fit.A for f in fits.values() if f.identifiable]
+    known = [f.fit.A for f in fits.values() if math.isfinite(f.fit.A)]
     shared = float(np.mean(identifiable or known)) if known else None
     rows = {}
     for key, run in runs.items():
-        own = fits[key]
-        again = fit(own.C, own.R, n_samples=own.n, A=shared)
+        own = fits[key].fit
+        again = forecast(own.C, own.R, n_samples=own.n, A=shared).fit
         low, high = own.A_interval
         possible = shared is not None and low <= shared <= high
         tokens = compute_to(run.points["tokens"], run.rates, RATE)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-import fit_sigmoid
-from fit_sigmoid import CurveReport, SigmoidFit, short
+import forecast
+from fit_sigmoid import UNITS, short
+from forecast import CurveReport, Forecast
 from runtime.model import full_tensors
 from runtime.parts import Parts
 from runtime.recorder import Clock
@@ -35,8 +36,8 @@ def report(parts: Parts, k: int) -> str:
     for name in pass_rates(folder.read("eval.jsonl")):  # of all that is trained on, and of each data set
         (half, whole), text = closing_fits(folder, name, parts.task.ceiling)
         curves.append([half, whole])
-        texts.append(f"{fit_sigmoid.format_report(whole)}\n\n{text}\n\n")
-    fit_sigmoid.plot_curves(curves, picture)
+        texts.append(f"{forecast.format_report(whole)}\n\n{text}\n\n")
+    forecast.plot_curves(curves, picture)
     table = closing_table(folder, parts.recorder.clock, parts.recorder.device, k)
     return f"\nThe law on this run ({picture}):\n{''.join(texts)}{table}"
 
@@ -60,17 +61,20 @@ def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[C
     `name` is the data set's, "" for all; `known` is the task's own ceiling, where it has one."""
     records = of_data_set(folder.read("eval.jsonl"), name)
     label = f"{folder.path}, {name}" if name else str(folder.path)
-    half = fit_sigmoid.curve(records, 0.5, label)
-    whole = fit_sigmoid.curve(records, 1.0, label)
+    half = forecast.curve(records, 0.5, label)
+    whole = forecast.curve(records, 1.0, label)
     lines = forecast_lines(half, known)
-    if whole.fit.best:
-        lines += ["the whole run", f"  the ceiling         {ceiling_line(whole.fit, None)}"]  # of the policy as sampled
+    if whole.forecast.best:
+        lines += [
+            "the whole run",
+            f"  the ceiling         {ceiling_line(whole.forecast, None)}",
+        ]  # of the policy as sampled
     return [half, whole], "\n".join(lines)
 
 
 def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
     """What the first half of a run forecast for its end, beside what came."""
-    f = half.fit
+    f = half.forecast
     if not f.best:
         return [f"no forecast from the first half: {f.reason}"]
     C, R = float(half.C[-1]), float(half.R[-1])  # the end of the run
@@ -80,16 +84,17 @@ def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
     later_R = half.R[later]
     lows, highs = f.interval(half.C[later], noise=True)
     inside = (lows <= later_R) & (later_R <= highs)
-    units = fit_sigmoid.UNITS[half.x]
+    units = UNITS[half.x]
+    seen = f.fit.C[-1]
     return [
-        f"forecast at half: {short(float(f.C[-1]))} of {short(C)} {units}, {f.C[-1] / f.C_mid:.1f} C_mid",
+        f"forecast at half: {short(float(seen))} of {short(C)} {units}, {seen / f.fit.C_mid:.1f} C_mid",
         f"  the end, forecast   {float(f.predict(C, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
         f"  the end, measured   {R:.3f}, {verdict}; of {len(inside)} evaluations {inside.sum()} inside",
         f"  the ceiling         {ceiling_line(f, known)}",
     ]
 
 
-def ceiling_line(f: SigmoidFit, known: float | None) -> str:
+def ceiling_line(f: Forecast, known: float | None) -> str:
     """A's interval in words, and whether it holds the ceiling that is known."""
     low, high = f.A_interval
     line = f"{low:.3f} to {high:.3f}, {'identifiable' if f.identifiable else 'not identifiable yet'}"

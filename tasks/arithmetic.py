@@ -40,7 +40,7 @@ For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, 
 
 So the task was made to show the law, and is no evidence that other tasks obey it. Nor is the law exact here: near the
 end few groups have unequal rewards and the whole gradient goes to them, and the last few facts come later than the law
-says. So the Weibull form of fit_sigmoid.py fits most runs better than Eq. 1 does.
+says. So the Weibull form of forecast.py fits most runs better than Eq. 1 does.
 
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 

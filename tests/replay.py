@@ -120,7 +120,7 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(train, "new_parts", new_scored_parts)
     empty = Image.new("RGB", (4, 3))
-    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: empty.save(path))  # half a second each
+    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: empty.save(path))  # half a second each
 
 
 @dataclass

@@ -205,8 +205,8 @@ def play(
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
-    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())  # half a second
-    monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
+    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: path.touch())  # half a second
+    monkeypatch.setattr(closing.forecast, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
         "eval_every": 4, "held_out": 5, "eval_samples": 2, "save_every": 0, "k": 2,

@@ -24,12 +24,13 @@ DECLARED = {
     "length_control": ({"torch"}, set()),
     "fp32_head": ({"torch"}, set()),
     "fit_sigmoid": ({"numpy", "scipy"}, {"matplotlib"}),
+    "forecast": ({"numpy", "scipy", "fit_sigmoid"}, {"matplotlib"}),
     "fit_power_law": ({"numpy", "scipy"}, set()),
     "isocompute": ({"numpy", "scipy"}, set()),
 }
 CONCEPTS = list(DECLARED)
-NEEDS: dict[str, set[str]] = {}  # concept files that must lie beside it
-# What each file prints as a script, among other things; fit_sigmoid is asked for --help.
+NEEDS = {"forecast": {"fit_sigmoid"}}  # concept files that must lie beside it
+# What each file prints as a script, among other things; the two that read runs are asked for --help.
 PRINTED = {
     "pipeline_rl": "lag",
     "vllm_engine": "check_sample",
@@ -39,6 +40,7 @@ PRINTED = {
     "length_control": "[0.0, -0.5, -1.0]",
     "fp32_head": "master  head, FP32 product True   0.008",
     "fit_sigmoid": "usage:",
+    "forecast": "usage:",
     "fit_power_law": "K_max  0.583",
     "isocompute": "n = 32 rollouts, B_p = 2 prompts, M = 23 updates",
 }

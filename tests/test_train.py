@@ -453,7 +453,7 @@ def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
     words += " --zero_variance_filter false --max_num_seqs 16 --min_budget 3 --max_budget 4 --answer_budget 3"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(runtime.parts, "warm_start_folder", lambda flags, ranks: model)
-    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
+    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: path.touch())
     with monkeypatch.context() as patch:
         patch.setattr(place, method, broken)
         assert train.main([*words.split(), "--output_dir", f"{tmp_path}/run"]) == code

@@ -1,4 +1,4 @@
-"""Fits the logs of other frameworks: a reader around `fit_sigmoid.py`, which itself reads `eval.jsonl` alone.
+"""Fits the logs of other frameworks: a reader around `forecast.py`, which itself reads `eval.jsonl` alone.
 
     python tools/fit.py log.csv --x gpu_hours --y eval/acc --scale 0.01 --samples 500 --fit-until 0.5
     python tools/fit.py checkpoint-500/trainer_state.json    # TRL: eval_reward against step
@@ -25,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fit_sigmoid
+import forecast
 
 REWARDS = ("pass_rate", "eval_reward", "Value")  # ours, TRL's, TensorBoard's
 STEPS = ("Step", "_step")  # TensorBoard's, wandb's
@@ -37,6 +38,20 @@ Record = Mapping[str, Any]
 
 
 def records(path: str | Path) -> list[Record]:
+    """The records of a file, flat, each once. A name is printable: it may be shown on a terminal."""
+    unique = {}
+    for record in read_records(path):
+        row = {printable(str(name)): value for name, value in record.items()}
+        unique[repr(sorted(row.items()))] = row
+    return list(unique.values())
+
+
+def printable(name: str) -> str:
+    """The name with a question mark for each control character."""
+    return "".join(character if character.isprintable() else "?" for character in name)
+
+
+def read_records(path: str | Path) -> list[Record]:
     """The records of a file, flat."""
     text = Path(path).read_text(encoding="utf-8-sig")
     if text.lstrip().startswith(("{", "[")):
@@ -151,7 +166,6 @@ def load(
     usual = next((name for name in REWARDS if name in columns), REWARDS[0])
     y = column(y or usual, columns, "--y")
     rows = [row for row in rows if row.get(y) not in (None, "")]
-    rows = [row for i, row in enumerate(rows) if row not in rows[:i]]
     x = column(x or default_compute(rows, columns), columns, "--x")
     C, R = numbers(rows, x), numbers(rows, y) * scale
     start = np.nanmin(C, initial=math.inf) if x_start == "first" else float(x_start)
@@ -160,13 +174,13 @@ def load(
     return x, C, R, sample_counts(rows, columns, samples, y)
 
 
-def curve(path: str | Path, fit_until: float = 1.0, **columns: Any) -> fit_sigmoid.CurveReport:
-    """`fit_sigmoid.curve` of what `load` reads."""
+def curve(path: str | Path, fit_until: float = 1.0, **columns: Any) -> forecast.CurveReport:
+    """`forecast.curve` of what `load` reads."""
     x, C, R, n = load(path, **columns)
     counts = [None] * len(C) if n is None else n
     points = zip(C, R, counts, strict=True)
     rows = [{x: c, "pass_rate": r, "n_prompts": count, "n_samples": 1} for c, r, count in points]
-    return fit_sigmoid.curve(rows, fit_until, str(path), x)
+    return forecast.curve(rows, fit_until, str(path), x)
 
 
 def command_line(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -197,18 +211,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         for place in args.files:
             runs.append([curve(place, share, **columns) for share in args.fit_until])
         for place, (*_, report) in zip(args.files, runs, strict=True):  # noqa: B007
-            if not report.fit.best:
-                raise ValueError(report.fit.reason)
+            if not report.forecast.best:
+                raise ValueError(report.forecast.reason)
             if report.x != runs[0][0].x:
                 raise ValueError(f"compute is {report.x}, but {runs[0][0].x} in {args.files[0]}")
-        reports = [fit_sigmoid.format_report(report, *args.predict_at) for run in runs for report in run]
+        reports = [forecast.format_report(report, *args.predict_at) for run in runs for report in run]
         print("\n\n".join(reports))
         if len(runs) > 1:
-            fits = [run[-1].fit for run in runs]
+            fits = [run[-1].forecast.fit for run in runs]
             print("\n" + fit_sigmoid.compare(*fits, names=args.files).verdict)
         place = "--plot"
         if args.plot:
-            fit_sigmoid.plot_curves(runs, args.plot)
+            forecast.plot_curves(runs, args.plot)
     except ERRORS as error:
         message = str(error)
         for words, flag in HINTS.items():

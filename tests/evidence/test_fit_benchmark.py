@@ -1,4 +1,4 @@
-"""Simulated runs of known truth: does `fit_sigmoid.fit` find the best curve, and do its intervals hold?"""
+"""Simulated runs of known truth: does `forecast.py` find the best curve, and do its intervals hold?"""
 
 import math
 
@@ -7,7 +7,8 @@ import pytest
 from scipy.optimize import least_squares
 from scipy.special import gammainc, gammaincinv
 
-from fit_sigmoid import fit, sigmoid
+from fit_sigmoid import sigmoid
+from forecast import forecast
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +43,13 @@ def test_the_fit_is_the_global_minimum_and_its_intervals_hold():
     inside = []
     for _ in range(60):
         C, R, truth, sd = draw(rng)
-        f = fit(C, R)
-        if np.isfinite(f.A) and f.A < 1:
+        f = forecast(C, R)
+        if np.isfinite(f.fit.A) and f.fit.A < 1:
             assert ((R - f.predict(C)) ** 2).sum() <= multi_start(C, R, truth, rng) * 1.001
         later = float(sigmoid(2 * C[-1], *truth))
         measured = later + rng.normal(0, sd)
         pairs = [(f.interval(2 * C[-1])[:, 0], later), (f.interval(2 * C[-1], noise=True)[:, 0], measured)]
-        pairs += zip((f.A_interval, f.B_interval, f.C_mid_interval), truth[1:], strict=True)
+        pairs += zip((f.A_interval, f.fit.B_interval, f.fit.C_mid_interval), truth[1:], strict=True)
         inside.append([low <= value <= high for (low, high), value in pairs])
     assert np.mean(inside, axis=0).min() >= 0.93
 
@@ -65,7 +66,7 @@ def test_a_curve_of_another_form_ends_inside(reach):
     for _ in range(40):
         R0, A = rng.uniform([0.03, 0.5], [0.3, 0.95])
         R = rng.binomial(1024, R0 + (A - R0) * learned) / 1024
-        f = fit(C[seen], R[seen], n_samples=1024)
+        f = forecast(C[seen], R[seen], n_samples=1024)
         low, high = f.interval(C[-1], noise=True)[:, 0]
         wrong = f.identifiable and not f.A_interval[0] <= A <= f.A_interval[1]
         rows.append((low <= R[-1] <= high, wrong))

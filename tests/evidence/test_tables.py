@@ -52,7 +52,7 @@ def test_the_shared_ceiling():
     short = example("short", A=0.6, n=12)
     numbers = tables.measure({"a": [example(A=0.80, n=36)], "b": [example(A=0.81, n=36)], "short": [short]})
     assert numbers["A"].isna().tolist() == [False, False, True]
-    again = tables.fit(short.points["tokens"], short.rates, n_samples=short.points["n"], A=numbers["A"].mean())
+    again = tables.forecast(short.points["tokens"], short.rates, n_samples=short.points["n"], A=numbers["A"].mean()).fit
     assert numbers.loc["short", 0][["B", "C_mid"]].tolist() == [again.B, again.C_mid]
     assert numbers["B"][:2].tolist() == pytest.approx([2.0, 2.0], abs=0.1)
 
