@@ -57,7 +57,7 @@ def find_endings(
         template = str(tokenizer.chat_template or "")
         thinks = "</think>" in tokenizer.get_vocab() or "</think>" in template
         if apply_chat_template and "</think>" in template:
-            [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "1 + 1?"}]])
+            [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": ""}]])
             thinks = not tokenizer.decode(ids).rstrip().endswith("</think>")
     end = end_of_thinking or ("</think>" if thinks else "")
     phrase = interruption_phrase or PHRASE.removesuffix("</think>") + end

@@ -420,6 +420,7 @@ def test_the_others_may_wait_inside_a_transfer_when_the_engine_dies(capsys):
     generator, folder = SimpleNamespace(in_transfer=True), SimpleNamespace(path="runs/x")
     parts, progress = SimpleNamespace(generator=generator, folder=folder), Progress(None)
     error = pipeline_rl.GeneratorFailed("it died\nat night")
+    error.engine_died = True
     assert train.generator_failed(parts, progress, error) == 75
     assert capsys.readouterr().err == "train.py: it died; continue from the newest checkpoint with --resume runs/x\n"
     progress.stop_signal = 15
@@ -427,8 +428,15 @@ def test_the_others_may_wait_inside_a_transfer_when_the_engine_dies(capsys):
 
 
 RAISED = [  # where in the generator's thread, at which call, what, the exit code and the message
-    (TorchEngine, "_step", 60, RuntimeError("no\nmore"), 75, "the generator failed: RuntimeError: no; checkpoint"),
-    (PromptStream, "__next__", 30, OSError(), 75, "the generator failed: OSError: ; checkpoint"),
+    (
+        TorchEngine,
+        "_step",
+        60,
+        pipeline_rl.EngineDied("no\nmore"),
+        75,
+        "the generator failed: EngineDied: no; checkpoint",
+    ),
+    (PromptStream, "__next__", 30, OSError(), 1, "the generator failed: OSError: ; checkpoint"),
     (arithmetic.ChainTask, "score", 12, RewardError("`reward` f raised:\nx"), 1, "--reward f raised:\nx; checkpoint"),
     (TorchEngine, "update", 1, TypeError("odd"), 2, "--model built in: the generator failed: TypeError: odd."),
 ]
