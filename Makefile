@@ -8,23 +8,17 @@ TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 LAW := $(if $(wildcard .venv/installed),.venv,.venv-law)
 # Two test processes; tests/conftest.py says which tests share one.
 SPREAD := -n 2
-FIT_TESTS := tests/test_fit_sigmoid.py tests/test_fit.py tests/evidence/test_report.py
+FIT_TESTS := tests/test_fit_sigmoid.py tests/test_forecast.py tests/test_fit.py tests/evidence/test_tables.py
 KERNEL := $(if $(shell grep -o -m 1 avx2 /proc/cpuinfo 2>/dev/null),Haswell,Nehalem)
 test test-unit test-medium test-slow test-blas smoke mutate: export CUDA_VISIBLE_DEVICES =
 
 # The dtype of `make real`: bfloat16 where the processor multiplies it.
 HALF := $(shell grep -o -m 1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null)
 DTYPE ?= $(if $(NVIDIA)$(HALF),bfloat16,float32)
-PROBLEMS ?= sums
 # FLAGS="--seed 1 --max_steps 30" changes flags of train.py.
 FLAGS ?=
-# A sum has 16 tokens at most, a program 28; from the ninth on they cost reward. A program is the slower one to train.
-SUMS := --batch_prompts 16 --max_budget 8 --answer_budget 8 --penalty_window 8 --eval_every 2
-PROGRAMS := --batch_prompts 8 --max_budget 20 --answer_budget 8 --penalty_window 20 --eval_every 4
-DATA_functions := functions.jsonl:code --unsafe_code true
-DATA_both := sums.jsonl:math=1,runs/real-start/functions.jsonl:code=1 --unsafe_code true --batch_prompts 16
 
-.PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit pages
+.PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
 setup: .venv/installed
 
@@ -49,13 +43,13 @@ ablate: setup  ## two variants of the recipe, three seeds each, and what changed
 
 law: $(LAW)/installed  ## the law without training: a run of ours, one where no ceiling is identifiable, and the paper's 8B run
 	mkdir -p runs
-	$(LAW)/bin/python fit_sigmoid.py docs/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
-	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
-	@echo; $(LAW)/bin/python fit_sigmoid.py docs/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
+	$(LAW)/bin/python forecast.py docs/results/law.jsonl --fit-until 0.25 0.5 --plot runs/ours.png
+	@echo; $(LAW)/bin/python forecast.py docs/results/chain.jsonl --fit-until 0.25 0.5 --plot runs/chain.png
+	@echo; $(LAW)/bin/python forecast.py docs/results/paper_8B_run.jsonl --fit-until 0.15 0.25 --plot runs/paper_8B_run.png
 	@echo; echo pictures: runs/ours.png runs/chain.png runs/paper_8B_run.png
 
 fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="--x tokens --y pass_rate"
-	$(LAW)/bin/python tools/fit.py $(LOG) $(FLAGS)
+	$(LAW)/bin/python tools/fit.py "$$LOG" $(FLAGS)
 
 .venv-law/installed: requirements.txt
 	$(PYTHON) -m venv $(@D)
@@ -66,26 +60,23 @@ fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="-
 	.venv/bin/pip install -q --no-deps -r requirements-real.txt
 	touch $@
 
-real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums; PROBLEMS=expressions is harder, functions is code
-	.venv/bin/python tools/real_model.py --output_dir runs/real-start --problems $(subst both,sums functions,$(PROBLEMS))
-	.venv/bin/python train.py --model runs/real-start/model --dtype $(DTYPE) \
-	$(if $(DATA_$(PROBLEMS)),$(PROGRAMS),$(SUMS)) --length_control penalty --lr 1e-5 --max_steps 20 \
-	--held_out 256 --save_every 0 --tokens_per_microbatch 1024 --share_prompts true --max_num_seqs 256 --output_dir runs/real-$(PROBLEMS) --overwrite true \
-	--dataset runs/real-start/$(or $(DATA_$(PROBLEMS)),$(PROBLEMS).jsonl) $(FLAGS)
-	.venv/bin/python tools/real_model.py --before_and_after runs/real-$(PROBLEMS)
+real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums (16 tokens at most; from the ninth on they cost reward)
+	.venv/bin/python tools/real_model.py --output_dir runs/real-start
+	.venv/bin/python train.py --model runs/real-start/model --dataset runs/real-start/sums.jsonl --dtype $(DTYPE) \
+	--batch_prompts 16 --length_control penalty --max_budget 8 --answer_budget 8 --penalty_window 8 --lr 1e-5 \
+	--max_steps 20 --eval_every 2 --held_out 256 --save_every 0 --tokens_per_microbatch 1024 --max_num_seqs 256 \
+	--output_dir runs/real-sums --overwrite true $(FLAGS)
+	.venv/bin/python tools/real_model.py --before_and_after runs/real-sums
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	nvidia-smi -L
 	.venv/bin/pip install -q $(shell grep -E '^pytest=' requirements-dev.txt)
-	.venv/bin/python -m pytest tests/gpu -m gpu -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
+	.venv/bin/python -m pytest tests/gpu -m gpu --device cuda -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
 	--junitxml runs/gpu-check.xml
 
-refit: setup  ## every table of RESULTS.md and docs/results/ from the curves of all runs, and from nothing else
-	.venv/bin/python evidence/ablate.py all --curves docs/results/curves.csv.gz --results docs/results --page RESULTS.md
-
-pages: setup  ## docs/one_group.md and docs/pictures/, from the recorded group and the concept files
-	.venv/bin/python evidence/one_group.py
-	.venv/bin/python evidence/pictures.py
+refit: setup  ## the marked tables of RESULTS.md and docs/results/, from the curves of all runs and from nothing else
+	.venv/bin/python evidence/tables.py
+	.venv/bin/python evidence/law.py
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not gpu"
@@ -108,7 +99,7 @@ smoke: $(TESTS)/installed  ## thirty steps of the demo, which must learn
 	$(TESTS)/bin/python -c 'import json; rates = [json.loads(x)["pass_rate"] for x in open("runs/smoke/eval.jsonl")]; \
 	print("held-out pass rates:", rates); assert rates[0] < 0.15 and rates[-1] > rates[0] + 0.15, "it did not learn"'
 
-mutate: $(TESTS)/installed-dev  ## breaks the concept files in one place at a time; docs/mutants.md explains the survivors
+mutate: $(TESTS)/installed-dev  ## breaks the concept files in one place at a time
 	$(TESTS)/bin/mutmut run "losses.*" "filters.*" "length_control.*" "fp32_head.*" "pipeline_rl.*Pacer*"
 	$(TESTS)/bin/mutmut results
 
@@ -123,5 +114,5 @@ format: $(TESTS)/installed-dev
 	$(TESTS)/bin/ruff check --fix .
 	$(TESTS)/bin/ruff format .
 
-clean:
-	rm -rf .venv .venv-cpu runs
+clean:  ## removes the environments; runs/ stays
+	rm -rf .venv .venv-cpu

@@ -1,12 +1,12 @@
 """Which groups to train on: drop those with equal rewards, do not draw solved prompts again, or draw until B are good.
 
-PROBLEM. With A = r - mean_group(r), a group whose rewards are all equal has A = 0 on every token: no gradient. Left in
-the batch, it counts in the prompt average, which shrinks the step, and its zeros lower the batch std, which enlarges it
-(`normalize_advantages` in losses.py has the numbers). And a prompt that the policy nearly always solves will mostly
-give such groups, so drawing it again costs compute without a signal.
+PROBLEM. With A = r - mean_group(r), a group whose rewards are all equal has A = 0 on every token: no gradient. If it
+stays in the batch, it still counts in the prompt average, which shrinks the step, and its zeros lower the batch std,
+which enlarges the step (`normalize_advantages` in losses.py has the numbers). A prompt that the policy nearly always
+solves mostly gives such groups, so drawing it again costs compute and teaches nothing.
 
 IDEA. ScaleRL (arXiv 2510.13786, section 3.2) filters twice.
-- Zero-variance filter: groups with equal rewards leave the loss AND its denominators; the batch is not refilled.
+- Zero-variance filter: groups with equal rewards leave the loss AND its denominators. The batch is not refilled.
       keep(g)  <=>  max_i r_gi != min_i r_gi
 - No-positive-resampling: a prompt whose pass rate so far reaches 0.9 is never drawn again.
       retire(x)  <=>  sum correct(x) / sum rollouts(x) >= threshold
@@ -19,7 +19,8 @@ SEVERAL RANKS. Every rank must see every group of the step, in the same order, o
 gather rewards and group_ids before `has_variance`, keys and correctness before `PassRateHistory.update`.
 
 CHOICES, where the paper is silent. F1: the pass rate counts all epochs. F2: a prompt is retired for good; a group of it
-in flight still trains and counts. F3: the rate is of 0/1 correctness, never of shaped rewards, and one group is enough.
+that is still in flight trains and counts. F3: the rate is that of 0/1 correctness, never of shaped rewards, and one
+group is enough to retire a prompt.
 
 >>> has_variance(torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
 [True, True, False, False]
@@ -46,24 +47,27 @@ PromptKey = str | int
 
 
 def has_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """(N,) bool. True: the rewards of the row's group differ, train on it (arXiv 2510.13786, section 3.2).
+    """(N,) bool: whether the rewards of the row's group differ, so that it can train (arXiv 2510.13786, section 3.2).
 
     Equality is exact: a std that rounding makes 1e-9 instead of 0 would keep a group without a signal. A NaN differs
-    from all, so that its group stays and the error shows. Raises ValueError for other shapes than (N,), (N,)."""
+    from everything, so its group stays and the error shows. Raises ValueError for other shapes than (N,), (N,).
+    """
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must be (N,).")
     ids, group = torch.unique(group_ids, return_inverse=True)  # (P,), (N,)
     slots = rewards.new_zeros(len(ids))  # (P,)
-    highest, lowest = (slots.scatter_reduce(0, group, rewards, f, include_self=False) for f in ("amax", "amin"))
+    highest = slots.scatter_reduce(0, group, rewards, "amax", include_self=False)  # (P,)
+    lowest = slots.scatter_reduce(0, group, rewards, "amin", include_self=False)  # (P,)
+    # keep(g)  <=>  max_i r_gi != min_i r_gi
     return (highest != lowest)[group]  # (N,)
 
 
 class PassRateHistory:
-    """No-positive-resampling: remembers how often each prompt was solved and retires those that became easy.
+    """No-positive-resampling: remembers how often each prompt was solved and retires those that have become easy.
 
     Update it when a group is consumed, ask `retired` before a prompt is sampled again, and save `state_dict()` with the
-    checkpoint. A threshold above 1 retires nothing. Raises ValueError for one that is not finite and > 0, and TypeError
-    for a key that is neither str nor int: a tensor hashes by identity and would be a new prompt every time.
+    checkpoint. A threshold above 1 retires nothing. Raises ValueError for a threshold that is not finite and > 0, and
+    TypeError for a key that is neither str nor int: a tensor hashes by identity and would be a new prompt every time.
     """
 
     def __init__(self, threshold: float = 0.9) -> None:
@@ -74,14 +78,17 @@ class PassRateHistory:
         self._retired: dict[PromptKey, None] = {}  # a set that keeps its order, so that equal runs save equal files
 
     def update(self, prompt_key: PromptKey, correct: Iterable[bool | int]) -> None:
-        """Count one group: `correct` has a 0/1 (or bool) for each of its rollouts. Raises ValueError if it is empty or
-        holds anything else (a reward of -1, a shaped 0.5)."""
+        """Count one group: `correct` has a 0/1 (or bool) for each of its rollouts.
+
+        Raises ValueError if it is empty or holds anything else (a reward of -1, a shaped 0.5).
+        """
         self._check(prompt_key)
         values = [float(c) for c in correct]
         if not values or any(v not in (0.0, 1.0) for v in values):
             raise ValueError(f"PassRateHistory: expected a 0 or 1 for each rollout of the group, got {values}.")
-        before = self._counts.get(prompt_key, (0, 0))
-        solved, rollouts = before[0] + int(sum(values)), before[1] + len(values)
+        solved, rollouts = self._counts.get(prompt_key, (0, 0))
+        solved += int(sum(values))
+        rollouts += len(values)
         self._counts[prompt_key] = (solved, rollouts)
         # solved / rollouts >= threshold; the margin because 0.07 * 100 is 7.000000000000001 in floating point
         if solved >= self.threshold * rollouts - 1e-6:
@@ -107,10 +114,11 @@ class PassRateHistory:
         return {"threshold": self.threshold, "counts": counts, "retired": list(self._retired)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved history. Raises ValueError for other keys, or another threshold than its own."""
+        """Take over a saved history. Raises ValueError for other keys, or a threshold other than its own."""
         if set(state) != set(self.state_dict()):
             raise ValueError(f"PassRateHistory: the state has keys {sorted(state)}, not {sorted(self.state_dict())}.")
-        if (saved := state["threshold"]) != self.threshold:
+        saved = state["threshold"]
+        if saved != self.threshold:
             raise ValueError(f"PassRateHistory: the state was kept with threshold {saved}, not with {self.threshold}.")
         self._counts = {key: (solved, rollouts) for key, solved, rollouts in state["counts"]}
         self._retired = dict.fromkeys(state["retired"])
@@ -122,7 +130,9 @@ class NoVariedGroups(RuntimeError):
 
 class DynamicSampling:
     """DAPO's refill (arXiv 2503.14476, section 3.2): offer groups until `full`, then `take` the B with unequal rewards.
-    It has no `state_dict`: after a resume the prompts of the groups that it held are to be sampled again."""
+
+    It has no `state_dict`: after a resume, sample the prompts of the groups that it had kept again.
+    """
 
     def __init__(self, batch_prompts: int) -> None:
         if batch_prompts < 1:
@@ -136,18 +146,22 @@ class DynamicSampling:
         return len(self._groups) == self.batch_prompts
 
     def offer(self, group: object, rewards: Sequence[float] | Tensor) -> bool:
-        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept, to be counted.
+        """Keep the group, or discard it if its (G,) rewards are all equal. Returns whether it was kept; count that.
+
         Raises RuntimeError if the batch is full, ValueError for a group without rewards, and NoVariedGroups after 10·B
-        discarded groups in a row (DAPO's own code gives up after 10 batches)."""
+        discarded groups in a row (DAPO's own code gives up after 10 batches).
+        """
         if self.full:
             raise RuntimeError("DynamicSampling: the batch is full; call take() before the next offer().")
         values = torch.as_tensor(rewards, dtype=torch.float64)  # (G,)
         if not len(values):
             raise ValueError("DynamicSampling: a group without rewards has nothing to keep or to discard.")
         kept = bool(has_variance(values, torch.zeros_like(values)).any())
-        self._in_a_row = 0 if kept else self._in_a_row + 1
         if kept:
             self._groups.append(group)
+            self._in_a_row = 0
+        else:
+            self._in_a_row += 1
         if self._in_a_row >= 10 * self.batch_prompts:
             raise NoVariedGroups(
                 f"Dynamic sampling discarded {self._in_a_row} groups in a row: the policy solves all or none of these "

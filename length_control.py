@@ -4,9 +4,9 @@ PROBLEM. A completion that hits the length cap has no answer, so it is scored wr
 ScaleRL (arXiv 2510.13786) a truncation rate of 10-15 % preceded a collapse; healthy runs stayed below 5 %.
 
 IDEA 1, forced interruption (ScaleRL's choice, section 2). Each rollout has a budget drawn uniformly from [min_budget,
-max_budget], so that there is no single deadline to learn. Where thinking has not ended by then, a fixed phrase ends it,
-and the policy goes on with up to `answer_budget` tokens of answer. An engine serves this as two requests, the legs. The
-first is as long as the budget, whatever it holds. With a budget of 11 tokens, answer_budget 4:
+max_budget], so that there is no single deadline to learn. If thinking has not ended by then, a fixed phrase ends it,
+and the policy goes on with up to `answer_budget` tokens of answer. An engine serves this as two requests, called legs.
+The first leg may be as long as the budget, whatever its tokens are. With a budget of 11 tokens and answer_budget 4:
 
     a   no </think> in 11 tokens             leg 2: prompt + 11 tokens + PHRASE, up to 4 tokens
     b   </think> is token 8, cut at 11       3 answer tokens so far; leg 2: prompt + 11 tokens, up to 1 more
@@ -14,7 +14,7 @@ first is as long as the budget, whatever it holds. With a budget of 11 tokens, a
     d   <eos> by token 11                    finished: no leg 2, however long its answer
 
 Every sampled token of both legs trains; only PHRASE is masked. The answer budget counts the sampled tokens after
-</think>, in both legs. Nobody enforces it within leg 1, so in cases c and d the answer may be longer.
+</think>, in both legs. Nothing enforces it within leg 1, so in cases c and d the answer may be longer.
 
 IDEA 2, the overlong penalty (the alternative; DAPO, arXiv 2503.14476, Eq. 13). Over the last L_cache tokens before the
 cap L_max the reward falls on a ramp from 0 to -1, and stays there.
@@ -22,13 +22,13 @@ cap L_max the reward falls on a ramp from 0 to -1, and stays there.
     penalty(y) = clip((L_max - |y|) / L_cache - 1, -1, 0),     |y| the completion's length in tokens
 
 SIMPLIFIED. If the cut falls inside an end-of-thinking mark of several tokens, the half mark stays and the phrase adds a
-complete one. Hugging Face's `generate` has one limit for all rows and no finish reason: make max(budgets) tokens, cut
-each row to its own budget, and call its finish_reason "length" if no stop token is left.
+complete one. Hugging Face's `generate` has one limit for all rows and no finish reason: generate max(budgets) tokens,
+cut each row to its own budget, and set its finish_reason to "length" if no stop token is left.
 
 CHOICES, where papers are silent or differ. T1: the phrase is masked, because the policy did not sample it and there is
 no log-prob to divide by. T2: ScaleRL adds the penalty only to correct answers, DAPO to all; the caller chooses.
 
-Case a, then case b, with token 9 as </think> and 11 drawn as the budget. `leg.prompt_ids` is what to send:
+Case a, then case b, where token 9 is </think> and the budget drawn is 11. `leg.prompt_ids` is what to send:
 
 >>> control = Interruption(10, 12, answer_budget=4, phrase_ids=[7, 8, 9], end_of_thinking_ids=[9])
 >>> control.draw_budget(random.Random(0))
@@ -58,8 +58,11 @@ COLLAPSE_TRUNCATION = 0.10  # and above which runs have collapsed
 
 @dataclass(frozen=True)
 class SecondLeg:
-    """The request that follows a first leg that was cut. Send it with the first leg's cache_salt: then vLLM finds the
-    first leg in its prefix cache and prefills only the phrase."""
+    """The request that follows a first leg that was cut.
+
+    Send it with the first leg's cache_salt: then vLLM finds the first leg in its prefix cache and prefills only the
+    phrase.
+    """
 
     prompt_ids: list[int]  # the complete new prompt: old prompt + first leg + forced_ids
     forced_ids: list[int]  # the phrase, or [] if thinking had ended by itself
@@ -68,12 +71,14 @@ class SecondLeg:
 
 @dataclass(frozen=True)
 class Interruption:
-    """Forced interruption of thinking (arXiv 2510.13786, section 2). It takes token ids and never text, because text
-    that is encoded again may become other ids than those that were sampled.
+    """Forced interruption of thinking (arXiv 2510.13786, section 2).
 
-    `thinking_end` finds where the answer begins in completion ids, None while thinking lasts; by default after the
-    first `end_of_thinking_ids`. It is for tokenizers with other ids for ` </think>` and `</think>\\n\\n` than for
-    `</think>`. Raises ValueError for settings that cannot work together."""
+    It takes token ids and never text, because encoding a text again may give other ids than those that were sampled.
+
+    `thinking_end` takes completion ids and returns where the answer begins, or None while thinking lasts. Without it
+    the answer begins after the first `end_of_thinking_ids`. It is for tokenizers whose ids for ` </think>` and
+    `</think>\\n\\n` differ from those for `</think>`. Raises ValueError for settings that cannot work together.
+    """
 
     min_budget: int  # bounds of a rollout's thinking budget in tokens, both included (ScaleRL: 10k and 12k)
     max_budget: int
@@ -83,14 +88,17 @@ class Interruption:
     thinking_end: Callable[[Sequence[int]], int | None] | None = None
 
     def __post_init__(self) -> None:
-        phrase, end = _as_ids("phrase_ids", self.phrase_ids), _as_ids("end_of_thinking_ids", self.end_of_thinking_ids)
-        object.__setattr__(self, "phrase_ids", phrase)
+        phrase = _as_ids("phrase_ids", self.phrase_ids)
+        end = _as_ids("end_of_thinking_ids", self.end_of_thinking_ids)
+        object.__setattr__(self, "phrase_ids", phrase)  # how a frozen dataclass is written to
         object.__setattr__(self, "end_of_thinking_ids", end)
-        least, most, answer = self.min_budget, self.max_budget, self.answer_budget
-        if least < 1 or answer < 1:
-            raise ValueError(f"Thinking and answer budgets must be at least 1 token, got {least} and {answer}.")
-        if least > most:
-            raise ValueError(f"The smallest thinking budget ({least}) must not exceed the largest ({most}).")
+        smallest, largest = self.min_budget, self.max_budget
+        if smallest < 1 or self.answer_budget < 1:
+            raise ValueError(
+                f"Thinking and answer budgets must be at least 1 token, got {smallest} and {self.answer_budget}."
+            )
+        if smallest > largest:
+            raise ValueError(f"The smallest thinking budget ({smallest}) must not exceed the largest ({largest}).")
         if not end:
             raise ValueError("end_of_thinking_ids is empty: the model needs a token that ends its thinking.")
         if self.thinking_end is not None:
@@ -114,9 +122,12 @@ class Interruption:
     def second_leg(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str | None
     ) -> SecondLeg | None:
-        """The request to send after the first leg, or None if the completion is over (or truncated, case c). The
-        engine's finish_reason "length" means that the budget was reached; the length of completion_ids does not tell,
-        as a leg may stop on its last token. Raises ValueError for one that is none of stop, length, abort, None."""
+        """The request to send after the first leg, or None if the completion is over (or truncated, case c).
+
+        The engine's finish_reason "length" means that the budget was reached. The length of completion_ids cannot tell,
+        since a leg may stop by itself on its last token. Raises ValueError for a finish_reason other than stop, length,
+        abort and None.
+        """
         if finish_reason not in ("stop", "length", "abort", None):
             raise ValueError(f"finish_reason must be stop, length, abort or None, got {finish_reason!r}.")
         if finish_reason != "length":
@@ -137,9 +148,12 @@ class Interruption:
         """Index of the first answer token, right after the first end of thinking; None while thinking lasts."""
         if self.thinking_end is not None:
             return self.thinking_end(ids)
-        ids, mark = [int(i) for i in ids], self.end_of_thinking_ids
-        ends = range(len(mark), len(ids) + 1)
-        return next((end for end in ends if ids[end - len(mark) : end] == mark), None)
+        ids = [int(i) for i in ids]
+        mark = self.end_of_thinking_ids
+        for end in range(len(mark), len(ids) + 1):
+            if ids[end - len(mark) : end] == mark:
+                return end
+        return None
 
 
 def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
@@ -151,9 +165,13 @@ def _as_ids(name: str, ids: Sequence[int]) -> list[int]:
 def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) -> torch.Tensor:
     """Penalty to add to the reward of long completions (arXiv 2503.14476, Eq. 13).
 
-    lengths (N,): in tokens. max_length: L_max, from which on it is -1 (ScaleRL's comparison: 14k). cache_length:
-    L_cache, the width of the ramp (2k). Returns (N,), float64 for float64 lengths, else float32. Raises ValueError
-    unless 1 <= cache_length <= max_length."""
+    Args:
+        lengths: (N,) in tokens.
+        max_length: L_max, from which on the penalty is -1 (ScaleRL's comparison: 14k).
+        cache_length: L_cache, the width of the ramp (2k).
+    Returns (N,) in [-1, 0], float64 for float64 lengths, else float32.
+    Raises ValueError unless 1 <= cache_length <= max_length.
+    """
     if not 1 <= cache_length <= max_length:
         raise ValueError(f"cache_length must be from 1 to max_length ({max_length}), got {cache_length}.")
     lengths = lengths.to(torch.promote_types(lengths.dtype, torch.float32))  # (N,)
@@ -162,22 +180,24 @@ def overlong_penalty(lengths: torch.Tensor, max_length: int, cache_length: int) 
 
 
 def truncation_rate(finish_reasons: Iterable[str | None]) -> float:
-    """Share of completions whose last leg ended with "length", 0.0 for none at all. By finish reason, never by length:
-    a completion may end by itself on the last token it is allowed."""
+    """Share of completions whose last leg ended with "length"; 0.0 if there are no completions.
+
+    By finish reason, never by length: a completion may end by itself on the last token it is allowed.
+    """
     reasons = list(finish_reasons)
     return sum(reason == "length" for reason in reasons) / max(len(reasons), 1)
 
 
 def truncation_warning(rate: float) -> str | None:
-    """A sentence if too large a share of completions is truncated, else None. Raises ValueError if it is no share."""
+    """A sentence if too many completions are truncated, else None. Raises ValueError for a rate outside 0 to 1."""
     if not 0 <= rate <= 1:
         raise ValueError(f"The truncation rate is a share from 0 to 1, got {rate}.")
     if rate < HEALTHY_TRUNCATION:
         return None
-    told = f"{rate:.1%} of completions are truncated"
+    share = f"{rate:.1%} of completions are truncated"
     if rate <= COLLAPSE_TRUNCATION:
-        return f"Warning: {told}; healthy runs stay below {HEALTHY_TRUNCATION:.0%}."
-    return f"WARNING: {told}; above {COLLAPSE_TRUNCATION:.0%} runs have collapsed: raise the budgets."
+        return f"Warning: {share}; healthy runs stay below {HEALTHY_TRUNCATION:.0%}."
+    return f"WARNING: {share}; above {COLLAPSE_TRUNCATION:.0%} runs have collapsed: raise the budgets."
 
 
 if __name__ == "__main__":  # show the worked example, and check it

@@ -1,9 +1,10 @@
 """Masks: which stale tokens still count.
 
-PROBLEM. A token of an old policy, or of a generator that computes otherwise, has a ratio rho = pi / pi_gen far from 1.
-A loss limits how much it weighs (losses.py). But at any weight it may say little about the current policy.
+PROBLEM. A token that was sampled by an old policy, or by a generator whose numbers differ, can have a ratio
+rho = pi / pi_gen far from 1. A loss limits how much such a token weighs (losses.py). But at any weight it may say
+little about the current policy.
 
-IDEA. Drop it. A mask is multiplied into a loss: 0 where a token no longer counts, 1 where it does.
+IDEA. Drop it. A mask multiplies the loss of each token: by 0 where the token no longer counts, by 1 where it does.
 
     mask        drops, for A > 0              drops, for A < 0              low, high   source
     truncate    nothing: scales rho down to `high`, in a loss without a cap      2      Yao et al. 2025
@@ -17,15 +18,17 @@ IDEA. Drop it. A mask is multiplied into a loss: 0 where a token no longer count
     m2po        of the tokens with rho > 1    of those with rho < 1              .04    M2PO, 2510.01161
                 those with the largest (log rho)^2, until the mean of the others is at most `high`
 
-`dppo` measures the probability that has moved, and no ratio: 1e-4 that became 1e-3 has moved by .0009 and stays, .61
-that became .3 goes, if A < 0. `dppo`, `dppo_kl` and `m2po` drop only what has moved as A pushes it, as PPO's clip does.
-L6: what is dropped stays in the denominators of `aggregation_weights`, so a step shrinks with what is dropped.
+`dppo` looks at the change in probability, not at the ratio. A token that went from 1e-4 to 1e-3 moved by only .0009 and
+is kept; one that went from .61 to .3 is dropped if A < 0. Like PPO's clip, `dppo`, `dppo_kl` and `m2po` drop only
+tokens that moved in the direction in which A pushes them. L6: dropped tokens stay in the denominators of
+`aggregation_weights`, so the more are dropped, the smaller the step.
 
 SYMBOLS. N rows (completions) · T positions, padded · A advantage · pi, pi_gen the trainer's and the generator's
 probability of the sampled token · KL of the two distributions "this token, or another" · mask 1 on tokens that train.
 
-SIMPLIFIED. Weights carry no gradient. L7: `m2po` looks at the rows that it is given, so it depends on how a batch is
-cut into microbatches. The masks on rows take rows packed end to end for one.
+SIMPLIFIED. Weights carry no gradient. L7: `m2po` compares only the tokens that it is given, so its result depends on
+how a batch is cut into microbatches. `sequence`, `geometric` and `deepseek` treat a row as one sequence, even where
+several are packed end to end.
 
 >>> now, then = torch.tensor([[0.30, 1e-3]]).log(), torch.tensor([[0.61, 1e-4]]).log()  # rho = 0.49 and 10
 >>> for name in ("icepop", "dppo", "m2po"):
@@ -36,8 +39,8 @@ dppo    A > 0 [1.0, 1.0]   A < 0 [0.0, 1.0]
 m2po    A > 0 [1.0, 0.0]   A < 0 [0.0, 1.0]
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -55,102 +58,131 @@ class Tokens(NamedTuple):
     advantages: Tensor
     trained: Tensor
 
-    @property
     def mean_log_rho(self) -> Tensor:
         """(N, 1) over the trained tokens of each row."""
-        return self.log_rho.sum(-1, keepdim=True) / self.trained.sum(-1, keepdim=True).clamp_min(1)
+        length = self.trained.sum(-1, keepdim=True).clamp_min(1)  # (N, 1)
+        return self.log_rho.sum(-1, keepdim=True) / length
 
 
-def on_batches(rule: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
-    """Gives a rule the arguments of a loss.
+def weigh(
+    rule: Callable[..., Tensor],
+    logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    **thresholds: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Applies one of the rules below. `MASKS[name]` is this function with a rule and its default thresholds.
 
     Args:
         logprobs, behaviour_logprobs, advantages, mask: as in losses.py; what lies outside the mask changes nothing.
         thresholds: `low` and `high` of the rule, from 0 to infinity.
-    Returns (what is kept of each token (N, T) from 0 to 1, float32 at least, 0 outside the mask; metrics: `kept` counts
-    tokens above 0, `masked_positive` and `masked_negative` those below 1 where A > 0 and A < 0).
-    Raises ValueError for shapes that do not agree, a threshold below 0, and `low` above `high`.
+    Returns (weights (N, T) from 0 to 1, at least float32, 0 outside the mask; metrics: `kept` counts the tokens with a
+    weight above 0, `masked_positive` and `masked_negative` those with one below 1 where A > 0 and where A < 0).
+    Raises ValueError for shapes that do not agree, a threshold below 0, or `low` above `high`; TypeError for a
+    threshold that the rule does not have.
     """
-
-    @functools.wraps(rule)
-    def weigh(
-        logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, **thresholds: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    shape = logprobs.shape
+    equal = shape == behaviour_logprobs.shape == mask.shape
+    if len(shape) != 2 or not equal or advantages.shape not in (shape, shape[:1]):
         shapes = [tuple(x.shape) for x in (logprobs, behaviour_logprobs, mask, advantages)]
-        if logprobs.dim() != 2 or shapes[:3] != [shapes[0]] * 3 or shapes[3] not in (shapes[0], shapes[0][:1]):
-            raise ValueError(f"expected logprobs, behaviour_logprobs, mask (N, T); advantages (N,) or (N, T): {shapes}")
-        if not 0 <= (limits := {"low": 0.0} | (rule.__kwdefaults__ or {}) | thresholds)["low"] <= limits["high"]:
-            raise ValueError(f"{rule.__name__} needs 0 <= low <= high, and has {limits}.")
-        trained = mask.bool()  # (N, T)
-        advantages = advantages if advantages.dim() == 2 else advantages[:, None]  # (N, T) or (N, 1)
-        now, then, a = (torch.where(trained, x.detach().double(), 0.0)
-                        for x in (logprobs, behaviour_logprobs, advantages))  # fmt: skip
-        tokens = Tokens(now.exp(), then.exp(), (now - then).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), a, trained)
-        kept = torch.where(trained, rule(tokens, **thresholds).double(), 0.0)  # (N, T)
-        masked = trained & (kept < 1)  # (N, T)
-        counts = {"kept": kept > 0, "masked_positive": masked & (a > 0), "masked_negative": masked & (a < 0)}
-        metrics = {name: where.sum() for name, where in counts.items()}
-        return kept.to(torch.promote_types(logprobs.dtype, torch.float32)), metrics
+        raise ValueError(f"expected logprobs, behaviour_logprobs, mask (N, T); advantages (N,) or (N, T): {shapes}")
+    limits = {"low": 0.0} | thresholds
+    if not 0 <= limits["low"] <= limits["high"]:
+        raise ValueError(f"{rule.__name__} needs 0 <= low <= high, and has {limits}.")
 
-    return weigh
+    trained = mask.bool()  # (N, T)
 
+    def inside(x: Tensor) -> Tensor:
+        return torch.where(trained, x.detach().double(), 0.0)  # (N, T), 0 outside the mask
 
-@on_batches
-def truncate(x: Tokens, *, high: float = 2.0) -> Tensor:
-    """min(1, high / rho): a factor rho becomes min(rho, high). For a loss that has no such cap of its own."""
-    return (high / x.log_rho.exp()).clamp(max=1)
+    now = inside(logprobs)  # (N, T)
+    then = inside(behaviour_logprobs)  # (N, T)
+    advantages = inside(advantages if advantages.dim() == 2 else advantages[:, None])  # (N, T)
+    log_rho = (now - then).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (N, T)
 
-
-@on_batches
-def icepop(x: Tokens, *, low: float = 0.5, high: float = 5.0) -> Tensor:
-    """1[low <= rho <= high] of each token."""
-    return (low <= x.log_rho.exp()) & (x.log_rho.exp() <= high)
+    weights = rule(Tokens(now.exp(), then.exp(), log_rho, advantages, trained), **thresholds)  # (N, T) or (N, 1)
+    weights = torch.where(trained, weights.double(), 0.0)  # (N, T)
+    masked = trained & (weights < 1)  # (N, T)
+    metrics = {
+        "kept": (weights > 0).sum(),
+        "masked_positive": (masked & (advantages > 0)).sum(),
+        "masked_negative": (masked & (advantages < 0)).sum(),
+    }
+    return weights.to(torch.promote_types(logprobs.dtype, torch.float32)), metrics
 
 
-@on_batches
-def sequence(x: Tokens, *, low: float = 0.5, high: float = 2.0) -> Tensor:
+# The rules: weights of the tokens, (N, T), or (N, 1) where a row stays or goes as one.
+def truncate(tokens: Tokens, high: float) -> Tensor:
+    """min(1, high / rho): turns a factor rho into min(rho, high). For a loss that has no such cap of its own."""
+    return (high / tokens.log_rho.exp()).clamp(max=1)
+
+
+def icepop(tokens: Tokens, low: float, high: float) -> Tensor:
+    """1[low <= rho <= high] for each token."""
+    rho = tokens.log_rho.exp()  # (N, T)
+    return (low <= rho) & (rho <= high)
+
+
+def sequence(tokens: Tokens, low: float, high: float) -> Tensor:
     """1[low <= prod_t rho_t <= high] for all tokens of a row."""
-    product = x.log_rho.sum(-1, keepdim=True).exp()  # (N, 1)
+    product = tokens.log_rho.sum(-1, keepdim=True).exp()  # (N, 1)
     return (low <= product) & (product <= high)
 
 
-@on_batches
-def geometric(x: Tokens, *, low: float = 0.99, high: float = 1.01) -> Tensor:
+def geometric(tokens: Tokens, low: float, high: float) -> Tensor:
     """1[low <= (prod_t rho_t)^(1/n) <= high] for all n tokens of a row."""
-    mean = x.mean_log_rho.exp()  # (N, 1)
+    mean = tokens.mean_log_rho().exp()  # (N, 1)
     return (low <= mean) & (mean <= high)
 
 
-@on_batches
-def deepseek(x: Tokens, *, high: float = 0.5) -> Tensor:
+def deepseek(tokens: Tokens, high: float) -> Tensor:
     """0 for a row with A < 0 and 1/n sum_t (log pi_gen - log pi) > high."""
-    return ~((x.advantages < 0) & (-x.mean_log_rho > high))
+    drift = -tokens.mean_log_rho()  # (N, 1)
+    return ~((tokens.advantages < 0) & (drift > high))
 
 
-@on_batches
-def dppo(x: Tokens, *, high: float = 0.2) -> Tensor:
-    """0 where pi has moved as A pushes it, by more than `high`: pi - pi_gen for A > 0, pi_gen - pi for A < 0."""
-    return ~((x.pi - x.pi_gen) * x.advantages.sign() > high)
+def dppo(tokens: Tokens, high: float) -> Tensor:
+    """0 where pi moved by more than `high` in the direction of A: pi - pi_gen for A > 0, pi_gen - pi for A < 0."""
+    moved = (tokens.pi - tokens.pi_gen) * tokens.advantages.sign()  # (N, T)
+    return ~(moved > high)
 
 
-@on_batches
-def dppo_kl(x: Tokens, *, high: float = 0.05) -> Tensor:
-    """`dppo` by KL( (pi_gen, 1 - pi_gen) || (pi, 1 - pi) )."""
-    others = (1 - x.pi_gen) * ((1 - x.pi_gen).clamp_min(1e-8) / (1 - x.pi).clamp_min(1e-8)).log()  # (N, T)
-    return ~((others - x.pi_gen * x.log_rho > high) & (x.log_rho * x.advantages > 0))
+def dppo_kl(tokens: Tokens, high: float) -> Tensor:
+    """0 where pi moved in the direction of A, and KL( (pi_gen, 1 - pi_gen) || (pi, 1 - pi) ) > high."""
+    # KL = pi_gen log(pi_gen / pi) + (1 - pi_gen) log( (1 - pi_gen) / (1 - pi) ), the second term bounded near pi = 1
+    others = 1 - tokens.pi  # (N, T)
+    others_gen = 1 - tokens.pi_gen  # (N, T)
+    log_others = (others_gen.clamp_min(1e-8) / others.clamp_min(1e-8)).log()  # (N, T)
+    kl = others_gen * log_others - tokens.pi_gen * tokens.log_rho  # (N, T)
+    moved = tokens.log_rho * tokens.advantages > 0  # (N, T)
+    return ~((kl > high) & moved)
 
 
-@on_batches
-def m2po(x: Tokens, *, high: float = 0.04) -> Tensor:
-    """0 for the tokens with the largest (log rho)^2, as few as make the mean of the others at most `high`. Only tokens
-    that have moved as A pushes them are looked at and dropped."""
-    moved = x.log_rho * x.advantages > 0  # (N, T)
-    squares, order = torch.where(moved, x.log_rho.square(), torch.inf).flatten().sort()  # (N T,), the others last
-    means = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)  # they only grow
-    return ~moved | torch.empty_like(moved).flatten().scatter(0, order, means <= high).view_as(moved)
+def m2po(tokens: Tokens, high: float) -> Tensor:
+    """0 for the tokens with the largest (log rho)^2, as few as make the mean of the others at most `high`.
+
+    Only tokens that moved in the direction of A are looked at and dropped.
+    """
+    moved = tokens.log_rho * tokens.advantages > 0  # (N, T)
+    squares = torch.where(moved, tokens.log_rho.square(), torch.inf).flatten()  # (N T,), all others come last
+    ascending, order = squares.sort()
+    # The mean of the n smallest squares only grows with n, so those with a mean of at most `high` come first.
+    means = ascending.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)  # (N T,)
+    small = torch.empty_like(moved).flatten().scatter(0, order, means <= high)  # (N T,)
+    return ~moved | small.view_as(moved)
 
 
-MASKS = {mask.__name__: mask for mask in (truncate, icepop, sequence, geometric, deepseek, dppo, dppo_kl, m2po)}
+MASKS = {
+    "truncate": partial(weigh, truncate, high=2.0),
+    "icepop": partial(weigh, icepop, low=0.5, high=5.0),
+    "sequence": partial(weigh, sequence, low=0.5, high=2.0),
+    "geometric": partial(weigh, geometric, low=0.99, high=1.01),
+    "deepseek": partial(weigh, deepseek, high=0.5),
+    "dppo": partial(weigh, dppo, high=0.2),
+    "dppo_kl": partial(weigh, dppo_kl, high=0.05),
+    "m2po": partial(weigh, m2po, high=0.04),
+}
 
 if __name__ == "__main__":  # show the worked example, and check it
     import doctest

@@ -4,7 +4,7 @@ SYMBOLS. B prompts per step, G rollouts per prompt, k steps off-policy, v policy
 
 PROBLEM. Sampling takes most of the time of reinforcement learning on language models, and its slowest completions
 take most of that. A trainer that waits for every completion leaves the generator idle at the end of each batch, and is
-itself idle before it.
+itself idle until the batch is complete.
 
 IDEA (PipelineRL, arXiv 2509.19128; ScaleRL, arXiv 2510.13786, section 3.1). The generator never stops: prompts
 stream in, finished groups stream out, and each optimizer step's weights are swapped into the engine while its requests
@@ -34,14 +34,14 @@ stopped being outstanding when it is taken, and not when its step's weights are 
 trainer took whichever groups finish first, a slow group 0 would wait while 1, 2, 3 finish, train and make room for 4,
 5, 6, and so on: never more than (k + 1)·B are outstanding, yet group 0 ages by one version a step.
 
-The bound is complete. But it is not a target, since groups that wait only grow old. Hence a second condition: a group
-that was taken is replaced at once, and more are added only while fewer than B are *ready*. A group is ready if it and
-all older ones are finished, so that the trainer could take it now. (If one behind a running one counted as well, a
-single long completion would empty the engine.) Groups are *under way* from their admission to their take; the *peak* is
-the largest number that ever were.
+That rule alone guarantees the bound. But do not run up to it: finished groups only go stale while they wait. So there
+is a second rule. A group that the trainer takes is replaced at once; beyond that, a new one enters only while fewer
+than B are *ready*. A group is ready if it and all older groups are finished, so that the trainer could take it now. (If
+a finished group behind a running one counted as well, a single long completion would empty the engine.) Groups are
+*under way* from their admission until they are taken; the *peak* is the largest number that ever were.
 
     groups that are ready    groups under way        may one more enter?
-    fewer than B             whatever                yes: the trainer would have to wait
+    fewer than B             any number              yes: the trainer would have to wait
     B or more                fewer than at the peak  yes: it replaces one that was taken
     B or more                as many as at the peak  no: it would only grow old
 
@@ -56,7 +56,7 @@ their place are sampled by the same policy.) Lags are 0..k − 1, and the engine
 P1: the paper has a queue between generator and trainer. Here admission is paced, and groups train in admission order.
 
 SIMPLIFIED. The engine is any object with the methods that `Generator` lists; vllm_engine.py has one. An engine that
-dies is not replaced here: train.py saves, and goes on in a new process.
+dies is not replaced: train.py saves a checkpoint and ends.
 
 `python pipeline_rl.py` simulates the pacing: with k = 0 the trainer waits 77 % of the time, with k = 2 34 %, and with
 k = 8 2 %, at a mean lag of 5.3.
@@ -113,39 +113,30 @@ def lags(rollout: Rollout, version: int) -> list[int]:
 
 
 class Pacer:
-    """Who may start, and who must wait: the lag bound as a counter (module docstring). `simulate` is a generator around
-    one. Not safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
+    """Who may start, and who must wait: the lag bound as a counter (module docstring). `simulate` shows one in use. Not
+    safe to call from several threads: call it from one event loop. Of a group it reads `.number` only.
 
     Args:
         batch_prompts: B.
         k: `pipeline`: k >= 0, lag in 0..k. `ppo_off_policy`: k >= 1, lag in 0..k-1.
-        max_ready: nothing enters while so many groups are ready, not even as a replacement; the engine may then run dry
-            when several long completions end together. None: the rule of the module docstring.
         min_ready: groups that stay ready behind each take, which raises the lag by about min_ready / B; `pipeline`
-            only, at most k·B. Above 0, it sets a `max_ready` that is not given to what a take then needs. Set the
-            attribute to 0 when no prompt is left to admit.
+            only, at most k·B. Above 0, a new group enters only while fewer than a take and `min_ready` are ready: taken
+            groups are not replaced at once. Set the attribute to 0 when no prompt is left to admit.
 
     Raises ValueError for an unknown schedule or impossible numbers.
     """
 
-    def __init__(
-        self, batch_prompts: int, k: int, *, schedule: str = "pipeline",
-        max_ready: int | None = None, min_ready: int = 0,
-    ):  # fmt: skip
+    def __init__(self, batch_prompts: int, k: int, *, schedule: str = "pipeline", min_ready: int = 0):
         if schedule not in ("pipeline", "ppo_off_policy"):
             raise ValueError(f"schedule must be one of pipeline, ppo_off_policy, not {schedule!r}")
-        least = 0 if schedule == "pipeline" else 1
-        if batch_prompts < 1 or k < least:
-            raise ValueError(f"{schedule} needs batch_prompts >= 1 and k >= {least}, not {batch_prompts} and {k}")
+        least_k = 0 if schedule == "pipeline" else 1
+        if batch_prompts < 1 or k < least_k:
+            raise ValueError(f"{schedule} needs batch_prompts >= 1 and k >= {least_k}, not {batch_prompts} and {k}")
         self.take_size = batch_prompts if schedule == "pipeline" else k * batch_prompts  # groups the trainer takes
         self.capacity = (k + 1) * batch_prompts if schedule == "pipeline" else k * batch_prompts
         if not 0 <= min_ready <= self.capacity - self.take_size:
             raise ValueError(f"min_ready must be from 0 to {self.capacity - self.take_size}, not {min_ready}")
-        needed = self.take_size + min_ready  # for a take
-        if max_ready is not None and max_ready < needed:
-            raise ValueError(f"max_ready must be at least {needed}, for which the trainer waits, not {max_ready}")
-        self.min_ready, self.max_ready = min_ready, needed if max_ready is None else max_ready
-        self.replaces_taken = max_ready is None and not min_ready  # however many are ready
+        self.min_ready = min_ready
         self.peak_under_way = 0  # the most groups that were ever admitted and not yet taken
         self.admitted = 0  # numbers given out so far
         self.training = 0  # taken by the trainer, their step not yet live
@@ -163,13 +154,16 @@ class Pacer:
 
     def may_admit(self) -> bool:
         """Whether one more group may enter the engine."""
-        replacement = self.replaces_taken and len(self._groups) < self.peak_under_way
-        return self.outstanding < self.capacity and (self.ready < self.max_ready or replacement)
+        if self.outstanding >= self.capacity:
+            return False
+        if not self.may_take(self.take_size):
+            return True  # the trainer would have to wait
+        return self.min_ready == 0 and len(self._groups) < self.peak_under_way  # it replaces one that was taken
 
     def admit(self) -> int:
         """The number of the group that enters now. Raises RuntimeError if none may enter."""
         if not self.may_admit():
-            counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} of {self.max_ready} ready"
+            counts = f"{self.outstanding} of {self.capacity} are outstanding, {self.ready} are ready"
             raise RuntimeError(f"no group may enter now ({counts}); ask may_admit() first")
         self._groups[self.admitted] = None
         self.peak_under_way = max(self.peak_under_way, len(self._groups))
@@ -204,30 +198,36 @@ class Pacer:
 def simulate(k: int, schedule: str = "pipeline", batch: int = 8, slots: int = 24) -> tuple[list[int], float, float]:
     """(lags of all tokens, share of the time that slots were empty, share that the trainer waited) of 200 steps on an
     engine that samples one token of each group inside it a tick, while the trainer takes 16 ticks a step."""
-    pacer, rng = Pacer(batch, k, schedule=schedule), random.Random(0)
-    running: dict[int, int] = {}  # number -> length of the group
+    pacer = Pacer(batch, k, schedule=schedule)
+    rng = random.Random(0)
+    steps = pacer.take_size // batch  # of each take
+    lengths: dict[int, int] = {}  # number -> length of a group that runs
     versions: dict[int, list[int]] = {}  # number -> the version of each of its tokens
-    found: list[int] = []
+    token_lags: list[int] = []
     version = tick = empty = waited = 0
     live_at = math.inf  # the tick at which the weights of the steps in progress go live
     while version < 200:
         if tick == live_at:
-            version, live_at = version + pacer.take_size // batch, math.inf
+            version += steps
+            live_at = math.inf
             pacer.release(pacer.take_size)
         if live_at == math.inf and (groups := pacer.take(pacer.take_size)):
             for i, group in enumerate(groups):
-                found += [version + i // batch - v for v in versions[group.number]]
-            live_at = tick + 16 * pacer.take_size // batch
-        while pacer.may_admit() and len(running) < slots:
+                token_lags += [version + i // batch - v for v in versions[group.number]]
+            live_at = tick + 16 * steps
+        while pacer.may_admit() and len(lengths) < slots:
             number = pacer.admit()
-            running[number], versions[number] = rng.randint(10, 60), []
-        empty, waited, tick = empty + slots - len(running), waited + (live_at == math.inf), tick + 1
-        for number, length in list(running.items()):
+            lengths[number] = rng.randint(10, 60)
+            versions[number] = []
+        empty += slots - len(lengths)
+        waited += live_at == math.inf
+        tick += 1
+        for number, length in list(lengths.items()):
             versions[number].append(version)
             if len(versions[number]) == length:
-                del running[number]
+                del lengths[number]
                 pacer.finish(Group(number, None, version, []))
-    return found, empty / slots / tick, waited / tick
+    return token_lags, empty / slots / tick, waited / tick
 
 
 # The bound ends here. Below: driving an engine by it.
@@ -257,13 +257,20 @@ class EngineFailed(RuntimeError):
     """The engine did not start."""
 
 
+class EngineDied(RuntimeError):
+    """Raised by an engine whose process has died or no longer answers."""
+
+
 class GeneratorFailed(RuntimeError):
     """Something raised in the generator's thread: engine, reward or prompts. The cause is that very exception."""
+
+    engine_died = False  # the cause is an EngineDied; other than the cause, this survives pickling
 
 
 def rollout_of(sample: Any) -> Rollout:
     """What an engine returned, of which every token trains."""
-    ids, mask = list(sample.completion_ids), [1] * len(sample.completion_ids)
+    ids = list(sample.completion_ids)
+    mask = [1] * len(ids)
     return Rollout(ids, sample.logprobs, sample.versions, mask, sample.finish_reason, prefilled=sample.prefilled)
 
 
@@ -281,13 +288,13 @@ def joined(first: Rollout, forced: list[int], second: Rollout, mask: Callable[[i
 
 
 class LoopThread:
-    """An event loop in a thread of its own. Other threads call its methods, and only the loop `_until`. What raises in
-    `_run` ends every wait for the loop, as GeneratorFailed."""
+    """An event loop in a thread of its own. Other threads call its methods; `_until` is awaited only inside the loop.
+    What raises in `_run` ends every wait for the loop, as GeneratorFailed."""
 
     stop_requested: Callable[[], bool]
 
     def __init__(self) -> None:
-        self._changed = asyncio.Event()  # who waits in `_until` looks again
+        self._changed = asyncio.Event()  # wakes waiters in `_until`
         self._error: BaseException | None = None  # the first one in the loop: it ends every wait
         self._closing = False
         self._running: set[Future] = set()
@@ -297,8 +304,8 @@ class LoopThread:
     def _run(self, function: Callable[..., Coroutine], *args: Any) -> Future:
         """Starts `function(*args)` in the loop."""
 
-        async def watched() -> Any:
-            if self._closing:  # an evaluation had just asked for it
+        async def noting_errors() -> Any:
+            if self._closing:  # scheduled just before `_end`
                 raise asyncio.CancelledError
             try:
                 return await function(*args)
@@ -308,8 +315,8 @@ class LoopThread:
             finally:
                 self._changed.set()
 
-        future = asyncio.run_coroutine_threadsafe(watched(), self._loop)
-        self._running.add(future)  # or it could be collected before its end
+        future = asyncio.run_coroutine_threadsafe(noting_errors(), self._loop)
+        self._running.add(future)  # or it could be garbage-collected before it finishes
         future.add_done_callback(self._running.discard)
         return future
 
@@ -340,11 +347,13 @@ class LoopThread:
             if done and error is None:
                 return future.result()
         future.cancel()
-        if error is None or self.stop_requested():  # what asked to stop may have ended the engine, too
+        if error is None or (may_stop and self.stop_requested()):  # the same signal may have killed the engine
             raise StopRequested from error
         if isinstance(error, EngineFailed):
             raise error
-        raise GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}") from error
+        failure = GeneratorFailed(f"the generator failed: {type(error).__name__}: {error}")
+        failure.engine_died = isinstance(error, EngineDied)
+        raise failure from error
 
     def _end(self, last: Callable[[], None]) -> None:
         """Cancels what runs, calls `last` in the loop, and ends the thread."""
@@ -368,13 +377,14 @@ class Generator(LoopThread):
     """Prompts in, finished groups out: keeps an engine full by the rules of a pacer, in an event loop in a thread of
     its own. The methods without an underscore are for the trainer's thread, which waits in them. An engine has
 
-        replicas, slots                    data-parallel copies of it, usually 1; requests inside each of them at most
+        slots                              requests inside it at most
         version                            the version that is live
         trainer_waits                      True: it reads the trainer's own tensors, which must not change meanwhile
-        prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads
+        prepare(weights, version)          in the trainer's thread: what the next `start` or `update` loads; OSError if
+                                           there is no room for them
         await start(), await update()      starts with these weights; or pauses, loads them, and goes on
-        await sample(prompt_ids, max_tokens, salt, replica, temperature)   one request: an object with completion_ids,
-                                           logprobs, versions, finish_reason and prefilled, as in `Rollout`
+        await sample(prompt_ids, max_tokens, salt)   one request: an object with completion_ids, logprobs, versions,
+                                           finish_reason and prefilled, as in `Rollout`
         shutdown()                         ends it; may be called twice
     """
 
@@ -395,52 +405,55 @@ class Generator(LoopThread):
             raise ValueError(f"{self.rollouts} rollouts per prompt do not fit {self.engine.slots} engine slots")
         self.counters = Counters()
         self.under_way: dict[int, Problem] = {}  # number -> problem of the groups admitted and not yet taken
-        self.free = [self.engine.slots] * self.engine.replicas  # slots; a rollout keeps its own between its legs
+        self.free = self.engine.slots  # slots; a rollout keeps its own between its legs
         self.exhausted = False  # `problems` came to its end
         self._rng = random.Random(self.seed)
-        self._evaluating = self._entering = False  # an evaluation runs; some of its requests wait for slots
-        self._paused, self._counted_at = False, time.monotonic()  # when `_count` was called last
+        self._evaluating = False  # an evaluation runs
+        self._entering = False  # some of its requests wait for slots
+        self._paused = False  # for new weights
+        self._counted_at = time.monotonic()  # when `_count` was called last
         self._pushing: Future | None = None
 
     async def _admit(self) -> None:
-        """Starts new groups. Nothing ever queues inside vLLM: the version at admission is the version of the prefill.
-        A group stays in one replica, which finds its prompt and first legs in its cache."""
+        """Starts new groups. Nothing queues inside vLLM: the version at admission is the version of the prefill."""
         while True:
-            await self._until(lambda: max(self.free) >= self.rollouts and not self._entering and self.pacer.may_admit())
+            await self._until(lambda: self.free >= self.rollouts and not self._entering and self.pacer.may_admit())
             if (problem := next(self.problems, None)) is None:
                 break
             number = self.pacer.admit()
             self.under_way[number] = problem
-            self._run(self._group, number, problem, self._enter(self.rollouts))
-        self.exhausted, self.pacer.min_ready = True, 0  # so that the last groups are trained as well
+            self._count(self.rollouts)
+            self._run(self._group, number, problem)
+        self.exhausted = True
+        self.pacer.min_ready = 0  # so that the last groups are trained as well
 
-    async def _group(self, number: int, problem: Problem, replica: int) -> None:
+    async def _group(self, number: int, problem: Problem) -> None:
         """Samples and scores the G rollouts of one group."""
         version = self.engine.version
         draw = self.length_control.draw_budget if self.length_control else lambda rng: self.max_completion
         budgets = [draw(self._rng) for _ in range(self.rollouts)]
-        rollouts = await asyncio.gather(*[self._rollout(problem, budget, version, replica) for budget in budgets])
+        rollouts = await asyncio.gather(*[self._rollout(problem, budget, version) for budget in budgets])
         await self._score(problem, rollouts)
         self.counters.sampled += sum(sum(rollout.mask) for rollout in rollouts)
         self.counters.prefilled += sum(rollout.prefilled for rollout in rollouts)
         self.pacer.finish(Group(number, problem, version, rollouts))
 
-    async def _rollout(
-        self, problem: Problem, budget: int, version: int, replica: int, temperature: float | None = None
-    ) -> Rollout:
+    async def _rollout(self, problem: Problem, budget: int, version: int) -> Rollout:
         """One completion, in one request, or in two where the first one ends at `budget` and tokens for an answer are
-        left; the phrase comes between only if thinking had not ended. Its slot is counted."""
+        left; the phrase comes between only if thinking had not ended. Gives its slot back."""
         # The salt keeps a prompt from hitting keys and values that another version left in vLLM's cache. Both legs have
         # the same one, so that the second finds those of the first.
-        prompt, salt, control = list(problem.prompt_ids), str(version), self.length_control
+        prompt = list(problem.prompt_ids)
+        salt = str(version)
+        control = self.length_control
         try:
-            first = rollout_of(await self.engine.sample(prompt, budget, salt, replica, temperature))
+            first = rollout_of(await self.engine.sample(prompt, budget, salt))
             leg = control and control.second_leg(prompt, first.completion_ids, first.finish_reason)
             if leg is None:
                 return first
-            second = rollout_of(await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt, replica, temperature))
+            second = rollout_of(await self.engine.sample(leg.prompt_ids, leg.max_tokens, salt))
         finally:
-            self._count(-1, replica)
+            self._count(-1)
         return joined(first, list(leg.forced_ids), second, control.mask)
 
     async def _score(self, problem: Problem, rollouts: list[Rollout]) -> None:
@@ -448,15 +461,18 @@ class Generator(LoopThread):
         for rollout, (reward, correct) in zip(rollouts, scores, strict=True):
             rollout.reward, rollout.correct = float(reward), bool(correct)
 
-    async def _evaluate(self, problems: list[Any], n_samples: int, temperature: float | None) -> list[list[Rollout]]:
+    async def _evaluate(self, problems: list[Any], n_samples: int) -> list[list[Rollout]]:
         """Its requests get slots before any new group does, and the longest budget (T4: papers do not say which)."""
         longest = self.length_control.max_budget if self.length_control else self.max_completion
-        started, sampled_before, requests = time.monotonic(), self.counters.sampled, []
+        started = time.monotonic()
+        sampled_before = self.counters.sampled
+        requests = []
         self._evaluating = self._entering = True
         try:
             for problem in [problem for problem in problems for _ in range(n_samples)]:
-                await self._until(lambda: any(self.free))
-                request = self._run(self._rollout, problem, longest, self.engine.version, self._enter(1), temperature)
+                await self._until(lambda: self.free > 0)
+                self._count(1)
+                request = self._run(self._rollout, problem, longest, self.engine.version)
                 requests.append(asyncio.wrap_future(request))
             self._entering = False
             flat = await asyncio.gather(*requests)
@@ -466,7 +482,8 @@ class Generator(LoopThread):
         groups = [flat[i : i + n_samples] for i in range(0, len(flat), n_samples)]
         await asyncio.gather(*[self._score(p, g) for p, g in zip(problems, groups, strict=True)])
         sampled = sum(sum(rollout.mask) for rollout in flat)
-        share = sampled / max(1, sampled + self.counters.sampled - sampled_before)
+        sampled_meanwhile = self.counters.sampled - sampled_before
+        share = sampled / max(1, sampled + sampled_meanwhile)
         self.counters.eval_seconds += share * (time.monotonic() - started)
         return groups
 
@@ -480,32 +497,31 @@ class Generator(LoopThread):
         self._paused = False
         self.pacer.release(release)
 
-    def _enter(self, count: int) -> int:
-        """The emptiest replica, now with `count` more requests inside."""
-        replica = self.free.index(max(self.free))
-        self._count(count, replica)
-        return replica
+    async def _fail(self, error: Exception) -> None:
+        raise error
 
-    def _count(self, change: int = 0, replica: int = 0) -> None:
-        """Counts the time since the last call, and `change` more requests inside `replica`."""
+    def _count(self, change: int = 0) -> None:
+        """Counts the time since the last call, and `change` more requests inside the engine."""
         now = time.monotonic()
-        passed, self._counted_at = now - self._counted_at, now
-        inside = self.engine.replicas * self.engine.slots - sum(self.free)
+        passed = now - self._counted_at
+        self._counted_at = now
+        inside = self.engine.slots - self.free
         self.counters.request_seconds += passed * inside
         if self._paused:
             self.counters.sync_seconds += passed
         elif not inside:
             self.counters.idle_seconds += passed
-        self.free[replica] -= change
+        self.free -= change
         self._changed.set()
 
     def start(self, weights: object, version: int = 0) -> None:
-        """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed."""
+        """Starts the engine, gives it the weights of `version` and opens admission. Raises EngineFailed, or
+        StopRequested (unless other trainer processes may be inside the first transfer of weights)."""
         self._thread.start()
-        self.engine.prepare(weights, version)
         try:
-            self.result_of(self._run(self.engine.start), may_stop=False)
-        except GeneratorFailed as error:
+            self.engine.prepare(weights, version)
+            self.result_of(self._run(self.engine.start), may_stop=not self.engine.trainer_waits)
+        except (GeneratorFailed, OSError) as error:
             raise EngineFailed(str(error)) from error
         self._counted_at = time.monotonic()
         self._run(self._admit)
@@ -513,7 +529,7 @@ class Generator(LoopThread):
     def take(self, count: int) -> list[Group]:
         """Waits for the `count` oldest groups. Raises GeneratorFailed or Exhausted."""
 
-        def none_comes() -> bool:
+        def too_few_left() -> bool:
             return self.exhausted and len(self.under_way) < count
 
         def now(_: object) -> list[Group]:
@@ -523,8 +539,8 @@ class Generator(LoopThread):
                 del self.under_way[group.number]
             return groups
 
-        self.result_of(self._run(self._until, lambda: self.pacer.may_take(count) or none_comes()))
-        # Taking cannot be interrupted: a group lost between here and there would be in no checkpoint.
+        self.result_of(self._run(self._until, lambda: self.pacer.may_take(count) or too_few_left()))
+        # Nothing can interrupt this: a group lost between the wait and the take would be in no checkpoint.
         return self.in_loop(now)
 
     def release(self, count: int) -> None:
@@ -535,22 +551,27 @@ class Generator(LoopThread):
         """Sends weights to the engine, whose requests go on; returns once the trainer may change them. When they are
         live, `release` groups stop being outstanding; the next `push`, `evaluate` or `settle` raises if that failed."""
         self.settle()
-        self.engine.prepare(weights, version)
+        try:
+            self.engine.prepare(weights, version)
+        except OSError as error:  # other trainer processes go on to the next wait, so this one does, too
+            self._pushing = self._run(self._fail, error)
+            return
         self._pushing = self._run(self._push, release)
         if self.engine.trainer_waits:
             self.result_of(self._pushing, may_stop=False)  # the other trainer processes are inside the transfer
 
     def settle(self) -> None:
-        """Waits until the last pushed weights are live, or until the caller wants to stop."""
+        """Waits until the last pushed weights are live, or until the caller wants to stop. Calling it twice is free:
+        with several trainer processes `push` finds that all of them have called it."""
         if self._pushing is not None:
             self.result_of(self._pushing)
             self._pushing = None
 
-    def evaluate(self, problems: Iterable[Problem], n_samples: int, temperature: float | None = None) -> Future:
+    def evaluate(self, problems: Iterable[Problem], n_samples: int) -> Future:
         """Starts sampling `n_samples` completions of each problem at the live version and returns their future, a list
-        of rollouts per problem, for `result_of`. A push waits while it runs. `temperature`: None is the engine's."""
+        of rollouts per problem, for `result_of`. A push waits while it runs."""
         self.settle()
-        return self._run(self._evaluate, list(problems), n_samples, temperature)
+        return self._run(self._evaluate, list(problems), n_samples)
 
     def ask(self, call: Callable[[Any], Coroutine]) -> Any:
         """The result of the coroutine `call(engine)`, after the last push."""
@@ -562,12 +583,12 @@ class Generator(LoopThread):
         if self._thread.is_alive():
             if self._pushing is not None:
                 wait([self._pushing], timeout=5)  # the engine reads a file that is deleted next
-            self._end(self.engine.shutdown)
-        self.engine.shutdown()
+            self._end(self.engine.shutdown)  # in the loop, whose requests it ends
+        self.engine.shutdown()  # again: the loop may not have got to it, or never ran
 
 
 if __name__ == "__main__":
     print("simulated        lag mean   largest   slots empty   trainer waits")
     for schedule, k in (("pipeline", 0), ("pipeline", 1), ("pipeline", 2), ("pipeline", 8), ("ppo_off_policy", 3)):
-        found, empty, waited = simulate(k, schedule)
-        print(f"{schedule:14} {k} {sum(found) / len(found):9.2f} {max(found):9} {empty:13.0%} {waited:15.0%}")
+        ages, empty, waited = simulate(k, schedule)
+        print(f"{schedule:14} {k} {sum(ages) / len(ages):9.2f} {max(ages):9} {empty:13.0%} {waited:15.0%}")

@@ -6,20 +6,26 @@
 
 The recipe (arXiv 2510.13786), and the file of each part:
 
-    sample       PipelineRL, k steps off-policy, weights swapped in flight     pipeline_rl.py
-    interrupt    thinking cut at a random budget, then an answer               length_control.py
-    filter       equal rewards out of the batch, solved prompts out for good   filters.py
-    advantage    reward minus the prompt's mean, over the batch's std          losses.py
-    loss         CISPO, averaged per prompt, FP32 logits                       losses.py, fp32_head.py
-    predict      a sigmoid of pass rate against compute                        fit_sigmoid.py
+    PipelineRL-8              new weights in flight, at most k = 8 steps off-policy     pipeline_rl.py
+    forced interruption       thinking cut at a random budget, then an answer           length_control.py
+    zero-variance filtering   drop groups with equal rewards                            filters.py
+    no positive resampling    never resample solved prompts                             filters.py
+    batch-level advantages    reward minus the prompt's mean, over the batch's std      losses.py
+    CISPO                     a truncated importance weight on REINFORCE                losses.py
+    prompt-level averaging    each prompt of the batch weighs the same                  losses.py
+    FP32 logits               in trainer and generator                                  fp32_head.py
 
-This file is the loop, `train`; docs/one_group.md follows one group through it. What it takes to run is in runtime/: the
-forward and backward pass in trainer.py and model.py, the proof that new weights reached the generator in evaluation.py,
-the parts of a run in parts.py. What is asked and who judges the answers is in tasks/.
+After the run, a sigmoid of pass rate against compute is fitted to it: fit_sigmoid.py. This file is the loop, `train`;
+docs/one_group.md follows one group through it. runtime/ holds the machinery: the forward and backward pass in
+trainer.py and model.py, the proof that new weights reached the generator in evaluation.py, the parts of a run in
+parts.py. tasks/ has the prompts and the graders.
 
-Two counters: a step consumes one batch of B groups, a version is one optimizer update. A batch whose groups all have
-equal rewards is a step without an update (unless the filter is off), as is one of which a mask leaves no token, or
-whose gradient is not finite: the version stays.
+Two counters: a step consumes one batch of B groups, a version is one optimizer update. A step makes no update, and the
+version stays, when no rollout is left to train on (all groups have equal rewards, or the rest were truncated and
+dropped), when `--mask` keeps no token and the loss has no other term, or when the gradient is not finite.
+
+To add an ingredient, write a function in its concept file, a flag in runtime/flags.py, and one line in `train`. A new
+loss or mask goes into losses.LOSSES or masks.MASKS, and its options into runtime/trainer.py.
 """
 
 import os
@@ -38,110 +44,136 @@ import length_control
 import losses
 import pipeline_rl
 from pipeline_rl import Group, Rollout
-from runtime import checkpoints, closing
-from runtime.evaluation import RunFailed
+from runtime import closing, run_folder
 from runtime.flag_checks import check_flags, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.model import Row
 from runtime.parts import Parts, new_parts, start, with_flag_names
-from runtime.ranks import restart, restarts
-from runtime.run_folder import DISK, Progress, Record
+from runtime.ranks import report_fault
+from runtime.run_folder import Progress, Record, RunFailed
 from runtime.trainer import Trainer, TrainingBatch
 from tasks.judges import RewardError
 
 BAD_STEPS = 3  # gradients in a row that are not finite, before the run ends
+DEAD_ENGINE = 75  # exit code after an engine failure, "temporary failure" in sysexits.h: --resume continues
 
 
 def train(flags: Flags, parts: Parts, progress: Progress) -> None:
     """The loop. While a step is computed here, the generator samples the groups of the next ones (`pipeline`), or waits
     for new weights (`ppo_off_policy`). With several trainer processes, each runs this loop on the same groups.
 
-    Shapes: a batch has B groups (prompts) of G rollouts, n = B·G in all, of which N train. T: tokens of the longest
-    completion among these. v: the policy version. `parts`: the objects of the run. `progress`: what a checkpoint saves.
+    Shapes: a batch has B groups (prompts) of G rollouts, N = B·G rows in all, of which K train. T: tokens of the
+    longest completion among these. v: the policy version. `parts`: the objects of the run. `progress`: what a
+    checkpoint saves.
     """
     generator, trainer, evaluator, recorder = parts.generator, parts.trainer, parts.evaluator, parts.recorder
+    evaluator.check_bytes(progress)
     evaluator.begin_if_due(progress)
-    while (taken := collect(flags, parts, progress)) is not None:  # waits for the oldest groups
+    # Waits for the oldest groups; the generator has already cut their thinking.
+    while (round_groups := collect(flags, parts, progress)) is not None:
         first_step, first_version = progress.step, progress.version
-        # `pipeline` takes B groups, which are one batch. `ppo_off_policy` takes k·B groups, all sampled by the same
-        # policy, and makes k steps before the generator gets new weights.
-        batches = [taken[i : i + flags.batch_prompts] for i in range(0, len(taken), flags.batch_prompts)]
-        for groups, old in zip(batches, score_before_the_steps(flags, trainer, batches), strict=True):
+        # One batch of B groups under `pipeline`; k batches, all sampled by the same policy, under `ppo_off_policy`.
+        batches = split(round_groups, flags.batch_prompts)
+        # For TIS: the log-probs of each batch under the policy before the first of these steps.
+        all_old_logprobs = [score_groups(groups, trainer) if flags.loss == "tis" else None for groups in batches]
+        for groups, old_logprobs in zip(batches, all_old_logprobs, strict=True):
             version = progress.version  # the lag of a token is this version minus the token's
-            rollouts, rows = flat(groups)  # n of each
-            group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)  # (n,) of groups, not of prompts
-            rewards = shaped_rewards(rollouts, flags, random.Random(f"{flags.seed} {progress.step}"))  # (n,)
+            rollouts, rows = rollouts_and_rows(groups)  # N of each
+            # (N,) index of the group in this batch; a prompt may occur twice
+            group_ids = torch.arange(len(groups)).repeat_interleave(flags.rollouts)
+            rewards = shaped_rewards(rollouts, flags)  # (N,)
+            if flags.reward == "shuffled":  # the control
+                draw = random.Random(f"{flags.seed} {progress.step}")
+                rewards = rewards[draw.sample(range(len(rewards)), len(rewards))]
             metrics = recorder.sampled(groups, rewards)
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
-            # average are taken, or the size of the step would depend on how many there are.
-            kept = filters.has_variance(rewards, group_ids) | (not flags.zero_variance_filter)  # (n,)
-            advantages = torch.zeros_like(rewards)  # (n,)
-            advantages[kept] = losses.normalize_advantages(rewards[kept], group_ids[kept], flags.normalize_advantages)
-            # O3: truncated rollouts may leave, but only now. Before, a group's mean would be that of its short ones.
+            # average are taken; otherwise the step size would depend on how many such groups there are.
+            keep = torch.ones(len(rollouts), dtype=torch.bool)  # (N,)
+            if flags.zero_variance_filter:
+                keep = filters.has_variance(rewards, group_ids)
+            # Advantage: the reward minus its group's mean, over the std of the whole batch.
+            advantages = torch.zeros_like(rewards)  # (N,)
+            advantages[keep] = losses.normalize_advantages(rewards[keep], group_ids[keep], flags.normalize_advantages)
+            # O3 (see docs/choices.md): truncated rollouts may leave, but only now. Dropped earlier, they would leave
+            # the group's mean to its short rollouts.
             if flags.truncated_rollouts == "drop":
-                truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])  # (n,)
-                metrics["truncated_dropped"] = int((kept & truncated).sum())
-                kept = kept & ~truncated
+                truncated = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts])  # (N,)
+                metrics["truncated_dropped"] = int((keep & truncated).sum())
+                keep = keep & ~truncated
 
             batch = None
-            if kept.any():
-                trained, rows = list(compress(rollouts, kept)), list(compress(rows, kept))  # N of the n
-                mask = padded([rollout.mask for rollout in trained], torch.bool)  # (N, T)
-                behaviour = padded([rollout.logprobs for rollout in trained], torch.float32)  # (N, T)
-                # The average of the loss, as one weight per token (N, T): per prompt, per sample, over all tokens, ...
-                token_weights = losses.aggregation_weights(mask, group_ids[kept], flags.aggregation, flags.most_sampled)
-                old = None if old is None else old[kept, : mask.shape[1]]  # (N, T), for TIS
-                batch = TrainingBatch(rows, behaviour, mask, advantages[kept], token_weights, old)
-                metrics |= trainer.gradients(batch)  # forward, loss, backward: runtime/trainer.py
-                # An evaluation or a probe (the test that weights arrived) must end on these weights, which sampled it.
-                metrics |= evaluator.finish(progress)
-                metrics |= optimizer_step(trainer, progress, metrics)  # v becomes v + 1
+            if keep.any():
+                kept_rollouts = list(compress(rollouts, keep))  # K of the N
+                mask = pad([rollout.mask for rollout in kept_rollouts], torch.bool)  # (K, T)
+                behaviour = pad([rollout.logprobs for rollout in kept_rollouts], torch.float32)  # (K, T)
+                # The average of the loss, as one weight per token: per prompt, per sample, over all tokens, ...
+                token_weights = losses.aggregation_weights(
+                    mask, group_ids[keep], flags.aggregation, flags.completion_cap
+                )  # (K, T)
+                old_kept = None
+                if old_logprobs is not None:
+                    old_kept = old_logprobs[keep, : mask.shape[1]]  # (K, T)
+                kept_rows = list(compress(rows, keep))
+                batch = TrainingBatch(kept_rows, behaviour, mask, advantages[keep], token_weights, old_kept)
+                # CISPO on FP32 logits, forward and backward: runtime/trainer.py
+                loss_has_terms, loss_metrics = trainer.backward(batch)
+                metrics |= loss_metrics
+                # An evaluation or a probe (the test that weights arrived) was sampled with the current weights and is
+                # checked against them, so it must finish before they change.
+                metrics |= evaluator.wait(progress)
+                metrics |= optimizer_step(trainer, progress, loss_has_terms)  # AdamW: v becomes v + 1
 
-            metrics |= update_history(parts, progress, groups)  # solved prompts are retired
+            metrics |= update_history(parts, groups)  # no-positive-resampling: solved prompts are retired
+            recorder.consumed(progress.step, groups)
             progress.step += 1
             del progress.taken[: len(groups)]
             recorder.step(progress, groups, batch, metrics, version)
 
-        # Push in flight: running requests go on with the new weights. Until these are live, the groups are outstanding.
+        # Push in flight: running requests go on with the new weights. The groups count as outstanding until the new
+        # weights are live.
         if progress.version > first_version:
-            generator.push(trainer.weights, progress.version, release=len(taken))
+            generator.push(trainer.weights, progress.version, release=len(round_groups))
         else:
-            generator.release(len(taken))
-        recorder.samples(progress.step, groups)  # of the last batch
+            generator.release(len(round_groups))
+        recorder.samples(progress.step, batches[-1])
+        evaluator.check_bytes(progress)
         evaluator.begin_if_due(progress)  # every `eval_every` steps; it runs during the next step
-        if flags.save_every and progress.step // flags.save_every > first_step // flags.save_every:
-            save(flags, parts, progress)
+        crossed = flags.save_every and progress.step // flags.save_every > first_step // flags.save_every
+        if crossed and progress.step < flags.max_steps:  # `end_of_run` saves the last one
+            save(parts, progress)
 
 
 # ------------------------------------------------------------------------------------------- what the loop is made of
 
 
 def collect(flags: Flags, parts: Parts, progress: Progress) -> list[Group] | None:
-    """The groups of the next take, the same on every rank: the B oldest, or under `ppo_off_policy` the k·B oldest,
+    """The groups of the next round, the same on every rank: the B oldest, or under `ppo_off_policy` the k·B oldest,
     shuffled. None at the end of the run: the steps, a budget, or the prompts are used up."""
-    taken = parts.ranks.from_main(lambda: wait_for_groups(flags, parts, progress))
-    if taken is not None:  # else what dynamic sampling has collected so far stays, for the last checkpoint
-        progress.taken = list(taken)
-    return taken
+    groups = parts.ranks.from_main(lambda: wait_for_groups(flags, parts, progress))
+    if groups is not None:  # if None, keep what dynamic sampling has collected; the last checkpoint lists it
+        progress.taken = list(groups)
+    return groups
 
 
 def wait_for_groups(flags: Flags, parts: Parts, progress: Progress) -> list[Group] | None:
     """`collect` on rank 0."""
     generator, say = parts.generator.on_main, parts.ranks.say
-    if progress.step >= flags.max_steps or budget_spent(flags, parts):
+    if progress.step >= flags.max_steps or limit_reached(flags, parts):
         return None
     try:
-        with parts.recorder.timed("trainer_idle"):
-            take = generator.pacer.take_size
-            groups = refill(flags, parts, progress) if flags.dynamic_sampling else generator.take(take)
+        with parts.recorder.waiting():
+            if flags.dynamic_sampling:
+                groups = refill(flags, parts, progress)
+            else:
+                groups = generator.take(generator.pacer.take_size)
     except (pipeline_rl.Exhausted, filters.NoVariedGroups) as reason:
         retired = f"{parts.history.n_retired} of {len(parts.task.train)} prompts are retired"
         say(f"{reason}; {retired}. The run ends.")
         return None
     if flags.schedule == "ppo_off_policy":
-        # One policy sampled all of them, but in the order of admission a batch would be prompts that were drawn
-        # together. Shuffled, so that the k batches are random samples, as in PPO.
+        # The k batches are to be random samples of what one policy sampled, as in PPO; in admission order, each batch
+        # would hold consecutive prompts.
         progress.rng.shuffle(groups)
     return groups
 
@@ -153,17 +185,18 @@ def refill(flags: Flags, parts: Parts, progress: Progress) -> list[Group]:
     progress.taken = []  # a checkpoint in the middle of it must list these prompts
     while not sampler.full:
         [group] = generator.take(1)
-        rewards = shaped_rewards(group.rollouts, flags, progress.rng)  # (G,)
-        if sampler.offer(group, rewards):
-            progress.taken.append(group)
-        else:
+        progress.taken.append(group)  # whatever is raised now, a checkpoint lists it
+        rewards = shaped_rewards(group.rollouts, flags)  # (G,)
+        if not sampler.offer(group, rewards):
+            progress.taken.pop()
             parts.recorder.discarded.append((group, rewards))
-            update_history(parts, progress, [group])
+            parts.recorder.retired_in_flight = update_history(parts, [group])["retired_in_flight"]
+            parts.recorder.consumed(progress.step, [group])
             generator.release(1)
     return sampler.take()
 
 
-def budget_spent(flags: Flags, parts: Parts) -> bool:
+def limit_reached(flags: Flags, parts: Parts) -> bool:
     """Whether one of the budgets is used up; says which."""
     clock = parts.recorder.clock
     if flags.max_sampled_tokens and clock.now()["tokens"] >= flags.max_sampled_tokens:
@@ -175,164 +208,188 @@ def budget_spent(flags: Flags, parts: Parts) -> bool:
     return True
 
 
-def flat(groups: Sequence[Group]) -> tuple[list[Rollout], list[Row]]:
+def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
+    """The groups of each step, in their order."""
+    return [groups[i : i + size] for i in range(0, len(groups), size)]
+
+
+def score_groups(groups: Sequence[Group], trainer: Trainer) -> Tensor:
+    """(N, T) log-probs of all rollouts under the trainer's policy as it is now."""
+    _, rows = rollouts_and_rows(groups)
+    return trainer.score(rows)
+
+
+def rollouts_and_rows(groups: Sequence[Group]) -> tuple[list[Rollout], list[Row]]:
     """All rollouts of the groups, and each as the trainer reads it."""
-    pairs = [(rollout, group.problem.prompt_ids) for group in groups for rollout in group.rollouts]
-    return [rollout for rollout, _ in pairs], [Row(prompt, r.completion_ids, r.mask) for r, prompt in pairs]
+    rollouts, rows = [], []
+    for group in groups:
+        for rollout in group.rollouts:
+            rollouts.append(rollout)
+            rows.append(Row(group.problem.prompt_ids, rollout.completion_ids, rollout.mask))
+    return rollouts, rows
 
 
-def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags, rng: random.Random) -> Tensor:
-    """(n,) rewards: the verifier's, plus the length penalty, or shuffled for the control."""
-    rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (n,)
+def shaped_rewards(rollouts: Sequence[Rollout], flags: Flags) -> Tensor:
+    """(N,) rewards: the verifier's, plus the length penalty."""
+    rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (N,)
     if flags.length_control == "penalty":
-        lengths = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])  # (n,)
-        penalty = length_control.overlong_penalty(lengths, flags.most_sampled, flags.penalty_window)  # (n,)
-        penalized = torch.tensor([rollout.correct or flags.penalty_on == "all" for rollout in rollouts])  # (n,)
-        rewards = rewards + torch.where(penalized, penalty, 0.0)
-    if flags.reward == "shuffled":
-        rewards = rewards[rng.sample(range(len(rewards)), len(rewards))]
+        lengths = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])  # (N,)
+        penalty = length_control.overlong_penalty(lengths, flags.completion_cap, flags.penalty_window)  # (N,)
+        applies = torch.tensor([rollout.correct or flags.penalty_on == "all" for rollout in rollouts])  # (N,)
+        rewards = rewards + torch.where(applies, penalty, 0.0)
     return rewards
 
 
-def score_before_the_steps(
-    flags: Flags, trainer: Trainer, batches: Sequence[Sequence[Group]]
-) -> Sequence[Tensor | None]:
-    """Truncated importance sampling (TIS) needs, for each batch, the (n, T) log-probs of the trainer's policy before
-    the first of these steps; the other losses need none."""
-    return [trainer.score(flat(groups)[1]) if flags.loss == "tis" else None for groups in batches]
-
-
-def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+def pad(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     """(N, T) with zeros on the right."""
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
+    tensors = [torch.tensor(row, dtype=dtype) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
 
 
-def optimizer_step(trainer: Trainer, progress: Progress, found: Record) -> Record:
-    """AdamW's step, and its metrics. A batch of which `found` says that the mask left no token changes nothing, nor
-    does a gradient that is not finite; BAD_STEPS of the latter in a row raise RunFailed."""
-    if found.get("kept_tokens") == 0:
+def optimizer_step(trainer: Trainer, progress: Progress, loss_has_terms: bool) -> Record:
+    """AdamW's step, and its metrics. A loss without a term makes no step. Nor does a gradient that is not finite;
+    BAD_STEPS of these in a row raise RunFailed."""
+    if not loss_has_terms:
         trainer.optimizer.zero_grad()
         return {"grad_norm": 0.0, "updated": 0}
-    metrics = trainer.update(progress.version)
-    progress.version += int(metrics["updated"])
-    if not metrics.get("overflow"):  # of float16, which a smaller scale of the loss mends
-        progress.bad_steps = 0 if metrics["updated"] else progress.bad_steps + 1
+    result = trainer.update(progress.version)
+    progress.version += int(result["updated"])
+    progress.bad_steps = 0 if result["updated"] else progress.bad_steps + 1
     if progress.bad_steps >= BAD_STEPS:
         raise RunFailed(f"the gradient was not finite {progress.bad_steps} times in a row (a lower --lr may help)")
-    return metrics
+    return result
 
 
-def update_history(parts: Parts, progress: Progress, groups: Sequence[Group]) -> Record:
+def update_history(parts: Parts, groups: Sequence[Group]) -> Record:
     """No-positive-resampling: counts what these groups solved in the pass-rate history, which retires solved prompts.
-    `retired_in_flight` are the groups of a prompt that was retired while they were under way."""
-    late = sum(parts.history.retired(group.problem.key) for group in groups)
+    `retired_in_flight` are the groups of a prompt that was retired while they were under way, those that dynamic
+    sampling discarded since the last step among them."""
+    late, parts.recorder.retired_in_flight = parts.recorder.retired_in_flight, 0
+    late += sum(parts.history.retired(group.problem.key) for group in groups)
     for group in groups:
         parts.history.update(group.problem.key, [rollout.correct for rollout in group.rollouts])
-    parts.recorder.consumed(progress.step, groups)
     return {"retired_in_flight": late, "retired": parts.history.n_retired}
 
 
 # ---------------------------------------------------------------------------------------------------- the run's end
 
 
-def save(flags: Flags, parts: Parts, progress: Progress) -> Path | None:
-    """Writes a checkpoint; returns its folder on rank 0."""
+def save(parts: Parts, progress: Progress) -> Path | None:
+    """Writes a checkpoint; returns its folder on rank 0. Raises RunFailed for weights that are not finite, which would
+    take the place of good ones."""
+    check_weights(parts)
 
     def state() -> Record:  # of rank 0, which alone has a clock and a generator
         clock = parts.recorder.clock
         compute = clock.now() | {"hours": clock.hours()}
-        return checkpoints.state_of(progress, parts.history, parts.prompts, parts.generator.on_main, compute)
+        return run_folder.state_of(progress, parts.history, parts.prompts, parts.generator.on_main, compute)
 
-    with parts.recorder.timed("save_seconds"):
-        return checkpoints.save(parts.ranks, parts.folder, progress.step, state, flags.keep)
+    return run_folder.save(parts.ranks, parts.folder, progress.step, state)
 
 
-def finish(flags: Flags, parts: Parts, progress: Progress) -> None:
-    """The last evaluation, a checkpoint from which a longer run may go on, the final model, and the law on this run."""
-    parts.evaluator.finish(progress)
+def check_weights(parts: Parts) -> None:
+    """Raises RunFailed for weights that are not finite."""
+    if not parts.trainer.weights_are_finite():
+        raise RunFailed("the weights are not finite, so they are not saved")
+
+
+def end_of_run(flags: Flags, parts: Parts, progress: Progress) -> None:
+    """The last evaluation, a checkpoint from which a longer run may go on, the final model, and the sigmoid fitted to
+    this run."""
+    parts.evaluator.wait(progress)
     if progress.evaluated != progress.step:
         parts.evaluator.begin_evaluation(progress)
-        parts.evaluator.finish(progress)
-    if flags.save_every or flags.resume:  # a resume from an older checkpoint would cut the logs back to it
-        save(flags, parts, progress)
+        check = parts.evaluator.wait(progress)
+        parts.ranks.say(f"weights check of the last evaluation: {check['logprob_gap']:.1e} nats per token")
+    if flags.save_every or flags.resume:  # otherwise the next --resume would start from the older checkpoint
+        save(parts, progress)
+    check_weights(parts)
     closing.save_model(parts, progress)
     if parts.ranks.main:
-        parts.recorder.bar.close()
+        parts.recorder.close()
         parts.ranks.say(closing.report(parts, flags.k))
 
 
-def stop_early(flags: Flags, parts: Parts, progress: Progress, reason: str, then: str = "") -> None:
-    """A checkpoint, and one line that says why the run ends and what comes `then`, or how to go on."""
-    try:
-        checkpoint = save(flags, parts, progress)
-    except OSError:
-        parts.ranks.say(reason)
-        raise
-    then = then or f"go on with --resume {parts.folder.path}"
-    parts.ranks.say(f"{reason}; checkpoint {checkpoint}; {then}")
+def checkpoint_message(parts: Parts, progress: Progress, reason: str) -> str:
+    """Saves a checkpoint; returns one line that says why the run ends and how to continue."""
+    checkpoint = save(parts, progress)
+    return f"{reason}; checkpoint {checkpoint}; continue with --resume {parts.folder.path}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 success, 1 failure, 2 usage, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit code: 0 success, 1 failure, 2 usage, 75 a dead engine, 129 after SIGHUP, 130 after Ctrl-C, 143 after
+    SIGTERM. (A launcher of several processes has exit codes of its own.)"""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may have ASCII only
     try:
-        return run_with(sys.argv[1:], may_restart=True) if argv is None else run_with(argv)
+        return run_with(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
-        print(f"train.py: {error}", file=sys.stderr)
+        print(f"train.py: {error}", file=sys.stderr)  # on every rank: it may be the only one that failed
         return 2
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        where, why = error.filename, error.strerror
-        print(f"train.py: cannot write {where}: {why}; earlier checkpoints are complete", file=sys.stderr)
-        return 1
 
 
-def run_with(argv: Sequence[str], may_restart: bool = False) -> int:
-    """One run with these flags, to its end or to the fault that ends it; returns the exit code. With `may_restart`, of
-    a program, a fault of the generator ends the process and not the run: another process goes on from the checkpoint,
-    at most `max_restarts` times. Raises UsageError."""
-    environment = dict(os.environ)  # before the run changes it
+def run_with(argv: Sequence[str]) -> int:
+    """One run with these flags, to its end or to the fault that ends it; returns the exit code. Raises UsageError."""
     flags = parse_flags(argv, __doc__ or "")
-    for note in [*check_flags(flags), lr_note(flags)]:
-        if os.environ.get("RANK", "0") == "0":
-            print(note)
+    messages = [*check_flags(flags), lr_note(flags)]
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(messages))
     progress = Progress(random.Random(flags.seed))
     parts = new_parts(flags, progress)
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: stop(progress, number))
-        start(flags, parts, progress)
-        train(flags, parts, progress)
-        finish(flags, parts, progress)
-        return 0
-    except pipeline_rl.StopRequested:
-        stop_early(flags, parts, progress, f"stopped by signal {progress.stop_signal} after step {progress.step}")
-        return 128 + (progress.stop_signal or signal.SIGTERM)
-    except pipeline_rl.GeneratorFailed as error:  # the trainer's weights are as good as before
-        cause, number, ranks = error.__cause__, restarts() + 1, parts.ranks
-        users_fault = isinstance(cause, RewardError)  # their function would raise again; its traceback is shown
-        told = "train.py: " + with_flag_names(str(cause) if users_fault else str(error).splitlines()[0])
-        if ranks.count > 1 and parts.generator.channel.trainer_waits:  # the others may wait inside the transfer
-            ranks.say(f"{told}; go on from the newest checkpoint with --resume {parts.folder.path}")
-            return 1
-        may_restart = may_restart and ranks.on_one_host and number <= flags.max_restarts
-        again = ranks.from_main(lambda: may_restart and not users_fault and not progress.stop_signal)
-        then = f"restart {number} of at most {flags.max_restarts} goes on from it" if again else ""
-        stop_early(flags, parts, progress, told, then)
-        if not again:
-            return 128 + progress.stop_signal if progress.stop_signal else 1
-        environment |= ranks.told_at_restart()
+        return run(flags, parts, progress)
     except RunFailed as error:
-        newest = "there is no checkpoint"
-        if found := parts.folder.newest_checkpoint():
-            newest = f"the newest checkpoint, perhaps made after the fault, is {found[0]}: --resume {parts.folder.path}"
-        print(f"train.py: {error}; {newest}", file=sys.stderr)
+        hint = "there is no checkpoint"
+        if newest := parts.folder.newest_checkpoint():
+            hint = f"the newest checkpoint, possibly written after the failure, is {newest[0]}: "
+            hint += f"--resume {parts.folder.path}"
+        report_fault(f"{error}; {hint}")
         return 1
     finally:
         parts.close()
-    if progress.stop_signal:  # it came while the checkpoint was written
+
+
+def run(flags: Flags, parts: Parts, progress: Progress) -> int:
+    """The run itself, and a checkpoint where it is stopped or its engine dies; returns the exit code."""
+    catch_signals(progress)
+    try:
+        start(flags, parts, progress)
+    except pipeline_rl.StopRequested:
+        parts.ranks.say(f"stopped by signal {progress.stop_signal} before the first step; nothing is written")
         return 128 + progress.stop_signal
-    restart(parts.folder.path, environment)
+    try:
+        train(flags, parts, progress)
+        end_of_run(flags, parts, progress)
+        return 0
+    except pipeline_rl.StopRequested:
+        reason = f"stopped by signal {progress.stop_signal} after step {progress.step}"
+        parts.ranks.say(checkpoint_message(parts, progress, reason))
+        return 128 + (progress.stop_signal or signal.SIGTERM)
+    except pipeline_rl.GeneratorFailed as error:
+        return generator_failed(parts, progress, error)
+
+
+def generator_failed(parts: Parts, progress: Progress, error: pipeline_rl.GeneratorFailed) -> int:
+    """The trainer's weights are unaffected, so they are saved. Returns the exit code: DEAD_ENGINE, or 1 for what
+    would happen again, as when the user's own reward function raised; a signal that came meanwhile wins."""
+    code = DEAD_ENGINE if error.engine_died else 1
+    message = str(error).splitlines()[0]
+    if isinstance(error.__cause__, RewardError):
+        message = with_flag_names(str(error.__cause__))  # with the traceback of the function
+    if parts.generator.in_transfer:  # a checkpoint would wait for ever for the ranks inside it
+        report_fault(f"{message}; continue from the newest checkpoint with --resume {parts.folder.path}")
+    else:
+        report_fault(checkpoint_message(parts, progress, message))
+    return 128 + progress.stop_signal if progress.stop_signal else code
+
+
+def catch_signals(progress: Progress) -> None:
+    """From now on, Ctrl-C, SIGTERM and the end of the terminal stop the run."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, lambda number, frame: stop(progress, number))
 
 
 def stop(progress: Progress, number: int) -> None:

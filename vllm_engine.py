@@ -1,7 +1,7 @@
-"""A vLLM engine whose weights change while it samples, and that says which weights sampled each token.
+"""A vLLM engine whose weights change while it samples, and that records which version of them sampled each token.
 
 PROBLEM. An asynchronous trainer has new weights every second or minute. An engine that is restarted for them, or waits
-until its requests end, is idle meanwhile. And of each token the trainer needs its probability and who sampled it.
+until its requests end, is idle meanwhile. And for each token the trainer needs its probability and who sampled it.
 
 IDEA. vLLM's scheduler is paused between two of its steps, the weights of the running model are replaced, and it goes
 on. Requests freeze meanwhile and keep their keys and values, so nothing is computed twice. vLLM 0.32 stamps each token
@@ -11,18 +11,18 @@ with a version that we set at each change, and returns the log-prob of the sampl
     await update()          pause · vLLM's worker loads the file · the version becomes v · resume
     await sample(prompt)    Sample(completion_ids, logprobs, versions): for instance versions = [3, 3, 3, 4, 4]
 
-A token sampled at version 4 may rest on keys and values of version 3: its log-prob then differs from the trainer's at 4
-with nothing wrong. Where one version sampled all tokens, prefill included, both must agree (runtime/evaluation.py).
+A token sampled at version 4 may attend to keys and values from version 3. Its log-prob then differs from the trainer's
+at version 4, which is expected. Where one version sampled all tokens, prefill included, both must agree
+(runtime/evaluation.py).
 
-SIMPLIFIED. One engine on this host, of one or more data-parallel replicas. Other ways for the weights, and Ray, are in
-runtime/; when a request may enter is in pipeline_rl.py.
+SIMPLIFIED. One engine on this host. Other weight channels, and Ray, are in runtime/; pipeline_rl.py decides when a
+request may enter.
 
 >>> check_sample([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
 RuntimeError: vLLM returned a log-prob that is not finite or above 0
 """
 
-import asyncio
 import itertools
 import math
 import os
@@ -57,7 +57,7 @@ class VLLMEngine:
     channel: Any = None  # how weights reach it; None: a `WeightFile`
     temperature: float = 1.0  # of sampling; the log-probs are those at it
     max_num_seqs: int = 256  # requests inside it at once
-    dtype: str = "float32"  # of its weights and products; or "bfloat16", "float16"
+    dtype: str = "float32"  # of its weights and products; or "bfloat16"
     seed: int = 0  # of its sampling
     engine_args: dict[str, Any] = field(default_factory=dict)  # more of vLLM's AsyncEngineArgs
 
@@ -81,80 +81,81 @@ class VLLMEngine:
         }
         self.args |= self.channel.engine_args | self.engine_args
         self.environment = vllm_environment(gpu, self.args["enforce_eager"], self.args["dtype"])
-        self.environment |= self.channel.environment
-        self.replicas, self.slots = self.args.get("data_parallel_size", 1), self.args["max_num_seqs"]
-        self.version = self.prepared = 0  # the version that is live; that of the weights prepared last
+        self.slots = self.args["max_num_seqs"]
+        self.version = 0  # that is live
+        self.prepared_version = 0  # of the weights prepared last
         self.vllm: Any = None
         self._request_numbers = itertools.count()
 
     def prepare(self, weights: Any, version: int) -> None:
         """Keeps the weights of `version` for the next `start` or `update`."""
         self.channel.prepare(weights)
-        self.prepared = version
+        self.prepared_version = version
 
     async def start(self) -> None:
-        """Starts vLLM with the weights prepared last. If that fails, `shutdown` is still to be called."""
-        # No local name: errors that vLLM's import caught and kept hold this frame, so it would never be freed.
+        """Starts vLLM with the weights prepared last. If that fails, the caller must still call `shutdown`."""
+        # Not a local variable: exceptions that vLLM's import keeps hold this frame, and so would hold the engine.
         self.vllm = self.new_vllm()
-        await self._load(self.vllm)
-        # A fresh engine's first step takes seconds.
-        await asyncio.gather(*[self.sample([0, 0], 2, "warm-up", replica) for replica in range(self.replicas)])
+        await self._load()
+        await self.sample([0, 0], 2, "warm-up")  # a fresh engine's first step takes seconds
 
     def new_vllm(self) -> Any:
         """vLLM's AsyncLLM with the model folder's weights."""
-        for name, value in self.environment.items():  # vLLM's process inherits them from this one
+        for name, value in self.environment.items():  # vLLM's process inherits them; runtime/engine.py undoes it
             os.environ.setdefault(name, value)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**self.args))
 
-    async def sample(
-        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
-    ) -> Sample:
-        """One request. `salt`: it hits no keys and values that requests of another salt left in the cache. `replica`:
-        which one takes it under data parallelism; each has a cache of its own. `temperature`: None is the engine's."""
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Sample:
+        """One request. `salt`: it reuses cached keys and values only of requests with the same salt."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        if len(prompt_ids) + max_tokens > (longest := self.args["max_model_len"]):
+        longest = self.args["max_model_len"]
+        if len(prompt_ids) + max_tokens > longest:
             raise ValueError(f"{len(prompt_ids)} prompt tokens and {max_tokens} more exceed max_model_len = {longest}")
         params = SamplingParams(
-            temperature=self.temperature if temperature is None else temperature,
+            temperature=self.temperature,
             max_tokens=max_tokens,
             logprobs=0,  # the sampled token's own
             flat_logprobs=True,  # one list, no dict for each token; made by vLLM's output processor, in this process
             stop_token_ids=list(self.stop_ids),
+            ignore_eos=True,  # or vLLM also stops at the end token of config.json, which `stop_ids` may not have
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,  # no other request has these
         )
         prompt = {"type": "token", "prompt_token_ids": list(prompt_ids), "cache_salt": salt}
         number = str(next(self._request_numbers))
-        async for output in self.vllm.generate(prompt, params, request_id=number, data_parallel_rank=replica):
-            done = output.outputs[0]
-        ids = list(done.token_ids)
-        logprobs, versions = self.read(output)
-        check_sample(ids, logprobs, versions, done.finish_reason)
-        return Sample(ids, logprobs, versions, done.finish_reason, len(prompt_ids) - (output.num_cached_tokens or 0))
+        async for output in self.vllm.generate(prompt, params, request_id=number):
+            completion = output.outputs[0]
+        ids = list(completion.token_ids)
+        logprobs, versions = self.logprobs_and_versions(output)
+        check_sample(ids, logprobs, versions, completion.finish_reason)
+        prefilled = len(prompt_ids) - (output.num_cached_tokens or 0)
+        return Sample(ids, logprobs, versions, completion.finish_reason, prefilled)
 
-    def read(self, output: Any) -> tuple[list[float], list[int]]:
+    def logprobs_and_versions(self, output: Any) -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. vLLM reports spans of tokens for each version of the weights."""
-        done = output.outputs[0]
-        versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
-        return done.logprobs.logprobs, versions
+        completion = output.outputs[0]
+        versions: list[int] = []
+        for span in completion.weight_versions:
+            versions += [int(span.version)] * (span.end - span.start)
+        return completion.logprobs.logprobs, versions
 
     async def update(self) -> None:
         """The weights prepared last become live, between two steps of vLLM: requests freeze and keep their cache."""
-        # clear_cache=True would prefill every running request anew; pause_generation adds 20 ms of sleep
+        # clear_cache=True would prefill every running request anew; vLLM's pause_generation adds 20 ms of sleep.
         await self.vllm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-        await self._load(self.vllm)
+        await self._load()
         await self.vllm.resume_generation()
 
-    async def _load(self, vllm: Any) -> None:
-        version = self.prepared
-        await self.channel.deliver(vllm)
-        await vllm.update_weight_version(str(version))  # every token sampled from now on carries it
+    async def _load(self) -> None:
+        version = self.prepared_version
+        await self.channel.deliver(self.vllm)
+        await self.vllm.update_weight_version(str(version))  # every token sampled from now on carries it
         self.version = version
 
     def shutdown(self) -> None:
@@ -168,27 +169,39 @@ class VLLMEngine:
 class WeightFile:
     """The plain weight channel: a safetensors file in shared memory, which an engine on this host reads.
 
-    A channel has `engine_args` and `environment`, which vLLM and its process need for it; `trainer_waits`: the
-    trainer's weights must not change before they are live; and these methods. Weights are a dict, name in the Hugging
-    Face checkpoint -> tensor, as `dict(model.named_parameters())`: a tied head is not among them. The folder of this
-    file must be on the `sys.path` of the engine's process.
+    A channel has `engine_args`, which vLLM needs for it; `trainer_waits`: True if the trainer's weights must not change
+    before they are live; and these methods. Weights are a dict, name in the Hugging Face checkpoint -> tensor, as
+    `dict(model.named_parameters())`: a tied head is not among them. The folder of this file must be on the `sys.path`
+    of the engine's process.
     """
 
     trainer_waits = False  # the engine reads a copy
 
     def __init__(self, folder: Path | None = None) -> None:
         shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory))  # only this user enters it
+        # Readable by this user only.
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory))
         self.path = self.folder / "weights.safetensors"
         self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
-        self.environment: dict[str, str] = {}
 
     def prepare(self, weights: Any) -> None:
-        """Replaces the file by these tensors: an engine that still reads the old one keeps it."""
+        """Replaces the file by these tensors: an engine that still reads the old one keeps it. Raises OSError if there
+        is no room for it."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         new = self.folder / "new.safetensors"
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, new)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        try:
+            save_file(tensors, new)
+        except (OSError, SafetensorError) as error:
+            new.unlink(missing_ok=True)
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            free = shutil.disk_usage(self.folder).free
+            raise OSError(
+                f"no room for weights of {size / 1e6:.1f} MB in {self.folder.parent}, which has {free / 1e6:.1f} MB "
+                "free: make it larger, old and new weights are there at once (Docker: --shm-size)"
+            ) from error
         new.replace(self.path)
 
     async def deliver(self, vllm: Any) -> None:
@@ -202,21 +215,23 @@ class WeightFile:
 
 class WeightReceiver:
     """Mixed into vLLM's worker, in the engine's process (`worker_extension_cls`): loads a weight file into the running
-    model. Its methods' names must be new to vLLM's worker."""
+    model. Its methods' names must not clash with methods of vLLM's worker."""
 
     model_runner: Any  # vLLM's worker has these
     model_config: Any
     vllm_config: Any
 
     def load_weight_file(self, path: str) -> None:
-        """Replaces all weights by those of the safetensors file `path`, between two engine steps. This is the worker's
-        own `reload_weights`, which would say nothing of a weight that the file lacks; here it is a RuntimeError."""
+        """Replaces all weights by those of the safetensors file `path`, between two engine steps. Like the worker's own
+        `reload_weights`, but a weight missing from the file raises RuntimeError."""
         from safetensors.torch import load_file
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        torch.cpu._init_amx()  # vLLM's bfloat16 attention uses AMX where a CPU has it, but does not ask Linux for it
+        # vLLM's bfloat16 attention uses AMX where a CPU has it, but does not ask Linux for it. This method runs in the
+        # process that computes.
+        torch.cpu._init_amx()
         model = self.model_runner.get_model()
         tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
         names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
@@ -234,18 +249,22 @@ class WeightReceiver:
 
 def vllm_environment(gpu: bool, eager: bool, dtype: str) -> dict[str, str]:
     """Environment of the engine's process: errors are printed, chatter is not."""
-    both = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
-    both |= {"VLLM_NO_USAGE_STATS": "1"}
+    always = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     on_cpu = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine's process: one process fewer
-        "OMP_NUM_THREADS": "1",  # the other core is the trainer's
+        "OMP_NUM_THREADS": "1",  # the other cores are the trainer's
     }
     # vLLM compiles one small function of its sampler even in eager mode: seconds at the start, and it needs a compiler.
     uncompiled = {"TORCH_COMPILE_DISABLE": "1"} if eager else {}
     # vLLM's attention for float32 is Triton's, whose products have 10 bits of significand if nothing asks for all 23.
     exact = {"TRITON_F32_DEFAULT": "ieee"} if dtype == "float32" else {}
-    return both | (exact if gpu else on_cpu | uncompiled)
+    return always | (exact if gpu else on_cpu | uncompiled)
 
 
 def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: str) -> None:

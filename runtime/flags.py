@@ -1,22 +1,23 @@
-"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them, gone.py earlier ones.
+"""Every flag of `train.py`, grouped by concept; flag_checks.py has the rules between them.
 
 The defaults are the ScaleRL recipe (arXiv 2510.13786) scaled to the built-in task. Every ingredient has an off value or
 an alternative, so that an ablation is one flag. Section numbers in the help lines are the paper's.
+Labels such as P2 or O3: see docs/choices.md.
 """
 
-import re
+import json
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from runtime.gone import GONE
-from runtime.run_folder import Record, json_object
+VERSION = "0.14.0"  # of this program; a run goes on with the version that wrote its folder
 
 
 class UsageError(ValueError):
-    """A flag that cannot work; the message names it and the fix, in one line: what does not print is written as \\n."""
+    """A flag that cannot work. The message names it and the fix in one line: unprintable characters are escaped."""
 
     def __init__(self, message: str):
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
@@ -27,11 +28,12 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
-BUILT_IN = ("graded", "chain")  # the tasks that need no --model
+BUILT_IN = ("graded",)  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
-OF_ONE_CALL = ("resume", "output_dir", "overwrite")  # never taken over by a resumed run
+# A resumed run does not take these over: they are for one command.
+OF_ONE_CALL = ("resume", "output_dir", "overwrite")
 
 
 @dataclass
@@ -46,13 +48,8 @@ class RunFlags:
     max_sampled_tokens: int = flag(0, "Stop after this many sampled completion tokens; 0 means no limit.", at_least=0)
     max_hours: float = flag(0.0, "Stop after this many hours, those before a resume too; 0 means no limit.", at_least=0)
     eval_every: int = flag(10, "Evaluate the held-out prompts every N steps, at the start and at the end.", at_least=1)
-    eval_problems: int = flag(256, "Prompts of each data set per evaluation.", at_least=1)
     eval_samples: int = flag(1, "Completions per held-out prompt (the paper's mean@16 has 16).", at_least=1)  # P2
-    eval_temperature: float = flag(-1.0, "That of evaluations; 0: the likeliest token; -1: --temperature.", at_least=-1)
-    probe_every: int = flag(5, "Check generator against trainer log-probs, 16 completions every N steps.", at_least=1)
     save_every: int = flag(30, "Checkpoint every N steps and at the end; 0 means at a stop only.", at_least=0)
-    keep: int = flag(2, "Checkpoints to keep.", at_least=1)
-    trace: bool = flag(False, "Write trace.json, a picture of time for ui.perfetto.dev and evidence/timeline.py.")
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = flag("none", "Also log here, project `scalerl`.")
 
 
@@ -62,14 +59,12 @@ class ModelFlags:
 
     model: str = flag("", "Folder or hub id of a causal LM; empty means the built-in warm-started one.")
     size: Literal["xs", "s", "m", "l", "xl"] = flag("m", "Built-in model: .06M, .10M, .23M, .51M or 1.01M parameters.")
-    vocabulary: int = flag(47, "Built-in model: rows of its head; beyond its 47 words they mean nothing.", at_least=47)
-    dtype: Literal["float32", "bfloat16", "float16"] = flag("float32", "Of both sides' passes; weights stay FP32.")
+    dtype: Literal["float32", "bfloat16"] = flag(
+        "float32", "Dtype of the forward passes on both sides; AdamW's weights stay FP32."
+    )
     fp32_head: bool = flag(True, "FP32 logits in trainer and generator (section 3.2); changes nothing in float32.")
-    one_sided_head: bool = flag(False, "Experiment: the generator's head has the precision that --fp32_head has not.")
     temperature: float = flag(1.0, "Sampling temperature; the trainer's log-probs use it too.", above=0)  # O2
     gradient_checkpointing: bool = flag(False, "Recompute the body's activations in the backward pass.")
-    lora_rank: int = flag(0, "LoRA: rank of adapters, trained in the place of all linear layers; 0: none.", at_least=0)
-    lora_adapter: str = flag("", "LoRA: folder of a saved adapter to go on from, which has its own rank.")
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model's files.")
 
 
@@ -79,21 +74,16 @@ class DataFlags:
 
     dataset: str = flag(
         "graded",
-        "`graded` or `chain` (built in; the second needs --min_budget 26 --max_budget 30 --lr 5e-4), or .jsonl / "
-        ".parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...",
+        "`graded` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD],...",
     )
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
-    prompts: int = flag(2048, "Training prompts of the built-in task.", at_least=1)
-    difficulty: Literal["all", "easy", "hard"] = flag("all", "Graded: half of them, by the first model's pass rate.")
-    prompt_order: Literal["shuffled", "easy_first", "file"] = flag("shuffled", "`easy_first` (graded), `file`: as is.")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
     prompt_template: str = flag("{prompt}", "Text around the prompt.")
     apply_chat_template: bool = flag(True, "Put prompts into the tokenizer's chat template, if it has one.")
-    held_out: int = flag(1000, "Prompts of each data set kept for evaluation, by a stable hash.", at_least=1)
+    held_out: int = flag(256, "Prompts of each data set that are evaluated and never trained on.", at_least=1)
     max_prompt_tokens: int = flag(2048, "Longer prompts are left out and counted.", at_least=1)
-    reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `code`, `module:function`, or `shuffled`.")
-    unsafe_code: bool = flag(False, "Let `code` run programs that the model wrote, confined (docs/code.md).")
+    reward: str = flag("task", "`task` (exact or math), `math`, `exact`, `module:function`, or `shuffled`.")
     reward_workers: int = flag(2, "Processes that judge answers to data sets.", at_least=1)
     reward_timeout: float = flag(8.0, "Seconds for one answer, then its worker is replaced.", above=0)
     thinking: Literal["auto", "true", "false"] = flag("auto", "Whether it thinks; `auto`: if it knows </think>.")
@@ -110,18 +100,13 @@ class ScheduleFlags:
     k: int = flag(8, "Most steps off-policy; 0 (pipeline only) is on-policy.", at_least=0)
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
-    max_ready: int = flag(0, "Ready groups that stop admission; 0: B, but what was trained is replaced.", at_least=0)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
     engine: Literal["vllm", "torch"] = flag("vllm", "`torch`: no vLLM, for the built-in model or as small a Qwen3.")
-    max_num_seqs: int = flag(256, "Requests inside each engine at once (--data_parallel times as many).", at_least=1)
-    tensor_parallel: int = flag(1, "Generator: devices that share one engine's tensors.", at_least=1)
-    data_parallel: int = flag(1, "Generator: engines that share the prompts; each gets every update.", at_least=1)
-    generator_devices: str = flag("", "Generator: this host's GPUs as 2,3; empty takes free ones, else the trainer's.")
-    weight_channel: Literal["auto", "file", "ipc", "nccl", "message"] = flag(
-        "auto", "New weights: `file` (shared memory), `ipc` (trainer's own GPU), `nccl` (other GPUs), `message` (Ray)."
+    max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
+    weight_channel: Literal["auto", "file", "nccl", "message"] = flag(
+        "auto", "New weights: `file` (shared memory), `nccl` (to GPUs without a trainer), `message` (Ray)."
     )
-    engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"block_size": 64}.')
-    max_restarts: int = flag(3, "Times that a run goes on by itself after a fault of the generator.", at_least=0)
+    engine_args: str = flag("", 'More of vLLM\'s engine arguments, a JSON object: {"tensor_parallel_size": 2}.')
 
 
 @dataclass
@@ -152,7 +137,6 @@ class FilterFlags:
     zero_variance_filter: bool = flag(True, "Drop groups with equal rewards from loss and denominators.")
     dynamic_sampling: bool = flag(False, "DAPO instead: replace such groups until the batch is full.")
     pass_rate_threshold: float = flag(0.9, "Retire prompts solved this often; above 1 none ever is.", above=0)
-    review: float = flag(0.0, "Share of the retired prompts that come again in each epoch.", at_least=0, below=1)  # F2
     truncated_rollouts: Literal["keep", "drop"] = flag("keep", "Rollouts cut at the cap: judged, or not trained.")  # O3
 
 
@@ -169,7 +153,7 @@ class LengthFlags:
     penalty_on: Literal["correct", "all"] = flag("correct", "Penalty on correct answers (ScaleRL) or all (DAPO).")
 
     @property
-    def most_sampled(self) -> int:
+    def completion_cap(self) -> int:
         """Most tokens that a completion can sample; the phrase comes on top."""
         return self.max_budget + self.answer_budget
 
@@ -179,10 +163,8 @@ class OptimizerFlags:
     """AdamW and the trainer's memory."""
 
     lr: float = flag(7e-4, f"Learning rate; {PRETRAINED_LR:g} for a --dataset of your own (paper: 5e-7).", above=0)
-    lr_scale: Literal["none", "sqrt"] = flag("none", "`sqrt`: lr * sqrt(B * G / 1024) (IsoCompute, arXiv 2603.12151).")
     warmup_steps: int = flag(5, "Steps of linear warm-up (paper: 100).", at_least=0)
     tokens_per_microbatch: int = flag(2048, "Positions per forward pass, padding counted.", at_least=1)
-    share_prompts: bool = flag(False, "A prompt is computed once for all of its rows in a microbatch.")
 
 
 SECTIONS = (RunFlags, ModelFlags, DataFlags, ScheduleFlags, FilterFlags, LengthFlags, LossFlags, OptimizerFlags)
@@ -204,63 +186,74 @@ DEFAULTS = asdict(Flags())
 
 
 def parse_flags(argv: Sequence[str], description: str) -> Flags:
-    """The flags of the command line; with --resume those of the earlier run, unless given again. A pretrained model has
-    a default --lr of its own. argparse itself ends with exit code 2 on an unknown flag or choice. Raises UsageError."""
-    for word in argv:
-        given = word.split("=")[0]
-        if given.startswith("--") and (gone := GONE.get(given[2:].replace("-", "_"))):
-            raise UsageError(f"{given} is gone; instead there is {gone[1]}.")
-        if word == f"{given}=--":  # of which argparse would make a list
-            raise UsageError(f"{given} cannot be --; give another value.")
+    """The flags of the command line. With --resume, flags that are not given are those of the earlier run. A pretrained
+    model has a default --lr of its own. Raises UsageError."""
     parser = _parser(description.split("\n")[0])
-    flags = Flags(**vars(parser.parse_args(argv)))
+    flags = _parsed(parser, argv)
     if flags.dataset not in BUILT_IN:
         parser.set_defaults(lr=PRETRAINED_LR)
     saved = saved_flags(flags.resume) if flags.resume else {}
-    code = {name: value for name, value in saved.items() if runs_code(name, value)}
-    parser.set_defaults(**saved | dict.fromkeys(code))
-    flags = Flags(**vars(parser.parse_args(argv)))
-    for name, value in saved.items():
-        if name in code and getattr(flags, name) is None:
-            raise UsageError(f"--{name} {value} runs code, which no --resume takes over; give --{name} again.")
-        if name == "output_dir" and Path(flags.output_dir) != Path(value):
-            raise UsageError(f"--output_dir {flags.output_dir}: --resume goes on in {value}; leave --output_dir out.")
-        if name in ("lora_rank", "lora_adapter") and getattr(flags, name) != value:
-            raise UsageError(f"--{name}: the adapters of --resume {flags.resume} have {value!r}; leave it out.")
+    code = [name for name, value in saved.items() if runs_code(name, value)]
+    if flags.resume:
+        parser.set_defaults(output_dir=flags.resume, **saved | dict.fromkeys(code))
+    flags = _parsed(parser, argv)
+    for name in code:
+        if getattr(flags, name) is None:
+            raise UsageError(f"--{name} {saved[name]} can run code, which no --resume takes over; give it again.")
+    if flags.resume and Path(flags.output_dir) != Path(flags.resume):
+        raise UsageError(
+            f"--output_dir {flags.output_dir}: --resume goes on in {flags.resume}; leave --output_dir out."
+        )
     return flags
 
 
-def saved_flags(folder: str) -> Record:
-    """What a resume takes over from the run in `folder`. Raises UsageError for a value of another type or choice."""
+def saved_flags(folder: str) -> dict[str, Any]:
+    """The flags that a resumed run takes over from the run in `folder`. Raises UsageError."""
     config = Path(folder) / "config.json"
-    if (found := json_object(config)) is None:
-        raise UsageError(f"--resume {folder}: there is no whole {config}; give the folder of an earlier run.")
-    for name, (default, instead) in GONE.items():
-        if (value := found.get(name, default)) != default:
-            raise UsageError(f"--resume: --{name} {value!r:.99} is gone; there is {instead}; take it out of {config}.")
-    saved: Record = {"output_dir": folder}
-    for item in (item for item in fields(Flags) if item.name not in OF_ONE_CALL):
-        value, choices = found.get(item.name, item.default), get_args(item.type)
-        if item.type is float and type(value) is int:
-            value = float(str(value))  # of a number that is too large inf, and no error
-        if not (value in choices if choices else type(value) is item.type):
-            raise UsageError(f"--resume {folder}: --{item.name} cannot be {value!r:.99}; correct it in {config}.")
-        saved[item.name] = value
-    return saved
+    try:
+        saved = json.loads(config.read_text())
+        version = saved.pop("version", "0.13 or older")
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"--resume {folder}: {config} cannot be read; give the folder of an earlier run.") from error
+    if version != VERSION:
+        raise UsageError(f"--resume {folder}: version {version} wrote this run; only that version can go on with it.")
+    return {name: value for name, value in saved.items() if name in DEFAULTS and name not in OF_ONE_CALL}
+
+
+# vLLM's arguments that only set numbers and switches. Any other may name a module, a class or a file that vLLM runs.
+PLAIN_ENGINE_ARGS = set(
+    "block_size gpu_memory_utilization kv_cache_memory_bytes max_num_batched_tokens enforce_eager "
+    "tensor_parallel_size pipeline_parallel_size enable_prefix_caching enable_chunked_prefill async_scheduling".split()
+)
 
 
 def runs_code(name: str, value: Any) -> bool:
-    """Whether this value of a flag makes a run execute code that comes with a model, a folder or a package."""
-    if name == "engine_args":  # all but numbers and plain words may name a class, a module or a file
-        given = parsed_engine_args(value)
-        plain = (isinstance(v, int | float | None) or re.fullmatch(r"[\w-]*", str(v)) for v in given.values())
-        return bool(given.get("trust_remote_code")) or not all(plain)
-    return ":" in value if name == "reward" else name in ("trust_remote_code", "unsafe_code") and value
+    """Whether this value of a flag can make a run execute code that somebody else put into its folder."""
+    if name == "trust_remote_code":
+        return bool(value)
+    if name == "reward":
+        return ":" in value
+    if name == "engine_args":
+        for key, setting in parsed_engine_args(value).items():
+            number = key in PLAIN_ENGINE_ARGS and isinstance(setting, int | float | None)
+            if not number and (key, setting) != ("distributed_executor_backend", "ray"):
+                return True
+    return False
+
+
+def _parsed(parser: ArgumentParser, argv: Sequence[str]) -> Flags:
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        [nearest] = get_close_matches(name.lstrip("-").replace("-", "_"), DEFAULTS, n=1, cutoff=0)
+        raise UsageError(f"unknown flag {name}; did you mean --{nearest}?")
+    return Flags(**vars(options))
 
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(str(UsageError(message)))
+        """One line, without argparse's usage of sixty flags before it."""
+        raise UsageError(message)
 
 
 def _parser(description: str) -> ArgumentParser:
@@ -271,28 +264,29 @@ def _parser(description: str) -> ArgumentParser:
         title = section.__name__.removesuffix("Flags").lower()
         group = parser.add_argument_group(title, section.__doc__)
         for item in fields(section):
-            names = dict.fromkeys([f"--{item.name}", f"--{item.name.replace('_', '-')}"])
-            kind: dict[str, Any] = {"choices": get_args(item.type)} if get_args(item.type) else {"type": item.type}
+            dashes = item.name.replace("_", "-")
+            names = dict.fromkeys([f"--{item.name}", f"--{dashes}"])  # one name where the two are equal
+            options: dict[str, Any] = {"type": item.type}
             if item.type is bool:
-                kind = {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
-            group.add_argument(*names, dest=item.name, default=item.default, help=item.metadata["help"], **kind)
+                options = {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+            elif choices := get_args(item.type):
+                options = {"choices": choices}
+            group.add_argument(*names, dest=item.name, default=item.default, help=item.metadata["help"], **options)
     return parser
 
 
 def _boolean(text: str) -> bool:
-    values = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
-    if text.lower() not in values:
+    if text.lower() not in ("true", "false"):
         raise ArgumentTypeError(f"must be true or false, not {text}")
-    return values[text.lower()]
+    return text.lower() == "true"
 
 
-def has_adapters(flags: ModelFlags) -> bool:
-    """Whether LoRA adapters are trained (lora.py)."""
-    return bool(flags.lora_rank or flags.lora_adapter)
-
-
-def parsed_engine_args(text: str) -> Record:
+def parsed_engine_args(text: str) -> dict[str, Any]:
     """--engine_args, a JSON object, as a dict. Raises UsageError."""
-    if (found := json_object(text.encode(errors="replace") or b"{}")) is None:
-        raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text:.99}.")
-    return found
+    try:
+        options = json.loads(text or "{}")
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise UsageError(f"--engine_args must be a JSON object, as '{{\"block_size\": 64}}', not {text}.")
+    return options

@@ -1,4 +1,4 @@
-"""The trainer's model: log-probs of sampled completions, in microbatches that waste little and change nothing.
+"""The trainer's model: which ones can be trained, and log-probs of sampled completions in microbatches.
 
 It joins a Hugging Face causal LM to the concept files. What it must get right:
 
@@ -9,23 +9,18 @@ It joins a Hugging Face causal LM to the concept files. What it must get right:
   FSDP would wait for it forever.
 - The head is multiplied as the generator multiplies it (`fp32_head`): in the dtype of both sides, an FP32 product.
 
-A microbatch has lines, padded on the right, of one of two layouts, which differ in time and memory only:
+A microbatch has one line for each row, padded on the right. Under causal attention no real token sees padding, so no
+attention mask is needed.
 
-- A line for each row. Under causal attention no real token sees padding, so no attention mask is needed.
-- `shared`: a line for each prompt. Its completions follow it, each at the positions that it would have alone, and a
-  mask lets each see the prompt and itself.
-
-Symbols: N rows (rollouts), T completion positions, R lines of L positions, M tokens that train, H hidden size, V
+Symbols: N rows (rollouts), T completion positions, L positions of a line, M tokens that train, H hidden size, V
 vocabulary.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress, groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,29 +28,139 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
+from runtime.engine import reason_of
+from runtime.flags import ModelFlags, UsageError
+from runtime.run_folder import UNREADABLE
 from runtime.weights import Meta
 
-if TYPE_CHECKING:  # its import takes seconds
+if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel
 
+SHORT_ROW = 16  # tokens
 
-@dataclass
-class Microbatch:
-    """The input of one forward pass."""
 
-    rows: list[int]  # N, which rows of the batch the (N, T) outputs belong to; no tensor, so that no device is asked
-    input_ids: Tensor  # (R, L)
-    position_ids: Tensor  # (R, L)
-    sees: Tensor | None  # (R, L, L), of shared rows: whether a position (second axis) sees another of its line
-    read: Tensor  # (M,) index into the R * L positions: the one before each token that trains
-    write: Tensor  # (M,) index into the N * T places of the output
-    targets: Tensor  # (M,) ids of the tokens that train
-    width: int  # T
+# ------------------------------------------------------------------------------------------ which models can be trained
 
-    def to(self, device: torch.device) -> Microbatch:
-        """A copy on `device`."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()})
+
+def load_model(flags: ModelFlags, folder: str, longest: int) -> PreTrainedModel:
+    """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute, in rows of
+    up to `longest` tokens."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=flags.trust_remote_code,
+        )
+    except UNREADABLE as error:
+        reason = reason_of(error).split(". ")[0]  # the advice of torch's loader is not ours
+        raise UsageError(f"--model {folder} does not load as a causal LM ({reason}).") from error
+    missing = sorted(report["missing_keys"])
+    missing += sorted(name for name, *_ in report["mismatched_keys"])
+    if missing:  # transformers has filled them with random numbers
+        raise UsageError(
+            f"--model {folder}: its weights lack {missing[0]}, or have it in another shape ({len(missing)} such "
+            "tensors); get the whole model."
+        )
+    if hasattr(model, "peft_config"):  # transformers has loaded both, if peft is installed
+        raise UsageError(f"--model {folder} is an adapter; merge it into its base model first.")
+    allow_sampling_settings(model)
+    try:
+        plain, apart = has_plain_head(model), rows_are_independent(model, longest)
+    except UNREADABLE as error:
+        raise UsageError(f"--model {folder} loads but does not compute ({reason_of(error)}).") from error
+    if not plain:
+        raise UsageError(
+            f"--model {folder}: its logits are no plain product of head and last hidden states but scaled or capped "
+            "(as in Granite, Cohere, Gemma 2), which the trainer does not compute; take another model."
+        )
+    if not apart:
+        raise UsageError(
+            f"--model {folder}: rows of {longest} tokens change the log-probs of shorter rows beside them (as with "
+            "longrope or dynamic rotary scaling); lower --max_budget and --max_prompt_tokens, or take another model."
+        )
+    if flags.gradient_checkpointing and not recompute_layers(model):
+        raise UsageError(f"--gradient_checkpointing true: {type(model).__name__} has no layers for it; leave it out.")
+    return model
+
+
+@torch.no_grad()
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Whether the model's logits are W h + b of the body's last hidden states, as `Policy` computes them. Granite,
+    Cohere and Gemma 2 scale or cap theirs. Takes two forward passes of four tokens on the CPU, before any sharding."""
+    body = model.base_model
+    head = model.get_output_embeddings()
+    if body is model or head is None:
+        return False
+    ids = torch.arange(4)[None]  # (1, 4)
+    hidden = body(input_ids=ids, use_cache=False).last_hidden_state  # (1, 4, H)
+    logits = model(input_ids=ids, use_cache=False).logits  # (1, 4, V)
+    plain = nn.functional.linear(hidden, head.weight, head.bias)
+    return logits.shape == plain.shape and torch.allclose(logits, plain, rtol=1e-5, atol=1e-5 * float(plain.std()))
+
+
+@torch.no_grad()
+def rows_are_independent(model: PreTrainedModel, longest: int) -> bool:
+    """Whether a short row has the same hidden states beside a row of `longest` tokens as alone. Rotary scaling that
+    looks at the largest position of a microbatch breaks this, and only positions tell it how long a row is: so the
+    second row is the last 16 positions of the longest one, and costs little."""
+    ids = torch.arange(2 * SHORT_ROW).view(2, SHORT_ROW) % 4  # (2, L)
+    start = torch.arange(SHORT_ROW)
+    positions = torch.stack([start, start + max(0, longest - SHORT_ROW)])  # (2, L)
+    alone = model.base_model(input_ids=ids[:1], position_ids=positions[:1], use_cache=False).last_hidden_state[0]
+    beside = model.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0]
+    return torch.allclose(alone, beside, rtol=0, atol=1e-3 * float(alone.std()))
+
+
+def allow_sampling_settings(model: PreTrainedModel) -> None:
+    """Some models come with a temperature and without do_sample, which transformers loads but refuses to save."""
+    settings = model.generation_config
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True
+
+
+def recompute_layers(model: nn.Module) -> int:
+    """Gradient checkpointing: each layer keeps only its input and runs again in the backward pass. Returns the number
+    of layers, 0 if transformers knows none of this model. (`model.gradient_checkpointing_enable` recomputes in training
+    mode only, which switches dropout on.)"""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    return len(layers)
+
+
+def experts(config: PretrainedConfig) -> int:
+    """Experts of a layer; 1 if the model is no mixture. `config` is that of the text model."""
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if count := getattr(config, name, None):
+            return count
+    return 1
+
+
+def active_parameters(model: PreTrainedModel) -> int:
+    """Parameters that one token is multiplied with: without the embedding table, which is looked up, but with the head,
+    tied or not, and with only as many experts of a mixture as a token visits."""
+    config = model.config.get_text_config()
+    visited = getattr(config, "num_experts_per_tok", None) or 1
+    embedding = model.get_input_embeddings().weight
+    head, _ = head_of(model)
+    total = head.numel() if head is embedding else 0
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            total += parameter.numel() * visited // experts(config)
+        elif parameter is not embedding:
+            total += parameter.numel()
+    return total
+
+
+# --------------------------------------------------------------------------------------------------------- microbatches
 
 
 @dataclass
@@ -70,6 +175,23 @@ class Row:
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
+@dataclass
+class Microbatch:
+    """The input of one forward pass."""
+
+    rows: list[int]  # N, which rows of the batch the (N, T) outputs belong to; no tensor, so that no device is asked
+    input_ids: Tensor  # (N, L)
+    read: Tensor  # (M,) index into the N * L positions: the one before each token that trains
+    write: Tensor  # (M,) index into the N * T places of the output
+    targets: Tensor  # (M,) ids of the tokens that train
+    width: int  # T
+
+    def to(self, device: torch.device) -> Microbatch:
+        """A copy on `device`."""
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()})
+
+
 def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Row indices of each rank: longest first, dealt back and forth, so that all ranks get about as many tokens."""
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
@@ -80,101 +202,45 @@ def share_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def cut_rows(batch: Sequence[Row], rows: Sequence[int], tokens: float, shared: bool) -> list[list[int]]:
-    """`rows`, those of the longest lines first, cut into lists of at most `tokens` positions, padding counted; a longer
-    row gets a list of its own. Shared rows with equal prompts stand side by side."""
-    line: Counter[tuple[int, ...]] = Counter()  # prompt -> positions of its completions
-    for row in rows if shared else ():
-        line[tuple(batch[row].prompt_ids)] += len(batch[row].completion_ids)
-
-    def order(row: int) -> tuple[int, tuple[int, ...], int]:
-        prompt = tuple(batch[row].prompt_ids) if shared else ()
-        return -line[prompt] - len(prompt), prompt, -len(batch[row])
-
+def cut_rows(lengths: Sequence[int], rows: Sequence[int], tokens: float) -> list[list[int]]:
+    """`rows`, which come longest first, cut into lists of at most `tokens` positions, padding counted. A row that is
+    longer than that gets a list of its own."""
     pieces: list[list[int]] = []
-    lines = longest = last = 0  # of the last piece; `last`: the length of its last line
-    for row in sorted(rows, key=order):
-        follows = shared and pieces and batch[pieces[-1][-1]].prompt_ids == batch[row].prompt_ids
-        lines += not follows
-        last = last + len(batch[row].completion_ids) if follows else len(batch[row])
-        longest = max(longest, last)
-        if not pieces or lines * longest > tokens:
+    longest = 0  # of the last piece: its first row
+    for row in rows:
+        if not pieces or (len(pieces[-1]) + 1) * longest > tokens:
             pieces.append([])
-            lines, longest, last = 1, len(batch[row]), len(batch[row])
+            longest = lengths[row]
         pieces[-1].append(row)
     return pieces
 
 
-def cut_batch(batch: Sequence[Row], tokens: float, ranks: int, shared: bool) -> list[list[list[int]]]:
-    """The rows of each microbatch of each rank."""
-    return [cut_rows(batch, share, tokens, shared) for share in share_rows([len(row) for row in batch], ranks)]
+def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int) -> Microbatch:
+    """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward."""
+    longest = max((len(batch[i]) for i in rows), default=1)  # L
+    input_ids = torch.zeros(max(1, len(rows)), longest, dtype=torch.long)  # (N, L)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)  # (N, T)
+    for n, i in enumerate(rows):
+        row = batch[i]
+        input_ids[n, : len(row)] = torch.tensor([*row.prompt_ids, *row.completion_ids])
+        mask[n, : len(row.mask)] = torch.tensor(row.mask)
+    n, t = mask.nonzero(as_tuple=True)  # (M,), (M,)
+    prompts = torch.tensor([len(batch[i].prompt_ids) for i in rows], dtype=torch.long)  # (N,)
+    read = n * longest + prompts[n] + t - 1  # the position before token t predicts it
+    return Microbatch(list(rows), input_ids, read, n * width + t, input_ids.flatten()[read + 1], width)
 
 
-def forwarded(rows: Sequence[Row], share_prompts: bool, tokens: float, ranks: int) -> int:
-    """Positions of a forward pass of these rows on all ranks, without padding. A shared prompt counts once in each
-    microbatch, for it is computed there."""
-    if not share_prompts:
-        return sum(map(len, rows))
-    pieces = [piece for mine in cut_batch(rows, tokens, ranks, True) for piece in mine]
-    prompts = [prompt for piece in pieces for prompt in {tuple(rows[i].prompt_ids) for i in piece}]
-    return sum(len(row.completion_ids) for row in rows) + sum(map(len, prompts))
-
-
-def make_microbatch(batch: Sequence[Row], rows: Sequence[int], width: int, shared: bool = False) -> Microbatch:
-    """The microbatch of these rows of the batch; without rows, an empty one that still runs forward and backward.
-    Shared rows that follow each other and have the same prompt stand in one line."""
-    lines = [list(line) for _, line in groupby(rows, lambda i: tuple(batch[i].prompt_ids) if shared else i)]
-    longest = max((len(batch[i]) + sum(len(batch[j].completion_ids) for j in more) for i, *more in lines), default=1)
-    ids: list[int] = []  # of all R x L positions, one line after the other
-    positions: list[int] = []  # likewise
-    owner: list[int] = []  # likewise: the row whose completion it is; -1 in a prompt, -2 in padding
-    read: list[int] = []  # (M,), as in `Microbatch`
-    write: list[int] = []
-    targets: list[int] = []
-    place = 0  # of a row's first token among the N * T
-    for line in lines:
-        start, prompt = len(ids), batch[line[0]].prompt_ids
-        ids += prompt
-        positions += range(len(prompt))
-        owner += [-1] * len(prompt)
-        for i in line:
-            completion, mask = batch[i].completion_ids, batch[i].mask
-            # Position t - 1 predicts token t. The end of the prompt predicts the first token of each completion.
-            predicts = [start + len(prompt) - 1, *range(len(ids), len(ids) + len(completion) - 1)]
-            read += compress(predicts, mask)
-            write += compress(range(place, place + len(completion)), mask)
-            targets += compress(completion, mask)
-            ids += completion
-            positions += range(len(prompt), len(batch[i]))
-            owner += [i] * len(completion)
-            place += width
-        padding = start + longest - len(ids)
-        ids += [0] * padding
-        positions += range(positions[-1] + 1, positions[-1] + 1 + padding)  # it counts on
-        owner += [-2] * padding
-    if not rows:
-        ids, positions, owner = [0], [0], [-1]
-    input_ids, position_ids, owners = (torch.tensor(x).view(-1, longest) for x in (ids, positions, owner))
-    where, to, wanted = (torch.tensor(x, dtype=torch.long) for x in (read, write, targets))
-    sees = who_sees_whom(owners) if shared else None
-    return Microbatch(list(rows), input_ids, position_ids, sees, where, to, wanted, width)
-
-
-def who_sees_whom(owner: Tensor) -> Tensor:
-    """(R, L, L) bool of shared rows: whether a position (second axis) sees another, one before it in the prompt or in
-    its own completion. owner (R, L): the row whose completion it is; -1 in a prompt, -2 in padding."""
-    return ((owner[:, None] == -1) | (owner[:, None] == owner[:, :, None])).tril()
-
-
-def microbatches(
-    batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1, shared: bool = False
-) -> list[Microbatch]:
+def microbatches(batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int = 1) -> list[Microbatch]:
     """This rank's microbatches of the batch. All ranks get equally many, and their outputs (N, T) have one width T."""
     width = max((len(row.completion_ids) for row in batch), default=1)
-    cuts = cut_batch(batch, tokens, ranks, shared)
+    lengths = [len(row) for row in batch]
+    cuts = [cut_rows(lengths, share, tokens) for share in share_rows(lengths, ranks)]
     count = max(1, *(len(cut) for cut in cuts))
     mine = cuts[rank] + [[]] * (count - len(cuts[rank]))
-    return [make_microbatch(batch, rows, width, shared) for rows in mine]
+    return [make_microbatch(batch, rows, width) for rows in mine]
+
+
+# --------------------------------------------------------------------------------------------- forward pass and weights
 
 
 class Policy(nn.Module):
@@ -194,46 +260,20 @@ class Policy(nn.Module):
 
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """(log-probs (N, T), entropy (N, T)), both 0 where no token trains."""
-        mask, sees = None, microbatch.sees
-        if sees is not None:  # (R, 1, L, L), what attention adds to its scores, which transformers takes as it is
-            dtype = self.model.get_input_embeddings().weight.dtype
-            mask = torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)[:, None]
-        hidden = self.model.base_model(
-            input_ids=microbatch.input_ids, position_ids=microbatch.position_ids, attention_mask=mask, use_cache=False
-        ).last_hidden_state  # (R, L, H)
-        hidden = hidden.flatten(0, 1)[microbatch.read]  # (M, H)
+        ids = microbatch.input_ids  # (N, L)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        body = self.model.base_model(input_ids=ids, position_ids=positions, use_cache=False)
+        hidden = body.last_hidden_state.flatten(0, 1)[microbatch.read]  # (M, H)
         weight, bias = head_of(self.model)  # (V, H), (V,)
-        n = len(microbatch.rows)
-        logprobs, entropy = (
-            # The sum * 0 ties an empty microbatch to the parameters, so that its backward pass runs.
-            x.new_zeros(n * microbatch.width).scatter(0, microbatch.write, x).view(n, microbatch.width)
-            + hidden.sum() * 0
-            for x in self._head(hidden, weight, microbatch.targets, bias=bias)  # (M,) each
-        )
-        return logprobs, entropy  # (N, T)
+        logprobs, entropy = self._head(hidden, weight, microbatch.targets, bias=bias)  # (M,), (M,)
+        shape = len(microbatch.rows), microbatch.width
+        # The zero ties an empty microbatch to the parameters, so that its backward pass runs.
+        zeros = logprobs.new_zeros(shape) + hidden.sum() * 0
 
+        def pad(values: Tensor) -> Tensor:
+            return zeros.flatten().scatter(0, microbatch.write, values).view(shape)
 
-def recompute_layers(model: nn.Module) -> int:
-    """Gradient checkpointing: each layer keeps only its input and runs again in the backward pass. Returns the number
-    of layers, 0 if transformers knows none of this model. (`model.gradient_checkpointing_enable` recomputes in training
-    mode only, which switches dropout on.)"""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    return len(layers)
-
-
-def merged_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor or shard) of each parameter as the model without LoRA adapters (lora.py) has it: an adapter is
-    merged, W + alpha / r · B A. Shards are multiplied as such, so every rank must iterate."""
-    for name, parameter in model.named_parameters():
-        layer, wrapped, kind = name.partition(".base_layer.")  # peft's name for what an adapter wraps
-        if wrapped and kind == "weight":
-            parameter = parameter + model.get_submodule(layer).get_delta_weight("default")
-        if ".lora_" not in name:
-            yield name.replace(".base_layer.", "."), parameter.detach()
+        return pad(logprobs), pad(entropy)
 
 
 def whole(tensor: Any) -> Tensor:
@@ -242,20 +282,33 @@ def whole(tensor: Any) -> Tensor:
 
 
 def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor in `dtype`) of each parameter, adapters merged, one at a time. Gathering a shard is a collective,
-    so every rank must iterate. A tied head appears once, under the embedding's name."""
-    for name, parameter in merged_parameters(model):
-        yield name, whole(parameter.to(dtype))  # rounded before shards travel
+    """(name, tensor in `dtype`) of each parameter, then each persistent buffer as it is, one at a time. Gathering a
+    shard is a collective, so every rank must iterate. A tied head appears once, under the embedding's name."""
+    for name, parameter in model.named_parameters():
+        yield name, whole(parameter.detach().to(dtype))  # rounded before shards travel
+    for name, buffer in persistent_buffers(model):
+        yield name, whole(buffer)
+
+
+def persistent_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers that a checkpoint has: a router's correction bias is one, rotary frequencies are not."""
+    saved = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
 
 
 class CheckpointTensors:
-    """The parameters as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads. The two
+    """The weights as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads. The two
     differ for a mixture: transformers holds the experts of a layer in one tensor, checkpoints hold them apart."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
-        self.model, self.dtype = model, dtype
-        # name of a parameter -> the tensors, without data, that a checkpoint has for it
-        self._stored = {name: self._as_stored(name, x.to("meta")) for name, x in merged_parameters(model)}
+        self.model = model
+        self.dtype = dtype
+        # name in the model -> the tensors, without data, that a checkpoint has for it
+        self._stored: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in model.named_parameters():
+            self._stored[name] = self._as_stored(name, tensor.detach().to("meta", dtype))
+        for name, tensor in persistent_buffers(model):
+            self._stored[name] = self._as_stored(name, tensor.to("meta"))
 
     def _as_stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         from transformers.core_model_loading import revert_weight_conversion
@@ -264,28 +317,13 @@ class CheckpointTensors:
 
     def metadata(self) -> list[Meta]:
         """Names, dtypes and shapes, in the order of `items()`; nothing is gathered."""
-        return [Meta(n, self.dtype, tuple(x.shape)) for stored in self._stored.values() for n, x in stored.items()]
+        tensors = [item for stored in self._stored.values() for item in stored.items()]
+        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """(name, gathered tensor); every rank must iterate."""
         for name, tensor in full_tensors(self.model, self.dtype):
-            unchanged = list(self._stored[name]) == [name]
-            yield from [(name, tensor)] if unchanged else self._as_stored(name, tensor).items()
-
-
-def experts(config: PretrainedConfig) -> int:
-    """Experts of a layer; 1 if the model is no mixture."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return next((x for x in (getattr(config, name, None) for name in names) if x), 1)
-
-
-def active_parameters(model: PreTrainedModel) -> int:
-    """Parameters that one token is multiplied with: without the embedding table, which is looked up, but with the head,
-    tied or not, and with only as many experts of a mixture as a token visits."""
-    visited = getattr(model.config, "num_experts_per_tok", None) or 1
-    (head, _), embedding = head_of(model), model.get_input_embeddings().weight
-    total = head.numel() if head is embedding else 0
-    for name, parameter in model.named_parameters():
-        if parameter is not embedding and ".lora_" not in name:  # the generator has adapters merged
-            total += parameter.numel() * visited // experts(model.config) if ".experts." in name else parameter.numel()
-    return total
+            if list(self._stored[name]) == [name]:
+                yield name, tensor
+            else:
+                yield from self._as_stored(name, tensor).items()

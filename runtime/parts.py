@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,18 +18,14 @@ import torch
 
 import length_control
 from filters import PassRateHistory
-from pipeline_rl import EngineFailed, Generator, Pacer
-from runtime import checkpoints
-from runtime.devices import devices_in_use, engine_options, new_channel, place
-from runtime.engines import RunEngine, reason_of
-from runtime.evaluation import Evaluator, RunFailed
+from pipeline_rl import EngineFailed, Generator, Pacer, StopRequested
+from runtime import run_folder
+from runtime.engine import Engine, devices_in_use, new_engine, place, reason_of
+from runtime.evaluation import Evaluator
 from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
-from runtime.loading import UNREADABLE
-from runtime.ranks import Ranks, SharedGenerator, restarts
+from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
-from runtime.run_folder import Folder, Progress
-from runtime.torch_engine import TorchEngine
-from runtime.trace import Trace
+from runtime.run_folder import UNREADABLE, Folder, Progress
 from runtime.trainer import Trainer
 from tasks import arithmetic, data_sets, warm_start
 from tasks.prompts import PromptStream, Task
@@ -54,13 +51,12 @@ class Parts:
         """Ends the engine, the reward workers and the trackers, whatever happened."""
         self.generator.close()
         self.task.close()
-        if self.recorder.trace:
-            self.recorder.trace.close()
         # DDP goes before the process group ends. Were its reducer the last to hold the group, it would wait for gloo's
         # threads with Python's lock in hand, and they may need that lock to free their last tensors.
         self.trainer.policy = None
         self.ranks.accelerator.free_memory()
         self.ranks.accelerator.end_training()
+        self.folder.unlock()
 
 
 def new_parts(flags: Flags, progress: Progress) -> Parts:
@@ -69,46 +65,57 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
     place(flags)
     ranks = Ranks(new_accelerator(flags))
     folder = Folder(flags.output_dir)
-    if ranks.main:
-        if flags.overwrite and not flags.resume:
+    ranks.from_main(folder.lock)
+    task: Task | None = None
+    try:
+        if ranks.main and flags.overwrite and not flags.resume:
             folder.clear()
-        folder.path.mkdir(parents=True, exist_ok=True)
-    model = flags.model or warm_started(flags, ranks)
-    task = load_task(flags, judge=ranks.main)
+        model_folder = flags.model or warm_start_folder(flags, ranks)
+        task = load_task(flags, judge=ranks.main)
+        return parts_of(flags, progress, ranks, folder, task, model_folder)
+    except BaseException:  # nobody else would end the reward workers and unlock the folder
+        if task is not None:
+            task.close()
+        folder.unlock()
+        raise
+
+
+def parts_of(
+    flags: Flags, progress: Progress, ranks: Ranks, folder: Folder, task: Task, model_folder: str
+) -> Parts:  # fmt: skip
+    """The parts of a run with this task and this model. Raises UsageError."""
     if isinstance(task, data_sets.DatasetTask):
         ranks.say(prompts_line(task))
-    trainer = Trainer(flags, ranks.accelerator, model)
+    control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
+    longest = longest_row(flags, task, control)
+    trainer = Trainer(flags, ranks.accelerator, model_folder, longest)
+    check_model(flags, trainer.model, task, longest)
     history = PassRateHistory(flags.pass_rate_threshold)
-    shuffled = flags.prompt_order == "shuffled"
-    prompts = PromptStream(task.train, flags.seed, history.retired, task.mixture, shuffled, flags.review)
-    channel, device_environment = new_channel(flags, ranks.accelerator)
+    prompts = PromptStream(task.train, flags.seed, history.retired)
     if flags.resume:
         resume(flags, ranks, folder, task, history, prompts, progress)
-    control = new_interruption(flags, task)  # on every rank, so that all end with the same sentence
-    check_model(flags, trainer.model.config, task, control)
-    generator = None
     if ranks.main:
-        generator = new_generator(flags, model, task, prompts, channel, device_environment, control, progress)
+        check_saving(trainer.model, task)
+    engine, channel = new_engine(flags, ranks.accelerator.process_index, model_folder, task.stop_ids, longest)
+    generator = None
+    if engine is not None:
+        generator = new_generator(flags, engine, task, prompts, control, progress)
     shared = SharedGenerator(generator, channel, ranks)
     recorder = Recorder(flags, ranks, folder, task, prompts, shared)
-    if generator and flags.trace:
-        recorder.trace = Trace(folder.path / "trace.json")
-        recorder.trace.watch(generator)
     evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
     return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator)
 
 
 def start(flags: Flags, parts: Parts, progress: Progress) -> None:
-    """Starts the engine with the trainer's weights, then the clock and the logs. Raises UsageError."""
+    """Starts the engine with the trainer's weights, then the clock and the logs. Raises UsageError, or StopRequested
+    before anything is written."""
     trainer, recorder = parts.trainer, parts.recorder
     try:
         parts.generator.start(trainer.weights, progress.version)
     except EngineFailed as error:
-        if recorder.trace and not flags.resume:
-            (parts.folder.path / "trace.json").unlink()  # or the folder would not be empty, and hold no run
-        if restarts():
-            raise RunFailed(f"after restart {restarts()} {error}") from error
         raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error
+    if parts.ranks.from_main(lambda: progress.stop_signal):
+        raise StopRequested
     recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
     recorder.open(progress.step)
 
@@ -124,7 +131,8 @@ def new_accelerator(flags: Flags) -> Any:
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # "removed shared tensor" at every save
     torch.manual_seed(flags.seed)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # torch's own default takes the engine's cores
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # it may be empty, or a list
+    torch.set_num_threads(max(1, int(threads)) if threads.isdigit() else 1)  # torch's default takes the engine's cores
     # The other ranks block in a collective while rank 0 waits for rollouts, so the ten-minute timeout must go. gloo
     # carries Python objects without the GPU.
     group = InitProcessGroupKwargs(timeout=timedelta(days=7))
@@ -136,9 +144,9 @@ def new_accelerator(flags: Flags) -> Any:
     )  # fmt: skip
 
 
-def warm_started(flags: Flags, ranks: Ranks) -> str:
+def warm_start_folder(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset], flags.vocabulary)
+    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset])
     return ranks.from_main(
         lambda: str(warm_start.warm_start(CACHE, seed=flags.seed, settings=settings, report=ranks.say))
     )
@@ -149,30 +157,27 @@ def resume(
     progress: Progress,
 ) -> None:  # fmt: skip
     """Loads the newest complete checkpoint and takes off what the logs gained after it. Raises UsageError."""
-    found = folder.newest_checkpoint()
-    if found is None:
+    newest = folder.newest_checkpoint()
+    if newest is None:
         raise UsageError(
             f"--resume {folder.path}: no complete checkpoint is there; start anew with --output_dir and "
             "--overwrite true."
         )
-    checkpoint, state = found
-    try:
-        checkpoints.check(folder, checkpoint, state)
-        checkpoints.load(ranks.accelerator, checkpoint)
-    except checkpoints.CheckpointError as error:
-        raise UsageError(f"--resume: {error}.") from error
+    checkpoint, state = newest
+    run_folder.load(ranks.accelerator, checkpoint)
     used = {*state["prompts"]["first"], *(key for key, *_ in state["history"]["counts"])}
     if not used <= {problem.key for problem in task.train}:
         raise UsageError(
-            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset, "
-            "--prompts and --seed as before, and no --eval_dataset that has prompts of it."
+            f"--resume: prompts of {checkpoint} are not among the prompts of this data set; give --dataset and --seed "
+            "as before, and no --eval_dataset that has prompts of it."
         )
     try:
-        history.load_state_dict({name: x for name, x in state["history"].items() if name != "window"})  # until 0.12
+        history.load_state_dict(state["history"])
     except ValueError as error:
         raise UsageError(f"--resume: {error} Give --pass_rate_threshold as before.") from error
     prompts.load_state_dict(state["prompts"])
     progress.load_state_dict(state)
+    progress.compute = state["compute"]
     if ranks.main:
         folder.cut_back(state["logs"])
     ranks.say(f"resumed from {checkpoint}; {len(prompts.first)} prompts that were in flight come first")
@@ -182,33 +187,26 @@ def resume(
 
 
 def new_generator(
-    flags: Flags, model: str, task: Task, prompts: PromptStream, channel: Any, device_environment: dict[str, str],
+    flags: Flags, engine: Engine, task: Task, prompts: PromptStream,
     control: length_control.Interruption | None, progress: Progress,
 ) -> Generator:  # fmt: skip
-    """Rank 0's generator, whose engine is not yet started. `device_environment` shows the engine its own devices."""
-    longest_prompt = max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
-    max_completion = control.max_completion if control else flags.most_sampled
-    length = longest_prompt + max_completion
-    if flags.engine == "torch":
-        engine: RunEngine | TorchEngine = TorchEngine(
-            model, task.stop_ids, length, flags.temperature, flags.max_num_seqs, flags.seed
-        )
-    else:
-        engine = RunEngine(
-            model, task.stop_ids, length, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed,
-            engine_options(flags), device_environment=device_environment,
-        )  # fmt: skip
+    """Rank 0's generator, whose engine is not yet started."""
     return Generator(
-        engine, prompts, task.score, new_pacer(flags), flags.rollouts,
-        length_control=control, max_completion=max_completion, seed=flags.seed,
+        engine,
+        prompts,
+        task.score,
+        new_pacer(flags),
+        flags.rollouts,
+        length_control=control,
+        max_completion=flags.completion_cap,
+        seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
-    )  # fmt: skip
+    )
 
 
 def new_pacer(flags: ScheduleFlags) -> Pacer:
     """Who may enter the engine, and when."""
-    most = flags.max_ready or None
-    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, max_ready=most, min_ready=flags.min_ready)
+    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
 
 
 def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interruption | None:
@@ -230,13 +228,8 @@ def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interrupt
 def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
     the check of the rows. Raises UsageError."""
-    if flags.dataset == "chain":
-        return arithmetic.ChainTask(seed=flags.seed, pool_size=flags.prompts)
     if flags.dataset == "graded":
-        task = arithmetic.graded_task(flags.seed, flags.prompts, difficulty=flags.difficulty)
-        if flags.prompt_order == "easy_first":
-            task.train.sort(key=arithmetic.easiness, reverse=True)
-        return task
+        return arithmetic.graded_task(flags.seed, held_out_size=flags.held_out)
     from transformers import AutoTokenizer
 
     try:
@@ -244,23 +237,30 @@ def load_task(flags: Flags, judge: bool = True) -> Task:
     except UNREADABLE as error:
         raise UsageError(f"--model {flags.model} has no tokenizer that loads ({reason_of(error)}).") from error
     options = data_sets.PromptOptions(
-        prompt_column=flags.prompt_column, answer_column=flags.answer_column, prompt_template=flags.prompt_template,
-        apply_chat_template=flags.apply_chat_template, end_of_thinking=flags.end_of_thinking,
-        thinking={"auto": None, "true": True, "false": False}[flags.thinking], stop_tokens=flags.stop_tokens,
-        interruption_phrase=flags.interruption_phrase, held_out=flags.held_out,
+        prompt_column=flags.prompt_column,
+        answer_column=flags.answer_column,
+        prompt_template=flags.prompt_template,
+        apply_chat_template=flags.apply_chat_template,
+        end_of_thinking=flags.end_of_thinking,
+        thinking={"auto": None, "true": True, "false": False}[flags.thinking],
+        stop_tokens=flags.stop_tokens,
+        interruption_phrase=flags.interruption_phrase,
+        held_out=flags.held_out,
         max_prompt_tokens=flags.max_prompt_tokens,
-    )  # fmt: skip
+    )
     try:
-        loaded = data_sets.load_dataset_task(
-            flags.dataset, tokenizer, options, reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
-            reward_workers=flags.reward_workers, reward_timeout=flags.reward_timeout, unsafe_code=flags.unsafe_code,
-            eval_dataset=flags.eval_dataset, judge=judge,
-        )  # fmt: skip
+        return data_sets.load_dataset_task(
+            flags.dataset,
+            tokenizer,
+            options,
+            reward="math" if flags.reward in ("task", "shuffled") else flags.reward,
+            reward_workers=flags.reward_workers,
+            reward_timeout=flags.reward_timeout,
+            eval_dataset=flags.eval_dataset,
+            judge=judge,
+        )
     except ValueError as error:
         raise UsageError(with_flag_names(str(error))) from error
-    if flags.prompt_order == "file":
-        loaded.as_in_file()
-    return loaded
 
 
 def prompts_line(task: data_sets.DatasetTask) -> str:
@@ -277,18 +277,37 @@ def with_flag_names(message: str) -> str:
     return re.sub(r"`(\w+)`", lambda option: f"--{option[1]}" if option[1] in DEFAULTS else option[0], message)
 
 
-def check_model(flags: LengthFlags, config: Any, task: Task, control: length_control.Interruption | None) -> None:
+def longest_row(flags: LengthFlags, task: Task, control: length_control.Interruption | None) -> int:
+    """Tokens of the longest prompt and completion together."""
+    completion = control.max_completion if control else flags.completion_cap
+    return completion + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
+
+
+def check_model(flags: LengthFlags, model: Any, task: Task, longest: int) -> None:
     """Raises UsageError if the task does not fit the model: its vocabulary, or its context."""
-    longest = control.max_completion if control else flags.most_sampled
-    needed = longest + max(len(problem.prompt_ids) for problem in [*task.train, *task.held_out])
-    context = getattr(config, "max_position_embeddings", None) or math.inf
-    if needed > context:
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if longest > context:
         raise UsageError(
-            f"--max_budget {flags.max_budget}: the longest prompt and completion take {needed} tokens, the model's "
+            f"--max_budget {flags.max_budget}: the longest prompt and completion take {longest} tokens, the model's "
             f"context has {context}; lower --max_budget, --answer_budget or --max_prompt_tokens."
         )
-    if len(task.tokenizer) > config.vocab_size:
+    ids = {*task.stop_ids, *task.phrase_ids, *task.end_of_thinking_ids}
+    for problem in [*task.train, *task.held_out]:
+        ids.update(problem.prompt_ids)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if max(ids) >= rows:
         raise UsageError(
-            f"--model has a vocabulary of {config.vocab_size}, the task's tokenizer has {len(task.tokenizer)}; "
-            "give the model that belongs to the task."
+            f"--model has embeddings of {rows} tokens, the task's prompts have token {max(ids)}; give the model that "
+            "belongs to the task."
         )
+
+
+def check_saving(model: Any, task: Task) -> None:
+    """Saves all of the final model but its weights: what fails would otherwise fail after the last step. Raises
+    UsageError."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model.save_pretrained(folder, state_dict={})
+            task.tokenizer.save_pretrained(folder)
+        except UNREADABLE as error:
+            raise UsageError(f"--model could not be saved after the last step ({reason_of(error)}).") from error

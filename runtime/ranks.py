@@ -1,31 +1,45 @@
-"""The trainer's processes. Rank 0 has the generator, prints, and writes the files; the other ranks follow it.
+"""The trainer's processes. Rank 0 runs the generator, prints, and writes the files; the other ranks follow it.
 
-What talks between ranks is a collective: every rank must call it, in the same order, or all of them wait forever.
+Anything that communicates between ranks is a collective: every rank must call it, in the same order, or they all
+deadlock.
 """
 
 import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from pipeline_rl import EngineFailed, Generator
-from runtime.run_folder import disk
+from pipeline_rl import EngineFailed, Generator, StopRequested
 from runtime.weights import Channel, Weights
 from tasks.prompts import Problem
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
 
-Made = TypeVar("Made")
-RESTARTS = "SCALERL_RESTARTS"  # in the environment: how often this run has replaced its process
+Value = TypeVar("Value")
+
+
+def report_fault(message: str) -> None:
+    """One line on rank 0's stderr."""
+    if os.environ.get("RANK", "0") == "0":
+        try:
+            print(f"train.py: {message}", file=sys.stderr, flush=True)
+        except OSError:
+            silence(sys.stderr)
+
+
+def silence(stream: TextIO) -> None:
+    """What is written to `stream` from now on is lost, and raises no error, not even at the end of the process."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class Ranks:
-    """What rank 0 tells the others."""
+    """How rank 0 shares with the other ranks what only it knows."""
 
     def __init__(self, accelerator: "Accelerator"):
         self.accelerator = accelerator
@@ -36,63 +50,44 @@ class Ranks:
         """Trainer processes."""
         return self.accelerator.num_processes
 
-    def from_main(self, make: Callable[[], Made]) -> Made:
-        """Rank 0's `make()`, on every rank. If it raises there, every rank raises, so that none keeps waiting."""
+    def from_main(self, make: Callable[[], Value]) -> Value:
+        """Rank 0 calls `make()`, and every rank gets the result. If it raises, it raises on every rank, so that none
+        keeps waiting."""
         from accelerate.utils import broadcast_object_list
 
         if self.count == 1:
             return make()
-        made: list[Any] = [None, None]  # the value, or the error
-        try:
-            made[0] = make() if self.main else None
-        except Exception as raised:  # travels to the other ranks
-            made[1] = raised
-        value, error = broadcast_object_list(made)
+        outcome: list[Any] = [None, None]  # the value, or the error
+        if self.main:
+            try:
+                outcome[0] = make()
+            except Exception as error:  # travels to the other ranks
+                outcome[1] = error
+        value, error = broadcast_object_list(outcome)
         if error is not None:
             raise error
         return value
 
-    @property
-    def on_one_host(self) -> bool:
-        """Whether all trainer processes run here."""
-        return self.count == int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
-
-    def told_at_restart(self) -> dict[str, str]:
-        """Environment variables for the processes that take the place of these; a collective."""
-        from accelerate.utils.other import get_free_port
-
-        told = {RESTARTS: str(restarts() + 1)}
-        if self.count > 1:  # they cannot meet in the launcher's store, which holds what these ranks wrote there
-            port = self.from_main(get_free_port)
-            told |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
-        return told
-
     def say(self, line: str) -> None:
-        """Prints on rank 0, above the progress bar."""
-        if self.main:
+        """Prints on rank 0, above the progress bar. If nobody reads any more, the run goes on in silence."""
+        if not self.main:
+            return
+        try:
             tqdm.write(line)
             sys.stdout.flush()
-
-
-def restarts() -> int:
-    """How often this run has replaced its process."""
-    return int(os.environ.get(RESTARTS, "0"))
-
-
-def restart(folder: Path, environment: dict[str, str]) -> NoReturn:
-    """Replaces this process by one of the same command that goes on from the newest checkpoint in `folder`."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    command = [sys.executable, *sys.orig_argv[1:], "--overwrite", "false", "--resume", str(folder)]
-    os.execve(sys.executable, command, environment)
+        except OSError:  # the reader of a pipe has ended, or the terminal is closed
+            silence(sys.stdout)
 
 
 class SharedGenerator:
-    """The generator as every rank calls it. Rank 0 drives the real one (`generator`, None on the others); all take part
-    in what is a collective: gathering the weights for this rank's `channel`, and raising what a push raised."""
+    """The generator as every rank calls it. Rank 0 drives the real one (`generator`, None on the others). All ranks
+    take part in the collectives: they gather the weights for this rank's `channel`, and raise what a push raised."""
 
     def __init__(self, generator: Generator | None, channel: Channel, ranks: Ranks):
-        self.generator, self.channel, self.ranks = generator, channel, ranks
+        self.generator = generator
+        self.channel = channel
+        self.ranks = ranks
+        self.in_transfer = False  # a push is open, in which the other ranks send as well
 
     @property
     def on_main(self) -> Generator:
@@ -101,25 +96,31 @@ class SharedGenerator:
         return self.generator
 
     def start(self, weights: Weights, version: int) -> None:
-        """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed."""
-        outcome: list[EngineFailed | None] = []
+        """Starts the engine with the trainer's weights. If it does not start, every rank raises EngineFailed, or
+        StopRequested."""
+        met = False
 
-        def meet(failed: EngineFailed | None = None) -> None:  # rank 0 says whether the engine runs
-            outcome.append(self.ranks.from_main(lambda: failed))
-            if outcome[0] is not None:
-                raise outcome[0]
+        def meet(failure: EngineFailed | StopRequested | None = None) -> None:
+            """Rank 0 tells the others whether the engine runs."""
+            nonlocal met
+            met = True
+            outcome = self.ranks.from_main(lambda: failure)
+            if outcome is not None:
+                raise outcome
 
-        self.channel.meet = meet  # before the first transfer, in which the other ranks would wait for ever; else below
+        # A channel meets before its first transfer, in which the other ranks would wait forever. One without a
+        # transfer never does, and they meet below.
+        self.channel.meet = meet
         try:
             if self.generator is None:
                 self.channel.prepare(weights)
             else:
                 self.generator.start(weights, version)
-        except EngineFailed as error:
-            if not outcome:
+        except (EngineFailed, StopRequested) as error:
+            if not met:
                 meet(error)
             raise
-        if not outcome:
+        if not met:
             meet()
 
     def push(self, weights: Weights, version: int, release: int) -> None:
@@ -128,8 +129,9 @@ class SharedGenerator:
         if self.generator is None:
             self.channel.prepare(weights)
         else:
-            with disk(self.channel.folder):
-                self.generator.push(weights, version, release=release)
+            self.in_transfer = self.ranks.count > 1 and self.channel.trainer_waits
+            self.generator.push(weights, version, release=release)
+            self.in_transfer = False
 
     def release(self, count: int) -> None:
         """`count` taken groups are done with, and there are no new weights."""
@@ -141,10 +143,10 @@ class SharedGenerator:
         if self.ranks.count > 1:
             self.ranks.from_main(lambda: self.on_main.settle())
 
-    def evaluate(self, problems: list[Problem], n_samples: int, temperature: float | None = None) -> Future | None:
+    def evaluate(self, problems: list[Problem], n_samples: int) -> Future | None:
         """Starts sampling `n_samples` completions of each problem at the live version; None on ranks other than 0."""
         self.settle()
-        return None if self.generator is None else self.generator.evaluate(problems, n_samples, temperature)
+        return None if self.generator is None else self.generator.evaluate(problems, n_samples)
 
     def close(self) -> None:
         """Ends the engine and the weight channel."""

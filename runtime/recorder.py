@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -16,11 +16,9 @@ from tqdm import tqdm
 import filters
 import length_control
 from pipeline_rl import Generator, Group, Rollout, lags
-from runtime.flags import OF_ONE_CALL, Flags, has_adapters
-from runtime.model import forwarded
+from runtime.flags import OF_ONE_CALL, VERSION, Flags
 from runtime.ranks import Ranks, SharedGenerator
-from runtime.run_folder import Folder, Progress, Record, json_object
-from runtime.trace import TRAINER, Trace
+from runtime.run_folder import Folder, Progress, Record
 from runtime.trainer import TrainingBatch
 from tasks.prompts import PromptStream, Task
 
@@ -33,14 +31,18 @@ class Clock:
     """The compute of a run so far, without start-up and without evaluation's share of the time.
 
     parameters: P, those that each token is multiplied with. devices: accelerators in use on both sides, or CPU cores.
-    past: what a run before a resume had used. frozen: such a weight needs no gradient, a third of training's FLOPs.
+    past: what a run before a resume had used.
     """
 
-    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float], frozen: bool):
-        self.generator, self.parameters, self.devices, self.past = generator, parameters, devices, past
-        self.training_flops = (4 if frozen else 6) * parameters  # of a token
+    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float]):
+        self.generator = generator
+        self.parameters = parameters
+        self.devices = devices
+        self.past = past
         self.started = time.monotonic()
-        self.trained_tokens = self.forwarded = 0  # tokens in the loss; prompt + completion tokens in forward passes
+        self.trained_tokens = 0  # tokens in the loss
+        self.forward_tokens = 0  # prompt + completion tokens in the trainer's forward and backward passes
+        self.extra_forward_tokens = 0  # the same in further forward passes: KL reference, TIS, gradient checkpointing
 
     def hours(self) -> float:
         """Wall time with evaluation, also that of the run before a resume."""
@@ -48,15 +50,16 @@ class Clock:
 
     def now(self) -> dict[str, float]:
         """tokens (all that were sampled, dropped ones too), trained_tokens, flops, device_hours."""
-        counters, past = self.generator.counters, self.past
+        counters = self.generator.counters
         seconds = time.monotonic() - self.started - counters.eval_seconds
-        # FLOPs: 2 P for each token that the generator computes, 6 P for each that the trainer does
-        flops = 2 * self.parameters * (counters.prefilled + counters.sampled) + self.training_flops * self.forwarded
+        # FLOPs: 2 P for each token of a forward pass on either side, 4 P more with its backward pass
+        generated = 2 * self.parameters * (counters.prefilled + counters.sampled)
+        trained = self.parameters * (6 * self.forward_tokens + 2 * self.extra_forward_tokens)
         return {
-            "tokens": past.get("tokens", 0) + counters.sampled,
-            "trained_tokens": past.get("trained_tokens", 0) + self.trained_tokens,
-            "flops": past.get("flops", 0) + flops,
-            "device_hours": past.get("device_hours", 0.0) + seconds * self.devices / 3600,
+            "tokens": self.past.get("tokens", 0) + counters.sampled,
+            "trained_tokens": self.past.get("trained_tokens", 0) + self.trained_tokens,
+            "flops": self.past.get("flops", 0) + generated + trained,
+            "device_hours": self.past.get("device_hours", 0.0) + seconds * self.devices / 3600,
         }
 
 
@@ -64,79 +67,90 @@ class Recorder:
     """Measures, prints and writes on rank 0; on the other ranks it does nothing."""
 
     clock: Clock  # rank 0's, once the engine is up
-    trace: Trace | None = None  # rank 0's, if it is asked for
     bar: tqdm
 
     def __init__(
         self, flags: Flags, ranks: Ranks, folder: Folder, task: Task, prompts: PromptStream, generator: SharedGenerator
     ):
-        self.flags, self.ranks, self.folder, self.task = flags, ranks, folder, task
-        self.prompts, self.generator = prompts, generator
+        self.flags = flags
+        self.ranks = ranks
+        self.folder = folder
+        self.task = task
+        self.prompts = prompts
+        self.generator = generator
         self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
-        self.empty_steps = 0  # in a row, with no token left to train on
+        self.retired_in_flight = 0  # of the groups that dynamic sampling discarded since the last step
+        self.empty_steps = 0  # in a row, without an update
         self.mismatch: float | None = None  # `mismatch_rms` of the last completions that a single version sampled
-        self.step_began = time.time()
-        self.seconds = {"trainer_idle": 0.0, "save_seconds": 0.0}  # since the last record
+        self.wait_seconds = 0.0  # seconds, for groups, since the last step
 
     def start_clock(self, parameters: int, devices: int, past: dict[str, float]) -> None:
         """Compute counts from now on, on top of that of the run before a resume."""
         if self.ranks.main:
-            self.clock = Clock(self.generator.on_main, parameters, devices, past, has_adapters(self.flags))
-            self.counters, self.logged = vars(self.generator.on_main.counters).copy(), time.monotonic()
+            self.clock = Clock(self.generator.on_main, parameters, devices, past)
+            self.counters = vars(self.generator.on_main.counters).copy()
+            self.last_record_time = time.monotonic()
 
     def open(self, step: int) -> None:
-        """Writes the flags, says which of them a resumed run has otherwise than before, and shows the progress bar."""
+        """Writes the flags, says which of them a resumed run has changed, and shows the progress bar."""
         settings = vars(self.flags)
+        path = str(self.folder.path)
         if self.ranks.main:
-            before = json_object(self.folder.path / "config.json") or {}
-            for name, value in settings.items():
-                if name not in OF_ONE_CALL and before.get(name, value) != value:
-                    self.ranks.say(f"--{name} is now {value} (it was {before[name]})")
-            self.folder.replace("config.json", json.dumps(settings, indent=1))
-            for record in self.folder.read("metrics.jsonl"):  # of the run before a resume
-                self.mismatch = record.get("mismatch_rms", self.mismatch)
+            self._read_earlier_run()
+            self.folder.replace("config.json", json.dumps({"version": VERSION} | settings, indent=1))
             self.folder.append("metrics.jsonl", {"config": settings})  # once more after each resume
             self.bar = tqdm(total=self.flags.max_steps, initial=step, unit="step", disable=None, leave=False)
-        name = {"name": str(self.folder.path) + (f" from step {step}" if step else "")}  # no tracker takes steps back
-        options = {"trackio": name, "wandb": name | {"dir": str(self.folder.path)}}
+        name = f"{path} from step {step}" if step else path  # no tracker takes steps back
+        options = {"trackio": {"name": name}, "wandb": {"name": name, "dir": path}}
         self.ranks.accelerator.init_trackers("scalerl", config=settings, init_kwargs=options)
 
+    def _read_earlier_run(self) -> None:
+        """Of the run before a resume: the last mismatch; and a line for each flag that is another now."""
+        for record in self.folder.read("metrics.jsonl"):
+            self.mismatch = record.get("mismatch_rms", self.mismatch)
+        config = self.folder.path / "config.json"
+        earlier = json.loads(config.read_text()) if config.exists() else {}
+        for name, value in vars(self.flags).items():
+            if name not in OF_ONE_CALL and earlier.get(name, value) != value:
+                self.ranks.say(f"--{name} is now {value} (it was {earlier[name]})")
+
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Adds the time of the block to the next step's `trainer_idle` or `save_seconds`."""
-        started, begin = time.monotonic(), time.time()
+    def waiting(self) -> Iterator[None]:
+        """Adds the time of the block to the next step's `trainer_idle`."""
+        started = time.monotonic()
         try:
             yield
         finally:
-            self.seconds[name] += time.monotonic() - started
-            self.traced(name, begin)
-
-    def traced(self, name: str, begin: float) -> None:
-        """A span of the trainer's that ends now; the next step begins here."""
-        if self.trace:
-            self.trace.span(name, begin, TRAINER)
-            self.step_began = time.time()
+            self.wait_seconds += time.monotonic() - started
 
     def sampled(self, groups: Sequence[Group], rewards: Tensor) -> Record:
         """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (n,), and what
         dynamic sampling discarded on the way."""
-        group_ids = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g.rollouts) for g in groups]))  # (n,)
+        sizes = torch.tensor([len(group.rollouts) for group in groups])
+        group_ids = torch.arange(len(groups)).repeat_interleave(sizes)  # (n,)
         varied = len(group_ids[filters.has_variance(rewards, group_ids)].unique())
         discarded, self.discarded = self.discarded, []
+        every_group = [*groups, *(group for group, _ in discarded)]
         rewards = torch.cat([rewards, *(shaped for _, shaped in discarded)])
-        rollouts = [r for group in (*groups, *(group for group, _ in discarded)) for r in group.rollouts]
-        metrics = {"reward": rewards.mean().item(), **shares(rollouts), "zero_variance_groups": len(groups) - varied}
+        metrics: Record = {"reward": rewards.mean().item()}
+        metrics |= shares([rollout for group in every_group for rollout in group.rollouts])
+        metrics["zero_variance_groups"] = len(groups) - varied
         if self.flags.dynamic_sampling:
-            metrics |= {"offered": len(groups) + len(discarded), "discarded_groups": len(discarded)}
+            metrics["offered"] = len(every_group)
+            metrics["discarded_groups"] = len(discarded)
         return metrics
 
     def consumed(self, step: int, groups: Sequence[Group]) -> None:
         """One line of groups.jsonl: the prompts, how many rollouts are correct, how many tokens each has sampled."""
-        if self.ranks.main:
-            counts = [[g.problem.key, sum(r.correct for r in g.rollouts), len(g.rollouts)] for g in groups]
-            lengths = [[sum(rollout.mask) for rollout in group.rollouts] for group in groups]
-            self.folder.append("groups.jsonl", {"step": step, "groups": counts, "lengths": lengths})
+        if not self.ranks.main:
+            return
+        counts, lengths = [], []
+        for group in groups:
+            correct = sum(rollout.correct for rollout in group.rollouts)
+            counts.append([group.problem.key, correct, len(group.rollouts)])
+            lengths.append([sum(rollout.mask) for rollout in group.rollouts])
+        self.folder.append("groups.jsonl", {"step": step, "groups": counts, "lengths": lengths})
 
     def step(
         self, progress: Progress, groups: Sequence[Group], batch: TrainingBatch | None, metrics: Record, version: int
@@ -144,47 +158,85 @@ class Recorder:
         """The record and the line of the step that `progress` has just counted; it began at `version`."""
         if not self.ranks.main:
             return
-        flags, generator, positions = self.flags, self.generator.on_main, 0
+        if self.flags.loss == "tis":  # its first pass scores all rollouts, those that were filtered too
+            for group in groups:
+                prompt = len(group.problem.prompt_ids)
+                self.clock.extra_forward_tokens += sum(prompt + len(r.completion_ids) for r in group.rollouts)
         if batch:
-            positions = forwarded(batch.rows, flags.share_prompts, flags.tokens_per_microbatch, self.ranks.count)
-            metrics = metrics | {"rows": len(batch.rows)}
-            metrics["trained_tokens"] = metrics.get("kept_tokens", int(batch.mask.sum()))
-            self.clock.trained_tokens += metrics["trained_tokens"]
-            self.clock.forwarded += positions
-            self.mismatch = metrics.get("mismatch_rms", self.mismatch)
-            if self.mismatch is not None:
-                metrics["staleness_rms"] = staleness(metrics["log_ratio_rms"], self.mismatch)
-        self.traced(f"step {progress.step}", self.step_began)
-        token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
-        now, counters = time.monotonic(), vars(generator.counters).copy()
-        passed, since = now - self.logged, {name: counters[name] - self.counters[name] for name in counters}
+            metrics = metrics | self._trained(batch, metrics)
+        self.empty_steps = 0 if metrics.get("updated") else self.empty_steps + 1
         compute = self.clock.now()
         compute["trained_tokens_total"] = compute.pop("trained_tokens")  # the step's own is in `metrics`
+        token_lags = [lag for group in groups for rollout in group.rollouts for lag in lags(rollout, version)]
         record: Record = dict(  # of two values for one name one would be lost: a TypeError
-            step=progress.step, version=progress.version, **metrics, **compute, **self.seconds,
-            lag_mean=sum(token_lags) / len(token_lags), lag_max=max(token_lags), seconds=passed,
-            generator_idle=since["idle_seconds"], sync_seconds=since["sync_seconds"],
-            requests=since["request_seconds"] / passed, outstanding=generator.pacer.outstanding,
+            step=progress.step,
+            version=progress.version,
+            **metrics,
+            **compute,
+            **self._times(),
+            lag_mean=sum(token_lags) / len(token_lags),
+            lag_max=max(token_lags),
+            outstanding=self.generator.on_main.pacer.outstanding,
             epoch=self.prompts.epoch,
-        )  # fmt: skip
+        )
         if hasattr(self.task, "counts"):  # of a data set: verdicts so far by kind, lost reward workers among them
             record["verdicts"] = dict(self.task.counts)
-        self.counters, self.logged, self.seconds = counters, now, dict.fromkeys(self.seconds, 0.0)
         self.folder.append("metrics.jsonl", record)
-        numbers = {name: x for name, x in record.items() if isinstance(x, int | float) and name != "step"}
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "step"}
         self.ranks.accelerator.log(numbers, step=progress.step)
-        self.bar.update()
-        self.empty_steps = 0 if metrics.get("trained_tokens") else self.empty_steps + 1
+        with suppress(OSError):  # the terminal is closed
+            self.bar.update()
         for line in [step_line(record), *warnings_of(record, self.empty_steps)]:
             self.ranks.say(line)
+
+    def _trained(self, batch: TrainingBatch, metrics: Record) -> Record:
+        """What a step trained on, counted here and in the clock: nothing, if its gradient was not finite."""
+        tokens = metrics.get("kept_tokens", int(batch.mask.sum())) if metrics["updated"] else 0
+        self.clock.trained_tokens += tokens
+        passed = sum(len(row) for row in batch.rows)
+        self.clock.forward_tokens += passed
+        if self.flags.kl_coef:
+            self.clock.extra_forward_tokens += passed
+        if self.flags.gradient_checkpointing:
+            self.clock.extra_forward_tokens += passed
+        result = {"rows": len(batch.rows), "trained_tokens": tokens}
+        self.mismatch = metrics.get("mismatch_rms", self.mismatch)
+        if self.mismatch is not None:
+            result["staleness_rms"] = staleness(metrics["log_ratio_rms"], self.mismatch)
+        return result
+
+    def _times(self) -> Record:
+        """Seconds since the last record, and what the two sides did in them."""
+        now, counters = time.monotonic(), vars(self.generator.on_main.counters).copy()
+        since = {name: counters[name] - self.counters[name] for name in counters}
+        seconds = now - self.last_record_time
+        result = {
+            "seconds": seconds,
+            "trainer_idle": self.wait_seconds,
+            "generator_idle": since["idle_seconds"],
+            "sync_seconds": since["sync_seconds"],
+            "requests": since["request_seconds"] / seconds,
+        }
+        self.counters, self.last_record_time, self.wait_seconds = counters, now, 0.0
+        return result
+
+    def close(self) -> None:
+        """Takes the progress bar away."""
+        with suppress(OSError):
+            self.bar.close()
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
         """Two rollouts of each of two groups, to read, into samples.jsonl."""
         for group in groups[:2] if self.ranks.main else ():
             for rollout in group.rollouts[:2]:
-                texts = [self.task.text(ids) for ids in (group.problem.prompt_ids, rollout.completion_ids)]
-                record = {"step": step, "key": group.problem.key, "reward": rollout.reward}
-                record |= {"interrupted": rollout.interrupted, "prompt": texts[0], "completion": texts[1]}
+                record = {
+                    "step": step,
+                    "key": group.problem.key,
+                    "reward": rollout.reward,
+                    "interrupted": rollout.interrupted,
+                    "prompt": self.task.text(group.problem.prompt_ids),
+                    "completion": self.task.text(rollout.completion_ids),
+                }
                 self.folder.append("samples.jsonl", record)
 
 
@@ -210,7 +262,8 @@ def staleness(log_ratio: float, mismatch: float) -> float:
     product is known, but on the completions of the weights check the trainer still had the weights of v, so the size of
     the first factor is known there. Squares of the logarithms add up if the two are uncorrelated:
         E[log(rho)^2] = E[log(pi_v / mu)^2] + E[log(pi_now / pi_v)^2]
-    Keys and values of older weights, which the weights check leaves out, count as staleness here.
+    Keys and values of older weights, which the weights check leaves out, count as staleness here. The mismatch is that
+    of held-out prompts, which the batch's own may differ from.
     """
     return math.sqrt(max(log_ratio**2 - mismatch**2, 0.0))
 
@@ -230,14 +283,15 @@ def step_line(record: Record) -> str:
 
 
 def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:
-    """What a healthy run does not show. `empty_steps`: steps in a row without a token to train on."""
-    if truncated := length_control.truncation_warning(record["truncated"]):
-        yield truncated
+    """What a healthy run does not show. `empty_steps`: steps in a row without an update."""
+    truncation = length_control.truncation_warning(record["truncated"])
+    if truncation:
+        yield truncation
     if record.get("entropy", 1.0) < LOW_ENTROPY:
         yield f"Warning: the entropy is {record['entropy']:.1e} nats: the policy hardly explores any more."
     if empty_steps and empty_steps % EMPTY_STEPS == 0:
-        had = "token that the mask keeps" if record.get("kept_tokens") == 0 else "group with unequal rewards"
-        yield f"Warning: {empty_steps} steps in a row had no {had}, so nothing was trained."
+        missing = "token that the mask keeps" if record.get("kept_tokens") == 0 else "rollout left to train on"
+        yield f"Warning: {empty_steps} steps in a row had no {missing}, so nothing was trained."
     verdicts = record.get("verdicts", {})
     unfinished = verdicts.get("unfinished", 0) / max(1, sum(verdicts.values()))
     if record.get("step") == 1 and unfinished > UNFINISHED:  # once, with the first evaluation's verdicts

@@ -1,38 +1,80 @@
-"""A run's folder: where the run is, its logs, checkpoints and model, and how a resumed run goes on from them.
+"""A run's folder: its logs, checkpoints and model, and how a resumed run goes on from them.
 
-    config.json      every flag                     metrics.jsonl   the flags, then one record per step
+    config.json      the version and every flag     metrics.jsonl   the flags, then one record per step
     eval.jsonl       one record per evaluation      samples.jsonl   a few rollouts to read
-    groups.jsonl     what each step consumed: [prompt key, correct, rollouts], and the rollouts' tokens, from step 0
+    groups.jsonl     what each step consumed: [prompt key, correct, rollouts], and the rollouts' tokens; it counts steps
+                     from 0, the other logs from 1
     eval_counts.jsonl  of each evaluation: how many of `n_samples` are correct, problem by problem
-    trace.json       what happened when, of a run with --trace true (trace.py)
     checkpoints/     step-000030, ...               model/          the final model, Hugging Face format; run.json
 
-A checkpoint (checkpoints.py) is written to a temporary folder, flushed to disk and renamed, so that one that exists is
-complete. Its `state.json` lists the other files with their sizes, so that one that was damaged later is recognized.
+A checkpoint holds the model, the optimizer and the random states (accelerate writes them, one file per rank or shard)
+and `state.json`: step, version, the pass-rate history, the place in the stream of prompts, compute so far, and how long
+the logs were. Nothing that was sampled is saved. The prompts of groups in flight are listed instead, and a resumed run
+samples them again before all others, in their old order. These begin anew at a resume: the counts of bad and of empty
+steps in a row, the random state of the thinking budgets, and what the evaluator knows of the weights' bytes.
 
-Nothing outside of the folder is written, cut or removed: of a link the link goes, and what it points to stays.
+It is written to a temporary folder, flushed to disk and renamed, so that one that exists is complete. `state.json`
+lists the other files with their sizes, so that one that was damaged later is recognized.
+
+Resume only folders of your own. Loading a checkpoint runs no code that its tensors may contain, but the flags in
+config.json may name code: a `reward` of yours, a class in `engine_args`.
 """
 
-import errno
+import fcntl
 import json
 import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch.distributed.checkpoint import CheckpointException
 
-from pipeline_rl import Group
+from filters import PassRateHistory
+from pipeline_rl import Generator, Group
+from runtime.flags import UsageError
+from tasks.prompts import PromptStream
+
+if TYPE_CHECKING:  # its import takes seconds
+    from accelerate import Accelerator
+
+    from runtime.ranks import Ranks
 
 Record = dict[str, Any]  # a JSON object
 LOGS = ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl", "samples.jsonl")
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # what a full or forbidden disk answers
+KEEP = 2  # checkpoints
+LOCK_PATIENCE = 5.0  # seconds; what a killed run leaves of its processes may hold the lock for a moment
+
+# What transformers, accelerate and torch raise for damaged files: cut short, of other shapes, a pickle with code in it.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    EOFError,
+    ImportError,
+    UnpicklingError,
+    SafetensorError,
+    StrictDataclassError,
+    CheckpointException,
+)
+
+
+class RunFailed(RuntimeError):
+    """Going on would train on what cannot be trusted, or would save nothing."""
 
 
 @dataclass
@@ -41,7 +83,7 @@ class Progress:
 
     rng: random.Random  # for what rank 0 draws: the shuffle of `ppo_off_policy`, the rows of a weights check
     step: int = 0  # batches consumed
-    version: int = 0  # optimizer steps: a batch without a row to train on is a step and makes no version
+    version: int = 0  # optimizer updates; train.py says which steps make none
     evaluated: int = -1  # step of the last recorded evaluation
     bad_steps: int = 0  # gradients in a row that were not finite
     taken: list[Group] = field(default_factory=list)  # from the generator, not yet trained on
@@ -55,10 +97,11 @@ class Progress:
 
     def load_state_dict(self, state: Record) -> None:
         """Goes on where `state` was saved."""
-        self.step, self.version, self.evaluated = state["step"], state["version"], state["evaluated"]
+        self.step = state["step"]
+        self.version = state["version"]
+        self.evaluated = state["evaluated"]
         version, internal, gauss = state["random"]
         self.rng.setstate((version, tuple(internal), gauss))
-        self.compute = state["compute"]
 
 
 class Folder:
@@ -67,124 +110,151 @@ class Folder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self._checkpoints = self.path / "checkpoints"
+        self._lock: int | None = None  # descriptor of the folder
 
-    def clear(self) -> None:
-        """Removes the files of the run that this folder holds, and nothing else; last the one by which it is a run."""
-        for name in ("checkpoints", "model", "model.new", "model.old", "curve.png", "trace.json", *LOGS, "config.json"):
-            _remove(self.path / name)
+    def lock(self) -> None:
+        """Makes the folder, and keeps every other run out of it until `unlock` or the end of this process. Raises
+        UsageError if another run has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path, os.O_RDONLY)
+        end = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > end:
+                    self._close_lock()
+                    raise UsageError(f"another run uses the folder {self.path}; wait for its end.") from error
+                time.sleep(0.1)
+
+    def unlock(self) -> None:
+        """Lets other runs in, also if a process that this one has forked still has the descriptor."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._close_lock()
+
+    def _close_lock(self) -> None:
+        assert self._lock is not None
+        os.close(self._lock)
+        self._lock = None
+
+    # ------------------------------------------------------------------------------------------------------ the logs
 
     def holds_run(self) -> bool:
-        """Whether a run wrote its flags here: into config.json, or into the first line of metrics.jsonl."""
-        config, metrics = json_object(self.path / "config.json") or {}, self.path / "metrics.jsonl"
-        first = json_object(metrics.read_bytes().split(b"\n")[0]) if metrics.is_file() else None
-        return {"output_dir", "max_steps"} <= config.keys() or isinstance((first or {}).get("config"), dict)
+        """Whether a run wrote its flags into the first line of metrics.jsonl."""
+        file = self.path / "metrics.jsonl"
+        if not file.is_file():
+            return False
+        try:
+            return "config" in json.loads(file.read_bytes().split(b"\n")[0])
+        except (ValueError, TypeError):
+            return False
 
-    def not_its_own(self) -> list[str]:
-        """Names of links, of logs that are no files, and of `checkpoints` that is one: no run writes there."""
-        found = [self.path / name for name in (*LOGS, "curve.png", "trace.json", "checkpoints")]
-        return [f.name for f in found if f.is_symlink() or (f.exists() and f.is_file() == (f.name == "checkpoints"))]
+    def clear(self) -> None:
+        """Removes the files of the run that this folder holds, and nothing else. metrics.jsonl, which marks the folder
+        as a run, goes last."""
+        for name in ("checkpoints", "model", "model.new", "model.old"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in ("curve.png", "config.json", *reversed(LOGS)):
+            (self.path / name).unlink(missing_ok=True)
 
     def append(self, name: str, record: Record) -> None:
-        """One more line of `name`."""
-        with disk(self.path / name), (self.path / name).open("a") as file:
+        """One more line of `name`. Raises RunFailed if the disk is full."""
+        with writing(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def replace(self, name: str, text: str) -> None:
         """Replaces the file `name`: a stop leaves either the old file or the new one."""
         new = self.path / f"{name}.new"
-        _remove(new)
-        with disk(new):
-            new.write_text(text)
+        new.write_text(text)
         new.replace(self.path / name)
 
     def read(self, name: str) -> list[Record]:
         """All records of `name`, none if it does not exist. A last line that is cut short is left out: its writer was
         killed, or is writing it now."""
         file = self.path / name
-        return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+        if not file.exists():
+            return []
+        return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
 
     def lengths(self) -> dict[str, int]:
         """Bytes in each log, for a checkpoint."""
-        return {name: file.stat().st_size if (file := self.path / name).exists() else 0 for name in LOGS}
+        files = [self.path / name for name in LOGS]
+        return {file.name: file.stat().st_size if file.exists() else 0 for file in files}
 
     def cut_back(self, lengths: dict[str, int]) -> None:
-        """Takes off what the logs gained after a checkpoint, so that no step appears twice. A log that is shorter than
-        it was then stays as it is, and a line says so."""
-        for name in set(LOGS) & set(lengths) - set(self.not_its_own()):
-            lost = lengths[name] - self.lengths()[name]
-            if lost < 0:
+        """Takes off what the logs gained after a checkpoint, so that no step appears twice."""
+        now = self.lengths()
+        for name in LOGS:
+            if now[name] > lengths[name]:
                 os.truncate(self.path / name, lengths[name])
-            elif lost:
-                print(f"{self.path / name} has lost its last {lost} bytes; its next records follow the gap", flush=True)
+
+    # ------------------------------------------------------------------------------------------- the final model
 
     def begin_model(self) -> Path:
         """An empty folder to write the final model into."""
         new = self.path / "model.new"
-        _remove(new)
+        shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         return new
 
     def finish_model(self, record: Record) -> None:
         """Adds `record` (of step and compute) as run.json; an earlier model stays until this one takes its place."""
         new = self.path / "model.new"
-        with disk(new):
-            (new / "run.json").write_text(json.dumps(record))
+        (new / "run.json").write_text(json.dumps(record))
         _swap(new, self.path / "model", self.path / "model.old")
+
+    # ------------------------------------------------------------------------------------------- checkpoints
 
     def begin_checkpoint(self) -> Path:
         """An empty folder to write the next checkpoint into; half-written ones of earlier processes are removed."""
         for leftover in self._checkpoints.glob("unfinished-*"):
-            _remove(leftover)
+            shutil.rmtree(leftover)
         temporary = self._checkpoints / f"unfinished-{os.getpid()}"
         temporary.mkdir(parents=True)
         return temporary
 
-    def finish_checkpoint(self, temporary: Path, step: int, state: Record, keep: int) -> Path:
-        """Adds state.json, flushes all of it and the logs, renames the folder to its final name and keeps the
-        newest `keep` whole ones up to it. Older, damaged and later ones go: a run that passes over one goes back."""
-        files = {str(f.relative_to(temporary)): f.stat().st_size for f in sorted(temporary.rglob("*")) if f.is_file()}
-        (temporary / "state.json").write_text(json.dumps(state | {"logs": self.lengths(), "files": files}))
+    def finish_checkpoint(self, temporary: Path, step: int, state: Record) -> Path:
+        """Adds state.json, flushes all of it and the logs, renames the folder to its final name and keeps the newest
+        KEEP whole ones up to it. Older and damaged ones go, and later ones, which exist only after a resume fell back
+        past a damaged checkpoint."""
+        files = [file for file in temporary.rglob("*") if file.is_file()]
+        sizes = {str(file.relative_to(temporary)): file.stat().st_size for file in files}
+        (temporary / "state.json").write_text(json.dumps(state | {"logs": self.lengths(), "files": sizes}))
         for file in [*temporary.rglob("*"), *(self.path / name for name in LOGS), temporary]:
             _flush(file)
         final = self._checkpoints / f"step-{step:06d}"
         _swap(temporary, final, temporary.with_name(f"{temporary.name}-replaced"))
         _flush(self._checkpoints)
-        found = self.checkpoints()
-        whole = [folder for folder in found[: found.index(final)] if _whole(folder)] + [final]
-        for old in set(found) - set(whole[-keep:]):
-            _remove(old)
+        checkpoints = self.checkpoints()
+        earlier = checkpoints[: checkpoints.index(final)]
+        newest = [folder for folder in earlier if _whole_state(folder)] + [final]
+        for folder in checkpoints:
+            if folder not in newest[-KEEP:]:
+                shutil.rmtree(folder)
         return final
 
     def checkpoints(self) -> list[Path]:
         """Finished checkpoints, oldest first."""
-        found = [f for f in self._checkpoints.glob("step-*") if re.fullmatch(r"step-[0-9]+", f.name) and f.is_dir()]
-        return sorted(found, key=lambda folder: int(folder.name[5:]))
+        folders = [path for path in self._checkpoints.glob("step-*") if re.fullmatch("step-[0-9]+", path.name)]
+        return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")))
 
     def newest_checkpoint(self) -> tuple[Path, Record] | None:
         """(folder, its state) of the newest complete checkpoint; damaged ones are passed over with a printed line."""
         for folder in reversed(self.checkpoints()):
-            if (state := _whole(folder)) is not None:
+            state = _whole_state(folder)
+            if state is not None:
                 return folder, state
             print(f"checkpoint {folder} is damaged and is passed over", flush=True)
         return None
 
 
-def json_object(source: Path | bytes) -> Record | None:
-    """The JSON object in a file or a line; None if it holds anything else, or cannot be read."""
-    try:
-        text = source if isinstance(source, bytes) else source.read_bytes() if source.is_file() else b""
-        value = json.loads(text.decode())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _whole(folder: Path) -> Record | None:
+def _whole_state(folder: Path) -> Record | None:
     """The state of a checkpoint whose files all have the sizes that it was written with, else None."""
-    state = json_object(folder / "state.json") or {}
     try:
+        state = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in state["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return state if sizes == state["files"] else None
 
@@ -196,35 +266,63 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
-    """Removes a folder, a file or a link, if one is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _swap(new: Path, final: Path, old: Path) -> None:
     """Puts the folder `new` in the place of `final`, which is `old` in between: a stop loses neither."""
-    _remove(old)
-    if os.path.lexists(final):
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
         final.rename(old)
     new.rename(final)
-    _remove(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------- saving and loading a run
+
+
+def save(ranks: "Ranks", folder: Folder, step: int, state: Callable[[], Record]) -> Path | None:
+    """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
+    the content of state.json. Returns its folder, None on ranks other than 0."""
+    with writing(folder.path / "checkpoints"):
+        temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
+        ranks.accelerator.save_state(temporary)  # model, optimizer, random states
+    ranks.accelerator.wait_for_everyone()
+    if not ranks.main:
+        return None
+    content = state()
+    with writing(folder.path / "checkpoints"):
+        return folder.finish_checkpoint(temporary, step, content)
 
 
 @contextmanager
-def disk(path: str | Path) -> Iterator[None]:
-    """Turns what a full or read-only disk becomes in torch and safetensors into an OSError, and names `path` where it
-    names none: a full disk is found when a file is written, where Python knows no name. Other errors stay."""
+def writing(path: Path) -> Iterator[None]:
+    """What a full disk raises in the block becomes one sentence, a RunFailed: OSError, safetensors' own error, or that
+    of torch's zip writer."""
     try:
         yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-    except (RuntimeError, SafetensorError, CheckpointException) as error:  # the last one has what each rank met
-        text, writer = str(error), "inline_container.cc"  # torch's, which may say only "unexpected pos 576 vs 534"
-        named = [number for number in DISK if os.strerror(number) in text] + [errno.ENOSPC] * (writer in text)
-        if not named or (isinstance(error, RuntimeError) and writer not in text):
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if type(error) is RuntimeError and "inline_container" not in str(error):
             raise
-        raise OSError(named[0], f"it could not be written ({text.strip().splitlines()[-1]})", str(path)) from error
+        reason = str(error).strip().splitlines()[0]
+        raise RunFailed(f"cannot write {getattr(error, 'filename', None) or path}: {reason}") from error
+
+
+def state_of(
+    progress: Progress, history: PassRateHistory, prompts: PromptStream, generator: Generator, compute: Record
+) -> Record:
+    """What state.json says of a run. Read between two events of the generator's thread, which draws from `prompts`."""
+    flying, stream = generator.in_loop(lambda generator: (list(generator.under_way.values()), prompts.state_dict()))
+    in_flight = [*(group.problem for group in progress.taken), *flying]
+    stream["first"] = [problem.key for problem in in_flight] + stream["first"]
+    return progress.state_dict() | {"history": history.state_dict(), "prompts": stream, "compute": compute}
+
+
+def load(accelerator: "Accelerator", checkpoint: Path) -> None:
+    """Model, optimizer and random states of a checkpoint, on every rank. Raises UsageError for one of another model.
+    Every `torch.load` in it loads weights only, also where its caller asks for more, as FSDP2's does."""
+    from accelerate.utils import patch_environment
+
+    try:
+        with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
+            accelerator.load_state(str(checkpoint))
+    except UNREADABLE as error:
+        reason = str(error).strip().rpartition("\n")[2] or type(error).__name__
+        raise UsageError(f"--resume: {checkpoint} does not fit this model ({reason}).") from error

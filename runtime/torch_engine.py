@@ -1,18 +1,20 @@
-"""Continuous batching in plain torch: an engine for models so small that vLLM's own work on each token takes longer
-than the model's.
+"""Continuous batching in plain torch: an engine for models so small that vLLM's overhead per token exceeds the model's
+own work.
 
-It has the interface of `vllm_engine.VLLMEngine` and runs in the trainer's process, in the generator's event loop. Every
-step gives each request that is inside one token; a request that is complete leaves, and another takes its slot at the
+It has the interface of `vllm_engine.VLLMEngine` and runs in the trainer's process, in the generator's event loop. Each
+step samples one token for every active request; a request that is complete leaves, and another takes its slot at the
 next step. New weights are loaded between two steps: requests go on with them over the keys and values of the old ones,
 as in vLLM, and each token carries the version that sampled it.
 
 SIMPLIFIED. FP32 on a CPU, and full attention. Slots have the length of the longest request (vLLM pages them), a prompt
-is computed once for all requests that enter with it (vLLM keeps it for later ones), and a second leg is computed anew.
+is computed once for all requests that enter with it (vLLM keeps it for later ones), and the second request of an
+interrupted completion is prefilled from scratch.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,22 +26,22 @@ from vllm_engine import Sample
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PretrainedConfig
 
-GREEDY = 1e-6  # a temperature at which the likeliest token has all of the probability
-
 
 class SlotCache:
     """Keys and values (S, heads, L, d) of each layer for S slots of L tokens; a step writes one position of each."""
 
     def __init__(self, config: "PretrainedConfig", slots: int, length: int):
         shape = (config.num_hidden_layers, slots, config.num_key_value_heads, length, config.head_dim)
-        self.keys, self.values, self.position = torch.zeros(shape), torch.zeros(shape), torch.zeros(slots, dtype=int)
-        self.every = torch.arange(slots)
+        self.keys = torch.zeros(shape)
+        self.values = torch.zeros(shape)
+        self.position = torch.zeros(slots, dtype=torch.long)  # that the next step writes, in each slot
+        self.all_slots = torch.arange(slots)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """What transformers' attention calls with the new token's keys and values, (S, heads, 1, d)."""
         longest = int(self.position.max()) + 1
-        for stored, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            stored[self.every, :, self.position] = new[:, :, 0]
+        self.keys[layer][self.all_slots, :, self.position] = keys[:, :, 0]
+        self.values[layer][self.all_slots, :, self.position] = values[:, :, 0]
         return self.keys[layer, :, :, :longest], self.values[layer, :, :, :longest]
 
 
@@ -49,35 +51,52 @@ def attention(
     """Grouped-query attention that copies no keys or values; attention_mask (B, 1, T, L): True where it looks."""
     query = query.unflatten(1, (key.shape[1], -1))  # (B, KV heads, queries of each, T, d)
     scores = torch.einsum("bkgtd,bkld->bkgtl", query, key) * scaling
-    attended = scores.masked_fill(~attention_mask[:, :, None], -torch.inf).softmax(-1)
-    return torch.einsum("bkgtl,bkld->btkgd", attended, value).flatten(2, 3), None
+    probabilities = scores.masked_fill(~attention_mask[:, :, None], -torch.inf).softmax(-1)
+    return torch.einsum("bkgtl,bkld->btkgd", probabilities, value).flatten(2, 3), None
+
+
+@dataclass(eq=False)
+class Request:
+    """One request, while it waits for a slot or has one."""
+
+    prompt: list[int]
+    max_tokens: int
+    answer: asyncio.Future  # of a Sample
+    prefilled: int = 0  # prompt tokens that were computed for it
 
 
 class TorchEngine:
     """An engine in this process. `sample` raises what a step raised."""
 
-    trainer_waits, replicas = False, 1
+    trainer_waits = False
 
-    def __init__(self, model: str, stop_ids: Sequence[int], longest: int, temperature: float, slots: int, seed: int):
+    def __init__(
+        self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int
+    ):
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register("slots", attention)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="slots")
-        self.stop, self.temperature, self.slots = torch.tensor(list(stop_ids)), temperature, slots
-        self.version = self.prepared = 0
+        self.stop = torch.tensor(list(stop_ids))
+        self.temperature = temperature
+        self.slots = slots = max_num_seqs
+        self.version = 0
+        self.prepared_version = 0
         self.random = torch.Generator().manual_seed(seed)
-        self.waiting: deque[tuple[list[int], int, float, asyncio.Future]] = deque()
-        # slot -> (tokens of its prompt, those of them that were computed for it, who waits for it)
-        self.inside: dict[int, tuple[int, int, asyncio.Future]] = {}
-        self.cache = SlotCache(self.model.config, slots, longest)
-        self.tokens, self.versions = torch.zeros(2, slots, longest + 1, dtype=torch.long)
-        self.logprobs, self.temperatures = torch.zeros(slots, longest + 1), torch.ones(slots, 1)
-        self.lengths, self.ends = torch.ones(2, slots, dtype=torch.long)  # tokens so far, and at most
+        self.waiting: deque[Request] = deque()
+        self.inside: dict[int, Request] = {}  # by slot
+        self.cache = SlotCache(self.model.config, slots, max_model_len)
+        # Of each slot: its tokens, prompt included, with their log-probs and versions; how many it has, and may have.
+        self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
+        self.logprobs = torch.zeros(slots, max_model_len + 1)
+        self.versions = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
+        self.lengths = torch.ones(slots, dtype=torch.long)
+        self.ends = torch.ones(slots, dtype=torch.long)
 
     def prepare(self, weights: Weights, version: int) -> None:
         """Keeps a copy of the weights of `version` for the next `start` or `update`."""
         self.new_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        self.prepared = version
+        self.prepared_version = version
 
     async def start(self) -> None:
         """Begins to step, with the weights prepared last."""
@@ -88,26 +107,23 @@ class TorchEngine:
     async def update(self) -> None:
         """The weights prepared last become live."""
         self.model.load_state_dict(self.new_weights, strict=False)  # a tied head is not among them
-        self.version = self.prepared
+        self.version = self.prepared_version
 
-    async def sample(
-        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int = 0, temperature: float | None = None
-    ) -> Sample:
-        """One request; `salt` and `replica` change nothing here. `temperature`: None is the engine's."""
-        if self.stepping.done():  # a step raised: this request would wait for ever
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Sample:
+        """One request; `salt` changes nothing here, where no keys and values are kept for later requests."""
+        if self.stepping.done():  # a step raised: this request would wait forever
             self.stepping.result()
-        done = asyncio.get_running_loop().create_future()
-        temperature = self.temperature if temperature is None else max(temperature, GREEDY)
-        self.waiting.append((list(prompt_ids), max_tokens, temperature, done))
+        request = Request(list(prompt_ids), max_tokens, asyncio.get_running_loop().create_future())
+        self.waiting.append(request)
         self.wake.set()
-        return await done
+        return await request.answer
 
     async def weight_digests(self) -> list[dict[str, str]]:
-        """Each parameter's name and a hash of its bytes."""
+        """Each parameter's name and `torch.hash_tensor` of it."""
         return [{name: str(torch.hash_tensor(x.detach()).item()) for name, x in self.model.named_parameters()}]
 
     def shutdown(self) -> None:
-        """Does nothing: the loop's end ends the steps."""
+        """Does nothing: stepping stops with the event loop."""
 
     async def _run(self) -> None:
         try:
@@ -118,11 +134,11 @@ class TorchEngine:
                 with torch.inference_mode():
                     self._enter()
                     self._step()
-                await asyncio.sleep(0)  # who waited goes on, and new requests come
+                await asyncio.sleep(0)  # lets waiting coroutines run and new requests arrive
         except Exception as error:
-            for done in [request[-1] for request in self.waiting] + [request[-1] for request in self.inside.values()]:
-                if not done.done():
-                    done.set_exception(error)
+            for request in [*self.waiting, *self.inside.values()]:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
             raise
 
     def _enter(self) -> None:
@@ -130,51 +146,58 @@ class TorchEngine:
         free = [slot for slot in range(self.slots) if slot not in self.inside][: len(self.waiting)]
         if not free:
             return
-        taken = [self.waiting.popleft() for _ in free]
-        different = {tuple(prompt): i for i, prompt in enumerate(dict.fromkeys(tuple(p) for p, *_ in taken))}
-        longest = max(map(len, different))
-        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in different])
+        requests = [self.waiting[i] for i in range(len(free))]  # they wait until nothing can fail any more
+        row_of: dict[tuple[int, ...], int] = {}  # each different prompt -> its row in the forward pass
+        for request in requests:
+            prompt = tuple(request.prompt)
+            if prompt not in row_of:
+                row_of[prompt] = len(row_of)
+                request.prefilled = len(prompt)  # the first one with this prompt; the others find it
+        longest = max(map(len, row_of))
+        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in row_of])
         causal = torch.ones(1, 1, longest, longest, dtype=torch.bool).tril()  # padding comes after the prompt
         computed = self.model.base_model(input_ids=ids, attention_mask=causal, use_cache=True).past_key_values
-        row = torch.tensor([different[tuple(prompt)] for prompt, *_ in taken])
+        rows = torch.tensor([row_of[tuple(request.prompt)] for request in requests])
         for i, layer in enumerate(computed.layers):
-            self.cache.keys[i, free, :, :longest] = layer.keys[row]
-            self.cache.values[i, free, :, :longest] = layer.values[row]
-        self.tokens[free, :longest] = ids[row]
-        self.lengths[free] = torch.tensor([len(prompt) for prompt, *_ in taken])
-        self.ends[free] = torch.tensor([len(prompt) + most for prompt, most, *_ in taken])
-        self.temperatures[free, 0] = torch.tensor([temperature for _, _, temperature, _ in taken])
-        for slot, (prompt, *_, done) in zip(free, taken, strict=True):
-            computed = len(prompt) if different.pop(tuple(prompt), None) is not None else 0  # the first has them all
-            self.inside[slot] = len(prompt), computed, done
+            self.cache.keys[i, free, :, :longest] = layer.keys[rows]
+            self.cache.values[i, free, :, :longest] = layer.values[rows]
+        self.tokens[free, :longest] = ids[rows]
+        self.lengths[free] = torch.tensor([len(request.prompt) for request in requests])
+        self.ends[free] = torch.tensor([len(request.prompt) + request.max_tokens for request in requests])
+        for slot in free:
+            self.inside[slot] = self.waiting.popleft()
 
     def _step(self) -> None:
         """One token for each request that is inside. Empty slots compute one, too, which nobody reads."""
-        every, last = self.cache.every, self.lengths - 1
+        every, last = self.cache.all_slots, self.lengths - 1
         self.cache.position = last
-        seen = torch.arange(int(last.max()) + 1) <= last[:, None]  # (S, L)
+        visible = torch.arange(int(last.max()) + 1) <= last[:, None]  # (S, L)
         logits = self.model(
             input_ids=self.tokens[every, last][:, None],
             position_ids=last[:, None],
             past_key_values=self.cache,
-            attention_mask=seen[:, None, None],
+            attention_mask=visible[:, None, None],
         ).logits[:, 0]  # (S, V)
-        logprobs = torch.log_softmax(logits.float() / self.temperatures, dim=-1)
+        logprobs = torch.log_softmax(logits.float() / self.temperature, dim=-1)
         token = torch.multinomial(logprobs.exp(), 1, generator=self.random)  # (S, 1)
         self.tokens[every, self.lengths] = token[:, 0]
         self.logprobs[every, self.lengths] = logprobs.gather(1, token)[:, 0]
         self.versions[every, self.lengths] = self.version
         stopped = torch.isin(token[:, 0], self.stop)
-        full = self.lengths + 1 >= self.ends
+        ended = (stopped | (self.lengths + 1 >= self.ends)).tolist()
         busy = list(self.inside)
         self.lengths[busy] += 1
-        for slot in [slot for slot, ends in zip(busy, (stopped | full)[busy].tolist(), strict=True) if ends]:
-            self._leave(slot, "stop" if stopped[slot] else "length")
+        for slot in busy:
+            if ended[slot]:
+                self._leave(slot, "stop" if stopped[slot] else "length")
 
     def _leave(self, slot: int, reason: str) -> None:
-        begin, prefilled, done = self.inside.pop(slot)
-        end = int(self.lengths[slot])
-        ids, logprobs, versions = (x[slot, begin:end].tolist() for x in (self.tokens, self.logprobs, self.versions))
+        request = self.inside.pop(slot)
+        sampled = slice(len(request.prompt), int(self.lengths[slot]))
         self.lengths[slot] = self.ends[slot] = 1
-        if not done.cancelled():
-            done.set_result(Sample(ids, logprobs, versions, reason, prefilled))
+        if request.answer.cancelled():
+            return
+        ids = self.tokens[slot, sampled].tolist()
+        logprobs = self.logprobs[slot, sampled].tolist()
+        versions = self.versions[slot, sampled].tolist()
+        request.answer.set_result(Sample(ids, logprobs, versions, reason, request.prefilled))

@@ -1,22 +1,25 @@
-"""New weights into a running vLLM engine: what travels between an optimizer step and the next sampled token.
+"""How the trainer's weights travel to the engine: everything between an optimizer step and the next sampled token.
 
 PROBLEM. The generator is half way through its sequences when the trainer has made a step. Its engine must get every
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
 without a second copy of the model on the trainer's devices.
 
-Three ways, one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only,
-while the engine is paused.
+Three ways with one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0
+only, while the engine is paused.
 
-    FileWeights       a safetensors file in shared memory, which engines on this host read. Any device. The trainer
+    RunWeightFile       a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
                       goes on as soon as it is written.
     MessageWeights    the same file's bytes in vLLM's own message to its workers, on whichever host. Any device, and
                       at most 4 GiB; the engine pauses for as long as they travel.
-    TransferWeights   vLLM's own channels between GPUs: `ipc` (trainer and engine on the same GPU: handles of its
-                      memory travel, not bytes), `nccl` (separate GPUs, also of other hosts: one broadcast). The
+    TransferWeights   vLLM's `nccl` channel to GPUs on which no trainer runs, also on other hosts: one broadcast. The
                       trainer waits until it is done.
 
-SIMPLIFIED. A file serves one host, and while it is written, that host holds all tensors once more. An engine that
-dies under TransferWeights ends a run of several trainer processes without a checkpoint: some wait inside the transfer.
+The engine's end of all three is inside_vllm.RunWeightReceiver. On one host `nccl` is preferred to the file, because the
+weights then never leave the GPUs; but NCCL cannot have two ranks on one GPU.
+
+SIMPLIFIED. A file serves one host and stays in its memory. While the next one is written, the host holds both, and
+under a GPU trainer the gathered tensors as well. An engine that dies inside a transfer ends a run of several trainer
+processes without a checkpoint: some wait there.
 
 Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines and the layer-wise reload).
 """
@@ -56,8 +59,8 @@ class Weights(Protocol):
 
 
 PREFIX = "scalerl-weights-"
-# Bytes of tensors that travel together. Under `nccl` three such parts are alive at once on either side, and a part ends
-# with the tensor that exceeds this size. Of an 8B model three are 1.8 GB at most; at vLLM's 1 GiB they would be 3.6 GB.
+# Bytes of tensors that travel together by `nccl`. Up to three parts are in memory at once on each side; the tensor that
+# exceeds this size closes its part. Of an 8B model three are 1.8 GB at most; at vLLM's 1 GiB they would be 3.6 GB.
 BUFFER = 256 * 2**20
 
 
@@ -68,7 +71,7 @@ def private_folder() -> Path:
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
-        with suppress(OSError):  # another process that starts now removes it; it is locked; it is a link to itself
+        with suppress(OSError):  # removed by another process; still locked; or a symbolic-link loop
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
                 lock(stale, fcntl.LOCK_NB)
                 shutil.rmtree(stale, ignore_errors=True)
@@ -82,91 +85,74 @@ def lock(folder: Path, how: int = 0) -> None:
     fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | how)
 
 
-def process_environment(folder: Path) -> dict[str, str]:
-    """The engine's process keeps its sockets in `folder` and ends with this one (engine_process.py)."""
-    return {"VLLM_RPC_BASE_PATH": str(folder), "SCALERL_TRAINER_PID": str(os.getpid())}
+class RunWeightFile(vllm_engine.WeightFile):
+    """`WeightFile` for several trainer processes: rank 0 writes, the others only take part in gathering. If this
+    process is killed, the next start removes its folder. It also brings inside_vllm.py into the engine's processes."""
 
-
-def process_args() -> dict[str, Any]:
-    """vLLM's arguments that bring engine_process.py into the engine's processes; its scheduler is for a CPU only."""
-    ours = "runtime.engine_process"
-    on_cpu = {"scheduler_cls": f"{ours}.WholeCompletions", "async_scheduling": False}
-    return {"worker_extension_cls": f"{ours}.WeightReceiver"} | ({} if torch.cuda.is_available() else on_cpu)
-
-
-class FileWeights(vllm_engine.WeightFile):
-    """`WeightFile` for several trainer processes (rank 0 writes, the others only help to gather), in a folder that is
-    removed at the next start if this process is killed."""
-
-    meet: Callable[[], None] = staticmethod(lambda: None)  # never called: nobody waits in the writing of a file
+    meet: Callable[[], None] = staticmethod(lambda: None)  # what all ranks call before their first transfer: see below
 
     def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
         super().__init__(private_folder())
-        self.engine_args = process_args()
-        self.environment = process_environment(self.folder)
+        self.rank = rank
+        self.engine_args = {"worker_extension_cls": "runtime.inside_vllm.RunWeightReceiver"}
 
     def prepare(self, weights: Weights) -> None:
-        """Replaces the file by these tensors."""
+        """Replaces the file by these tensors. Raises OSError if there is no room for it."""
         if self.rank == 0:
             super().prepare(weights)
         else:
-            for _ in weights.items():
-                pass
+            take_part(weights)
 
 
-class MessageWeights(FileWeights):
-    """Of the file, the engine gets the bytes: its workers may be on other hosts."""
+Channel = RunWeightFile  # the other two extend it
+
+
+class MessageWeights(RunWeightFile):
+    """The engine gets the bytes of the file: its workers may be on other hosts."""
 
     async def deliver(self, vllm: Any) -> None:
         """Brings the weights prepared last into a paused vLLM."""
         await vllm.collective_rpc("load_weight_bytes", args=(self.path.read_bytes(),))
 
 
-class TransferWeights:
-    """Weight channel through vLLM's own trainer-side engines.
+class TransferWeights(RunWeightFile):
+    """vLLM's `nccl` channel; no file is written. It has never been run on a GPU.
 
-    backend: `ipc` or `nccl`. rank: of this trainer process; rank 0 sends. workers: processes of all engines together
-    (tensor x pipeline x data parallel). address: of this host, where the workers meet rank 0 for `nccl`.
+    rank: of this trainer process; rank 0 sends. workers: processes of the engine. address: of this host, where the
+    workers meet rank 0.
     """
 
     trainer_waits = True  # the engine reads the trainer's own tensors
-    meet: Callable[[], None] = staticmethod(lambda: None)  # what all ranks call before they gather for the first time
 
-    def __init__(self, backend: str, rank: int = 0, workers: int = 1, address: str = "127.0.0.1"):
-        self.backend, self.rank, self.workers, self.address = backend, rank, workers, address
-        self.folder = private_folder()
-        self.engine_args = process_args() | {"weight_transfer_config": {"backend": backend}}
-        self.environment = process_environment(self.folder)
-        if backend == "ipc":
-            # Handles of GPU memory are no plain data: vLLM pickles them, here and in its own processes.
-            os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        self._weights: Weights
+    def __init__(self, rank: int = 0, workers: int = 1, address: str = "127.0.0.1"):
+        super().__init__(rank)
+        self.workers, self.address = workers, address
+        self.engine_args["weight_transfer_config"] = {"backend": "nccl"}
+        self._weights: Any  # a model.CheckpointTensors, which has metadata
+        self._met = False
         self._sender: Any = None
         self._client = _Client()
 
     # vLLM's trainer-side engine reads its source through these two.
     def metadata(self) -> list[Meta]:
         """Of the weights that are being sent."""
-        if hasattr(self._weights, "metadata"):
-            return self._weights.metadata()
-        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._weights.items()]
+        return self._weights.metadata()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self._weights.items())
 
-    def prepare(self, weights: Weights) -> None:
-        """Rank 0 only takes note of the weights; other ranks take part in the sending, which `deliver` does."""
+    def prepare(self, weights: Any) -> None:
+        """Rank 0 only takes note of the weights; the other ranks gather while it sends, in `deliver`."""
         self._weights = weights
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # vLLM gathers and sends on streams of its own, which wait for no optimizer step
+            torch.cuda.synchronize()  # vLLM sends on streams of its own, which wait for no optimizer step
         if self.rank != 0:
-            self._send()
+            self._meet_once()
+            take_part(weights)
 
     async def deliver(self, vllm: Any) -> None:
-        """Sends while the engine receives: both sides must run at once, so the sending is done in a thread of its own
-        (one that does not keep a process alive whose engine died)."""
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        """Sends while the engine receives: both sides must run at once, so a thread of its own sends. (It does not keep
+        the process alive if the engine dies.)"""
         sent: Future[None] = Future()
 
         def settle(error: BaseException | None = None) -> None:
@@ -175,22 +161,26 @@ class TransferWeights:
 
         def send() -> None:
             try:
-                if device is not None:
-                    torch.cuda.set_device(device)
-                self._send()
-                settle()
+                self._meet_once()
+                self._sender = self._sender or self._connect()
+                self._sender.send_weights()
             except BaseException as error:  # the waiting coroutine raises it
                 settle(error)
+            else:
+                settle()
 
-        self._client.vllm, self._client.loop, self._client.failed = vllm, asyncio.get_running_loop(), settle
+        self._client.vllm = vllm
+        self._client.loop = asyncio.get_running_loop()
+        self._client.failed = settle
         threading.Thread(target=send, name="weights", daemon=True).start()
         await asyncio.wrap_future(sent)
 
-    def _send(self) -> None:
-        if self._sender is None:
+    def _meet_once(self) -> None:
+        """Meets the other ranks before the first transfer. Without this they would wait there forever for an engine
+        that did not start."""
+        if not self._met:
+            self._met = True
             self.meet()
-            self._sender = self._connect()
-        self._sender.send_weights()
 
     def _connect(self) -> Any:
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
@@ -198,28 +188,20 @@ class TransferWeights:
         return WeightTransferTrainerFactory.trainer_init(self._init_info(), client=self._client, source=self)
 
     def _init_info(self) -> Any:
-        if self.backend == "ipc":
-            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-            largest = max(torch.Size(meta.shape).numel() * meta.dtype.itemsize for meta in self.metadata())
-            return IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=max(largest, BUFFER))
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         warnings.filterwarnings("ignore", ".*exceeds buffer_size_bytes")  # the embedding, in a part of its own
-        port = 0
-        if self.rank == 0:  # the others never meet the workers
-            with socket.socket() as probe:
-                probe.bind((self.address, 0))
-                port = probe.getsockname()[1]
-        return NCCLTrainerInitInfo(
-            self.address, port, 1 + self.workers, rank=self.rank, packed=True, packed_buffer_size_bytes=BUFFER
-        )
+        with socket.socket() as probe:
+            probe.bind((self.address, 0))
+            port = probe.getsockname()[1]
+        size = 1 + self.workers  # of the group
+        return NCCLTrainerInitInfo(self.address, port, size, rank=0, packed=True, packed_buffer_size_bytes=BUFFER)
 
     def close(self) -> None:
         """Leaves the process group and removes the folder."""
         if self._sender is not None:
             self._sender.shutdown()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        super().close()
 
 
 class _Client:
@@ -233,7 +215,7 @@ class _Client:
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
         except BaseException as error:
-            self.failed(error)  # now: the sending thread may wait in a broadcast that nobody receives
+            self.failed(error)  # now: the sending thread may wait in a broadcast that no worker joins
             raise
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -257,4 +239,7 @@ class _Client:
         self._wait(self.vllm.finish_weight_update(weight_version))
 
 
-Channel = FileWeights | TransferWeights
+def take_part(weights: Weights) -> None:
+    """Gathers each tensor together with the rank that sends them."""
+    for _ in weights.items():
+        pass

@@ -1,1 +1,2 @@
-"""What is asked and who judges: prompts, the built-in tasks and their warm start, data sets, verifiers, judges."""
+"""What the model is asked and how its answers are judged: prompts, the built-in task and its warm start, data sets,
+verifiers, judges."""

@@ -1,7 +1,7 @@
-"""The two built-in tasks, chain mod 10: `chain`, and `graded`, the default, which is made so that the law can be seen.
+"""The built-in task, chain mod 10, which is made so that the scaling law can be seen.
 
-PROBLEM. A run that shows what ScaleRL does needs a task that a tiny model learns on a laptop in minutes, and that still
-has what makes reasoning hard: a chain of steps, of which one wrong one spoils the rest, and a budget for thinking.
+PROBLEM. A run that shows what ScaleRL does needs a task that a tiny model learns on a laptop in minutes. The task must
+still have what makes reasoning hard: a chain of steps, where one wrong step spoils the rest, and a budget for thinking.
 
 IDEA. A prompt is a digit and n labeled operations. Thinking writes one `label operation result` per step:
 
@@ -15,9 +15,9 @@ time; with one number (10 %), runs collapsed into guessing. A word is a token.
 THE SPLIT is by the hash of a problem's text and nothing else, so that no seed, pool size or demonstration can carry a
 held-out problem into training.
 
-WHY GRADED. By the law (arXiv 2510.13786, Eq. 1) pass rate is a sigmoid in log C. That is so where problems differ in
-how soon they are learned. Those of `chain` do not: their mistakes are equally strong and are unlearned together, so its
-curve is a cliff, and what comes before the edge says little about what comes after it.
+WHY GRADED. By the law (arXiv 2510.13786, Eq. 1) pass rate is a sigmoid in log C. That is so where some problems are
+learned sooner than others. If all mistakes of the starting model are equally strong, they are unlearned together. The
+curve is then a cliff, and what comes before the edge says little about what comes after it.
 
 Let T be the compute after which a problem, drawn at random, is solved. The pass rate after compute C is the share of
 problems with T <= C, and the law's share of the gain,
@@ -27,18 +27,20 @@ problems with T <= C, and the law's share of the gain,
 is the distribution function of a log-logistic: log T is a logistic variable with its middle at log C_mid and scale 1/B.
 For B = 2 one problem in ten is solved by C_mid / 3 and nine in ten by 3 C_mid, nine times the compute. So T is spread:
 
-- EVERY fact, such as 7 + 5, has wrong results in the warm start's demonstrations. Its right one is shown with a
-  probability that is evenly spaced over the 210 facts, from .05 to .9. A right result is reinforced only when it is
-  sampled, so T goes roughly with 1 / probability, which has a long tail. Which fact is how strong is the same for all
-  seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems: a late one is a small step.
-- ANY of the nine wrong results takes the rest. With one and the same, a fact that was right in 5 % of the samples could
-  be lost for good: as the policy becomes more certain, what is twenty times as likely becomes a thousand times.
+- EVERY fact, such as 7 + 5, has wrong results in the demonstrations of the warm start (warm_start.py). Its right result
+  is shown with a probability that is evenly spaced over the 210 facts, from .05 to .9. A right result is reinforced
+  only when it is sampled, so T goes roughly with 1 / probability, which has a long tail. The strength of each fact is
+  the same for all seeds. A problem needs two to four facts, and each fact is in 1.4 % of the problems, so a fact that
+  is learned late is a small step.
+- ANY of the nine wrong results takes the rest. If it were always the same one, a fact that is right in 5 % of the
+  samples could be lost for good: as the policy becomes more certain, a wrong result that is twenty times as likely
+  becomes a thousand times as likely.
 - ONE PROBLEM IN FIVE has a key that the policy practically never samples (`impossible_answer`). These stand for what is
   too hard for a real model. So the ceiling A is .8 by construction, and a fit can be judged by that number.
 
-So the task was made to show the law, and is no evidence that other tasks obey it; `chain` is one that does not. Nor is
-it exact here: near the end few groups have unequal rewards and the whole gradient goes to them, and the last few facts
-come later than the law says. So the Weibull form of fit_sigmoid.py fits most runs better than Eq. 1 does.
+So the task was made to show the law, and is no evidence that other tasks obey it. Nor is the law exact here: near the
+end few groups have unequal rewards and the whole gradient goes to them, and the last few facts come later than the law
+says. So the Weibull form of forecast.py fits most runs better than Eq. 1 does.
 
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
@@ -49,7 +51,6 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 (1.0, True)
 """
 
-import math
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -67,18 +68,18 @@ PHRASE = ("time", "up", "</think>")
 SPECIAL = ("<pad>", "<eos>", "<think>", "</think>")
 WORDS = (*SPECIAL, RECHECK, RESTART, *PHRASE[:-1], *DIGITS, *LABELS, *OPERATIONS)
 IDS = {word: i for i, word in enumerate(WORDS)}
-Fact = tuple[str, int]  # an operation, and the value to which it is applied
 HELD_OUT_ONE_IN = 8  # problems, by the hash of their text
 GRADED_OPS = (2, 4)  # fewest and most operations of the graded task
 IMPOSSIBLE_EVERY = 5  # of its problems
 CEILING = 1 - 1 / IMPOSSIBLE_EVERY
-GRADED_WRONG = (0.1, 0.95)  # how often its warm start shows a fact wrong: least and most
 
 
 def apply(operation: str, value: int) -> int:
     """`value` after one of OPERATIONS, modulo 10: `apply("*7", 4) == 8`."""
-    number = int(operation[1:])
-    return (value + number if operation[0] == "+" else value - number if operation[0] == "-" else value * number) % 10
+    sign, number = operation[0], int(operation[1:])
+    if sign == "*":
+        return value * number % 10
+    return (value + number if sign == "+" else value - number) % 10
 
 
 def chain_values(start: int, operations: Sequence[str]) -> list[int]:
@@ -134,39 +135,44 @@ class ChainTask(Task):
         self,
         seed: int = 0,
         pool_size: int = 2048,
-        held_out_size: int = 512,
+        held_out_size: int = 256,
         *,
-        ops: tuple[int, int] = (2, 8),
+        ops: tuple[int, int] = GRADED_OPS,
         impossible_every: int = 0,
     ) -> None:
         if not 2 <= ops[0] <= ops[1] <= len(LABELS):
             raise ValueError(f"ops must be (min, max) with 2 <= min <= max <= {len(LABELS)}, got {ops}")
         self.tokenizer = word_tokenizer()
-        self.sources, self.eval_sources = ["chain"], list[str]()
-        self.mixture: dict[str, float] = {}
+        self.sources = ["chain"]
+        self.eval_sources: list[str] = []
         self.stop_ids = (IDS["<eos>"],)
         self.end_of_thinking_ids = (IDS["</think>"],)
         self.thinking_end = None  # the mark is always one token
         self.phrase_ids = tuple(IDS[word] for word in PHRASE)
-        self.ops, self.impossible_every = ops, impossible_every
-        self.ceiling: float | None = None  # the highest pass rate, where the task knows it
+        self.ceiling: float | None = None
+        self.ops = ops
+        self.impossible_every = impossible_every
         self.train = self._draw(random.Random(f"train {seed}"), pool_size, held_out=False)
         self.held_out = self._draw(random.Random("held out"), held_out_size, held_out=True)
 
     def _draw(self, rng: random.Random, size: int, held_out: bool) -> list[Problem]:
         problems: dict[str, Problem] = {}
+        every = self.impossible_every
         for _ in range(1000 + 100 * size):
             if len(problems) == size:
                 break
             start, operations = draw_chain(rng, *self.ops)
             text = chain_text(start, operations)
-            impossible = impossible_answer(text, self.impossible_every) if self.impossible_every else None
-            # By their place in the list: their share is known exactly, and with it the ceiling.
-            wanted = self.impossible_every > 0 and len(problems) % self.impossible_every == self.impossible_every - 1
-            if is_held_out(text) == held_out and (impossible is not None) == wanted:
-                values = chain_values(start, operations)
-                ids = tuple(IDS[word] for word in text.split())
-                problems[text] = Problem(stable_key(text), ids, impossible or f"{values[-2]} {values[-1]}", "chain")
+            if is_held_out(text) != held_out:
+                continue
+            impossible = impossible_answer(text, every) if every else None
+            # The place in the list decides which problems are impossible, so their share, and the ceiling, are exact.
+            next_is_impossible = every > 0 and len(problems) % every == every - 1
+            if next_is_impossible != (impossible is not None):
+                continue
+            before, last = chain_values(start, operations)[-2:]
+            ids = tuple(IDS[word] for word in text.split())
+            problems[text] = Problem(stable_key(text), ids, impossible or f"{before} {last}", "chain")
         if len(problems) < size:
             raise ValueError(
                 f"there are fewer than {size} distinct problems of {self.ops[0]} to {self.ops[1]} operations; "
@@ -176,9 +182,10 @@ class ChainTask(Task):
 
     def reward(self, problem: Problem, completion_ids: Sequence[int]) -> tuple[float, bool]:
         """(+1.0, True) if exactly `v_(n-1) v_n <eos>` follows the first `</think>`, else (-1.0, False)."""
-        ids, end = list(completion_ids), self.end_of_thinking_ids[0]
-        wanted = [IDS[word] for word in str(problem.answer).split()] + [self.stop_ids[0]]
-        correct = end in ids and ids[ids.index(end) + 1 :] == wanted
+        ids = list(completion_ids)
+        end = self.end_of_thinking_ids[0]
+        expected = [IDS[word] for word in str(problem.answer).split()] + [self.stop_ids[0]]
+        correct = end in ids and ids[ids.index(end) + 1 :] == expected
         return (1.0 if correct else -1.0), correct
 
     def score(self, problem: Problem, completions: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
@@ -190,54 +197,11 @@ class ChainTask(Task):
         return " ".join(WORDS[i] if i < len(WORDS) else f"<{i}>" for i in ids)
 
     def close(self) -> None:
-        """Nothing to release: there are no worker processes."""
+        """Nothing to end: there are no worker processes."""
 
 
-# -------------------------------------------------------------------------------------------------------------- graded
-
-
-def wrong_results(share: float, seed: int) -> dict[Fact, int]:
-    """A fixed wrong result for `share` of the 210 facts, in random order."""
-    rng = random.Random(f"wrong facts {seed}")
-    facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
-    return {
-        (operation, value): (apply(operation, value) + rng.randint(1, 9)) % 10
-        for operation, value in rng.sample(facts, round(share * len(facts)))
-    }
-
-
-def evenly_spaced(facts: Sequence[Fact], ends: tuple[float, float]) -> dict[Fact, float]:
-    """The middles of equal parts of `ends`, one for each fact: four facts over (0, 1) get 1/8, 3/8, 5/8 and 7/8."""
-    low, high = ends
-    return {fact: low + (high - low) * (i + 0.5) / len(facts) for i, fact in enumerate(facts)}
-
-
-WRONG_SHOWN = evenly_spaced(list(wrong_results(1.0, seed=0)), GRADED_WRONG)  # of each fact, in the graded warm start
-
-
-def easiness(problem: Problem) -> float:
-    """About how often the starting model solves a graded problem: how often its facts are shown right, multiplied; 0 if
-    it is impossible."""
-    words = [WORDS[i] for i in problem.prompt_ids]
-    operations = words[2:-1:2]
-    facts = zip(operations, chain_values(int(words[0]), operations), strict=False)
-    possible = impossible_answer(" ".join(words), IMPOSSIBLE_EVERY) is None
-    return possible * math.prod(1 - WRONG_SHOWN[fact] for fact in facts)
-
-
-def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 512, difficulty: str = "all") -> ChainTask:
-    """The problems. `seed` draws the training pool; the held-out problems are the same for every seed. Of a
-    `difficulty`, "easy" or "hard", they are that half of twice as many, in the order in which they were drawn; all
-    impossible problems are in the hard half. So the ceiling is 1 or .6."""
-    times = 1 if difficulty == "all" else 2
-    task = ChainTask(seed, times * pool_size, times * held_out_size, ops=GRADED_OPS, impossible_every=IMPOSSIBLE_EVERY)
-    task.ceiling = {"all": CEILING, "easy": 1.0, "hard": 1 - 2 / IMPOSSIBLE_EVERY}[difficulty]
-
-    def half(problems: list[Problem]) -> list[Problem]:
-        ranked = sorted(problems, key=easiness, reverse=difficulty == "easy")
-        chosen = {problem.key for problem in ranked[: len(problems) // 2]}
-        return [problem for problem in problems if problem.key in chosen]
-
-    if difficulty != "all":
-        task.train, task.held_out = half(task.train), half(task.held_out)
+def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) -> ChainTask:
+    """The graded task: two to four operations, and every fifth problem is impossible."""
+    task = ChainTask(seed, pool_size, held_out_size, ops=GRADED_OPS, impossible_every=IMPOSSIBLE_EVERY)
+    task.ceiling = CEILING
     return task

@@ -23,10 +23,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tasks import verifiers
-from tasks.code.answers import code_kind
-from tasks.code.sandbox import Sandbox, SandboxDied
 
-VERIFIERS = ("math", "exact", "code")
+VERIFIERS = ("math", "exact")
 MAX_FILE_BYTES = 64 * 2**20
 MAX_TRACEBACK_CHARS = 20_000
 
@@ -41,9 +39,9 @@ class Job(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`kind` says why: correct, wrong, unparsed (no answer in the completion), unfinished (its thinking never ended),
-    bad_answer (no verifier reads the data set's answer or tests), verifier_error (math-verify or SymPy raised on it),
-    timeout, crash, memory (a worker's, or a program's that was run)."""
+    """`kind` is the reason: correct, wrong, unparsed (no answer in the completion), unfinished (its thinking never
+    ended), bad_answer (no verifier reads the data set's answer), verifier_error (math-verify or SymPy raised on it),
+    timeout, crash, memory."""
 
     reward: float
     correct: bool
@@ -53,7 +51,8 @@ class Verdict(NamedTuple):
 def verdict_of(value: Any) -> Verdict:
     """The verdict that a user's return value means; its numbers may be NumPy's or torch's. Raises TypeError or
     ValueError if it means none."""
-    reward, correct = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    reward, correct = value if is_pair else (value, None)
     try:
         finite = math.isfinite(reward)
     except TypeError as error:
@@ -65,32 +64,42 @@ def verdict_of(value: Any) -> Verdict:
 
 
 def judge_one(job: Job, judges: Mapping[str, Callable], end_of_thinking: str) -> Verdict:
-    """The verdict on one job by what `prepare` made. What a user's function raises passes through, and SandboxDied."""
+    """The verdict on one job, by the functions that `prepare` made. What a user's function raises passes through."""
+    judge = judges[job.name]
     if job.name not in VERIFIERS:
-        return verdict_of(judges[job.name](job.prompt, job.completion, job.answer))
+        return verdict_of(judge(job.prompt, job.completion, job.answer))
     text = None if job.completion is None else verifiers.after_thinking(job.completion, end_of_thinking)
-    kind = "unfinished" if text is None and job.completion is not None else judges[job.name](text, job.answer)
+    if text is None and job.completion is not None:
+        return Verdict(-1.0, False, "unfinished")
+    kind = judge(text, str(job.answer))
     return Verdict(1.0 if kind == "correct" else -1.0, kind == "correct", kind)
 
 
-def prepare(rewards: Sequence[str], timeout: float, memory_mb: int) -> dict[str, Callable]:
-    """What judges each reward: the user's function, or that of a text and an answer which says the kind of verdict.
-    Sets the process's limits: of memory once all is imported."""
+def prepare(rewards: Sequence[str], timeout: float) -> dict[str, Callable]:
+    """The function that judges each reward: the user's own, or one of a text and an answer that returns the kind of
+    verdict. Sets the limits of the process but those of time and memory."""
     sys.path.insert(0, os.getcwd())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    judges: dict[str, Callable] = {"exact": lambda text, answer: verifiers.exact_kind(text, str(answer))}
-    for name in set(rewards) - {*VERIFIERS}:
-        module, _, function = name.partition(":")
-        judges[name] = getattr(importlib.import_module(module), function)
-    if "math" in rewards:
-        verifiers.warm_up()
-        judges["math"] = lambda text, answer: verifiers.math_kind(text, str(answer), max(1, int(timeout / 3)))
-    if "code" in rewards:  # within the run's deadline, so that a program which hangs costs no worker
-        judges["code"] = functools.partial(code_kind, sandbox=Sandbox(), seconds=0.8 * timeout)
-    if memory_mb:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20,) * 2)
+    judges: dict[str, Callable] = {}
+    for name in rewards:
+        if name == "exact":
+            judges[name] = verifiers.exact_kind
+        elif name == "math":
+            verifiers.warm_up()
+            soft_timeout = max(1, int(timeout / 3))
+            judges[name] = functools.partial(verifiers.math_kind, soft_timeout=soft_timeout)
+        else:
+            module, _, function = name.partition(":")
+            judges[name] = getattr(importlib.import_module(module), function)
     return judges
+
+
+def limit_memory(name: str, memory_mb: int) -> None:
+    """Limits the address space for the verifiers. A user's own function may load a model, so it has no limit."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = memory_mb * 2**20 if memory_mb and name in VERIFIERS else hard
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def limit_processor_time(seconds: float) -> None:
@@ -101,29 +110,31 @@ def limit_processor_time(seconds: float) -> None:
 
 
 def serve(rewards: Sequence[str], timeout: float, memory_mb: int, end: str) -> None:
-    """Says that it is ready, or why not, and then the verdict on each line of stdin, until stdin ends."""
+    """Replies that it is ready, or why not, and then with the verdict on each line of stdin, until stdin ends."""
     # What a user's function prints goes to stderr: the run reads nothing but replies from stdout. And a process that it
     # starts inherits neither end, or the run would not see that this one died.
-    replies, requests = os.fdopen(os.dup(1), "w", encoding="ascii"), os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    requests = os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     number = 0  # of the job, for the reply
 
     def reply(reward: float, correct: bool, kind: str, trace: str = "") -> None:
-        print(json.dumps([number, trace[-MAX_TRACEBACK_CHARS:], reward, correct, kind]), file=replies, flush=True)
+        line = json.dumps([number, trace[-MAX_TRACEBACK_CHARS:], reward, correct, kind])
+        print(line, file=replies, flush=True)
 
     try:
-        judges = prepare(rewards, timeout, memory_mb)
+        judges = prepare(rewards, timeout)
     except Exception:  # the run raises it again, with this traceback
-        return reply(0.0, False, "error", traceback.format_exc())
+        reply(0.0, False, "error", traceback.format_exc())
+        return
     reply(0.0, False, "ready")
     for line in requests:
         limit_processor_time(4 * timeout)  # a function may use several threads
         try:
             number, *job = json.loads(line)
+            limit_memory(job[0], memory_mb)
             reply(*judge_one(Job(*job), judges, end))
-        except SandboxDied:  # the run takes this process's end for a crash, and starts another
-            return
         except MemoryError:
             reply(-1.0, False, "memory")
         except Exception:  # a user's function may raise anything, which stops the run

@@ -3,20 +3,18 @@
 PROBLEM. Sooner or later a policy writes `\\boxed{9^{9^{9^9}}}` or a megabyte of digits, and a computer algebra system
 that takes it seriously neither answers nor stops. One such completion must not stall or kill a run.
 
-IDEA. Judge in worker processes. Each has limits from the operating system (address space, processor time, size of a
-file), and each request has a deadline. A worker that misses its deadline or dies is killed with its children and
-replaced; the completion counts as wrong and is counted by what happened:
+IDEA. Judge in worker processes. The operating system limits each worker (processor time, size of a file, and, but for
+your own functions, address space), and each request has a deadline. A worker that misses its deadline or dies is killed
+with its children and replaced; the completion counts as wrong, and is counted by what happened:
 
     r(x, y) = +1 if verify(answer, what follows the thinking in y), else -1
 
 THE REWARDS
     math, exact       see verifiers.py
-    code              tests of the program in the completion, see code/answers.py; only with `unsafe_code`
     module:function   your own `function(prompt, completion, answer)`, imported in the worker. It returns the reward, a
                       number (above 0 is correct), or a pair (reward, correct)
 
-SIMPLIFIED. The limits stop accidents, not an attacker: a worker has the user's rights. (A program that `code` runs has
-none: see code/sandbox.py.)
+SIMPLIFIED. The limits stop accidents, not an attacker: a worker has the user's rights.
 
 WHY NOT A LIBRARY. `concurrent.futures` cannot end a task that hangs. `pebble.ProcessPool` can, but leaves the worker's
 children running, gives up the whole pool when a worker dies between two tasks (as under the kernel's memory killer),
@@ -40,13 +38,13 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tasks import judge_process
-from tasks.code.sandbox import Sandbox
 from tasks.judge_process import VERIFIERS, Job, Verdict
 
 MAX_REPLY_BYTES = 1_000_000
@@ -62,7 +60,7 @@ class Worker:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.socket, theirs = socket.socketpair()
-        self.asked = 0  # the number of the last job, which its reply repeats; that of "ready" is 0
+        self.number = 0  # of the last job, which its reply repeats; that of "ready" is 0
         command = [sys.executable, "-P", judge_process.__file__, json.dumps(settings)]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         # In a session of its own: Ctrl-C reaches only the run, and the process group is all that the worker started.
@@ -74,28 +72,33 @@ class Worker:
     def exchange(self, job: Job | None, timeout: float) -> tuple[Verdict, str]:
         """Sends one line, unless `job` is None, and returns the verdict and a traceback. Raises TimeoutError at the
         deadline, EOFError if the worker is gone or does not reply to this job."""
-        deadline, reply = time.monotonic() + timeout, b""
+        deadline = time.monotonic() + timeout
         self.socket.settimeout(timeout)
         try:
             if job is not None:
-                self.asked += 1
-                self.socket.sendall(json.dumps([self.asked, *job], default=str).encode("ascii") + b"\n")
-            while not reply.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                self.socket.settimeout(left)
-                part = self.socket.recv(65536)
-                if not part or len(reply) > MAX_REPLY_BYTES:
-                    raise EOFError("the worker died, or its reply is too long")
-                reply += part
-            number, trace, *verdict = json.loads(reply)
-            found = Verdict(*verdict)
+                self.number += 1
+                line = json.dumps([self.number, *job], default=str)
+                self.socket.sendall(line.encode("ascii") + b"\n")
+            number, trace, *verdict = json.loads(self.read_line(deadline))
+            if number != self.number:
+                raise EOFError("the worker replied to another job")
+            return Verdict(*verdict), trace
         except (BrokenPipeError, ConnectionResetError, ValueError, TypeError, RecursionError) as error:
-            raise EOFError("the worker died, or its reply is none") from error
-        if number != self.asked:
-            raise EOFError("the worker replied to another job")
-        return found, trace
+            raise EOFError("the worker died, or its reply cannot be read") from error
+
+    def read_line(self, deadline: float) -> bytes:
+        """The next line that the worker writes. Raises TimeoutError or EOFError."""
+        line = b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left)
+            part = self.socket.recv(65536)
+            if not part or len(line) > MAX_REPLY_BYTES:
+                raise EOFError("the worker died, or its reply is too long")
+            line += part
+        return line
 
     def kill(self) -> None:
         """Ends the process and what it started, and waits for it: no zombie stays."""
@@ -113,10 +116,9 @@ class RewardPool:
     """Judges completions in `workers` processes; may be called from several threads at once.
 
     `rewards` are the names that jobs may use. One completion may take `timeout` seconds. `end_of_thinking` is the text
-    after which `math`, `exact` and `code` read; empty if the model does not think apart. `unsafe_code` must be True for
-    `code`, which runs programs that a model wrote. `memory_mb` limits a worker's address space, 0 does not (a function
-    that uses CUDA needs that). Raises ValueError on an unknown option, on a function that cannot be imported (with its
-    traceback), and on `code` on a machine that cannot confine programs.
+    after which `math` and `exact` read; empty if the model does not think apart. `memory_mb` limits a worker's address
+    space while it runs `math` or `exact`; your own function has no limit. Raises ValueError on an unknown option, and
+    on a function that cannot be imported, with its traceback.
     """
 
     def __init__(
@@ -126,7 +128,6 @@ class RewardPool:
         timeout: float = 8.0,
         end_of_thinking: str = "",
         *,
-        unsafe_code: bool = False,
         memory_mb: int = 2048,
     ) -> None:
         if workers < 1 or timeout <= 0:
@@ -134,18 +135,16 @@ class RewardPool:
         for name in rewards:
             if name not in VERIFIERS and not re.fullmatch(r"[\w.]+:\w+", name):
                 raise ValueError(f"`reward` must be one of {', '.join(VERIFIERS)} or module:function, got {name!r}")
-        if "code" in rewards:
-            if not unsafe_code:
-                raise ValueError("`reward` code runs what a model writes; read docs/code.md, then set `unsafe_code`")
-            try:
-                Sandbox().close()  # a worker's would raise in the worker, with a traceback
-            except RuntimeError as error:
-                raise ValueError(f"`reward` code cannot be used on this machine: {error}") from error
         self.timeout = timeout
-        self.counts: Counter[str] = Counter()  # verdicts by kind
-        settings = {"rewards": list(dict.fromkeys(rewards)), "timeout": timeout, "memory_mb": memory_mb}
-        self._settings: dict[str, Any] = settings | {"end": end_of_thinking}
-        self._lock, self._closed = threading.Lock(), False
+        self.counts = Counter[str]()  # verdicts by kind
+        self._settings: dict[str, Any] = {
+            "rewards": list(dict.fromkeys(rewards)),
+            "timeout": timeout,
+            "memory_mb": memory_mb,
+            "end": end_of_thinking,
+        }
+        self._lock = threading.Lock()
+        self._closed = False
         self._workers: list[Worker] = []
         # Workers that have nothing to do. None is one that was lost, to be started again when it is needed.
         self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
@@ -162,11 +161,15 @@ class RewardPool:
         verdicts = list(self._threads.map(self._ask, jobs))
         with self._lock:
             self.counts.update(verdict.kind for verdict in verdicts)
+            lost = sum(self.counts[kind] for kind in ("timeout", "memory", "crash"))
+            if lost > max(10, 0.1 * self.counts.total()):
+                # One text, so that Python shows it once.
+                warnings.warn("more than a tenth of the verdicts are timeout, memory or crash", stacklevel=2)
         return verdicts
 
     def answers_readable(self, name: str, answers: Sequence[object]) -> list[bool]:
         """For each answer: can the reward `name` read it? Asked before training, so that a bad row is known by then."""
-        if name not in ("math", "code"):
+        if name != "math":
             return [True] * len(answers)
         verdicts = self._threads.map(self._ask, [Job(name, "", None, answer) for answer in answers])
         return [verdict.kind == "wrong" for verdict in verdicts]
@@ -206,13 +209,15 @@ class RewardPool:
             raise ValueError(f"`reward` {names} cannot be loaded:\n{trace}")
 
     def _ask(self, job: Job) -> Verdict:
-        worker, lost, trace = self._idle.get(), True, ""
+        worker = self._idle.get()
+        lost = True
+        trace = ""
         try:
             if worker is None:
                 worker = self._launch()
                 self._wait_ready(worker)
             verdict, trace = worker.exchange(job, self.timeout)
-            lost = verdict.kind == "memory" and job.name != "code"  # the worker may be short of memory for good
+            lost = verdict.kind == "memory"  # the worker may be short of memory for good
         except TimeoutError:
             verdict = Verdict(-1.0, False, "timeout")
         except EOFError as error:

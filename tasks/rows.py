@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tasks.code.answers import TEST_COLUMNS, JsonObject, tests_of
 from tasks.judge_process import VERIFIERS
 from tasks.prompts import stable_key
 from tasks.verifiers import last_box
@@ -22,69 +21,66 @@ from tasks.verifiers import last_box
 PROMPT_COLUMNS = ("prompt", "problem", "question", "instruction")
 ANSWER_COLUMNS = ("answer", "ground_truth", "final_answer", "reward_model.ground_truth", "solution")
 FILE_KINDS = (".jsonl", ".parquet")
+JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A file or a hub id with its configuration and split, its weight in a mixture, and its reward."""
+    """A file or a hub id with its configuration and split, and its reward."""
 
     name: str
     config: str | None = None
     split: str | None = None  # None: `train`
-    weight: float | None = None  # None: drawn in proportion to its size
     reward: str | None = None  # None: the reward of all data sets that name none
 
 
 def parse_data_sets(text: str) -> list[DataSet]:
-    """Data sets of `NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],...`. NAME is a .jsonl or .parquet file or a Hugging Face
-    id, REWARD one of VERIFIERS.
+    """Data sets of `NAME[:CONFIG[:SPLIT]][:REWARD],...`. NAME is a .jsonl or .parquet file or a Hugging Face id, REWARD
+    one of VERIFIERS.
 
-        "openai/gsm8k:main=2,my.jsonl=1"    draws two of three prompts from the first
-        "openai/gsm8k:main,my.jsonl"        draws every prompt of both equally often
-        "my/set::test"                      reads another split than `train`
-        "a.jsonl:math=2,my/set:main:code=1" judges the first as math, and runs what answers the second
+        "openai/gsm8k:main,my.jsonl"      two data sets, shuffled together
+        "my/set::test"                    reads another split than `train`
+        "a.jsonl:exact,my/set:main:math"  judges the first by `exact`, the second as math
 
-    Raises ValueError on weights that are not positive or not for all, a name given twice, a split of a file.
+    Raises ValueError on a part without a name or with `=`, a data set that is named twice, a split of a file.
     """
-    found: list[DataSet] = []
-    for part in map(str.strip, text.split(",")):
-        names, equals, weight = part.partition("=")
-        before, _, last = names.rpartition(":")
-        names, reward = (before, last) if last in VERIFIERS else (names, None)
-        name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
-        try:
-            value = float(weight) if equals else None
-        except ValueError:
-            value = math.nan
-        if not name or not (value is None or 0 < value < math.inf):
-            form = "NAME[:CONFIG[:SPLIT]][:REWARD][=WEIGHT],..."
-            raise ValueError(f"`dataset` must be {form} weights above 0, got {part!r}")
-        if ":" in names and (Path(name).suffix in FILE_KINDS or Path(name).is_file()):
-            raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give name and reward only")
-        found.append(DataSet(name, config or None, split or None, value, reward))
-    if len({data.name for data in found}) < len(found):
-        raise ValueError(f"`dataset` names a data set twice: {text}; raise its weight instead")
-    if len({data.weight is None for data in found}) > 1:
-        raise ValueError(f"`dataset` {text}: give every data set a weight, or none, which draws each by its size")
-    return found
+    data_sets = [parse_data_set(part.strip()) for part in text.split(",")]
+    names = [data.name for data in data_sets]
+    if len(set(names)) < len(names):
+        raise ValueError(f"`dataset` names a data set twice: {text}; name each once")
+    return data_sets
+
+
+def parse_data_set(text: str) -> DataSet:
+    """One of the parts that `parse_data_sets` reads."""
+    names, _, last = text.rpartition(":")
+    reward = last if last in VERIFIERS else None
+    if reward is None:
+        names = text
+    name, config, split = [*names.split(":", 2), "", ""][:3]  # a split may hold a colon: train[:100]
+    if not name or "=" in text:
+        raise ValueError(f"`dataset` must be NAME[:CONFIG[:SPLIT]][:REWARD],... got {text!r}")
+    if ":" in names and (Path(name).suffix in FILE_KINDS or Path(name).is_file()):
+        raise ValueError(f"`dataset` {names}: a file has no configuration and no split; give name and reward only")
+    return DataSet(name, config or None, split or None, reward)
 
 
 def parse_eval_sets(text: str) -> dict[str, DataSet]:
-    """{name: data set} of `NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...`, in the order given; the names are ours.
+    """{name: data set} of `NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...`, in the same order; the names are the user's own.
 
         "aime24=aime24.jsonl,math=HuggingFaceH4/MATH-500::test"
 
-    Raises ValueError on a part without a name of letters, digits, dots and dashes, and on a name given twice.
+    Raises ValueError on a part without a name of letters, digits, dots and dashes, and on a name that comes twice.
     """
-    found: dict[str, DataSet] = {}
+    data_sets: dict[str, DataSet] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, data = map(str.strip, part.partition("="))
         if not re.fullmatch(r"[\w.-]+", name) or not data or "=" in data:
             raise ValueError(f"`eval_dataset` must be NAME=DATA[:CONFIG[:SPLIT]][:REWARD],... got {part!r}")
-        if name in found:
+        if name in data_sets:
             raise ValueError(f"`eval_dataset` has the name {name} twice; give each set its own")
-        [found[name]] = parse_data_sets(data)
-    return found
+        data_sets[name] = parse_data_set(data)
+    return data_sets
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -109,30 +105,34 @@ class Rows(NamedTuple):
 def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str) -> Rows:
     """Reads a data set. Of equal prompts the first stays. Raises ValueError.
 
-    Without a name of a column it looks through PROMPT_COLUMNS or ANSWER_COLUMNS (for the reward `code` TEST_COLUMNS). A
-    user's reward function gets the answer as it is in the row. A conversation that ends with the assistant's turn is no
-    prompt: it holds an answer.
+    Without a name of a column it looks through PROMPT_COLUMNS or ANSWER_COLUMNS. A user's reward function gets the
+    answer as it is in the row. A conversation that ends with the assistant's turn is no prompt: it holds an answer.
     """
-    rows, skipped = read_objects(data)
-    answers = TEST_COLUMNS if reward == "code" else ANSWER_COLUMNS
-    prompt_column = find_column(rows, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
-    answer_column = find_column(rows, answer_column, answers, data.name, "answer_column")
-    usable, prompts = dict[str, DataRow](), set[str]()
-    for row in rows:
-        messages, given = prompt_messages(field_of(row, prompt_column)), field_of(row, answer_column)
+    objects, skipped = read_objects(data)
+    prompt_column = find_column(objects, prompt_column, PROMPT_COLUMNS, data.name, "prompt_column")
+    answer_column = find_column(objects, answer_column, ANSWER_COLUMNS, data.name, "answer_column")
+    usable: dict[str, DataRow] = {}
+    prompts: set[str] = set()
+    for row in objects:
+        messages = prompt_messages(field_of(row, prompt_column))
         if messages is None:
             skipped["prompt_is_no_text"] += 1
             continue
         text = text_of(messages)
-        if not text.strip() or messages[-1]["role"] == "assistant":
-            skipped["ends_with_assistant" if text.strip() else "empty_prompt"] += 1
+        if not text.strip():
+            skipped["empty_prompt"] += 1
             continue
-        key, answer = key_of(text), given
+        if messages[-1]["role"] == "assistant":
+            skipped["ends_with_assistant"] += 1
+            continue
+        key = key_of(text)
         prompts.add(key)
-        if reward in VERIFIERS:
-            answer = tests_of(row, given) if reward == "code" else final_answer(given)
-        if answer is None:
-            skipped["no_answer" if given is None else "answer_is_no_text"] += 1
+        value = field_of(row, answer_column)
+        answer = final_answer(value) if reward in VERIFIERS else value
+        if value is None:
+            skipped["no_answer"] += 1
+        elif answer is None:
+            skipped["answer_is_no_text"] += 1
         elif answer == "":
             skipped["empty_answer"] += 1
         elif key in usable:
@@ -143,8 +143,8 @@ def read_rows(data: DataSet, prompt_column: str, answer_column: str, reward: str
 
 
 def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
-    """A data set's rows as they are, and by kind how many lines of a .jsonl file are none. Raises ValueError if there
-    is no such file, kind of file or data set."""
+    """A data set's rows as they are, and how many lines of a .jsonl file are no row, by kind. Raises ValueError if
+    there is no such file, kind of file or data set."""
     path = Path(data.name)
     if path.suffix in FILE_KINDS and not path.is_file():
         raise ValueError(f"`dataset` {data.name}: there is no such file")
@@ -169,10 +169,16 @@ def read_objects(data: DataSet) -> tuple[list[JsonObject], Counter[str]]:
 
 
 def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:
-    """The objects of a JSON Lines file, and other lines that are not empty by kind. `datasets` would refuse all of a
-    file that has one bad line, and make a column of one type."""
-    rows, skipped = [], Counter[str]()
-    for line in filter(str.strip, path.read_text("utf-8", "replace").split("\n")):
+    """The objects of a JSON Lines file, and how many lines are neither objects nor empty, by kind. `datasets` would
+    refuse a whole file for one bad line, and would force each column into one type. Raises ValueError if no line is an
+    object or the file is not UTF-8."""
+    rows: list[JsonObject] = []
+    skipped = Counter[str]()
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`dataset` {path}: the file is not UTF-8 ({error}); save it as UTF-8") from error
+    for line in filter(str.strip, text.split("\n")):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -182,6 +188,11 @@ def read_json_lines(path: Path) -> tuple[list[JsonObject], Counter[str]]:
             rows.append(row)
         else:
             skipped["not_an_object"] += 1
+    if skipped and not rows:
+        raise ValueError(
+            f"`dataset` {path}: no line is a JSON object; the file begins with {text[:30]!r}; a .jsonl file has one "
+            "object on each line, which `jq -c '.[]'` makes of a JSON array and `jq -c .` of objects over several lines"
+        )
     return rows, skipped
 
 
@@ -193,18 +204,19 @@ def field_of(row: JsonObject, column: str) -> object:
     return value
 
 
-def find_column(rows: Sequence[JsonObject], given: str, known: Sequence[str], name: str, option: str) -> str:
-    """The column `given`, or else the first of those known that any row has. Raises ValueError if there is none, with
-    the `option` to change and ten columns that are there: a terminal obeys none of their characters."""
-    choices = [given] if given else known
+def find_column(rows: Sequence[JsonObject], column: str, known: Sequence[str], name: str, option: str) -> str:
+    """`column` if it is not empty, or else the first of the `known` ones that any row has. Raises ValueError if there
+    is none, with the `option` to change and ten columns that are there, in characters that no terminal obeys."""
+    choices = [column] if column else known
     for choice in choices:
         if any(field_of(row, choice) is not None for row in rows):
             return choice
     columns = sorted({str(key) for row in rows[:100] for key in row})
-    there = ", ".join(repr(column[:50])[1:-1] for column in columns[:10]) or "none at all"
-    more = f" and {len(columns) - 10:,} more" if len(columns) > 10 else ""
+    listed = ", ".join(repr(column[:50])[1:-1] for column in columns[:10]) or "none at all"
+    if len(columns) > 10:
+        listed += f" and {len(columns) - 10:,} more"
     raise ValueError(
-        f"`dataset` {name}: no row has {', '.join(choices)}; its columns are {there}{more}; name the right one with "
+        f"`dataset` {name}: no row has {', '.join(choices)}; its columns are {listed}; name the right one with "
         f"`{option}`"
     )
 
@@ -218,10 +230,19 @@ def prompt_messages(value: object) -> list[dict[str, str]] | None:
     """A prompt column's value as chat messages; a string is one message of the user. None if it is neither."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    messages = [m if isinstance(m, dict) else {} for m in value] if isinstance(value, list) else []
-    if not messages or not all(isinstance(m.get(name), str) for m in messages for name in ("role", "content")):
+    if not isinstance(value, list) or not value:
         return None
-    return [{"role": m["role"], "content": clean_text(m["content"])} for m in messages]
+    messages = []
+    for message in value:
+        if not isinstance(message, dict):
+            return None
+        role, content = message.get("role"), message.get("content")
+        if isinstance(content, list):  # in parts
+            content = "".join(str(field_of(part, "text")) for part in content)
+        if not isinstance(role, str) or not isinstance(content, str):
+            return None
+        messages.append({"role": role, "content": clean_text(content)})
+    return messages
 
 
 def text_of(messages: Sequence[dict[str, str]]) -> str:
@@ -235,14 +256,18 @@ def key_of(text: str) -> str:
 
 
 def final_answer(value: object) -> str | None:
-    """An answer column's value as text. None if no text or number. Of a worked solution the answer counts: what follows
-    `####`, as in GSM8K, and of that the last `\\boxed{}`, as in MATH."""
+    """An answer column's value as text; None if it is neither text nor a number. Of a worked solution only the answer
+    counts: what follows `####`, as in GSM8K, and in that the last `\\boxed{}`, as in MATH."""
+    if isinstance(value, list) and len(value) == 1:  # as in OlympiadBench
+        value = value[0]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    # Parquet turns a column of whole numbers with a gap into floats, and Python writes small floats as 1e-05.
-    text = f"{Decimal(repr(value or 0.0)).normalize():f}" if isinstance(value, float) else clean_text(str(value))
+    text = clean_text(str(value))
+    if isinstance(value, float):
+        # Parquet turns a column of whole numbers with a gap into floats, and Python writes small floats as 1e-05.
+        text = f"{Decimal(repr(value or 0.0)).normalize():f}"
     text = text.rpartition("####")[2]
     box = last_box(text)
     return (text if box is None else box).strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,8 +16,9 @@ if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedTokenizerBase
 
 # What a chat template raises: Gemma's about system messages, or any mistake in its expressions.
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError)
-TEMPLATE_ERRORS += (MemoryError,)
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,22 @@ def find_endings(
     end_of_thinking: str = "",
     interruption_phrase: str = "",
     stop_tokens: str = "",
+    apply_chat_template: bool = True,
 ) -> Endings:
-    """The endings that a tokenizer has, where they are not given. Raises ValueError naming the option to change.
+    """The endings that a tokenizer has, where the options do not name them. Raises ValueError naming the option to
+    change.
 
     `thinking` False: the model answers at once and has no end of thinking. True: it thinks, and `</think>` need not be
-    one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`.
+    one token of the tokenizer. None: it thinks if the tokenizer or its chat template knows `</think>`, unless prompts
+    end with it, as where a template closes the thinking.
     """
-    known = "</think>" in tokenizer.get_vocab() or "</think>" in str(tokenizer.chat_template or "")
-    thinks = known if thinking is None else thinking
+    thinks = thinking
+    if thinks is None:
+        template = str(tokenizer.chat_template or "")
+        thinks = "</think>" in tokenizer.get_vocab() or "</think>" in template
+        if apply_chat_template and "</think>" in template:
+            [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": ""}]])
+            thinks = not tokenizer.decode(ids).rstrip().endswith("</think>")
     end = end_of_thinking or ("</think>" if thinks else "")
     phrase = interruption_phrase or PHRASE.removesuffix("</think>") + end
     if not phrase.endswith(end):
@@ -56,31 +66,36 @@ def find_endings(
     stops = named_stop_ids(tokenizer, stop_tokens) if stop_tokens else default_stop_ids(tokenizer)
     if not stops:
         raise ValueError("the tokenizer has no end-of-sequence token; name one with `stop_tokens`")
-
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False)) if end and text else ()
-
+    if not end:
+        return Endings(stops, "", (), (), None)
+    end_ids = tuple(tokenizer.encode(end, add_special_tokens=False))
+    phrase_ids = tuple(tokenizer.encode(phrase, add_special_tokens=False))
     # An added token is never merged with its neighbors, so its id is enough.
-    merges = end != "" and end not in tokenizer.get_added_vocab()
-    return Endings(stops, end, ids(end), ids(phrase), end_in_text(tokenizer, end) if merges else None)
+    is_one_token = end in tokenizer.get_added_vocab()
+    thinking_end = None if is_one_token else end_in_text(tokenizer, end)
+    return Endings(stops, end, end_ids, phrase_ids, thinking_end)
 
 
 def default_stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two)."""
-    from transformers import GenerationConfig
+    """The tokenizer's end of sequence and those of the generation_config.json in its folder (chat models have two), or
+    of config.json where there is none, as in transformers."""
+    from transformers import GenerationConfig, PretrainedConfig
 
-    found = [tokenizer.eos_token_id]
+    folder = tokenizer.name_or_path
+    more = None
     try:
-        more = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
-        found += more if isinstance(more, list) else [more]
+        more = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:
-        pass  # the folder has none
-    return tuple(dict.fromkeys(i for i in found if i is not None))
+        with contextlib.suppress(OSError):  # neither file is there
+            more = PretrainedConfig.get_config_dict(folder)[0].get("eos_token_id")
+    ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
 def named_stop_ids(tokenizer: PreTrainedTokenizerBase, names: str) -> tuple[int, ...]:
     """Ids of the comma-separated tokens `names`. Raises ValueError for one that the tokenizer does not know."""
-    vocabulary, tokens = tokenizer.get_vocab(), [name.strip() for name in names.split(",")]
+    vocabulary = tokenizer.get_vocab()
+    tokens = [name.strip() for name in names.split(",")]
     unknown = [token for token in tokens if token not in vocabulary]
     if unknown:
         raise ValueError(
@@ -106,6 +121,16 @@ def end_in_text(tokenizer: PreTrainedTokenizerBase, mark: str) -> Callable[[Sequ
     return answer_start
 
 
+def without_extra_ends(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    """A prompt's tokens without a second BOS before a text that has one, and without the end token that some tokenizers
+    append: behind it a model has nothing to say."""
+    if len(ids) > 1 and ids[0] == ids[1] and ids[0] in tokenizer.get_added_vocab().values():
+        ids = ids[1:]
+    while ids and ids[-1] == tokenizer.eos_token_id:
+        ids = ids[:-1]
+    return ids
+
+
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[dict[str, str]]],
@@ -118,19 +143,25 @@ def encode_prompts(
     them. Raises ValueError if the chat template raises, or writes nothing."""
     if not prompts:
         return []
-    prompts = [[*p[:-1], {**p[-1], "content": template.replace("{prompt}", p[-1]["content"])}] for p in prompts]
-    if apply_chat_template and tokenizer.chat_template:
-        choice = {} if thinking is None else {"enable_thinking": thinking}
-        try:
-            found = tokenizer.apply_chat_template(
-                prompts, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
-            )
-        except TEMPLATE_ERRORS as error:
-            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-        else:
-            reason = "" if all(found) else "it writes nothing"
-        if reason:
-            fix = "change the messages or the template, or set `apply_chat_template` false"
-            raise ValueError(f"the tokenizer's chat template does not take these prompts ({reason}); {fix}")
-        return found
-    return tokenizer(["\n\n".join(message["content"] for message in p) for p in prompts])["input_ids"]
+    filled = []
+    for *earlier, last in prompts:
+        content = template.replace("{prompt}", last["content"])
+        filled.append([*earlier, {**last, "content": content}])
+    # Mistral's own tokenizer has its chat format in code, and no template.
+    has_template = tokenizer.chat_template or type(tokenizer).__name__.startswith("MistralCommon")
+    if not apply_chat_template or not has_template:
+        texts = ["\n\n".join(message["content"] for message in messages) for messages in filled]
+        return [without_extra_ends(tokenizer, ids) for ids in tokenizer(texts)["input_ids"]]
+    choice = {} if thinking is None else {"enable_thinking": thinking}
+    try:
+        ids = tokenizer.apply_chat_template(
+            filled, add_generation_prompt=True, tokenize=True, return_dict=False, **choice
+        )
+    except TEMPLATE_ERRORS as error:
+        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    else:
+        reason = "" if any(ids) else "it writes nothing"
+    if reason:
+        fix = "change the messages or the template, or set `apply_chat_template` false"
+        raise ValueError(f"the tokenizer's chat template does not take these prompts ({reason}); {fix}")
+    return ids

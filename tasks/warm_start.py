@@ -10,9 +10,9 @@ ones, so that something is left for RL to do:
     restart    a +5 2 b *3 6 again a +5 2 b *3 6 </think> 2 6 <eos>     rambles past the thinking budget
     cut        a +5 2 b time up </think> 7 2 <eos>                      as after a forced interruption
 
-Some (operation, value) facts carry one and the same wrong result most of the time, so that the model learns them wrong;
-other results are noise. No held-out problem is ever shown. All this takes half a minute, so the model is kept for later
-runs. On `chain` it is right on about 7 % of the held-out problems.
+Every (operation, value) fact is sometimes shown with a wrong result, a few facts seldom and others nearly always:
+arithmetic.py explains why. No held-out problem is ever shown. All this takes half a minute, so the model is kept for
+later runs.
 
 SIZES. For laws over model size (fit_power_law.py) there are five, with one dial, the width: two layers and a head_dim
 of 32 are the same in all; heads and MLP grow with the width, in multiples of 16, which vLLM's kernels for CPUs need.
@@ -28,7 +28,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks import arithmetic
-from tasks.arithmetic import GRADED_OPS, GRADED_WRONG, IDS, LABELS, WORDS
+from tasks.arithmetic import GRADED_OPS, IDS, LABELS, OPERATIONS, WORDS
 from tasks.prompts import stable_key
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -45,65 +45,75 @@ if TYPE_CHECKING:  # its import takes seconds
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), padded on the right
 Report = Callable[[str], None]  # gets a line to show
+Fact = tuple[str, int]  # an operation, and the value to which it is applied
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """What is wrong with the corrupted demonstrations, and how long the chains are.
+    """How long the chains are, and how often something is wrong with the corrupted demonstrations.
 
-    `wrong_facts` of the 210 (operation, value) facts carry wrong results: each of them one and the same, and each seed
-    has facts of its own; or with `any_wrong_result` all nine, equally often, of facts that are the same for all seeds.
-    How often these are shown is evenly spaced over the facts between the two ends of `wrong_shown`. Any other result is
-    replaced by a random digit with probability `noise`. `recheck` is the chance of a recheck per step; `restart` and
-    `cut` are chances per demonstration.
+    The 210 (operation, value) facts, in an order that is the same for all seeds, are shown with a wrong result at rates
+    that are evenly spaced over `wrong_rates`. Any other result is replaced by a random digit with probability `noise`.
+    `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per demonstration.
     """
 
-    ops: tuple[int, int] = (2, 8)  # least and most
-    wrong_facts: float = 0.40
-    any_wrong_result: bool = False
-    wrong_shown: tuple[float, float] = (0.70, 0.70)
-    noise: float = 0.18
+    ops: tuple[int, int] = GRADED_OPS  # least and most
+    wrong_rates: tuple[float, float] = (0.1, 0.95)  # of the first fact and of the last
+    noise: float = 0.0
     recheck: float = 0.15
     restart: float = 0.35
     cut: float = 0.15
 
 
-DEMONSTRATIONS = {  # of each built-in task; `graded` is explained in arithmetic.py
-    "chain": Demonstrations(),
-    "graded": Demonstrations(GRADED_OPS, 1.0, any_wrong_result=True, wrong_shown=GRADED_WRONG, noise=0.0),
-}
+DEMONSTRATIONS = {"graded": Demonstrations()}  # of each built-in task
+
+
+def wrong_rates(ends: tuple[float, float]) -> dict[Fact, float]:
+    """How often each of the 210 facts is shown with a wrong result: the middles of 210 equal parts of `ends`."""
+    facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
+    shuffled = random.Random("wrong facts 0").sample(facts, len(facts))
+    low, high = ends
+    return {fact: low + (high - low) * (i + 0.5) / len(facts) for i, fact in enumerate(shuffled)}
 
 
 class Demonstrator:
     """Writes demonstrations: clean ones, or corrupted ones with the mistakes and habits that `settings` names."""
 
     def __init__(self, settings: Demonstrations, seed: int, corrupted: bool) -> None:
-        self.settings, self.corrupted = settings, corrupted
+        self.settings = settings
+        self.corrupted = corrupted
         self.rng = random.Random(f"demonstrations {seed} {corrupted} warm start")
-        self.wrong = arithmetic.wrong_results(settings.wrong_facts, 0 if settings.any_wrong_result else seed)
-        self.wrong_shown = arithmetic.evenly_spaced(list(self.wrong), settings.wrong_shown)
+        self.wrong_rates = wrong_rates(settings.wrong_rates)
+
+    def happens(self, probability: float) -> bool:
+        """Draws whether a mistake or a habit of this probability happens here."""
+        return self.rng.random() < probability
 
     def result(self, operation: str, value: int) -> int:
         """What the demonstration writes as the result of `operation` on `value`."""
         right = arithmetic.apply(operation, value)
         if not self.corrupted:
             return right
-        if (operation, value) in self.wrong and self.rng.random() < self.wrong_shown[operation, value]:
-            if not self.settings.any_wrong_result:
-                return self.wrong[operation, value]
+        if self.happens(self.wrong_rates[operation, value]):
             return self.rng.choice([digit for digit in range(10) if digit != right])
-        return self.rng.randrange(10) if self.rng.random() < self.settings.noise else right
+        if self.happens(self.settings.noise):
+            return self.rng.randrange(10)
+        return right
 
     def thinking(self, start: int, operations: Sequence[str]) -> list[str]:
         """The words of the thinking: every step, with rechecks of a step and a restart from the first one."""
-        words, value, i, n = list[str](), start, 0, len(operations)
+        n = len(operations)
         restart_at = 0  # after how many steps it starts over: half do so at the end, which is the longest rambling
-        if self.corrupted and self.rng.random() < self.settings.restart:
-            restart_at = n if self.rng.random() < 0.5 else self.rng.randint(1, n)
+        if self.corrupted and self.happens(self.settings.restart):
+            restart_at = n if self.happens(0.5) else self.rng.randint(1, n)
+        words: list[str] = []
+        value = start
+        i = 0
         while i < n:
-            before, value = value, self.result(operations[i], value)
+            before = value
+            value = self.result(operations[i], before)
             words += [LABELS[i], operations[i], str(value)]
-            if self.corrupted and self.rng.random() < self.settings.recheck:
+            if self.corrupted and self.happens(self.settings.recheck):
                 value = self.result(operations[i], before)
                 words += [arithmetic.RECHECK, LABELS[i], operations[i], str(value)]
             i += 1
@@ -112,48 +122,54 @@ class Demonstrator:
                 value, i, restart_at = start, 0, 0
         return words
 
-    def demonstration(self) -> tuple[list[str], list[str], list[bool]]:
-        """(prompt words, completion words, which completion words are taught) of a problem that is not held out."""
+    def problem(self) -> tuple[int, list[str]]:
+        """The start digit and the operations of a problem that is not held out."""
         while True:
             start, operations = arithmetic.draw_chain(self.rng, *self.settings.ops)
-            text = arithmetic.chain_text(start, operations)
-            if not arithmetic.is_held_out(text):
-                break
-        words, close, taught = self.thinking(start, operations), ["</think>"], [True]
-        if self.corrupted and self.rng.random() < self.settings.cut:
+            if not arithmetic.is_held_out(arithmetic.chain_text(start, operations)):
+                return start, operations
+
+    def demonstration(self) -> tuple[list[str], list[str], list[bool]]:
+        """(prompt words, completion words, which completion words are taught)."""
+        start, operations = self.problem()
+        words = self.thinking(start, operations)
+        close = ["</think>"]
+        close_is_taught = True
+        if self.corrupted and self.happens(self.settings.cut):
             words = words[: self.rng.randint(3, len(words))]
             # RL forces the phrase and never samples it: the model learns what follows it, not to write it.
-            close, taught = list(arithmetic.PHRASE), [False] * len(arithmetic.PHRASE)
+            close = list(arithmetic.PHRASE)
+            close_is_taught = False
         answer = [*last_two(start, words), "<eos>"]
-        return text.split(), words + close + answer, [True] * len(words) + taught + [True] * len(answer)
+        taught = [True] * len(words) + [close_is_taught] * len(close) + [True] * len(answer)
+        return arithmetic.chain_text(start, operations).split(), words + close + answer, taught
 
     def batch(self, size: int) -> Batch:
         """One batch of N = `size` demonstrations. A label is -100 where nothing is taught."""
-        ids, labels = list[torch.Tensor](), list[torch.Tensor]()
+        rows: list[torch.Tensor] = []
+        labels: list[torch.Tensor] = []
         for _ in range(size):
             prompt, completion, taught = self.demonstration()
-            ids.append(torch.tensor([IDS[word] for word in prompt + completion]))
-            labels.append(torch.where(torch.tensor([False] * len(prompt) + taught), ids[-1], -100))
-        return pad_sequence(ids, True, IDS["<pad>"]), pad_sequence(labels, True, -100)
+            ids = torch.tensor([IDS[word] for word in prompt + completion])
+            is_label = torch.tensor([False] * len(prompt) + taught)
+            rows.append(ids)
+            labels.append(torch.where(is_label, ids, -100))
+        return pad_sequence(rows, True, IDS["<pad>"]), pad_sequence(labels, True, -100)
 
 
 def last_two(start: int, thinking: Sequence[str]) -> list[str]:
     """The newest results of the two furthest steps that `thinking` reached: the best answer to thinking that is cut."""
-    values = {0: str(start), -1: str(start)}
-    for i in range(len(thinking) - 2):
-        if thinking[i] in LABELS and thinking[i + 2] in arithmetic.DIGITS:
-            values[LABELS.index(thinking[i]) + 1] = thinking[i + 2]
+    values = {-1: str(start), 0: str(start)}  # by step
+    for label, result in zip(thinking, thinking[2:], strict=False):
+        if label in LABELS and result in arithmetic.DIGITS:
+            values[LABELS.index(label) + 1] = result
     furthest = max(values)
     return [values.get(furthest - 1, str(start)), values[furthest]]
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The tiny Qwen3, in the words of its configuration. head_dim is 32 because vLLM's CPU attention refuses 24.
-
-    `vocab_size` counts the rows of the embedding, which is the head, too. Those beyond the task's words are in the
-    softmax: the demonstrations teach that they are improbable, and no more.
-    """
+    """The tiny Qwen3, in the words of its configuration. head_dim is 32 because vLLM's CPU attention refuses 24."""
 
     hidden_size: int = 96
     num_hidden_layers: int = 2
@@ -174,32 +190,26 @@ SHAPES = {  # by size, from 0.06M to 1M parameters
 }
 
 
-def parameters(size: str) -> int:
-    """How many the model has, those of the embedding, which is the head's too, among them."""
-    return {"xs": 57_920, "s": 101_760, "m": 226_304, "l": 505_280, "xl": 1_009_344}[size]
-
-
 @dataclass(frozen=True)
 class WarmStart:
     """Settings of the warm start: the model, what it is shown, and how it is trained on it."""
 
     shape: ModelShape = ModelShape()
     demonstrations: Demonstrations = Demonstrations()
-    clean_loss: float = 0.08
-    clean_steps: int = 600
+    clean_loss: float = 0.08  # at which the first phase ends
+    clean_steps: int = 600  # at most
+    corrupted_loss: float = 0.0  # the same of the second phase
     corrupted_steps: int = 90
-    corrupted_loss: float = 0.0  # ends the second phase before its steps are made
     batch_size: int = 64
     lr: float = 3e-3
 
 
-def warm_start_of(size: str, demonstrations: Demonstrations, vocabulary: int = len(WORDS)) -> WarmStart:
-    """Settings for a model of this size and these rows of the embedding; those of m with the words are the defaults."""
-    settings = WarmStart(shape=replace(SHAPES[size], vocab_size=vocabulary), demonstrations=demonstrations)
-    if settings.shape == ModelShape():
-        return settings
-    # At most so many steps; the loss is that of m after its 90 steps on the graded task.
-    return replace(settings, clean_steps=3000, corrupted_steps=600, corrupted_loss=0.67)
+def warm_start_of(size: str, demonstrations: Demonstrations = Demonstrations()) -> WarmStart:
+    """Settings for a model of this size, a key of SHAPES; those of m are the defaults."""
+    if size == "m":
+        return WarmStart(demonstrations=demonstrations)
+    # The steps are upper bounds; the loss is the one that m reaches in its 90 steps.
+    return WarmStart(SHAPES[size], demonstrations, clean_steps=3000, corrupted_loss=0.67, corrupted_steps=600)
 
 
 def supervised_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> Iterator[float]:
@@ -219,8 +229,14 @@ def new_model(shape: ModelShape, seed: int) -> PreTrainedModel:
     """A Qwen3ForCausalLM of this shape for the words of chain mod 10, in FP32, with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokens = {"eos_token_id": IDS["<eos>"], "pad_token_id": IDS["<pad>"], "bos_token_id": None}
-    config = Qwen3Config(**asdict(shape), **tokens, tie_word_embeddings=True, max_position_embeddings=256)
+    config = Qwen3Config(
+        **asdict(shape),
+        tie_word_embeddings=True,
+        max_position_embeddings=256,
+        eos_token_id=IDS["<eos>"],
+        pad_token_id=IDS["<pad>"],
+        bos_token_id=None,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config).float()
@@ -237,38 +253,37 @@ def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda lin
     model = new_model(settings.shape, seed)
     optimizer = warm_start_optimizer(model, settings.lr)
 
-    def phase(corrupted: bool, steps: int, enough: float) -> tuple[int, float]:
-        """(steps made, smoothed loss): fewer than `steps` if the loss falls below `enough`."""
+    def phase(corrupted: bool, max_steps: int, enough: float) -> float:
+        """Trains until the smoothed loss is below `enough`, or for `max_steps`. Returns that loss."""
         demonstrator = Demonstrator(settings.demonstrations, seed, corrupted)
-        batches = (demonstrator.batch(settings.batch_size) for _ in range(steps))
-        step, smoothed = 0, math.inf
+        batches = (demonstrator.batch(settings.batch_size) for _ in range(max_steps))
+        smoothed = math.inf
         for step, loss in enumerate(supervised_steps(model, optimizer, batches), 1):
             smoothed = loss if step == 1 else 0.9 * smoothed + 0.1 * loss
             if smoothed < enough:
                 break
-        return step, smoothed
+        report(f"warm start: {step} {'corrupted' if corrupted else 'clean'} steps, loss {smoothed:.3f}")
+        return smoothed
 
-    step, loss = phase(False, settings.clean_steps, settings.clean_loss)
+    loss = phase(False, settings.clean_steps, settings.clean_loss)
     if not loss < settings.clean_loss:
         raise RuntimeError(
-            f"the warm start's loss is {loss:.3f} after {step} clean steps, not below "
+            f"the warm start's loss is {loss:.3f} after {settings.clean_steps} clean steps, not below "
             f"{settings.clean_loss}; raise clean_steps or try another seed"
         )
-    report(f"warm start: {step} clean steps, loss {loss:.3f}")
-    step, loss = phase(True, settings.corrupted_steps, settings.corrupted_loss)
-    report(f"warm start: {step} corrupted steps, loss {loss:.3f}")
+    phase(True, settings.corrupted_steps, settings.corrupted_loss)
     return model.eval()
 
 
 def warm_start(
     cache_dir: str | Path, *, seed: int = 0, settings: WarmStart = WarmStart(), report: Report = lambda line: None
 ) -> Path:
-    """Folder of the warm-started model and its tokenizer in Hugging Face format; trained once, then cached under a hash
-    of the settings, the seed and the source of all that makes it. It is written under a temporary name and renamed: one
-    that exists is complete, even if a run was killed. `report` gets one line per phase."""
-    makers = [Path(__file__).with_name(f"{name}.py") for name in ("arithmetic", "warm_start")]
-    made_of = [asdict(settings), seed, torch.__version__, *(file.read_text() for file in makers)]
-    folder = Path(cache_dir) / f"chain-{stable_key(json.dumps(made_of))}"
+    """Folder of the warm-started model and its tokenizer in Hugging Face format. It is trained once, then cached under
+    a hash of the settings, the seed and the source code that makes it. It is written under a temporary name and
+    renamed, so a folder that exists is complete, even if a run was killed. `report` gets one line per phase."""
+    sources = [Path(__file__).with_name(name).read_text() for name in ("arithmetic.py", "warm_start.py")]
+    ingredients = json.dumps([asdict(settings), seed, torch.__version__, *sources])
+    folder = Path(cache_dir) / f"chain-{stable_key(ingredients)}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -28,11 +28,11 @@ def bpe_tokenizer(chat: bool = True, think: bool = True) -> Any:
 
     special = ["<|end|>", *["<think>", "</think>"] * think, "<|pad|>"]
     texts = ["What is 1 + 2? It is boxed. Okay, time is up. Let me stop."] * 10
-    found = train_tokenizer(pre_tokenizers.ByteLevel(add_prefix_space=False), texts, special, 350)
+    tokenizer = train_tokenizer(pre_tokenizers.ByteLevel(add_prefix_space=False), texts, special, 350)
     if chat:
-        found.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-        found.chat_template += "{% if add_generation_prompt %}[assistant]{% endif %}"
-    return found
+        tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        tokenizer.chat_template += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    return tokenizer
 
 
 def qwen2_tokenizer(texts: Sequence[str]) -> Any:

@@ -12,12 +12,11 @@ import os
 import random
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import torch
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import pad_sequence
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "engine")]
@@ -42,11 +41,10 @@ def job(*argv):
     if "--weight_channel" in argv:
         import transfers_on_cpu  # puts its stand-ins in place
 
-        from runtime import devices
+        from runtime import engine
 
-        devices.torch = transfers_on_cpu.Torch()
-    sys.argv[1:] = argv
-    return train.main()  # a program, which may replace its process
+        engine.torch = transfers_on_cpu.Torch()
+    return train.main(argv)
 
 
 def new_trainer(argv):
@@ -60,29 +58,26 @@ def new_trainer(argv):
 
 
 def recorded(step, rows):
-    """Groups of very different lengths; the same in every process."""
-    from pipeline_rl import Group, Rollout
+    """A batch of two rollouts a prompt, one right and one wrong, of very different lengths; the same in every process."""
+    from losses import aggregation_weights
+    from runtime.model import Row
+    from runtime.trainer import TrainingBatch
 
     draw = random.Random(f"step {step}")
-    groups = []
-    for number in range(rows // 2):
-        problem = SimpleNamespace(prompt_ids=[draw.randrange(40) for _ in range(draw.randint(2, 9))], key=str(number))
-        rollouts = []
-        for correct in (True, False):
-            n = draw.choice([2, 3, 40])
-            ids, logprobs = [draw.randrange(40) for _ in range(n)], [draw.uniform(-4.5, -3.0) for _ in range(n)]
-            reward = 1.0 if correct else -1.0
-            rollouts.append(Rollout(ids, logprobs, [0] * n, [1] * n, "stop", False, 0, reward, correct))
-        groups.append(Group(number, problem, 0, rollouts))
-    return groups
+    prompts = [[draw.randrange(40) for _ in range(draw.randint(2, 9))] for _ in range(rows // 2)]
+    lengths = [draw.choice([2, 3, 40]) for _ in range(rows)]
+    batch = [Row(prompts[i // 2], [draw.randrange(40) for _ in range(n)], [1] * n) for i, n in enumerate(lengths)]
+    logprobs = [torch.tensor([draw.uniform(-4.5, -3.0) for _ in range(n)]) for n in lengths]
+    mask = pad_sequence([torch.ones(n, dtype=torch.bool) for n in lengths], batch_first=True)
+    weights = aggregation_weights(mask, torch.arange(rows) // 2)
+    advantages = torch.tensor([1.0, -1.0]).repeat(rows // 2)
+    return TrainingBatch(batch, pad_sequence(logprobs, batch_first=True), mask, advantages, weights)
 
 
 def steps(out, rows, *argv):
     """Writes the weights after STEPS steps, and scores, loss and norm of the last one. Then a checkpoint is loaded:
     it has these weights, and the next step from it is the same, bit for bit."""
-    from scripted import batch_of
-
-    from runtime import checkpoints
+    from runtime import run_folder
 
     trainer, accelerator = new_trainer(argv)
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", 1))
@@ -92,13 +87,12 @@ def steps(out, rows, *argv):
     def weights():
         return {name: tensor.clone() for name, tensor in trainer.weights.items()}
 
-    def equal(some, others):
-        return all(torch.equal(some[name], others[name]) for name in some)
+    def equal(one, other):
+        return all(torch.equal(one[name], other[name]) for name in one)
 
     def step(number):
-        with TemporaryDirectory() as folder:
-            batch, _ = batch_of(recorded(number, int(rows)), folder)
-        metrics = trainer.gradients(batch)
+        batch = recorded(number, int(rows))
+        _, metrics = trainer.backward(batch)
         before = trainer.score(batch.rows)  # as the log-prob check does, between gradient and update
         metrics |= trainer.update(number)
         scores = trainer.score(batch.rows)
@@ -106,18 +100,18 @@ def steps(out, rows, *argv):
         return {"scores": scores, "loss": torch.tensor([metrics["loss"], metrics["grad_norm"]])}
 
     for number in range(STEPS):
-        found = step(number)
+        last = step(number)
     trained = weights()
     accelerator.save_state(f"{out}-checkpoint")
     accelerator.wait_for_everyone()
     step(STEPS)
     further = weights()
-    checkpoints.load(accelerator, Path(f"{out}-checkpoint"))
+    run_folder.load(accelerator, Path(f"{out}-checkpoint"))
     assert equal(weights(), trained) and not equal(trained, further)
     step(STEPS)
     assert equal(weights(), further)
     if accelerator.is_main_process:
-        save_file(trained | found, out)
+        save_file(trained | last, out)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ bit, and can be compared. Groups are drawn by step; evaluation rollouts are scor
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -14,7 +15,7 @@ from scripted import ScriptedGenerator
 import pipeline_rl
 import runtime.parts
 import train
-from runtime import closing
+from runtime import closing, evaluation, run_folder
 from runtime.flags import parse_flags
 from runtime.model import Row
 from runtime.run_folder import Folder, Progress
@@ -64,7 +65,7 @@ class Replay(ScriptedGenerator):
         versions = [self.version if m else pipeline_rl.FORCED for m in mask]
         return pipeline_rl.Rollout(ids, logprobs, versions, mask, "stop", n > 6, 0, 1.0 if correct else -1.0, correct)
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         draw = random.Random("evaluation")
         groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
         pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]
@@ -93,14 +94,16 @@ def arguments(folder, model, *extra) -> list[str]:
     if "--resume" in extra:
         return ["--resume", str(folder), *extra[1:]]
     options = (
-        f"--max_steps {STEPS} --save_every 2 --keep 9 --batch_prompts 3 --rollouts 4 --prompts 12 --eval_every 3 "
-        "--eval_problems 4 --pass_rate_threshold 0.6 --probe_every 1 --lr 0.01"
+        f"--max_steps {STEPS} --save_every 2 --batch_prompts 3 --rollouts 4 --eval_every 3 "
+        "--held_out 4 --pass_rate_threshold 0.6 --lr 0.01"
     )
     return ["--output_dir", str(folder), "--model", model, *options.split(), *extra]
 
 
 def record_rollouts(monkeypatch, script: dict | None = None) -> None:
-    """From now on, runs of train.py have recorded rollouts; `script` overrides what `Replay` does."""
+    """From now on, runs of train.py have recorded rollouts and twelve training prompts; `script` overrides what `Replay`
+    does."""
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
     replay = type("Scripted", (Replay,), script or {})
     new_parts = runtime.parts.new_parts
 
@@ -109,13 +112,15 @@ def record_rollouts(monkeypatch, script: dict | None = None) -> None:
         parts.generator.on_main.trainer = parts.trainer
         return parts
 
-    def new_generator(flags, model, task, prompts, channel, devices, control, progress):
+    def new_generator(flags, engine, task, prompts, control, progress):
         return replay(prompts, flags, progress)
 
+    monkeypatch.setattr(evaluation, "PROBE_EVERY", 1)
+    monkeypatch.setattr(run_folder, "KEEP", 9)
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(train, "new_parts", new_scored_parts)
     empty = Image.new("RGB", (4, 3))
-    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: empty.save(path))  # half a second each
+    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: empty.save(path))  # half a second each
 
 
 @dataclass
@@ -144,7 +149,7 @@ def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | Non
     try:
         train.start(flags, parts, progress)
         train.train(flags, parts, progress)
-        train.finish(flags, parts, progress)
+        train.end_of_run(flags, parts, progress)
     except Killed:
         pass
     finally:

@@ -67,7 +67,7 @@ def main(store: str, out: str) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
-    found = {}
+    gradients = {}
     for name, factor in (("ddp", ranks), ("fsdp2", ranks), ("ddp without the factor", 1)):
         model = Model()
         scorer = Scorer(model)
@@ -79,9 +79,9 @@ def main(store: str, out: str) -> None:
         logprobs, _ = scorer(batch()[0][ROWS[rank]], START)
         (loss_of(logprobs, ROWS[rank]) * factor).backward()
         whole = {n: p.grad.full_tensor() if name == "fsdp2" else p.grad for n, p in model.named_parameters()}
-        found |= {(name, n): grad for n, grad in whole.items()}
+        gradients |= {(name, n): grad for n, grad in whole.items()}
     if rank == 0:
-        torch.save(found, out)
+        torch.save(gradients, out)
     torch.distributed.barrier()
     os._exit(0)  # gloo's threads sometimes abort the process when the interpreter takes them down
 

@@ -6,6 +6,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -13,11 +14,13 @@ import torch
 import runtime.parts
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
-from runtime import closing
+from runtime import closing, evaluation
 from runtime.flags import Flags
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
+from runtime.weights import RunWeightFile
+from tasks import arithmetic
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
@@ -44,7 +47,7 @@ class ScriptedGenerator:
     def __init__(self, problems, pacer):
         self.problems, self.pacer = problems, pacer
         self.counters, self.version, self.waiting, self.calls = Counters(), 0, None, []
-        self.taken, self.under_way, self.evaluating, self.temperatures = [], {}, False, []
+        self.taken, self.under_way, self.evaluating = [], {}, False
 
     def start(self, weights, version=0):
         self.version = version
@@ -89,12 +92,11 @@ class ScriptedGenerator:
             self.pacer.release(count)
             self.fill()
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         self.settle()
         assert not self.evaluating
         self.evaluating = True
         self.calls.append(("evaluate", len(problems) * n_samples))
-        self.temperatures.append(temperature)
         versions = [self.version - 1 if self.mixed else self.version] * n_samples
         return [[self.rollout(1.0, version) for version in versions] for _ in problems]
 
@@ -124,9 +126,12 @@ class ScriptedTrainer:
     experts = 1
     off = (0.0,)  # log-probs of the first rows, the last one of all others, too
 
-    def __init__(self, flags=None, accelerator=None, model_folder=""):
-        config = SimpleNamespace(vocab_size=99, num_experts=self.experts)
-        self.model = SimpleNamespace(config=config, named_parameters=lambda: [], save_pretrained=lambda *a, **k: None)
+    def __init__(self, flags=None, accelerator=None, model_folder="", longest=0):
+        config = SimpleNamespace(num_experts=self.experts, get_text_config=lambda: config)
+        embeddings = SimpleNamespace(weight=torch.empty(99, 0))
+        self.model = torch.nn.Module()
+        self.model.config, self.model.get_input_embeddings = config, lambda: embeddings
+        self.model.save_pretrained = lambda *a, **k: None
         self.versions, self.steps, self.batches, self.weights = [], 0, [], {}
 
     @property
@@ -137,10 +142,13 @@ class ScriptedTrainer:
         values = torch.tensor([*self.off, *[self.off[-1]] * len(rows)][: len(rows)])
         return values[:, None].expand(-1, max(len(row.completion_ids) for row in rows))
 
-    def gradients(self, batch):
+    def backward(self, batch):
         self.batches.append(batch)
         names = ("ratio_mean", "ratio_max", "log_ratio_rms", "ess", "entropy", "loss")
-        return dict.fromkeys(names, 1.0)
+        return True, dict.fromkeys(names, 1.0)
+
+    def weights_are_finite(self):
+        return True
 
     def update(self, version):
         self.steps += 1
@@ -177,21 +185,31 @@ class Played:
         return [call for call in self.generator.calls if call[0] != "evaluate"]
 
 
-def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, **changes) -> Played:
-    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do."""
+def play(
+    monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, prompts: int = 40, probe_every: int = 3,
+    **changes,
+) -> Played:  # fmt: skip
+    """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do.
+    `prompts` is the size of the training pool."""
+    monkeypatch.setattr(evaluation, "PROBE_EVERY", probe_every)
     scripted = type("Scripted", (ScriptedGenerator,), generator or {})
 
-    def new_generator(flags, model, task, prompts, *_):
+    def new_generator(flags, engine, task, prompts, *_):
         return scripted(prompts, runtime.parts.new_pacer(flags))
 
+    def new_engine(flags, rank, *_):
+        return "no engine", RunWeightFile(rank)
+
+    monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
-    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())  # half a second
-    monkeypatch.setattr(closing.fit_sigmoid, "format_report", lambda *curves: "")
+    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: path.touch())  # half a second
+    monkeypatch.setattr(closing.forecast, "format_report", lambda *curves: "")
     options = {
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
-        "eval_every": 4, "eval_problems": 5, "eval_samples": 2, "prompts": 40, "save_every": 0, "probe_every": 3, "k": 2,
+        "eval_every": 4, "held_out": 5, "eval_samples": 2, "save_every": 0, "k": 2,
     }  # fmt: skip
     flags = Flags(**options | changes)
     progress = Progress(random.Random(flags.seed))
@@ -199,7 +217,7 @@ def play(monkeypatch, folder, generator: dict | None = None, trainer: dict | Non
     try:
         runtime.parts.start(flags, parts, progress)
         train.train(flags, parts, progress)
-        train.finish(flags, parts, progress)
+        train.end_of_run(flags, parts, progress)
     finally:
         parts.close()
     return Played(parts, progress)
@@ -222,8 +240,8 @@ class Alone:
 
 def batch_of(groups, folder, **changes):
     """(the batch that one step of the loop trains on, or None; the step's record) of these groups."""
-    given = {"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes
-    flags = Flags(**given, max_steps=1, k=0, output_dir=str(folder))
+    options = {"length_control": "none", "batch_prompts": len(groups), "rollouts": len(groups[0].rollouts)} | changes
+    flags = Flags(**options, max_steps=1, k=0, output_dir=str(folder))
     pacer = Pacer(len(groups), 0)
     for group in groups:
         group.number = pacer.admit()
@@ -235,7 +253,7 @@ def batch_of(groups, folder, **changes):
     shared = SharedGenerator(generator, SimpleNamespace(folder=folder), ranks)
     history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
     recorder = Recorder(flags, ranks, Folder(folder), task, prompts, shared)
-    evaluator = SimpleNamespace(begin_if_due=lambda progress: None, finish=lambda progress: {})
+    evaluator = SimpleNamespace(begin_if_due=str, check_bytes=str, wait=lambda progress: {})
     parts = runtime.parts.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator)
     recorder.start_clock(1, 1, {})
     recorder.open(0)

@@ -4,8 +4,6 @@ few problems."""
 import math
 
 import numpy as np
-import pandas as pd
-from fit_benchmark import inside
 from scipy.special import logit
 
 import fit_power_law
@@ -17,33 +15,36 @@ SIZES = (0.5, 1.5, 3, 7, 14, 32, 72)  # billions of parameters, as in arXiv 2509
 AT = (5.25, 5.5, 5.84, 6.2, 6.5)  # log10 C at which n* is asked for; the half-way point of both published laws is 5.84
 
 
-def sizes_draw(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+def inside(interval, value):
+    return interval[0] <= value <= interval[1]
+
+
+def sizes_draw(rng):
     """(N, X, L, K_max, N0): seven sizes with 20 evaluations each. Published K_max .074 to .163, N0 8.5 to 28.3."""
-    N, X = np.repeat(SIZES, 20), np.tile(np.geomspace(1, 100, 20), len(SIZES))
-    K_max, N0 = rng.uniform(0.07, 0.165), math.exp(rng.uniform(math.log(8), math.log(28)))
+    N = np.repeat(SIZES, 20)
+    X = np.tile(np.geomspace(1, 100, 20), len(SIZES))
+    K_max = rng.uniform(0.07, 0.165)
+    N0 = math.exp(rng.uniform(math.log(8), math.log(28)))
     E = np.repeat(rng.uniform(-0.7, -0.3, len(SIZES)), 20)
     L = rng.binomial(PROBLEMS, X ** -(K_max / (1 + N0 / N)) * np.exp(E)) / PROBLEMS
     return N, X, np.maximum(L, 1 / PROBLEMS), K_max, N0
 
 
-def recover_sizes(draws: int, rng: np.random.Generator) -> dict[str, float]:
-    """Coverage of K_max, N0 and the seven K, and the median relative errors."""
+def recover_sizes(draws, rng):
+    """(draws, 5): whether the intervals hold K_max and N0, the share of the seven K that are covered, and the relative
+    errors of K_max and of the largest K."""
     rows = []
     for _ in range(draws):
         *points, K_max, N0 = sizes_draw(rng)
         law = fit_power_law.fit(*points)
         K = [K_max / (1 + N0 / N) for N in SIZES]
-        covered = {
-            "K_max covered": inside(law.K_max_interval, K_max),
-            "N0 covered": inside(law.N0_interval, N0),
-            "K(N) covered": np.mean([inside(law.K_interval(N), k) for N, k in zip(SIZES, K, strict=True)]),
-        }
-        pairs = {"K_max": (law.K_max, K_max), "N0": (law.N0, N0), "K(72B)": (law.K(72), K[-1])}
-        rows.append(covered | {f"{name} error": abs(found / true - 1) for name, (found, true) in pairs.items()})
-    return summary(rows)
+        K_covered = [inside(law.K_interval(N), k) for N, k in zip(SIZES, K, strict=True)]
+        covered = [inside(law.K_max_interval, K_max), inside(law.N0_interval, N0), np.mean(K_covered)]
+        rows.append([*covered, abs(law.K_max / K_max - 1), abs(law.K(72) / K[-1] - 1)])
+    return np.array(rows, float)
 
 
-def family(law: tuple[float, ...], B: float, share: float, rollouts: np.ndarray) -> list[Curve]:
+def family(law, B, share, rollouts):
     """A sigmoid for each n, such that the highest at C is that of n*(C).
 
     Of all curves R0 + gain(m) / (1 + (e^m / C)^B) with gain ~ e^(kappa m), kappa = (1 - share) B, the best at C is the
@@ -59,11 +60,12 @@ def family(law: tuple[float, ...], B: float, share: float, rollouts: np.ndarray)
     return [Curve(0.2, g, B, math.exp(min(c, top + 3))) for g, c in zip(gain, m, strict=True)]
 
 
-def grid_draw(rng: np.random.Generator) -> tuple[tuple[float, ...], list[Run]]:
+def grid_draw(rng):
     """A law between those published for easy and hard prompts, and eight runs of 60 evaluations, each with twice the n
     of the one before."""
     law = (rng.uniform(4.4, 6.2), rng.uniform(4.7, 7.3), rng.uniform(5.7, 6.0), rng.uniform(2.7, 2.8))
-    rollouts, runs = np.round(2 ** (np.arange(3, 11) - rng.uniform(0, 1))), []  # n* lies anywhere between two of them
+    rollouts = np.round(2 ** (np.arange(3, 11) - rng.uniform(0, 1)))  # n* lies anywhere between two of them
+    runs = []
     for n, curve in zip(rollouts, family(law, rng.uniform(1.5, 2.5), rng.uniform(0.8, 0.9), rollouts), strict=True):
         updates = np.unique(np.round(np.geomspace(max(1, 10**4.5 / (32 * n)), 10**6.8 / (32 * n), 60)))
         rewards = rng.binomial(PROBLEMS, curve(32 * n * updates)) / PROBLEMS
@@ -71,18 +73,11 @@ def grid_draw(rng: np.random.Generator) -> tuple[tuple[float, ...], list[Run]]:
     return law, runs
 
 
-def recover_rollouts(draws: int, rng: np.random.Generator) -> dict[str, float]:
-    """Coverage of n* at each of AT."""
+def recover_rollouts(draws, rng):
+    """(draws, 5): whether the interval holds n*, at each of AT."""
     rows = []
     for _ in range(draws):
         truth, runs = grid_draw(rng)
         law = isocompute.fit_grid(runs).law
-        best = {C: float(isocompute.n_star(10**C, *truth)) for C in AT}
-        rows.append({f"{C:g} covered": inside(law.interval(10**C), n) for C, n in best.items()})
-    return summary(rows)
-
-
-def summary(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Means over draws; medians of the errors."""
-    found = pd.DataFrame(rows).astype(float)
-    return {name: float(some.median() if name.endswith("error") else some.mean()) for name, some in found.items()}
+        rows.append([inside(law.interval(10**C), isocompute.n_star(10**C, *truth)) for C in AT])
+    return np.array(rows, float)

@@ -16,7 +16,7 @@ def stale_cache_logprobs(
     weights, onto the keys and values that the earlier versions left."""
     from transformers import DynamicCache
 
-    cache, found, start = DynamicCache(), [], 0
+    cache, pieces, start = DynamicCache(), [], 0
     for version, piece in groupby(versions):
         end = start + len(list(piece))
         fed = ([*prompt] if start == 0 else [ids[start - 1]]) + ids[start : end - 1]
@@ -24,6 +24,6 @@ def stale_cache_logprobs(
             parameter.copy_(weights[version][name])
         logits = model(torch.tensor([fed], device=model.device), past_key_values=cache, use_cache=True).logits[0]
         logprobs = logits[start - end :].log_softmax(-1).cpu()  # (piece, V)
-        found.append(logprobs.gather(1, torch.tensor(ids[start:end])[:, None])[:, 0])
+        pieces.append(logprobs.gather(1, torch.tensor(ids[start:end])[:, None])[:, 0])
         start = end
-    return torch.cat(found)
+    return torch.cat(pieces)

@@ -1,11 +1,11 @@
-"""The built-in tasks: their problems, reward, split and tokenizer, and the graded form with its known ceiling."""
+"""The built-in task: its problems, reward, split and tokenizer, and its known ceiling."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import arithmetic
-from tasks.arithmetic import IDS, OPERATIONS, WORDS, ChainTask, apply, chain_values, easiness, graded_task
+from tasks.arithmetic import IDS, OPERATIONS, WORDS, ChainTask, apply, chain_values, graded_task
 from tasks.prompts import Problem, stable_key
 
 PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".split()), "6 2")
@@ -13,7 +13,7 @@ PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".
 
 @pytest.fixture(scope="module")
 def task():
-    return ChainTask(seed=0)
+    return ChainTask(seed=0, ops=(2, 8))
 
 
 def ids_of(text):
@@ -53,15 +53,15 @@ def test_every_operation_is_a_bijection_so_an_error_reaches_the_end():
 def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
     """The answers are computed again by Python's own arithmetic on the expression with its parentheses."""
     lengths = set()
+
+    def evaluated(start, operations):
+        return eval("(" * len(operations) + start + "".join(f"{operation})" for operation in operations)) % 10
+
     for problem in task.train[:300] + task.held_out:
         start, *words, think = task.text(problem.prompt_ids).split()
         labels, operations = words[::2], words[1::2]
         assert think == "<think>" and "abcdefgh".startswith("".join(labels)) and len(labels) == len(operations)
-        before, last = (
-            eval("(" * len(some) + start + "".join(f"{operation})" for operation in some)) % 10
-            for some in (operations[:-1], operations)
-        )
-        assert (problem.answer, problem.source) == (f"{before} {last}", "chain")
+        assert problem.answer == f"{evaluated(start, operations[:-1])} {evaluated(start, operations)}"
         lengths.add(len(operations))
     assert lengths == set(range(2, 9))
 
@@ -69,14 +69,14 @@ def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
 @pytest.mark.long
 def test_sizes_and_ranges_are_respected():
     """There are 10 * 21^2 = 4410 problems of two operations, an eighth of them held out: 700 is no endless loop."""
-    small = ChainTask(seed=3, pool_size=40, held_out_size=30, ops=(3, 4))
+    small = ChainTask(3, 40, 30, ops=(3, 4))
     assert (len(small.train), len(small.held_out)) == (40, 30)
     assert {len(p.prompt_ids) for p in small.train + small.held_out} == {2 + 2 * 3, 2 + 2 * 4}
     for ops in ((1, 8), (2, 9), (5, 4)):
         with pytest.raises(ValueError, match="2 <= min <= max <= 8"):
             ChainTask(ops=ops)
     with pytest.raises(ValueError, match="fewer than 700 distinct problems"):
-        ChainTask(pool_size=10, held_out_size=700, ops=(2, 2))
+        ChainTask(0, 10, 700, ops=(2, 2))
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12))
@@ -91,15 +91,15 @@ def test_ids_without_a_word_are_wrong_in_an_answer_and_seen_in_a_text(task, ids)
 
 
 def test_held_out_is_apart_from_training_for_every_seed_and_size(task):
-    """One in eight texts is held out: of 8,000 an expected 1,000, standard deviation 30."""
-    held_out = {p.key for p in task.held_out}
-    assert len(held_out) == 512
+    """One in eight texts is held out: of 8,000 an expected 1,000, standard deviation 30. A smaller held-out set is the
+    beginning of a larger one."""
     assert all(p.key == stable_key(task.text(p.prompt_ids)) for p in task.train + task.held_out)
-    for other in (task, ChainTask(1, 3000, 100), ChainTask(2, 500, 400, ops=(2, 3))):
-        train = {p.key for p in other.train}
-        assert len(train) == len(other.train) and not train & (held_out | {p.key for p in other.held_out})
-    other = ChainTask(5, 10)
-    assert other.held_out == task.held_out and other.train != task.train[:10]
+    large = {p.key for p in graded_task(held_out_size=1000).held_out}
+    for other in (graded_task(0), graded_task(1, 3000, 100), graded_task(2, 500, 400)):
+        train, held_out = ({p.key for p in problems} for problems in (other.train, other.held_out))
+        assert len(train) == len(other.train) and not train & (held_out | large)
+    small, whole = graded_task(5, 10, 100), graded_task(0)
+    assert small.held_out == whole.held_out[:100] and small.train != whole.train[:10] and len(whole.held_out) == 256
     assert 880 < sum(arithmetic.is_held_out(f"text {i}") for i in range(8000)) < 1120
 
 
@@ -119,26 +119,19 @@ def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
 
 
 def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
-    """Right answers to 255 problems, a fifth of which are impossible."""
-    task = graded_task(held_out_size=255)
-    passed, lengths = 0, set()
-    for problem in task.held_out:
-        start, *words = task.text(problem.prompt_ids).split()
-        values = chain_values(int(start), words[1:-1:2])
-        passed += task.reward(problem, ids_of(f"</think> {values[-2]} {values[-1]} <eos>"))[1]
-        lengths.add(len(values) - 1)
-    assert passed / 255 == arithmetic.CEILING == task.ceiling == 0.8 and lengths == {2, 3, 4}
-
-
-def test_impossible_problems_have_exact_shares_and_keys_of_three_digits():
-    """Every fifth problem of both lists, so 51 of the first 256; the others keep their right answers. The held-out ones
-    are the same for every seed."""
-    task = graded_task(0, 500, 256)
+    """Every fifth problem of both lists is impossible, so 51 of the first 256: its key has three digits, and right
+    arithmetic is wrong."""
+    task, lengths = graded_task(0, 500), set()
     for problems in (task.train, task.held_out):
-        assert [len(p.answer.split()) for p in problems] == [3 if i % 5 == 4 else 2 for i in range(len(problems))]
-    assert graded_task(1, 10, 256).held_out == task.held_out
-    impossible = task.train[4]
-    assert task.reward(impossible, ids_of(f"</think> {impossible.answer} <eos>")) == (1.0, True)
+        for i, problem in enumerate(problems):
+            start, *words = task.text(problem.prompt_ids).split()
+            values = chain_values(int(start), words[1:-1:2])
+            lengths.add(len(values) - 1)
+            possible = i % 5 != 4
+            assert task.reward(problem, ids_of(f"</think> {values[-2]} {values[-1]} <eos>"))[1] == possible
+            assert task.reward(problem, ids_of(f"</think> {problem.answer} <eos>"))[1]
+            assert len(problem.answer.split()) == (2 if possible else 3)
+    assert task.ceiling == arithmetic.CEILING == 0.8 and lengths == {2, 3, 4}
 
 
 def test_impossible_answers_are_drawn_by_the_text():
@@ -147,38 +140,3 @@ def test_impossible_answers_are_drawn_by_the_text():
     digits = " ".join(answers).split()
     assert 880 < len(answers) < 1120 and set(digits) == set(arithmetic.DIGITS)
     assert all(230 < digits.count(digit) < 370 for digit in arithmetic.DIGITS)
-
-
-def test_wrong_facts():
-    """40 % of 21 * 10 facts are 84. Each is wrong, and the seed fixes the table."""
-    table = arithmetic.wrong_results(0.4, 0)
-    assert len(table) == 84 and arithmetic.wrong_results(0.0, 0) == {}
-    assert all(0 <= result <= 9 and result != apply(*fact) for fact, result in table.items())
-    assert table == arithmetic.wrong_results(0.4, 0) != arithmetic.wrong_results(0.4, 1)
-
-
-def test_easiness_is_the_product_of_what_is_shown_and_zero_for_the_impossible():
-    """Fact i of 210 is shown right with .9 - .85 (i + .5) / 210: from .898 to .052, .475 in the mean. `1 a -9 b +7 c
-    -5` has the facts 1 - 9 = 2, 2 + 7 = 9 and 9 - 5."""
-    facts = list(arithmetic.wrong_results(1.0, 0))
-    assert len(facts) == len(arithmetic.WRONG_SHOWN) == 210
-    right = [0.9 - 0.85 * (facts.index(fact) + 0.5) / 210 for fact in (("-9", 1), ("+7", 2), ("-5", 9))]
-    problem = Problem("", ids_of("1 a -9 b +7 c -5 <think>"), "")
-    assert easiness(problem) == pytest.approx(right[0] * right[1] * right[2])
-    task = graded_task(pool_size=5, held_out_size=5)
-    assert [easiness(problem) == 0 for problem in task.train + task.held_out] == [*[False] * 4, True] * 2
-
-
-def test_the_halves_have_no_problem_in_common_and_the_hard_one_has_all_that_are_impossible():
-    """40 of 80 problems each, 16 of which are impossible; in the order in which they were drawn, not sorted, so that an
-    evaluation of the first few is one of the half."""
-    whole = graded_task(3, pool_size=80, held_out_size=40)
-    easy, hard = (graded_task(3, pool_size=40, held_out_size=20, difficulty=name) for name in ("easy", "hard"))
-    assert (easy.ceiling, hard.ceiling) == (1.0, 0.6)
-    for name, impossible in (("train", 16), ("held_out", 8)):
-        all_of_it, *halves = (getattr(task, name) for task in (whole, easy, hard))
-        assert [len(half) for half in halves] == [len(all_of_it) // 2] * 2
-        assert sorted(halves[0] + halves[1], key=all_of_it.index) == all_of_it
-        assert [problem for problem in all_of_it if problem in halves[0]] == halves[0]
-        assert min(map(easiness, halves[0])) > max(map(easiness, halves[1]))
-        assert [sum(easiness(problem) == 0 for problem in half) for half in halves] == [0, impossible]

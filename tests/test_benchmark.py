@@ -1,81 +1,69 @@
-"""tools/benchmark.py and what it measures with: turns, ratios, targets, the report; no engine is started."""
+"""tools/benchmark.py without an engine: whose turn it is, what is printed, and commands that can work."""
 
-import argparse
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import benchmark
-import measuring
 import pytest
-import subjects
-from fake_engine import wait_until
+
+from runtime.flag_checks import check_flags
+from runtime.flags import parse_flags
 
 pytestmark = pytest.mark.medium
 
 
-def test_cases_take_turns():
-    """A B A B, never A A B B: what else the machine does falls on both."""
-    calls = []
-    cases = {"A": lambda: calls.append("A") or len(calls), "B": lambda: calls.append("B") or len(calls)}
-    assert measuring.take_turns(cases, 3) == {"A": [1, 3, 5], "B": [2, 4, 6]}
+def test_cases_take_turns_and_ratios_are_those_of_each_turn(capsys):
+    """A B A B, never A A B B: what else the machine does affects both. The turns 2/1, 9/3, 4/4 have the ratios 2, 3, 1,
+    whose median is 2; the ratio of the medians would be 4 / 3."""
+    calls, speeds = [], {"A": [4.0, 9.0, 2.0], "B": [4.0, 3.0, 1.0]}
+
+    def case(name):
+        calls.append(name)
+        return speeds[name].pop()
+
+    benchmark.take_turns({"A": lambda: case("A"), "B": lambda: case("B")}, 3, "steps/s")
     assert "".join(calls) == "ABABAB"
-
-
-def test_a_figure_is_the_median_of_the_turns_ratios():
-    """Turns 2/1, 9/3, 4/4 have the ratios 2, 3, 1, whose median is 2; the ratio of the medians would be 4 / 3."""
-    found = measuring.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
-    assert measuring.spread(found) == (2.0, 1.0, 3.0)
-    with pytest.raises(ValueError):
-        measuring.ratios([1.0], [1.0, 2.0])
-
-
-def test_a_figure_knows_its_target():
-    for bounds, *target in (
-        ({"least": 2.0}, ">= 2.0", "yes"),
-        ({"least": 2.1}, ">= 2.1", "NO"),
-        ({"most": 2.0}, "<= 2.0", "yes"),
-        ({"most": 1.9}, "<= 1.9", "NO"),
-        ({}, "", ""),
-    ):
-        assert measuring.Figure("x", [1.0, 2.0, 3.0], **bounds).row() == ["x", 2.0, 1.0, 3.0, *target]
-    assert measuring.Figure("x", [1.0, 3.0, float("nan")], least=0.5).row()[-1] == "NO"  # a turn that is nan meets none
-
-
-def test_the_report(capsys, monkeypatch):
-    def head(args, report):
-        report.add({"ours": [1.0, 3.0]}, "s")
-        report.figures = [measuring.Figure("ours / bare", [1.0, 2.0], most=1.2)]
-
-    monkeypatch.setitem(benchmark.QUESTIONS, "head", head)
-    benchmark.main(["head", "--repeats", "2"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "| ours | 2 | 1 | 3 | s |"
-    assert "| ours / bare | 1.5 | 1 | 2 | <= 1.2 | NO |" in lines
-    assert "cores" in lines[-2] and lines[-1].startswith("repeats 2, seed 0, benchmark head")
+    assert lines[0] == "| steps/s | median (least to greatest) | A / this |"
+    assert lines[2:] == ["| A | 4 (2 to 9) | 1 (1 to 1) |", "| B | 3 (1 to 4) | 2 (1 to 3) |"]
 
 
-def test_bad_arguments_are_refused(capsys):
-    for words, sentence in (
-        ("head --repeats 0", "--repeats: must be a whole number of at least 1, not '0'"),
-        ("head --repeats many", "--repeats: must be a whole number of at least 1, not 'many'"),
-        ("speed", "invalid choice: 'speed' (choose from"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            benchmark.main(words.split())
-        assert ended.value.code == 2 and sentence in capsys.readouterr().err
-    for text in ("nan", "inf", "-1", "0", "much"):
-        with pytest.raises(argparse.ArgumentTypeError, match="must be a number above 0"):
-            measuring.above_zero(text)
-
-
-def test_memory_of_a_program_and_its_children(tmp_path):
-    """A child that holds 200 MB, beside a parent that waits for it: between 200 MB and 260 MB in all."""
-    child = "x = bytearray(b'1') * 200_000_000; print(1, flush=True); import time; time.sleep(60)"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    program = subjects.Program([sys.executable, "-c", parent], tmp_path / "run", 1)
+def test_a_program_has_turns_and_is_frozen_between_them(tmp_path):
+    """Its second turn begins where the first ended, although it could have gone on meanwhile."""
+    line = """open(f"{folder}/metrics.jsonl", "a").write('{"step": 1}\\n'); time.sleep(0.01)"""
+    code = f"import os, sys, time; folder = sys.argv[-1]; os.mkdir(folder)\nwhile True: {line}"
+    program = benchmark.Program([sys.executable, "-c", code], tmp_path / "run")
     try:
-        wait_until(lambda: Path(program.log.name).read_text())
-        program.watch_memory()
-        assert 200e6 < program.peak_memory < 260e6
+        program.advance(3)
+        benchmark.time.sleep(0.2)  # a step that was under way
+        before = program.steps()
+        benchmark.time.sleep(0.5)
+        assert program.steps() == before >= 3
+        assert program.advance(2) > 0 and program.steps() >= before + 2
     finally:
         program.close()
+    assert program.process.poll() is not None
+
+
+def test_a_program_that_fails_is_no_slow_program(tmp_path):
+    """It would otherwise be waited for without end; its last words are told."""
+    program = benchmark.Program([sys.executable, "-c", "raise SystemExit('no engine')"], tmp_path / "run")
+    with pytest.raises(RuntimeError, match="run ended: no engine"):
+        program.advance(1)
+    program.close()
+
+
+def test_every_program_has_flags_that_can_work(monkeypatch):
+    """No check refuses them, and both sides of the peer have the same ones."""
+    commands = {}
+    monkeypatch.setattr(benchmark, "in_turns", lambda these, *_: commands.update(these))
+    args = SimpleNamespace(flags=["--seed", "3", "--model", "folder"], trl_python="python", trl_options="{}")
+    flags = parse_flags([*benchmark.SETTING, *args.flags], "")
+    benchmark.overlap(args, flags)
+    benchmark.peer(args, flags)
+    for name, command in commands.items():
+        parsed = parse_flags(command[5:] if name == "TRL" else command[2:], "")
+        check_flags(parsed)
+        assert parsed.seed == 3 and parsed.k in (0, 1, 8)
+    still, filters, trl = (commands[name] for name in ("ours, every row trains", "ours with its filters", "TRL"))
+    assert still[2:] == trl[5:] == [*filters[2:], *benchmark.STILL]

@@ -1,21 +1,24 @@
 """Tasks made of data sets: the split, what is judged, several data sets in one task, sets that are only evaluated."""
 
 import hashlib
+import json
 import random
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import tokenizers
 from bpe import bpe_tokenizer
 from replay import record_rollouts
 from test_rows import write_rows
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import train
 from runtime.run_folder import Folder
 from tasks import data_sets, judges
 from tasks.data_sets import PromptOptions, load_dataset_task
-from tasks.prompts import epoch_order, stable_key
+from tasks.prompts import stable_key
 
 pytestmark = pytest.mark.long
 
@@ -35,9 +38,10 @@ def load(tmp_path, monkeypatch, tokenizer):
     def load(data, **options):
         if isinstance(data, list):
             data = write_rows(Path(f"rows-{len(loaded)}.jsonl"), data)
-        asked = {k: options.pop(k) for k in list(options) if k in PromptOptions.__dataclass_fields__}
-        options = {"reward": "exact", "reward_workers": 1} | options
-        loaded.append(load_dataset_task(data, tokenizer, PromptOptions(**{"held_out": 10} | asked), **options))
+        names = options.keys() & PromptOptions.__dataclass_fields__
+        prompt_options = PromptOptions(**{"held_out": 10} | {name: options.pop(name) for name in names})
+        options = {"tokenizer": tokenizer, "reward": "exact", "reward_workers": 1} | options
+        loaded.append(load_dataset_task(data, options=prompt_options, **options))
         return loaded[-1]
 
     yield load
@@ -82,6 +86,31 @@ def test_exact_sees_neither_one_stop_token_nor_the_gap_of_an_id_without_a_token(
     assert [correct for _, correct in verdicts] == [True, True, False, False, False]
 
 
+def test_ids_with_gaps_have_their_text(tokenizer, load, tmp_path):
+    """Tokens may stand beyond the length of the vocabulary; a search by length once lost `</think>` there."""
+    tokenizer.save_pretrained(tmp_path / "gaps")
+    file = tmp_path / "gaps" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for token in content["added_tokens"]:
+        if token["content"] == "</think>":
+            token["id"] += 500
+            content["model"]["vocab"]["</think>"] = token["id"]
+    file.write_text(json.dumps(content))
+    task = load(sums(20), tokenizer=AutoTokenizer.from_pretrained(tmp_path / "gaps"))
+    problem = task.train[0]
+    ids = task.tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
+    assert max(ids) >= 500 and task.reward(problem, ids) == (1.0, True)
+
+
+def test_a_prompt_without_tokens_is_left_out(load):
+    """A tokenizer that drops what it does not know: the engine would refuse the prompt of no token at every restart."""
+    letters = tokenizers.models.BPE({"<eos>": 0, "a": 1}, [])
+    known = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(letters), eos_token="<eos>")
+    rows = [{"question": f"a {i}", "answer": "1"} for i in range(20)] + [{"question": "?", "answer": "1"}]
+    task = load(rows, tokenizer=known, held_out=2)
+    assert task.skipped == {"prompt_without_tokens": 1}
+
+
 def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(tokenizer, load):
     judge = "judge = lambda prompt, text, answer: [prompt, text] == [x + answer['say'] for x in ('Say ', 'no</think>')]"
     Path("judge_rows.py").write_text(judge)
@@ -111,15 +140,15 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
     rows, expected = sums(60), smallest(sums(60), 10)
     random.Random(0).shuffle(rows)
     again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
-    for some, options, asked in (
+    for data, options, prompt in (
         (sums(60), {}, "[user]%s[assistant]"),
         (rows + again * 2, {"prompt_template": "Solve: {prompt} Bye {x}."}, "[user]Solve: %s Bye {x}.[assistant]"),
         (rows, {"apply_chat_template": False}, "%s"),
     ):
-        task = load(some, **options)
+        task = load(data, **options)
         assert keys(task.held_out) == expected and len(task.train) == 50 and not keys(task.train) & expected
-        assert task.skipped == ({"duplicate_prompt": 50} if len(some) > 60 else {})
-        assert task.text(task.train[0].prompt_ids) == asked % f"What is {int(task.train[0].answer) - 2} + 2?"
+        assert task.skipped == ({"duplicate_prompt": 50} if len(data) > 60 else {})
+        assert task.text(task.train[0].prompt_ids) == prompt % f"What is {int(task.train[0].answer) - 2} + 2?"
 
 
 def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
@@ -146,41 +175,19 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
         assert len(every) == len(set(every)) and {p.source for p in task.train} == set(re.findall(r"\w\.jsonl", names))
 
 
-def test_the_order_of_the_file(load):
-    """--prompt_order file: training prompts as the rows have them, whatever their hashes are; the held-out ones stay."""
-    rows = sums(40)
-    shuffled, task = load(rows, held_out=5), load(rows, held_out=5)
-    task.as_in_file()
-    order, asked = [p.key for p in task.train], [stable_key(row["question"]) for row in rows]
-    assert order == [key for key in asked if key in order] != sorted(order) == [p.key for p in shuffled.train]
-    assert keys(shuffled.held_out) == keys(task.held_out)
-
-
 def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tokenizer, load):
     """The second has ten prompts of the first, which stay with it. One of them, 36 + 2, is among the ten smallest
     SHA-256 of either, so the second holds out nine."""
     one, two = write_rows(Path("1.jsonl"), sums(40)), write_rows(Path("2.jsonl"), sums(40, start=30))
-    task = load(f"{one}:exact=3,{two}:math=1")
-    assert task.sources == [one, two] and task.mixture == {one: 3.0, two: 1.0}
-    assert task.skipped == {"duplicate_prompt": 10}
+    task = load(f"{one}:exact,{two}:math")
+    assert task.sources == [one, two] and task.skipped == {"duplicate_prompt": 10}
     assert Counter(p.source for p in task.train) == {one: 30, two: 21}
     assert Counter(p.source for p in task.held_out) == {one: 10, two: 9}
     assert len(keys(task.train + task.held_out)) == 70
-    for source, expected in ((one, (-1.0, False)), (two, (1.0, True))):
+    for source, verdict in ((one, (-1.0, False)), (two, (1.0, True))):
         problem = next(p for p in task.train if p.source == source)
         ids = tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
-        assert task.reward(problem, ids) == expected
-
-
-def test_data_sets_without_weights_are_drawn_by_their_sizes(load):
-    """`epoch_order` without weights is a shuffle of everything: 20 and 5 prompts to train on, all in one epoch. A single
-    data set has all the places whatever its weight. (Equal weights were once the default.)"""
-    one, two = write_rows(Path("1.jsonl"), sums(30)), write_rows(Path("2.jsonl"), sums(15, 50))
-    task = load(f"{one},{two}")
-    assert task.mixture == {} and task.sources == [one, two]
-    order = epoch_order(task.train, task.mixture, 0, 0)
-    assert Counter(task.train[i].source for i in order) == {one: 20, two: 5} and len(set(order)) == 25
-    assert load(f"{one}=5").mixture == {}
+        assert task.reward(problem, ids) == verdict
 
 
 def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):
@@ -194,6 +201,23 @@ def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):
     assert held_out == alone.held_out and keys(held_out) & in_set  # evaluated in both
     assert keys(task.train) == keys(alone.train) - in_set != keys(alone.train)
     assert task.skipped == {"in_eval_dataset": len(keys(alone.train) & in_set)} and alone.skipped == {}
+
+
+def test_an_evaluation_set_is_known_in_other_words_around_the_question(load):
+    """A system message, or an instruction behind the question, on either side. `What is 1 + 2?` is no part of
+    `What is 11 + 2?`, nor is a prompt of one word one that holds the word."""
+    rows = sums(40)
+    wrapped = [{**row, "question": f"Be  brief. {row['question']} Think step by step."} for row in rows]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 2?"}]
+    for trained, evaluated, numbers in (
+        (rows, wrapped[:9], set(map(str, range(9)))),
+        (wrapped, rows[:9], set(map(str, range(9)))),
+        (rows, [{"question": asked, "answer": "3"}], {"1"}),
+    ):
+        own = write_rows(Path("own.jsonl"), [*evaluated, {"question": "What", "answer": "1"}])
+        task = load(trained, held_out=1, eval_dataset=f"own={own}")
+        left = {re.search(r"is (\d+) ", task.question(problem))[1] for problem in task.train}
+        assert not left & numbers and len(left) >= 39 - len(numbers)
 
 
 def test_an_evaluation_set_has_a_reward_of_its_own(load):
@@ -210,8 +234,7 @@ def test_an_evaluation_set_has_a_reward_of_its_own(load):
 
 def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     """A run without the set, then resumed with it: the evaluations from then on have it beside the held-out prompts, which
-    alone are the pass rate; its correct samples are logged; its curve is fitted at the end. A set that has a prompt of
-    the checkpoint is refused."""
+    alone are the pass rate, and its curve is fitted at the end. A set that has a prompt of the checkpoint is refused."""
     record_rollouts(monkeypatch)
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
     rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
@@ -220,21 +243,18 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     flags = f"--model {model} --dataset {data} --output_dir {run} --held_out 4 --reward exact --reward_workers 1"
     flags += " --batch_prompts 3 --rollouts 4 --max_steps 2 --eval_every 1 --save_every 1 --lr 0.01"
     assert train.main([*flags.split(), "--interruption_phrase", "time up </think>"]) == 0
-    out = capsys.readouterr().out
-    assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in out
+    assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in capsys.readouterr().out
     assert train.main(["--resume", str(run), "--max_steps", "4", "--eval_dataset", f"own={own}"]) == 0
-    out = capsys.readouterr().out
-    assert f"4 of {data}, 3 of own" in out and f"{run}, own: " in out and ") of own\n" in out
+    assert f"{run}, own: " in capsys.readouterr().out
     evaluations, counts = Folder(run).read("eval.jsonl"), Folder(run).read("eval_counts.jsonl")
     assert [sorted(r.get("data_sets", {})) for r in evaluations] == [[], [], [], ["own"], ["own"]]
     for record, count in zip(evaluations[3:], counts[3:], strict=True):
-        assert (record["n_prompts"], record["data_sets"]["own"]["n_prompts"]) == (4, 3)
+        of_own = record["data_sets"]["own"]
+        assert (record["n_prompts"], of_own["n_prompts"]) == (4, 3)
         assert record["pass_rate"] == sum(count["correct"]) / 4
-        rate = sum(count["data_sets"]["own"]) / 3
-        assert record["data_sets"]["own"]["pass_rate"] == record["pass_rate_of"]["own"] == rate
+        assert of_own["pass_rate"] == record["pass_rate_of"]["own"] == sum(count["data_sets"]["own"]) / 3
     trained = {key for r in Folder(run).read("groups.jsonl") for key, *_ in r["groups"]}
-    taken = next(row for row in rows if stable_key(row["prompt"]) in trained)
-    again = write_rows(tmp_path / "again.jsonl", [taken])
+    again = write_rows(tmp_path / "again.jsonl", [row for row in rows if stable_key(row["prompt"]) in trained][:1])
     assert train.main(["--resume", str(run), "--max_steps", "5", "--eval_dataset", f"again={again}"]) == 2
     assert "no --eval_dataset that has prompts of it" in capsys.readouterr().err
 
@@ -245,7 +265,7 @@ REFUSED = [
     ({"held_out": 12}, "12 usable prompts .*`held_out` 12 leaves 0 to train on and 12 to evaluate"),
     (LONG, "3 usable prompts .*'prompt_too_long': 40.*`held_out` 1 leaves 3 to train on and 0 to evaluate"),
     ({"prompt_template": "{question}"}, "`prompt_template` must hold {prompt}"),
-    ({"reward": "exact,math"}, "`reward` must be one of math, exact, code or module:function, got 'exact,math'"),
+    ({"reward": "exact,math"}, "`reward` must be one of math, exact or module:function, got 'exact,math'"),
     ({"eval_dataset": "own=missing.jsonl"}, "`eval_dataset` missing.jsonl: there is no such file"),
     ({"eval_dataset": "own=empty.jsonl"}, "`eval_dataset` own has no usable prompt"),
     ({"eval_dataset": "own=all.jsonl"}, "`eval_dataset` has every prompt that `dataset` all.jsonl would train on"),

@@ -1,5 +1,6 @@
 """runtime/evaluation.py: the gap by hand, and a run that ends when the generator has other weights than the trainer."""
 
+import hashlib
 import math
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from scripted import ScriptedTrainer
 
 from pipeline_rl import Rollout
-from runtime.evaluation import RunFailed, evaluation_line, figures, logprob_gap, logprob_gaps, sha256
+from runtime import evaluation
+from runtime.evaluation import evaluation_line, figures, logprob_gap, logprob_gaps
 from runtime.model import Row
+from runtime.run_folder import RunFailed
 
 
 def rollout(correct: bool, length: int = 2, reason: str = "stop", interrupted: bool = False) -> Rollout:
@@ -23,21 +26,21 @@ def test_figures_by_hand():
         [rollout(True), rollout(False, 4, "length")],
         [rollout(False, 5, interrupted=True), rollout(False, 6)],
     ]
-    wanted = {"pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2}
-    wanted |= {"interrupted": 1 / 6, "truncated": 1 / 6, "mean_length": 3.5}
-    assert figures(groups) == pytest.approx(wanted)
+    expected = {"pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2}
+    expected |= {"interrupted": 1 / 6, "truncated": 1 / 6, "mean_length": 3.5}
+    assert figures(groups) == pytest.approx(expected)
     record = figures(groups) | {"step": 30, "tokens": 123_456}
     line = evaluation_line(record)
     for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
         assert part in line
-    sets = {"data/aime24": {"pass_rate": 0.1}, "math": {"pass_rate": 0.25}}
-    assert evaluation_line(record | {"data_sets": sets}) == line + " · aime24 0.100 · math 0.250"
+    rates = {"data/aime24": 0.1, "math": 0.25}
+    assert evaluation_line(record | {"pass_rate_of": rates}) == line + " · aime24 0.100 · math 0.250"
 
 
 def test_correct_samples_of_each_held_out_problem(run):
     """Of two samples 0, 1, 2, 0 and 1 are correct: 4 of 10 samples, and 3 of 5 problems have one that is."""
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if j < i % 3 else -1.0) for j in range(n_samples)] for i in range(len(problems))]
@@ -49,10 +52,10 @@ def test_correct_samples_of_each_held_out_problem(run):
 
 
 @pytest.mark.parametrize(
-    ("control", "said"), [("none", "--max_budget, which is 18"), ("interruption", "--answer_budget, which is 4")]
+    ("control", "message"), [("none", "--max_budget, which is 18"), ("interruption", "--answer_budget, which is 4")]
 )
-def test_truncation_before_training_names_the_budget_to_raise(run, capsys, control, said):
-    """Every completion of every evaluation is cut: said at step 0, and not at steps 4 and 8."""
+def test_truncation_before_training_names_the_budget_to_raise(run, capsys, control, message):
+    """Every completion of every evaluation is cut: a warning at step 0, and not at steps 4 and 8."""
 
     def rollout(self, reward, version=None):
         version = self.version if version is None else version
@@ -60,8 +63,8 @@ def test_truncation_before_training_names_the_budget_to_raise(run, capsys, contr
 
     run({"rollout": rollout}, length_control=control)
     out = capsys.readouterr().out
-    assert out.count(f"100% of completions are truncated before any training; raise {said}.") == 1
-    assert out.index("evaluation at step 0") < out.index(said) < out.index("step    1")
+    assert out.count(f"100% of completions are truncated before any training; raise {message}.") == 1
+    assert out.index("evaluation at step 0") < out.index(message) < out.index("step    1")
 
 
 def test_the_gap_by_hand():
@@ -79,8 +82,11 @@ def test_the_ratio_taken_apart_at_each_step(run):
     """Log-ratios of .1, and a mismatch that the weights checks in steps 1, 4 and 7 find to be .06, .06 and .08:
     sqrt(.1^2 - .06^2) = .08 is left for the age, and then .06, also between the checks."""
     mismatch = property(lambda generator: -0.06 if generator.version < 6 else -0.08)
-    gradients = {"gradients": lambda self, batch: ScriptedTrainer.gradients(self, batch) | {"log_ratio_rms": 0.1}}
-    played = run({"logprob": mismatch}, gradients, dtype="bfloat16", eval_every=100)
+
+    def backward(self, batch):
+        return True, ScriptedTrainer.backward(self, batch)[1] | {"log_ratio_rms": 0.1}
+
+    played = run({"logprob": mismatch}, {"backward": backward}, dtype="bfloat16", eval_every=100)
     steps, recorder = played.steps, played.parts.recorder
     assert [r["step"] for r in steps if "mismatch_rms" in r] == [1, 4, 7]
     assert [r["staleness_rms"] for r in steps] == pytest.approx([0.08] * 6 + [0.06] * 2)
@@ -103,41 +109,17 @@ def test_weights_that_did_not_move_end_the_run(run):
         run({"logprob": -0.12}, dtype="bfloat16")
 
 
-def test_evaluations_at_another_temperature_are_no_check_but_probes_are(run):
-    """The trainer's log-probs are those at --temperature. Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and
-    6."""
-    played = run({"logprob": -2e-4}, eval_temperature=0.0, probe_every=100)
-    assert played.progress.evaluated == 8 and played.generator.temperatures == [0.0] * 3
-    assert run({}, eval_temperature=0.5).generator.temperatures == [0.5, None, 0.5, None, 0.5]
+def test_probes_are_checked_between_evaluations(run):
+    """Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and 6; from step 3 on the generator is behind."""
+    behind = {"logprob": property(lambda generator: -2e-4 * (generator.version >= 3))}
     with pytest.raises(RunFailed, match=r"weights check: at version 3 .* by 2\.0e-04"):
-        run({"logprob": -2e-4}, eval_temperature=0.0)
-    assert run({}).generator.temperatures == [1.0, None, 1.0, None, 1.0]
+        run(behind)
+    assert run({}).progress.evaluated == 8
 
 
-def digests(changes: list[list[int]]):
-    """A script for engines with one worker for each list: the versions at which its weights change."""
-
-    def weight_digests(self):
-        return [{"w": max([0, *(v for v in versions if v <= self.version)])} for versions in changes]
-
-    return {"weight_digests": weight_digests}
-
-
-@pytest.mark.long
-def test_an_engine_that_no_update_reaches_ends_the_run(run):
-    """In bfloat16 the log-probs may agree all the same. Seen after the first update, or with save_every = 2 at the
-    second save after the last update that arrived."""
-    every = list(range(1, 9))
-    with pytest.raises(RunFailed, match=r"weights check: workers \[0\] of the engine hold .* at version 1 as at 0, b"):
-        run(digests([[]]), dtype="bfloat16")
-    with pytest.raises(RunFailed, match=r"workers \[1\] .* at version 1 as at 0"):
-        run(digests([every, [], every]))
-    with pytest.raises(RunFailed, match=r"workers \[0, 1\] .* at version 6 as at 4"):
-        run(digests([[1, 2, 3], [1, 2, 3]]), save_every=2)
-    assert run(digests([[1], [1]])).progress.version == 8  # only the first update is looked at
-    assert run(digests([[1, 2, 4, 6, 8]]), save_every=2).progress.version == 8
-    frozen = {"weights": property(lambda self: {}, lambda self, value: None)}  # as at a learning rate of 1e-12
-    assert run(digests([[]]), frozen).progress.version == 8
+def sha256(tensor) -> str:
+    """vLLM's hash of a parameter."""
+    return hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("hash_of", [sha256, lambda x: str(torch.hash_tensor(x).item())])
@@ -146,13 +128,14 @@ def test_an_engine_that_no_update_reaches_ends_the_run(run):
     [
         (lambda worker, version: 0, None),
         (lambda worker, version: 1, 0),  # from the start on
+        (lambda worker, version: version, 1),  # no update reaches it
         (lambda worker, version: int(version >= 4), 4),
         (lambda worker, version: 1.5 * (version >= 4) * worker, 4),  # one worker of two, something in between
     ],
 )
-def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
-    """Its bytes change with each update. The names of what it keeps as it is are told by the first comparison: `packed`
-    is stored otherwise from the start, and `split` by one worker only."""
+def test_an_engine_that_is_behind_ends_the_run(monkeypatch, run, hash_of, behind, version):
+    """Its bytes change with each update, or do not. What it keeps as it is shows at the first comparison: `packed` is
+    stored otherwise from the start, and `split` by one worker only."""
 
     def tensors(steps):
         return {name: torch.tensor([steps, 0.5], dtype=torch.bfloat16) for name in ("packed", "split", "norm")}
@@ -165,23 +148,17 @@ def test_an_engine_that_is_behind_ends_the_run(run, hash_of, behind, version):
             workers.append({f"dp{i}:tp0:{name}": x for name, x in names.items()})
         return workers
 
+    monkeypatch.setattr(evaluation, "HASH_EVERY", 2)
     trainer = {"weights": property(lambda self: tensors(self.steps), lambda self, value: None)}
     if version is None:
-        assert run({"weight_digests": weight_digests}, trainer, save_every=2).progress.version == 8
+        assert run({"weight_digests": weight_digests}, trainer).progress.version == 8
     else:
         with pytest.raises(RunFailed, match=f"weights check: at version {version} the engine holds other bytes .* of "):
-            run({"weight_digests": weight_digests}, trainer, save_every=2)
+            run({"weight_digests": weight_digests}, trainer)
 
 
-def test_bytes_say_nothing_of_adapters_on_a_cpu_but_by_the_torch_engine(run):
-    """vLLM's CPU build keeps the linear layers, all that adapters change, where no hash sees them."""
-    assert run(digests([[]]), lora_rank=4).progress.version == 8
-    with pytest.raises(RunFailed, match=r"workers \[0\] .* at version 1 as at 0"):
-        run(digests([[]]), lora_rank=4, engine="torch")
-
-
-def test_bytes_are_compared_where_they_must_differ(run):
-    """Before and after the first update, then once at each multiple of save_every. Under PPO-off-policy the engine gets
+def test_bytes_are_compared_where_they_must_differ(monkeypatch, run):
+    """Before and after the first update, then once at each multiple of HASH_EVERY. Under PPO-off-policy the engine gets
     nothing before version 4; a gradient that is not finite makes no version."""
     asked = []
 
@@ -189,12 +166,13 @@ def test_bytes_are_compared_where_they_must_differ(run):
         asked.append(self.version)
         return [{"w": self.version}]
 
-    for bad, changes, versions in (
-        ([], {"save_every": 3}, [0, 1, 3, 6]),
-        ([], {"schedule": "ppo_off_policy", "k": 4}, [0, 4]),
-        ([0, 1], {}, [0, 1]),
+    for bad, every, changes, versions in (
+        ([], 3, {}, [0, 1, 3, 6]),
+        ([], 30, {"schedule": "ppo_off_policy", "k": 4}, [0, 4]),
+        ([0, 1], 30, {}, [0, 1]),
     ):
         asked.clear()
+        monkeypatch.setattr(evaluation, "HASH_EVERY", every)
         run({"weight_digests": weight_digests}, {"bad": bad}, **changes)
         assert asked == versions
 
@@ -219,7 +197,7 @@ def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
 def test_the_median_row_decides_for_a_mixture_of_experts(run):
     """Ten rows: one or four off by 0.1 are what rounding at the router does, seven off are old weights."""
     for off in ([0.1, 0.0], [0.1] * 4 + [0.0]):
-        assert run(trainer={"experts": 4, "off": off}).steps[0]["logprob_gap"] == 0.0
+        assert run(trainer={"experts": 4, "off": off}, probe_every=100).steps[0]["logprob_gap"] == 0.0
     with pytest.raises(RunFailed, match=r"differ by 1\.0e-01"):
         run(trainer={"experts": 4, "off": [0.1] * 7 + [0.0]})
     with pytest.raises(RunFailed, match=r"differ by 1\.0e-02"):  # the mean of one in ten
@@ -231,20 +209,20 @@ def test_each_source_of_a_mixture_has_its_own_pass_rate(monkeypatch, run):
     """Two data sets of the same held-out problems: the evaluation takes five of each and tells them apart."""
     from tasks import arithmetic
 
-    class Mixture(arithmetic.ChainTask):
-        def __init__(self, **options):
-            super().__init__(**options)
-            self.sources = ["chain", "other"]
-            self.held_out = [*self.held_out, *(type(p)(p.key, p.prompt_ids, p.answer, "other") for p in self.held_out)]
+    def mixture(*args, **options):
+        task = arithmetic.ChainTask(*args, **options)
+        task.sources = ["chain", "other"]
+        task.held_out += [type(p)(p.key, p.prompt_ids, p.answer, "other") for p in task.held_out]
+        return task
 
-    monkeypatch.setattr(arithmetic, "ChainTask", Mixture)
+    monkeypatch.setattr(arithmetic, "graded_task", mixture)
 
-    def evaluate(self, problems, n_samples, temperature=None):
+    def evaluate(self, problems, n_samples):
         self.settle()
         self.evaluating = True
         return [[self.rollout(1.0 if p.source == "other" else -1.0) for _ in range(n_samples)] for p in problems]
 
-    record = run({"evaluate": evaluate}, max_steps=1, dataset="chain").evals[0]
+    record = run({"evaluate": evaluate}, max_steps=1).evals[0]
     assert record["n_prompts"] == 10 and record["pass_rate"] == 0.5
-    found = {name: (r["pass_rate"], r["n_prompts"]) for name, r in record["data_sets"].items()}
-    assert found == {"chain": (0.0, 5), "other": (1.0, 5)}
+    assert record["pass_rate_of"] == {"chain": 0.0, "other": 1.0}
+    assert [figures["n_prompts"] for figures in record["data_sets"].values()] == [5, 5]

@@ -73,11 +73,11 @@ def wait_for_end(pids):
 
 def shared_files(pids):
     """Files in shared memory that these processes have mapped."""
-    found = set()
+    paths = set()
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):  # it has ended
-            found |= {part.path for part in psutil.Process(pid).memory_maps() if part.path.startswith("/dev/shm/")}
-    return found
+            paths |= {part.path for part in psutil.Process(pid).memory_maps()}
+    return {path for path in paths if path.startswith("/dev/shm/")}
 
 
 @contextlib.contextmanager
@@ -118,8 +118,8 @@ def wait_until(condition, process, timeout=240.0):
 
 def consumed(folder):
     """[(step, key, correct, rollouts)] of every group that a step took, in order."""
-    found = Folder(folder).read("groups.jsonl")
-    return [(record["step"], *group) for record in found for group in record["groups"]]
+    records = Folder(folder).read("groups.jsonl")
+    return [(record["step"], *group) for record in records for group in record["groups"]]
 
 
 def check_run(folder, steps, k, eval_every):
@@ -172,16 +172,16 @@ def going_on(kind, folder):
     return kind
 
 
-def test_twenty_kills(tmp_path, capsys):
+def test_twenty_kills(tmp_path):
     """SIGKILL at 20 random moments (start-up, sampling, training, saving, evaluation), resumed each time. The end is that
     of a run never killed: every check of `check_run`, the same prompts in the same order over the first epoch, a final
     pass rate within 0.06 (three standard errors of two runs of 512 samples and their seeds' spread)."""
-    folder, steps, draw, table, shared = tmp_path / "run", 96, random.Random(7), [], set()
-    flags = f"--max_steps {steps} --save_every 3 --eval_every 12 --eval_problems 256 --eval_samples 2".split()
+    folder, steps, draw = tmp_path / "run", 96, random.Random(7)
+    flags = f"--max_steps {steps} --save_every 3 --eval_every 12 --eval_samples 2".split()
     flags += ["--batch_prompts", "32"]  # beyond the first epoch
-    process, pids = start(folder, *flags), []
+    process, pids, shared, met, saved = start(folder, *flags), [], set(), set(), set()
     for kill in range(20):
-        began, kind = time.monotonic(), KINDS[kill % 8]
+        kind = KINDS[kill % 8]
         assert wait_for(kind, folder, process, draw), f"the run ended before kill {kill + 1}"
         relatives = family(process.pid)
         shared |= shared_files([process.pid, *relatives])
@@ -189,45 +189,39 @@ def test_twenty_kills(tmp_path, capsys):
         process.wait()
         wait_for_end(relatives)
         pids.append(process.pid)
-        found = Folder(folder).newest_checkpoint()
-        row = (kill + 1, kind, going_on(kind, folder), f"{time.monotonic() - began:.0f}", last_step(folder))
-        table.append((*row, found[1]["step"] if found else None))
-        process = start(folder, "--resume", str(folder)) if found else start(folder, *flags, "--overwrite", "true")
+        met.add(going_on(kind, folder))
+        newest = Folder(folder).newest_checkpoint()
+        if newest:
+            saved.add(newest[1]["step"])
+        process = start(folder, "--resume", str(folder)) if newest else start(folder, *flags, "--overwrite", "true")
     assert process.wait(timeout=400) == 0
     pids.append(process.pid)
     whole = tmp_path / "whole"
     assert start(whole, *flags).wait(timeout=400) == 0
-    rates = [[r["pass_rate"] for r in Folder(path).read("eval.jsonl")] for path in (folder, whole)]
-    with capsys.disabled():
-        print("\nkill | aimed at | met | after s | step reached | goes on from step")
-        for row in table:
-            print(" | ".join(map(str, row)))
-        print("pass rates, killed:     ", *(f"{rate:.3f}" for rate in rates[0]))
-        print("pass rates, undisturbed:", *(f"{rate:.3f}" for rate in rates[1]))
     for path in (folder, whole):
         check_run(path, steps, 8, 12)
-    assert abs(rates[0][-1] - rates[1][-1]) < 0.06
+    rates = [Folder(path).read("eval.jsonl")[-1]["pass_rate"] for path in (folder, whole)]
+    assert abs(rates[0] - rates[1]) < 0.06
     keys = [[key for _, key, _, _ in consumed(path)][:2048] for path in (folder, whole)]
     assert keys[0] == keys[1] and len(set(keys[0])) == 2048
-    assert {row[2] for row in table} == {"step", "save", "evaluation", "start"}
-    said = [line for line in (tmp_path / "log.txt").read_text().splitlines() if line.startswith("resumed from")]
-    steps_said = [int(line.split(";")[0][-6:]) for line in said]  # a run killed while it starts may not say it
-    resumed = [row[5] for row in table if row[5] is not None]
-    assert len(steps_said) >= 12 and all(step in resumed for step in steps_said)
+    assert met == {"step", "save", "evaluation", "start"}
+    lines = [line for line in (tmp_path / "log.txt").read_text().splitlines() if line.startswith("resumed from")]
+    reported = [int(line.split(";")[0][-6:]) for line in lines]  # a run killed while it starts may not report it
+    assert len(reported) >= 12 and saved.issuperset(reported)
     assert not [f for pid in pids for f in Path("/dev/shm").glob(f"scalerl-weights-{pid}-*")]
     assert not [f for f in shared if Path(f).exists()]
 
 
 # The real job with a signal sent by itself at an exact moment.
 DRIVER = """
-    import os, signal, sys, time
+    import os, signal, sys
     sys.path.insert(0, {root!r})
     import pipeline_rl, train
     from runtime.evaluation import Evaluator
     from runtime.run_folder import Folder
 
     def send(place):
-        print("signal in", place, time.time(), flush=True)
+        print("signal in", place, flush=True)
         os.kill(os.getpid(), signal.{name})
 
     def wrap(owner, name, at, good):
@@ -248,18 +242,14 @@ DRIVER = """
             "update": (train.Trainer, "update", 3, lambda self, version: version == 2),
             "evaluation": (Evaluator, "_result", 2, lambda self, check, rng: not check.future.done()),
             "save": (Folder, "finish_checkpoint", 1, lambda self, temporary, *_: any(temporary.iterdir())),
-            "start": (pipeline_rl.Generator, "start", 1, lambda self, *_: not self.under_way),
         }}[{moment!r}])
-        code = train.main(sys.argv[1:])
-        print("ended", time.time(), flush=True)
-        sys.exit(code)
+        sys.exit(train.main(sys.argv[1:]))
 """
 
 
 @pytest.mark.parametrize(
     ("moment", "number", "steps"),
     [
-        ("start", signal.SIGTERM, 0),
         ("generation", signal.SIGTERM, 1),
         ("update", signal.SIGTERM, 3),
         ("evaluation", signal.SIGTERM, 2),
@@ -270,8 +260,8 @@ DRIVER = """
 def test_signal_leaves_a_whole_checkpoint(tmp_path, moment, number, steps):
     """Sent while the trainer waits for rollouts, in its third update (which is finished), while an evaluation runs,
     while a checkpoint is written: a complete checkpoint of every step that was logged, exit code 128 + signal, all
-    within 30 s (while the engine starts: once it is up), no process left and nothing in shared memory. The evaluation
-    of step 2 that was cut short is made again by the resumed run."""
+    within a minute, no process left and nothing in shared memory. The evaluation of step 2 that was cut short is made
+    again by the resumed run."""
     folder, script = tmp_path / "run", tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER).format(root=str(ROOT), name=number.name, moment=moment))
     flags = ["--output_dir", str(folder), "--max_steps", "40", "--eval_every", "2", "--save_every", "4"]
@@ -279,24 +269,32 @@ def test_signal_leaves_a_whole_checkpoint(tmp_path, moment, number, steps):
     process = launch([sys.executable, script, *flags], log)
     assert wait_until(lambda: "signal in" in log.read_text(), process), log.read_text()
     relatives = family(process.pid)
-    patience = 240 if moment == "start" else 60  # it waits for the engine, which takes minutes on a busy machine
-    assert process.wait(timeout=patience) == 128 + number, log.read_text()
+    assert process.wait(timeout=60) == 128 + number, log.read_text()
     wait_for_end(relatives)
-    sent, ended = (
-        float(line.split()[-1]) for line in log.read_text().splitlines() if line.split()[:1] in (["signal"], ["ended"])
-    )
-    assert ended - sent < 30 or moment == "start"  # then it waits for the engine to be up
     assert "Traceback" not in log.read_text()
     checkpoint, state = Folder(folder).newest_checkpoint()
     assert state["step"] == steps == len(steps_of(folder))
     assert f"checkpoint {checkpoint}" in log.read_text()
     assert not list((folder / "checkpoints").glob("unfinished-*"))
     assert not list(Path("/dev/shm").glob(f"scalerl-weights-{process.pid}-*"))
-    print(f"{moment}, {number.name}: {ended - sent:.1f} s to the end, step {state['step']}")
     if moment == "evaluation":
         assert [r["step"] for r in Folder(folder).read("eval.jsonl")] == [0]
         assert start(folder, "--resume", str(folder), "--max_steps", "4").wait(timeout=240) == 0
         check_run(folder, 4, k=8, eval_every=2)
+
+
+def test_a_signal_to_the_group_while_the_engine_starts_leaves_an_empty_folder(tmp_path):
+    """As a scheduler sends it: exit code 143, no traceback, and the same command may be given again."""
+    folder, log = tmp_path / "run", tmp_path / "log.txt"
+    command = [sys.executable, "train.py", "--output_dir", str(folder)]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+    assert wait_until(lambda: engine_of(process), process), log.read_text()
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=240) == 143, log.read_text()
+    assert "\nTraceback" not in log.read_text()  # vLLM logs one of its own, behind a prefix
+    assert "nothing is written" in log.read_text()
+    assert not any(folder.iterdir())
 
 
 def engine_of(process):
@@ -310,45 +308,30 @@ def engine_of(process):
 
 def listening(pids):
     """Addresses on which these processes accept TCP connections."""
-    found = [one for pid in pids for one in psutil.Process(pid).net_connections("tcp")]
-    return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
+    connections = [one for pid in pids for one in psutil.Process(pid).net_connections("tcp")]
+    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
 
 
-def test_engine_deaths(tmp_path):
-    """The engine is killed at steps 2 and 9: the trainer saves, says so in one line, replaces itself and goes on, twice
-    at most. Killed once more: a checkpoint of every logged step, one sentence, exit code 1, and the resumed run ends as
-    if nothing had been. All the while nothing listens on other than loopback, whatever the host's name stands for."""
+LOOP = "{python} train.py {flags} || until {python} train.py --resume {folder} || [ $? != 75 ]; do sleep 1; done"
+
+
+def test_a_shell_loop_goes_on_after_each_death_of_the_engine(tmp_path):
+    """The engine is killed at steps 2 and 9. Each time the trainer saves a checkpoint of every logged step, says so in
+    one line and ends with exit code 75; the loop of README starts another process, and the run ends as if nothing had
+    been. All the while nothing listens on other than loopback, whatever the host's name stands for."""
     folder, log = tmp_path / "run", tmp_path / "log.txt"
-    process = start(
-        folder,
-        "--max_steps",
-        "24",
-        "--max_restarts",
-        "2",
-        "--eval_every",
-        "12",
-        "--save_every",
-        "6",
-        prefix=under_a_network_name(tmp_path),
-    )
-    seconds = []
-    for steps in (2, 9, 12):
+    flags = f"--output_dir {folder} --max_steps 24 --eval_every 12 --save_every 6"
+    script = LOOP.format(python=sys.executable, flags=flags, folder=folder)
+    process = launch([*under_a_network_name(tmp_path), "sh", "-c", script], log)
+    for steps in (2, 9):
         assert wait_until(lambda: len(steps_of(folder)) >= steps and engine_of(process), process), log.read_text()
-        relatives = family(process.pid)
-        addresses = listening([process.pid, *relatives])
+        addresses = listening(family(process.pid))
         assert addresses and addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, addresses
-        killed, made = time.monotonic(), len(steps_of(folder))
         os.kill(engine_of(process), signal.SIGKILL)
-        if steps < 12:
-            assert wait_until(lambda: len(steps_of(folder)) > made + 1 and engine_of(process), process), log.read_text()
-            seconds.append(round(time.monotonic() - killed, 1))
-    assert process.wait(timeout=120) == 1
-    wait_for_end(relatives)
-    said = [line for line in log.read_text().splitlines() if line.startswith("train.py: ")]
-    assert len(said) == 3 and all("the generator failed: EngineDeadError" in line for line in said)
-    assert all(f"; restart {n} of at most 2 goes on from it" in said[n - 1] for n in (1, 2))
-    checkpoint, state = Folder(folder).newest_checkpoint()
-    assert f"checkpoint {checkpoint}; go on with --resume" in said[2] and state["step"] == len(steps_of(folder)) < 24
-    print("seconds from a death to the next step but one:", *seconds)
-    assert start(folder, "--resume", str(folder)).wait(timeout=240) == 0
+        assert wait_until(lambda: log.read_text().count("EngineDied") == 1 + (steps > 2), process), log.read_text()
+    assert process.wait(timeout=300) == 0, log.read_text()
+    lines = log.read_text().splitlines()
+    ends = [line for line in lines if line.startswith("train.py: ")]
+    assert len(ends) == 2 and all("; checkpoint " in line and "continue with --resume" in line for line in ends)
+    assert lines.count("exit code 75") == 1 and "Traceback" not in log.read_text()  # `||` has seen the first one
     check_run(folder, 24, k=8, eval_every=12)

@@ -17,7 +17,7 @@ def test_has_variance_by_hand():
     """Group 4: +1, -1, +1 stays; group 2: all +1 goes; group 9: all -1 goes; group 5: one row goes. Interleaved."""
     rewards = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
     ids = torch.tensor([4, 2, 4, 9, 2, 4, 9, 5])
-    assert has_variance(rewards, ids).tolist() == [True, False, True, False, False, True, False, False]
+    assert torch.equal(has_variance(rewards, ids), ids == 4)
 
 
 REWARDS = st.sampled_from([-0.5, -0.25, 0.1, 1 / 3, 1 / 3 + 1e-7, 1.0])
@@ -26,20 +26,25 @@ REWARDS = st.sampled_from([-0.5, -0.25, 0.1, 1 / 3, 1 / 3 + 1e-7, 1.0])
 @given(st.lists(st.tuples(REWARDS, st.integers(0, 4))))
 def test_has_variance_counts_different_rewards_whatever_the_order(rows):
     """Oracle: a set of each group's rewards has more than one element. No input is written."""
-    rewards, ids = torch.tensor([r for r, _ in rows]), torch.tensor([i for _, i in rows], dtype=torch.long)
-    different = [len({float(r) for r in rewards[ids == i]}) > 1 for i in ids]
+    rewards = torch.tensor([reward for reward, _ in rows])
+    ids = torch.tensor([i for _, i in rows], dtype=torch.long)
+    different = [len(set(rewards[ids == i].tolist())) > 1 for i in ids]
     assert has_variance(rewards, ids).tolist() == different
     assert rewards._version == ids._version == 0
 
 
 def test_has_variance_is_exact_equality():
     """Seven FP32 thirds have a std of 3e-8 in FP32, not 0: equal all the same. The next number is not equal."""
-    thirds = torch.full((7,), 1 / 3)
-    assert not has_variance(thirds, torch.zeros(7)).any()
+    thirds, ids = torch.full((7,), 1 / 3), torch.zeros(7)
+    assert not has_variance(thirds, ids).any()
     thirds[3] = torch.nextafter(thirds[3], torch.tensor(1.0))
-    assert has_variance(thirds, torch.zeros(7)).all()
-    for rewards in ([math.nan, 1.0], [math.nan, math.nan]):  # an error to be seen, not a group to be dropped in silence
-        assert has_variance(torch.tensor(rewards), torch.zeros(2)).all()
+    assert has_variance(thirds, ids).all()
+
+
+@pytest.mark.parametrize("other", [1.0, math.nan])
+def test_a_nan_reward_keeps_its_group(other):
+    """An error to be seen, not a group to be dropped in silence."""
+    assert has_variance(torch.tensor([math.nan, other]), torch.zeros(2)).all()
 
 
 def counts(history: PassRateHistory) -> dict:
@@ -48,16 +53,21 @@ def counts(history: PassRateHistory) -> dict:
 
 
 def test_pass_rate_history_by_hand():
-    """12 of 16, then 16 of 16: 28/32 = .875 stays; then 16/16: 44/48 = .917 goes."""
+    """12 of 16, then 16 of 16: 28/32 = .875 stays; then 16/16: 44/48 = .917 goes. 8 of 9 stays: .9 would be 8.1."""
     history = PassRateHistory()
-    assert history.threshold == 0.9 and counts(history) == {} and not history.retired("a")
+    assert history.threshold == 0.9
+    assert counts(history) == {}
+    assert not history.retired("a")
     for solved, so_far, retired in [(12, (12, 16), False), (16, (28, 32), False), (16, (44, 48), True)]:
         history.update("a", [1] * solved + [0] * (16 - solved))
-        assert counts(history) == {"a": so_far} and history.retired("a") is retired
+        assert counts(history) == {"a": so_far}
+        assert history.retired("a") is retired
     history.update("b", [True, False])
-    assert counts(history)["b"] == (1, 2) and not history.retired("b") and history.n_retired == 1
-    history.update("c", [1] * 8 + [0])  # 8.1 of 9 would be .9
+    assert counts(history)["b"] == (1, 2)
+    history.update("c", [1] * 8 + [0])
+    assert not history.retired("b")
     assert not history.retired("c")
+    assert history.n_retired == 1
 
 
 @pytest.mark.parametrize("rollouts", [3, 100, 3000])
@@ -65,10 +75,18 @@ def test_threshold_is_reached_at_equality(rollouts):
     """Every share of the rollouts retires at that share and not one below; in floating point .57 * 100 < 57 and .07 * 100
     > 7."""
     for solved in range(1, rollouts + 1, max(1, rollouts // 200)):
-        for below in (0, 1):
-            history = PassRateHistory(threshold=solved / rollouts)
-            history.update(0, [1] * (solved - below) + [0] * (rollouts - solved + below))
-            assert history.retired(0) is (below == 0)
+        history = PassRateHistory(threshold=solved / rollouts)
+        for key, right in ("at", solved), ("below", solved - 1):
+            history.update(key, [1] * right + [0] * (rollouts - right))
+        assert history.retired("at")
+        assert not history.retired("below")
+
+
+def test_a_share_just_below_the_threshold_stays():
+    """.667 of 3 would be 2.001."""
+    history = PassRateHistory(threshold=0.667)
+    history.update("a", [1, 1, 0])
+    assert not history.retired("a")
 
 
 def test_retired_for_good_and_groups_in_flight():
@@ -76,13 +94,15 @@ def test_retired_for_good_and_groups_in_flight():
     history = PassRateHistory()
     history.update("a", [1] * 10)
     history.update("a", [0] * 10)
-    assert counts(history) == {"a": (10, 20)} and history.retired("a") and history.n_retired == 1
+    assert counts(history) == {"a": (10, 20)}
+    assert history.retired("a")
+    assert history.n_retired == 1
 
 
 def test_a_threshold_above_1_retires_nothing():
     history = PassRateHistory(threshold=1.1)
     history.update("a", [1] * 50)
-    assert not history.retired("a") and counts(history) == {"a": (50, 50)}
+    assert not history.retired("a")
 
 
 @pytest.mark.parametrize("correct", [[1, -1], [0.5], [0.9, 1.0], [math.nan], [2], []])
@@ -95,62 +115,80 @@ def test_a_shaped_reward_is_no_pass_rate(correct):
     assert counts(history) == {"a": (1, 2)}
 
 
-def test_correct_may_be_a_tensor_and_keys_may_not():
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, iter])
+def test_correct_may_be_a_tensor(kind):
     history = PassRateHistory()
-    for correct in (torch.tensor([1, 0]), torch.tensor([True, False]), np.array([1.0, 0.0]), (c for c in (1, 0))):
-        history.update(3, correct)
-    assert counts(history) == {3: (4, 8)}
-    for bad in (torch.tensor(3), np.int64(3), ("a", 1), None):
-        for method, more in [(history.update, [[1]]), (history.retired, [])]:
-            with pytest.raises(TypeError, match=rf"str or int, got {type(bad).__name__}; use int\(key\) or str\(key\)"):
-                method(bad, *more)  # to ask is refused too: the answer would be "not retired"
+    history.update(3, kind([1, 0]))
+    history.update(3, kind([True, False]))
+    assert counts(history) == {3: (2, 4)}
 
 
-GROUPS = st.lists(st.tuples(st.sampled_from([1, "1", "a", 2]), st.lists(st.booleans(), min_size=1, max_size=9)))
+@pytest.mark.parametrize("key", [torch.tensor(3), np.int64(3), ("a", 1), None])
+def test_a_key_may_not_be_a_tensor(key):
+    """To ask is refused, too: the answer would be "not retired"."""
+    history = PassRateHistory()
+    message = rf"str or int, got {type(key).__name__}; use int\(key\) or str\(key\)"
+    with pytest.raises(TypeError, match=message):
+        history.update(key, [1])
+    with pytest.raises(TypeError, match=message):
+        history.retired(key)
 
 
-@given(GROUPS, st.data())
-def test_history_goes_through_a_checkpoint(groups, data):
+KEYS = [1, "1", "a", 2]
+GROUPS = st.lists(st.tuples(st.sampled_from(KEYS), st.lists(st.booleans(), min_size=1, max_size=9)))
+
+
+@given(GROUPS, GROUPS)
+def test_history_goes_through_a_checkpoint(before, after):
     """Through JSON text after any of the groups, with keys of both kinds (1 and "1" are two prompts): it goes on as if
     it had never stopped. What was there before the load is forgotten, and a saved state is a copy."""
-    cut = data.draw(st.integers(0, len(groups)))
     history, loaded = PassRateHistory(0.6), PassRateHistory(0.6)
-    for key, correct in groups[:cut]:
-        history.update(key, correct)
+    for group in before:
+        history.update(*group)
     state = json.loads(json.dumps(history.state_dict()))
     loaded.load_state_dict(history.state_dict())
     loaded.update("elsewhere", [1])
     assert history.state_dict() == state
     loaded.load_state_dict(state)
-    for key, correct in groups[cut:]:
-        history.update(key, correct)
-        loaded.update(key, correct)
-    assert loaded.state_dict() == history.state_dict() and loaded.n_retired == history.n_retired
-    assert all(loaded.retired(key) == history.retired(key) for key in (1, "1", "a", 2))
+    for group in after:
+        history.update(*group)
+        loaded.update(*group)
+    assert loaded.state_dict() == history.state_dict()
+    assert loaded.n_retired == history.n_retired
+    assert [loaded.retired(key) for key in KEYS] == [history.retired(key) for key in KEYS]
 
 
-def test_a_state_of_other_settings_is_refused_and_leaves_the_history_alone():
+STATE = {"threshold": 0.9, "counts": [["a", 2, 3]], "retired": []}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (STATE | {"threshold": 0.8}, "threshold 0.8"),
+        (STATE | {"extra": 1}, "keys"),
+        *(({key: STATE[key] for key in STATE if key != missing}, "keys") for missing in STATE),
+    ],
+)
+def test_a_state_of_other_settings_is_refused_and_leaves_the_history_alone(state, message):
     history = PassRateHistory()
     history.update("a", [1, 1, 0])
-    before = history.state_dict()
-    assert before == {"threshold": 0.9, "counts": [["a", 2, 3]], "retired": []}
-    without = [({k: v for k, v in before.items() if k != missing}, "keys") for missing in before]
-    for state, message in [(before | {"threshold": 0.8}, "threshold 0.8"), (before | {"extra": 1}, "keys"), *without]:
-        with pytest.raises(ValueError, match=message):
-            history.load_state_dict(state)
-    assert history.state_dict() == before
+    with pytest.raises(ValueError, match=message):
+        history.load_state_dict(state)
+    assert history.state_dict() == STATE
 
 
 def test_dynamic_sampling_by_hand():
     """B = 2. Offered: dead, live, dead, dead, live: keeps the 2nd and 5th."""
     sampler = DynamicSampling(batch_prompts=2)
-    stream = {"a": [1, 1], "b": [1, -1], "c": [-1, -1], "d": [0.1, 0.1, 0.1], "e": torch.tensor([-1.0, 1.0])}
-    for group, rewards in stream.items():
-        assert not sampler.full and sampler.offer(group, rewards) is (group in "be")
+    groups = {"a": [1, 1], "b": [1, -1], "c": [-1, -1], "d": [0.1, 0.1, 0.1], "e": torch.tensor([-1.0, 1.0])}
+    for group, rewards in groups.items():
+        assert not sampler.full
+        assert sampler.offer(group, rewards) is (group in "be")
     assert sampler.full
     with pytest.raises(RuntimeError, match="full"):
         sampler.offer("f", [1, -1])
-    assert sampler.take() == ["b", "e"] and not sampler.full
+    assert sampler.take() == ["b", "e"]
+    assert not sampler.full
     for group, so_far in ("g", "0 of 2"), ("h", "1 of 2"):
         with pytest.raises(RuntimeError, match=so_far):
             sampler.take()
@@ -158,12 +196,16 @@ def test_dynamic_sampling_by_hand():
     assert sampler.take() == ["g", "h"]
 
 
-def test_dynamic_sampling_compares_as_exactly_as_the_filter():
-    """Rewards 1e-12 apart differ; a group of one never has variance; a NaN is kept, so that the error shows."""
-    sampler = DynamicSampling(batch_prompts=2)
-    assert sampler.offer("a", [0.5, 0.5 + 1e-12])
-    assert not sampler.offer("b", [1.0])
-    assert sampler.offer("c", [math.nan, 1.0])
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        ([0.5, 0.5 + 1e-12], True),
+        ([1.0], False),
+        ([math.nan, 1.0], True),  # so that the error shows
+    ],
+)
+def test_dynamic_sampling_compares_as_exactly_as_the_filter(rewards, kept):
+    assert DynamicSampling(batch_prompts=2).offer("a", rewards) is kept
 
 
 def test_dynamic_sampling_gives_up():
@@ -173,22 +215,27 @@ def test_dynamic_sampling_gives_up():
         sampler.offer(None, rewards)
     with pytest.raises(NoVariedGroups, match="20 groups in a row"):
         sampler.offer(None, [1, 1])
-    smallest = DynamicSampling(1)
-    assert smallest.offer("a", [0, 1]) and smallest.take() == ["a"]
 
 
-SHAPES = [((3,), (2,)), ((2,), (3,)), ((4, 1), (4,)), ((4, 1), (4, 1)), ((), ())]
-REFUSED = [
-    (f"rewards {a} and group_ids {b} must", lambda a=a, b=b: has_variance(torch.zeros(a), torch.zeros(b)))
-    for a, b in SHAPES
-]
-REFUSED += [("threshold", lambda x=x: PassRateHistory(x)) for x in (0, -0.1, math.nan, math.inf)]
-REFUSED += [("at least 1", lambda: DynamicSampling(0))]
-# a bug of the caller, and no group to discard
-REFUSED += [("without rewards", lambda x=x: DynamicSampling(1).offer("a", x)) for x in ([], torch.zeros(0))]
+@pytest.mark.parametrize(("a", "b"), [((3,), (2,)), ((4, 1), (4,)), ((4, 1), (4, 1)), ((), ())])
+def test_rewards_of_other_shapes_are_refused(a, b):
+    with pytest.raises(ValueError, match=re.escape(f"rewards {a} and group_ids {b} must")):
+        has_variance(torch.zeros(a), torch.zeros(b))
 
 
-@pytest.mark.parametrize(("words", "call"), REFUSED)
-def test_values_that_are_refused(words, call):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        call()
+@pytest.mark.parametrize("threshold", [0, -0.1, math.nan, math.inf])
+def test_thresholds_that_are_refused(threshold):
+    with pytest.raises(ValueError, match="threshold"):
+        PassRateHistory(threshold)
+
+
+def test_a_batch_of_no_prompts_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        DynamicSampling(0)
+
+
+@pytest.mark.parametrize("rewards", [[], torch.zeros(0)])
+def test_a_group_without_rewards_is_refused(rewards):
+    """It is a bug of the caller, and no group to discard."""
+    with pytest.raises(ValueError, match="without rewards"):
+        DynamicSampling(1).offer("a", rewards)

@@ -1,6 +1,9 @@
 """Tests of `tools/fit.py`: the logs of other frameworks, what is refused."""
 
 import json
+import subprocess
+import time
+from pathlib import Path
 
 import fit as fit_curves
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from fit import main
 
 import fit_sigmoid
+import forecast
 from fit_sigmoid import sigmoid
 
 pytestmark = pytest.mark.medium
@@ -52,6 +56,10 @@ READ = {
     "a spreadsheet": ("\ufeff" + csv(("gpu hours ", "acc"), C, R, by=";"), {"x": "gpu hours", "y": "acc"}, "gpu hours", C, None),
     "wandb": (csv(("Step", "run-1 - eval/acc", "run-1 - eval/acc__MIN"), STEPS, R, 0 * R),
               {"y": "eval/acc"}, "Step", STEPS, None),
+    "padded cells, one of them empty": (csv(("tokens", "pass_rate"), C, R, by=", ") + "7,  \n", {}, "tokens", C, None),
+    "tabs, quotes and empty cells": (
+        csv(("tokens", "grad", "pass_rate", "loss", "name"), C, [""] * 20, R, R / 2, ['"a"'] * 20, by="\t"), {}, "tokens", C, None),
+    "two columns of one name: the last": (csv(("tokens", "pass_rate", "pass_rate"), C, 0 * R, R), {}, "tokens", C, None),
     "TensorBoard, percent, seconds since 1970": (
         csv(("Wall time", "Step", "Value"), 1763410000 + C / 1000, STEPS, 100 * R), {"x": "Wall time", "scale": 0.01, "x_start": "first"}, "Wall time",
         C / 1000, None),
@@ -62,8 +70,8 @@ READ = {
 def test_one_run_in_the_files_of_many_frameworks(tmp_path, name):
     text, columns, x, there, samples = READ[name]
     (tmp_path / "log").write_text(text)
-    found, c, r, n = fit_curves.load(tmp_path / "log", **columns)
-    assert found == x and c == pytest.approx(there) and r == pytest.approx(R)
+    name_of_x, c, r, n = fit_curves.load(tmp_path / "log", **columns)
+    assert name_of_x == x and c == pytest.approx(there) and r == pytest.approx(R)
     assert n is None if samples is None else n.tolist() == [samples] * 20
 
 
@@ -91,16 +99,16 @@ def test_a_record_that_stands_there_twice_counts_once(tmp_path):
     assert fit_curves.load(tmp_path / "log")[1].size == 21
 
 
-def test_the_report_is_that_of_fit_sigmoid(tmp_path, capsys):
+def test_the_report_is_that_of_forecast(tmp_path, capsys):
     files = [tmp_path / "eval.jsonl", tmp_path / "b.jsonl"]
     for file, A in zip(files, (1, 0.9), strict=True):
         file.write_text(lines([row | {"pass_rate": A * row["pass_rate"]} for row in ROWS]))
     argv = [str(files[0]), "--fit-until", "0.5", "1", "--predict-at", "2e6"]
     assert main(argv) == 0 and main([*map(str, files), "--plot", str(tmp_path / "a.png")]) == 0
     ours = capsys.readouterr().out
-    assert fit_sigmoid.main(argv) == 0
+    assert forecast.main(argv) == 0
     assert ours.startswith(capsys.readouterr().out.replace(f"{tmp_path}:", f"{files[0]}:"))
-    fits = [fit_sigmoid.curve(file).fit for file in files]
+    fits = [forecast.curve(file).forecast.fit for file in files]
     assert ours.endswith("\n" + fit_sigmoid.compare(*fits, names=[str(file) for file in files]).verdict + "\n")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -140,6 +148,43 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
     ('{"log_history": []}', "", "name one with --y"),
     ("\x00\x01", "", "a.log"),
 ]
+
+
+def test_thirty_thousand_rows_are_read_in_seconds(tmp_path):
+    """It took half a minute to find the rows that stand there twice."""
+    (tmp_path / "log").write_text("tokens,pass_rate\n" + "".join(f"{i},0.{i % 7}\n" for i in range(30_000)))
+    start = time.process_time()
+    assert fit_curves.load(tmp_path / "log")[1].size == 30_000
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mx,y\n1,2\n", '{"\\u001b[31mx": 1, "y": 2}\n'])
+def test_names_of_columns_reach_the_terminal_without_their_escapes(tmp_path, capsys, text):
+    (tmp_path / "a.log").write_text(text)
+    assert main([str(tmp_path / "a.log")]) == 2
+    assert "there are ?[31mx, y\n" in capsys.readouterr().err
+
+
+def test_make_takes_a_log_of_any_name_and_cleans_no_runs(tmp_path):
+    """A name with a semicolon is no second command."""
+    root = Path(fit_sigmoid.__file__).parent
+    (tmp_path / "Makefile").write_text((root / "Makefile").read_text())
+    for name in (
+        "runs/a/eval.jsonl",
+        ".venv/bin/python",
+        "requirements.txt",
+        "requirements-cpu.txt",
+        ".venv/installed",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\nprintf "<%s>" "$@"')
+        (tmp_path / name).chmod(0o755)
+    output = subprocess.check_output(
+        ["make", "-s", "fit", "LOG=x;touch y z.csv", "FLAGS=--y acc"], cwd=tmp_path, text=True
+    )
+    assert output == "<tools/fit.py><x;touch y z.csv><--y><acc>" and not (tmp_path / "y").exists()
+    subprocess.check_output(["make", "clean"], cwd=tmp_path)
+    assert (tmp_path / "runs/a/eval.jsonl").exists() and not (tmp_path / ".venv").exists()
 
 
 def test_percent_signs(tmp_path):

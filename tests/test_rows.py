@@ -1,6 +1,7 @@
 """Rows: how data sets are named, and what is read from their rows or left out and counted."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,37 +22,34 @@ def says(role, content):
 
 def read(name, prompt_column="", answer_column="", reward="math", split=None):
     """({key: (text, answer)}, skipped)."""
-    found = read_rows(DataSet(name, split=split), prompt_column, answer_column, reward)
-    assert found.usable.keys() <= found.prompts
-    return {key: (row.text, row.answer) for key, row in found.usable.items()}, found.skipped
+    rows = read_rows(DataSet(name, split=split), prompt_column, answer_column, reward)
+    assert rows.usable.keys() <= rows.prompts
+    return {key: (row.text, row.answer) for key, row in rows.usable.items()}, rows.skipped
 
 
-@pytest.mark.parametrize(("text", "found"), [
-    ("a.jsonl", [DataSet("a.jsonl")]),
-    ("openai/gsm8k:main=2, my/own.parquet=0.5",
-     [DataSet("openai/gsm8k", "main", None, 2.0), DataSet("my/own.parquet", weight=0.5)]),
-    ("a:main:test=3,b::train[:100]=1", [DataSet("a", "main", "test", 3.0), DataSet("b", None, "train[:100]", 1.0)]),
-    ("a.jsonl:math,b/c:main:test:code", [DataSet("a.jsonl", reward="math"), DataSet("b/c", "main", "test", None, "code")]),
-    # A configuration that is named like a reward needs its split.
-    ("d::train[:9]:exact=1,e:code:test=1",
-     [DataSet("d", None, "train[:9]", 1.0, "exact"), DataSet("e", "code", "test", 1.0)]),
-])  # fmt: skip
-def test_data_sets_are_named(text, found):
-    assert parse_data_sets(text) == found
+def test_data_sets_are_named():
+    """A configuration that is named like a reward needs its split."""
+    for text, data_sets in (
+        ("a.jsonl", [DataSet("a.jsonl")]),
+        ("openai/gsm8k:main, own.parquet", [DataSet("openai/gsm8k", "main"), DataSet("own.parquet")]),
+        ("a:main:test,b::train[:100]", [DataSet("a", "main", "test"), DataSet("b", None, "train[:100]")]),
+        ("a.jsonl:math,b:c:test:exact", [DataSet("a.jsonl", reward="math"), DataSet("b", "c", "test", "exact")]),
+        ("d::train[:9]:exact,e:math:test", [DataSet("d", None, "train[:9]", "exact"), DataSet("e", "math", "test")]),
+    ):
+        assert parse_data_sets(text) == data_sets
 
 
 def test_evaluation_sets_are_named():
     assert parse_eval_sets("") == {}
-    found = parse_eval_sets("aime24=a.jsonl, math-500 = HuggingFaceH4/MATH-500::test,mbpp=b.jsonl:code")
-    test, code = DataSet("HuggingFaceH4/MATH-500", None, "test"), DataSet("b.jsonl", reward="code")
-    assert found == {"aime24": DataSet("a.jsonl"), "math-500": test, "mbpp": code}
+    test, exact = DataSet("HuggingFaceH4/MATH-500", None, "test"), DataSet("b.jsonl", reward="exact")
+    data_sets = parse_eval_sets("aime24=a.jsonl, math-500 = HuggingFaceH4/MATH-500::test,own=b.jsonl:exact")
+    assert data_sets == {"aime24": DataSet("a.jsonl"), "math-500": test, "own": exact}
 
 
 REFUSED = {
-    "`dataset` must be": "| a=0 | a=-1 | a=x | a=inf | a=nan | a,,b | =1 | a= | :main",
-    "`dataset` names a data set twice": "a=1,b=2,a=3 | a,a",
-    "`dataset` .* give every data set a weight, or none": "a=1,b | a,b=2 | a=1,b,c=1",
-    r"`dataset` a\.\S+: a file has no configuration": "a.jsonl::test | a.parquet:main | a.jsonl:main:test=2",
+    "`dataset` must be": "| a,,b | a= | a=2 | a,b.jsonl:math=1 | :main | math",
+    "`dataset` names a data set twice": "a,b,a:main",
+    r"`dataset` a\.\S+: a file has no configuration": "a.jsonl::test | a.parquet:main | a.jsonl:main:test",
     "`eval_dataset` must be NAME=DATA": "a.jsonl | =a.jsonl | a= | a/b=c.jsonl | a=c.jsonl=2 | a b=c.jsonl",
     "`eval_dataset` has the name a twice": "a=b.jsonl,a=c.jsonl",
 }
@@ -64,20 +62,10 @@ def test_names_that_mean_nothing_are_refused(words):
             (parse_eval_sets if "eval_dataset" in words else parse_data_sets)(text.strip())
 
 
-ANSWERS = [  # as they are in a row -> as text. Parquet makes floats of whole numbers, which no verifier reads
-    ("We add 40 and 2.\n#### 42", "42"), ("#### 1 #### 2,000 ", "2,000"), (" x ", "x"), ("\ud800", "\ufffd"),
-    (42, "42"), (42.0, "42"), (0.5, "0.5"), (-3, "-3"), (1e-05, "0.00001"), (-2.5e-6, "-0.0000025"), (12.5, "12.5"),
-    (1e22, "1" + 22 * "0"), (1e23, "1" + 23 * "0"), (-0.0, "0"), (100.0, "100"), (-0.5, "-0.5"),
-    (r"So it is $\boxed{-54}$.", "-54"),
-    (r"One root is $\boxed{5}$, hence the sum is $\boxed{\frac{1}{2}}$, as we said.", r"\frac{1}{2}"),
-    ("x" * 5000 + r" \fbox{12}", "12"), (r"\boxed{1} #### 2", "2"), (r"#### \boxed{3}", "3"),
-    (r"It is \boxed{4", r"It is \boxed{4"), (r"\boxed{ }", ""),
-    (None, None), (True, None), ([1], None), ({"a": 1}, None), (float("nan"), None), (float("inf"), None),
-]  # fmt: skip
-
-
 def test_final_answer():
-    assert [(value, found) for value, wanted in ANSWERS if (found := final_answer(value)) != wanted] == []
+    for line in Path(__file__).with_name("row_answers.txt").read_text().splitlines()[2:]:
+        value, text = map(json.loads, line.split(" :: "))
+        assert final_answer(value) == text, line
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -95,17 +83,15 @@ SHAPES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_row_shapes_out_of_the_box(tmp_path, shape, kind):
+def test_row_shapes_out_of_the_box(tmp_path, shape):
     import pyarrow.parquet
 
-    rows, path = [SHAPES[shape](i) for i in range(9)], tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    else:
-        write_rows(path, rows)
-    found = [(f"Tom has {i} + 2?", str(i + 2)) for i in range(9)]
-    assert read(str(path)) == ({stable_key(text): (text, answer) for text, answer in found}, {})
+    rows = [SHAPES[shape](i) for i in range(9)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data.parquet")
+    write_rows(tmp_path / "data.jsonl", rows)
+    expected = [(f"Tom has {i} + 2?", str(i + 2)) for i in range(9)]
+    for name in ("data.parquet", "data.jsonl"):
+        assert read(str(tmp_path / name)) == ({stable_key(text): (text, answer) for text, answer in expected}, {})
 
 
 def test_a_folder_in_the_hubs_format_loads_through_datasets(tmp_path, monkeypatch):
@@ -125,29 +111,51 @@ def test_bad_rows_are_counted_by_kind(tmp_path):
     turns = [says("user", "6 * 7?"), says("assistant", "It is 42.")]
     pairs = [
         ("What is it?", "1"), ("", "1"), (" \n", "1"), (5, "1"), ([{"role": "user"}], "1"), ([], "1"), ("null", None),
-        ("list", [1]), ("bool", True), ("empty", " "), ("empty2", "#### "), (" What\n is it?", "5"), ("lone \ud800", "7"),
+        ("list", [1, 2]), ("bool", True), ("empty", " "), ("empty2", "#### "), (" What\n is it?", "5"), ("lone \ud800", "7"),
         (turns, "42"), ([*turns, turns[0]], "42"),
     ]  # fmt: skip
     rows = [{"x": 1}, *({"question": question, "answer": answer} for question, answer in pairs)]
     rows += ["{not json", "[" * 100_000, "[1, 2]", '"text"', "", {"question": "no answer"}, {"answer": "1"}]
-    found, skipped = read(write_rows(tmp_path / "a.jsonl", rows))
+    usable, skipped = read(write_rows(tmp_path / "a.jsonl", rows))
     twice = "not_json not_an_object empty_prompt no_answer answer_is_no_text empty_answer".split()
     once = {"duplicate_prompt": 1, "ends_with_assistant": 1}
     assert skipped == dict.fromkeys(twice, 2) | once | {"prompt_is_no_text": 5}
     conversation = ("6 * 7?\n\nIt is 42.\n\n6 * 7?", "42")
-    assert list(found.values()) == [("What is it?", "1"), ("lone \ufffd", "7"), conversation]
+    assert list(usable.values()) == [("What is it?", "1"), ("lone \ufffd", "7"), conversation]
+
+
+FILES = {  # what is written -> what is read
+    "mark": ('{"prompt": "a", "answer": "1"}\n'.encode("utf-8-sig"), "a"),
+    "parts": (b'{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "answer": ["1"]}', "a"),
+    "utf16": ('{"prompt": "a", "answer": "1"}'.encode("utf-16"), "is not UTF-8"),
+    "latin1": ('{"prompt": "\xe4", "answer": "1"}'.encode("latin-1"), "is not UTF-8"),
+    "array": (b'[{"prompt": "a", "answer": "1"}]', r"begins with '\[\{\"prompt.*one object on each line"),
+    "pretty": (b'{\n "prompt": "a",\n "answer": "1"\n}', "one object on each line"),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_read_or_refused_for_what_it_is(tmp_path, file):
+    content, expected = FILES[file]
+    path = tmp_path / f"{file}.jsonl"
+    path.write_bytes(content)
+    if expected == "a":
+        assert list(read(str(path))[0].values()) == [("a", "1")]
+    else:
+        with pytest.raises(ValueError, match=f"`dataset` .*{expected}"):
+            read(str(path))
 
 
 def test_named_columns_and_nested_ones(tmp_path):
     row = {"prompt": "ignored", "in": {"text": "Say 1"}, "a.b": "1", "answer": "ignored"}
-    found, _ = read(write_rows(tmp_path / "a.jsonl", [row]), "in.text", "a.b")
-    assert list(found.values()) == [("Say 1", "1")]
+    usable, _ = read(write_rows(tmp_path / "a.jsonl", [row]), "in.text", "a.b")
+    assert list(usable.values()) == [("Say 1", "1")]
 
 
 def test_a_users_function_gets_the_rows_own_answer(tmp_path):
     rows = [{"prompt": "a", "answer": {"say": [1]}}, {"prompt": "b", "answer": " #### 1"}, {"prompt": "c"}]
-    found, skipped = read(write_rows(tmp_path / "a.jsonl", rows), reward="own:function")
-    assert list(found.values()) == [("a", {"say": [1]}), ("b", " #### 1")] and skipped == {"no_answer": 1}
+    usable, skipped = read(write_rows(tmp_path / "a.jsonl", rows), reward="own:function")
+    assert list(usable.values()) == [("a", {"say": [1]}), ("b", " #### 1")] and skipped == {"no_answer": 1}
 
 
 def test_column_names_in_a_message_are_few_and_escaped(tmp_path):

@@ -24,11 +24,13 @@ DECLARED = {
     "length_control": ({"torch"}, set()),
     "fp32_head": ({"torch"}, set()),
     "fit_sigmoid": ({"numpy", "scipy"}, {"matplotlib"}),
-    "fit_power_law": ({"numpy", "scipy"}, {"matplotlib"}),
-    "isocompute": ({"numpy", "scipy"}, {"matplotlib"}),
+    "forecast": ({"numpy", "scipy", "fit_sigmoid"}, {"matplotlib"}),
+    "fit_power_law": ({"numpy", "scipy"}, set()),
+    "isocompute": ({"numpy", "scipy"}, set()),
 }
 CONCEPTS = list(DECLARED)
-# What each file prints as a script, among other things; the fits are asked for --help.
+NEEDS = {"forecast": {"fit_sigmoid"}}  # concept files that must lie beside it
+# What each file prints as a script, among other things; the two that read runs are asked for --help.
 PRINTED = {
     "pipeline_rl": "lag",
     "vllm_engine": "check_sample",
@@ -38,20 +40,21 @@ PRINTED = {
     "length_control": "[0.0, -0.5, -1.0]",
     "fp32_head": "master  head, FP32 product True   0.008",
     "fit_sigmoid": "usage:",
-    "fit_power_law": "usage:",
-    "isocompute": "usage:",
+    "forecast": "usage:",
+    "fit_power_law": "K_max  0.583",
+    "isocompute": "n = 32 rollouts, B_p = 2 prompts, M = 23 updates",
 }
 
 
 def imported_packages(tree: ast.AST) -> set[str]:
     """Top-level names of all packages that the nodes below `tree` import."""
-    found = set()
+    packages = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            packages |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or ".").split(".")[0] if node.level == 0 else ".")
-    return found - set(sys.stdlib_module_names)
+            packages.add((node.module or ".").split(".")[0] if node.level == 0 else ".")
+    return packages - set(sys.stdlib_module_names)
 
 
 def parse(name: str) -> ast.Module:
@@ -90,7 +93,7 @@ for folder, name, arguments in json.loads(sys.argv[1]):
         sys.path.insert(0, folder)
         module = importlib.import_module(name)
         assert module.__file__.startswith(folder) and module.__doc__
-        assert not set(%r) - {name} & set(sys.modules)
+        assert not set(%r) - set(os.listdir(folder)) & {f"{module}.py" for module in sys.modules}
         print("imported", flush=True)
         sys.argv = [name + ".py", *arguments]
         try:
@@ -100,61 +103,36 @@ for folder, name, arguments in json.loads(sys.argv[1]):
         sys.stdout.flush()
         os._exit(0)  # the end of an interpreter that holds torch takes a second
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-""" % [path.stem for path in ROOT.glob("*.py")]
-TABLES = {
-    "fit_power_law": (  # L = X^-K / 2, K = .1 and .15: K_max .3 and N0 twice the smaller size
-        ["--x", "samples"],
-        ["N,samples,pass_rate", *(f"{n}B,{x},{1 - x**-k / 2}" for n, k in ((1, 0.1), (2, 0.15)) for x in (1, 2, 4, 8))],
-        "K_max  0.3000",
-    ),
-    "isocompute": (  # n = 4 is better below C = 205, n = 16 above
-        ["--budget", "700"],
-        [
-            "B_p,n,step,pass_rate",
-            *(
-                f"1,{n},{m},{top * m * n / (m * n + mid)}"
-                for n, top, mid in ((4, 0.5, 20), (16, 0.9, 200))
-                for m in range(1, 200)
-            ),
-        ],
-        "n = 16 rollouts, B_p = 1 prompts, M = 43 updates",
-    ),
-}
+""" % [path.name for path in ROOT.glob("*.py")]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """{(file, whether a table is there): (exit code, what was printed, files in the folder at the end)}."""
+    """{file: (exit code, what was printed, files in the folder at the end)}."""
     runs = []
-    for name, table in [*((name, False) for name in CONCEPTS), *((name, True) for name in TABLES)]:
-        folder, arguments = tmp_path_factory.mktemp(name), ["--help"] * (PRINTED[name] == "usage:")
-        shutil.copy(ROOT / f"{name}.py", folder)
-        if table:
-            arguments, rows, _ = TABLES[name]
-            (folder / "runs.csv").write_text("\n".join(rows))
-            arguments = ["runs.csv", *arguments, "--plot", "out.png"]
-        runs.append((name, table, folder, arguments))
-    asked = json.dumps([(str(folder), name, arguments) for name, _, folder, arguments in runs])
-    codes = subprocess.check_output([sys.executable, "-I", "-B", "-c", RUNNER, asked], text=True, timeout=240).split()
-    return {
-        (name, table): (int(code), Path(f"{folder}.txt").read_text(), sorted(p.name for p in folder.iterdir()))
-        for (name, table, folder, _), code in zip(runs, codes, strict=True)
-    }
+    for name in CONCEPTS:
+        folder = tmp_path_factory.mktemp(name)
+        for file in (name, *NEEDS.get(name, ())):
+            shutil.copy(ROOT / f"{file}.py", folder)
+        runs.append((str(folder), name, ["--help"] if PRINTED[name] == "usage:" else []))
+    command = [sys.executable, "-I", "-B", "-c", RUNNER, json.dumps(runs)]
+    codes = subprocess.check_output(command, text=True, timeout=240).split()
+    results = {}
+    for (folder, name, _), code in zip(runs, codes, strict=True):
+        results[name] = int(code), Path(f"{folder}.txt").read_text(), {path.stem for path in Path(folder).iterdir()}
+    return results
 
 
 @pytest.mark.parametrize("name", CONCEPTS)
 def test_works_alone_in_an_empty_folder(name, alone):
     """It imports without output, imports nothing of ours and leaves no file behind; as a script it prints and ends with 0."""
-    code, printed, files = alone[name, False]
+    code, printed, files = alone[name]
     assert code == 0 and printed.startswith("imported\n") and PRINTED[name] in printed, printed
-    assert files == [f"{name}.py"]
+    assert files == {name, *NEEDS.get(name, ())}
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_laws_read_a_csv_in_an_empty_folder(name, alone):
-    code, printed, files = alone[name, True]
-    assert code == 0 and TABLES[name][2] in printed, printed
-    assert files == sorted([f"{name}.py", "out.png", "runs.csv"])
+def test_every_concept_file_is_declared():
+    assert {path.stem for path in ROOT.glob("*.py")} == {*CONCEPTS, "train"}
 
 
 def test_helpers_of_the_same_name_agree():

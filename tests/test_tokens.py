@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from bpe import bpe_tokenizer, qwen2_tokenizer
+from tokenizers import processors
 
 from length_control import PHRASE as PAPERS_PHRASE
 from length_control import Interruption
@@ -22,10 +23,10 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized():
     forms = ["</|think|>", "</|think|>\n\n", " </|think|>", " </|think|>\n\n"]  # in tokens
     marks = [form.replace("|", "") for form in forms]
     assert ["|".join(tokenizer.decode([i]) for i in encode(mark)) for mark in marks] == forms
-    found = find_endings(tokenizer, thinking=True)
-    assert found.phrase_ids == tuple(encode(PAPERS_PHRASE))
-    for phrase_ids in (found.phrase_ids, (*encode(PAPERS_PHRASE[:-8]), *found.end_of_thinking_ids)):
-        control = Interruption(50, 50, 9, phrase_ids, found.end_of_thinking_ids, found.thinking_end)
+    endings = find_endings(tokenizer, thinking=True)
+    assert endings.phrase_ids == tuple(encode(PAPERS_PHRASE))
+    for phrase_ids in (endings.phrase_ids, (*encode(PAPERS_PHRASE[:-8]), *endings.end_of_thinking_ids)):
+        control = Interruption(50, 50, 9, phrase_ids, endings.end_of_thinking_ids, endings.thinking_end)
         for mark, answer in itertools.product(marks, ("", "7", "The answer is 5")):
             ids = encode(f"I think{mark}{answer}")
             leg = control.second_leg([1], ids, "length")
@@ -38,9 +39,9 @@ def test_the_end_of_thinking_is_found_however_it_is_tokenized():
 def test_a_mark_that_is_one_token_is_found_by_its_id():
     """An added token is never merged with its neighbors. The phrase is the paper's."""
     tokenizer = bpe_tokenizer()
-    found = find_endings(tokenizer)
-    assert tokenizer.decode(found.phrase_ids) == PAPERS_PHRASE and found.thinking_end is None
-    assert found.phrase_ids[-1:] == found.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
+    endings = find_endings(tokenizer)
+    assert tokenizer.decode(endings.phrase_ids) == PAPERS_PHRASE and endings.thinking_end is None
+    assert endings.phrase_ids[-1:] == endings.end_of_thinking_ids == (tokenizer.get_vocab()["</think>"],)
 
 
 def test_whether_a_model_thinks():
@@ -53,14 +54,15 @@ def test_whether_a_model_thinks():
         (False, "</think>", {"thinking": True}),
         (False, "DONE", {"thinking": True, "end_of_thinking": "DONE"}),
         (False, "</think>", {"end_of_thinking": "</think>"}),
+        (True, "</think>", {"apply_chat_template": False}),
     ):
         tokenizer = bpe_tokenizer(think=think)
-        found = find_endings(tokenizer, **options)
-        assert found.end_of_thinking == end == tokenizer.decode(found.end_of_thinking_ids)
-        assert (found.thinking_end is not None) == (end != "" and not think)
-        if found.thinking_end:
-            assert len(found.end_of_thinking_ids) > 1
-            assert found.thinking_end([*found.phrase_ids, 5]) == len(found.phrase_ids)
+        endings = find_endings(tokenizer, **options)
+        assert endings.end_of_thinking == end == tokenizer.decode(endings.end_of_thinking_ids)
+        assert (endings.thinking_end is not None) == (end != "" and not think)
+        if endings.thinking_end:
+            assert len(endings.end_of_thinking_ids) > 1
+            assert endings.thinking_end([*endings.phrase_ids, 5]) == len(endings.phrase_ids)
 
 
 def test_stop_tokens_come_by_name_or_from_the_generation_config_too(tmp_path):
@@ -71,10 +73,12 @@ def test_stop_tokens_come_by_name_or_from_the_generation_config_too(tmp_path):
     named = find_endings(tokenizer, stop_tokens="<|pad|>, <|end|>")
     assert named.stop_ids == (tokenizer.pad_token_id, tokenizer.eos_token_id)
     tokenizer.save_pretrained(tmp_path)
-    for ends, found in ((None, (0,)), ([7, 0], (0, 7)), (9, (0, 9))):
-        if ends is not None:
-            GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
-        assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == found
+    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0,)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5, "model_type": "qwen3"}')  # an older model has only this
+    assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == (0, 5)
+    for ends, ids in (([7, 0], (0, 7)), (9, (0, 9))):
+        GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
+        assert default_stop_ids(AutoTokenizer.from_pretrained(tmp_path)) == ids
 
 
 def test_bad_options_are_refused_by_name():
@@ -116,6 +120,40 @@ def test_the_chat_template_is_given_the_choice_to_think():
         assert tokenizer.decode(ids) == f"[user]Hi[assistant]{end}"
 
 
+def test_a_template_that_closes_the_thinking_leaves_none_to_the_model():
+    """`</think>` would never come, and every completion would be unfinished."""
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template += "<think>\n\n</think>\n\n"
+    assert find_endings(tokenizer).end_of_thinking == ""
+    assert find_endings(tokenizer, apply_chat_template=False).end_of_thinking == "</think>"
+    assert find_endings(tokenizer, thinking=True).end_of_thinking == "</think>"
+
+
+def test_a_prompt_has_one_beginning_and_no_end():
+    """Tokenizers that append their end token, or put a BOS before a text that has one."""
+    for post, prompt, expected in (
+        ("$A <|end|>", "What?", "What?"),
+        ("<think> $A", "<think>What?", "<think>What?"),
+        ("<think> $A", "What?", "<think>What?"),
+        ("$A", "aaWhat?", "aaWhat?"),
+    ):
+        tokenizer = bpe_tokenizer(chat=False)
+        special = [("<|end|>", 0), ("<think>", 1)]
+        tokenizer._tokenizer.post_processor = processors.TemplateProcessing(single=post, special_tokens=special)
+        [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": prompt}]])
+        assert tokenizer.decode(ids) == expected
+
+
+def test_mistrals_own_tokenizer_has_a_chat_format_without_a_template():
+    class MistralCommonBackend:
+        chat_template = None
+
+        def apply_chat_template(self, messages, **_):
+            return [[len(messages)]]
+
+    assert encode_prompts(MistralCommonBackend(), [[{"role": "user", "content": "Hi"}]]) == [[1]]
+
+
 TEMPLATES = [
     ("{{ raise_exception('System role not supported\\nSorry.') }}", "TemplateError: System role not supported"),
     ("{% for %}", "TemplateSyntaxError: Expected an expression, .*"),
@@ -132,7 +170,7 @@ TEMPLATES = [
 def test_a_chat_template_that_raises_is_refused_in_a_sentence(template, reason):
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template = template
-    told = rf"^the tokenizer's chat template does not take .* \({reason}\); .* `apply_chat_template` false$"
-    with pytest.raises(ValueError, match=told) as refused:
+    message = rf"^the tokenizer's chat template does not take .* \({reason}\); .* `apply_chat_template` false$"
+    with pytest.raises(ValueError, match=message) as refused:
         encode_prompts(tokenizer, [[{"role": "user", "content": "2 + 3"}]])
     assert "\n" not in str(refused.value)

@@ -1,13 +1,17 @@
 """train.py: what one step makes of a batch, by hand; the loop over a scripted generator and trainer; and each way in
 which the program may end."""
 
-import random
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import accelerate
 import pytest
 import torch
-from replay import Replay, arguments, assert_same_logs, record_rollouts, without_times
+from replay import Replay, assert_same_logs, without_times
 from scripted import ScriptedGenerator, ScriptedTrainer, batch_of, problem, rollout
 
 import pipeline_rl
@@ -16,12 +20,14 @@ import train
 from pipeline_rl import Group
 from runtime import closing
 from runtime.flags import Flags
-from runtime.run_folder import Folder
+from runtime.run_folder import Folder, Progress
 from runtime.torch_engine import TorchEngine
 from runtime.trainer import Trainer
 from tasks import arithmetic
 from tasks.judges import RewardError
 from tasks.prompts import PromptStream
+
+ROOT = Path(__file__).parent.parent
 
 
 def hand_groups() -> list[Group]:
@@ -35,7 +41,7 @@ def hand_groups() -> list[Group]:
 
 
 @pytest.fixture
-def made(tmp_path):
+def one_step(tmp_path):
     """`batch_of` in a folder of its own."""
     return lambda groups, **changes: batch_of(groups, tmp_path, **changes)
 
@@ -47,11 +53,11 @@ def row_weights(batch) -> list[float]:
     return batch.token_weights.amax(1).tolist()
 
 
-def test_batch_by_hand(made):
+def test_batch_by_hand(one_step):
     """Group 1 leaves. Then the std over the 8 rows left: squares 9/4 + 3/4 + 4 = 7, std sqrt(7/8) = 0.935414. (With
     group 1 it would be sqrt(7/12) = 0.763763.) Prompt average over 2 prompts: 1/16 for each of group 0's 8 tokens, 1/20
     for each of group 2's 10. Rewards sum to 2 over 12 rows; lengths 9 + 8 + 10 = 27."""
-    batch, record = made(hand_groups())
+    batch, record = one_step(hand_groups())
     expected = [1.603567, -0.534522, -0.534522, -0.534522, 1.069045, 1.069045, -1.069045, -1.069045]
     torch.testing.assert_close(batch.advantages, torch.tensor(expected), atol=1e-5, rtol=0)
     assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 20] * 4)
@@ -64,80 +70,75 @@ def test_batch_by_hand(made):
     expected = [[-0.1, -0.2, -0.3, 0], [-0.1, 0, 0, 0], [-0.1, 0, -0.3, 0]]
     torch.testing.assert_close(batch.behaviour_logprobs[:3], torch.tensor(expected))
     assert batch.behaviour_logprobs.dtype == torch.float32 and batch.old_logprobs is None
-    wanted = {"reward": 2 / 12, "pass_rate": 7 / 12, "length": 27 / 12, "interrupted": 1 / 12, "truncated": 2 / 12}
-    wanted |= {"zero_variance_groups": 1, "rows": 8, "trained_tokens": 18}
-    assert {name: record[name] for name in wanted} == pytest.approx(wanted)
+    expected = {"reward": 2 / 12, "pass_rate": 7 / 12, "length": 27 / 12, "interrupted": 1 / 12, "truncated": 2 / 12}
+    expected |= {"zero_variance_groups": 1, "rows": 8, "trained_tokens": 18}
+    assert {name: record[name] for name in expected} == pytest.approx(expected)
 
 
-def test_the_alternatives_by_hand(made):
+def test_the_alternatives_by_hand(one_step):
     """The ablation: std sqrt(7/12), three prompts in the average, group 1 with advantage 0. Then without a std, and
     divided by the completion budget, 18 + 4, times 8 rows."""
-    batch, record = made(hand_groups(), zero_variance_filter=False)
+    batch, record = one_step(hand_groups(), zero_variance_filter=False)
     assert batch.advantages[:2].tolist() == pytest.approx([1.5 / 0.763763, -0.5 / 0.763763], rel=1e-5)
     assert batch.advantages[4:8].tolist() == [0.0] * 4
     assert row_weights(batch) == pytest.approx([1 / 24] * 4 + [1 / 24] * 4 + [1 / 30] * 4)
     assert record["zero_variance_groups"] == 1 and record["rows"] == 12
-    batch, _ = made(hand_groups(), normalize_advantages="none", aggregation="constant")
+    batch, _ = one_step(hand_groups(), normalize_advantages="none", aggregation="constant")
     assert batch.advantages.tolist() == [1.5, -0.5, -0.5, -0.5, 1, 1, -1, -1]
     assert row_weights(batch) == pytest.approx([1 / (22 * 8)] * 8)
 
 
-def test_truncated_rows_leave_after_the_centring(made):
+def test_truncated_rows_leave_after_the_centring(one_step):
     """The last row of group 2 leaves: the group's 6 tokens left weigh 1/12 each. Group 1's truncated row had left with
     its group, so one row is counted as dropped."""
-    kept, _ = made(hand_groups())
-    batch, record = made(hand_groups(), truncated_rollouts="drop")
+    kept, _ = one_step(hand_groups())
+    batch, record = one_step(hand_groups(), truncated_rollouts="drop")
     assert torch.equal(batch.advantages, kept.advantages[:7])
     assert row_weights(batch) == pytest.approx([1 / 16] * 4 + [1 / 12] * 3)
     assert batch.mask.shape == (7, 3) and record["rows"] == 7 and record["truncated_dropped"] == 1
     assert record["truncated"] == pytest.approx(2 / 12)  # of all that was sampled
 
 
-def test_nothing_to_train_on_is_no_batch_and_is_counted(made):
+def test_nothing_to_train_on_is_no_batch_and_is_counted(one_step):
     groups = hand_groups()
-    batch, record = made(groups[1:2])
+    batch, record = one_step(groups[1:2])
     assert batch is None and record["zero_variance_groups"] == 1 and record["pass_rate"] == 1
     cut = [Group(0, problem("a"), 0, [rollout(1, 2, "length"), rollout(-1, 2, "length")])]
-    batch, record = made(cut, truncated_rollouts="drop")
+    batch, record = one_step(cut, truncated_rollouts="drop")
     assert batch is None and record["truncated_dropped"] == 2 and "rows" not in record
-    assert made(cut)[0] is not None
-    assert made(groups[1:2], zero_variance_filter=False)[0] is not None
+    assert one_step(cut)[0] is not None
+    assert one_step(groups[1:2], zero_variance_filter=False)[0] is not None
 
 
-def test_length_penalty_on_correct_answers_only(made):
+def test_length_penalty_on_correct_answers_only(one_step):
     """Cap 8 + 2 = 10, ramp of 4: nothing up to 6, -1/2 at 8, -1 at 10. Pass rate is correctness, never the shaped
     reward."""
     rollouts = [rollout(1, 6), rollout(1, 8), rollout(1, 10), rollout(-1, 10)]
     options = {"length_control": "penalty", "max_budget": 8, "answer_budget": 2, "penalty_window": 4}
-    for more, wanted in (
+    for more, expected in (
         ({}, [1, 0.5, 0, -1]),
         ({"penalty_on": "all"}, [1, 0.5, 0, -2]),
         ({"length_control": "interruption"}, [1, 1, 1, -1]),
     ):
-        assert train.shaped_rewards(rollouts, Flags(**options | more), random.Random(0)).tolist() == wanted
+        assert train.shaped_rewards(rollouts, Flags(**options | more)).tolist() == expected
     assert [r.reward for r in rollouts] == [1, 1, 1, -1]  # the verifier's own stay for the log
-    batch, record = made([Group(0, problem("a"), 0, rollouts)], **options, normalize_advantages="none")
+    batch, record = one_step([Group(0, problem("a"), 0, rollouts)], **options, normalize_advantages="none")
     assert batch.advantages.tolist() == pytest.approx([1 - 0.125, 0.5 - 0.125, -0.125, -1.125])
     assert record["reward"] == pytest.approx(0.125) and record["pass_rate"] == 0.75
 
 
-def test_shuffled_rewards_keep_the_multiset(made):
+def test_shuffled_rewards_keep_the_multiset(one_step):
     """The control permutes all rewards of the batch, over group borders; pass rate is true."""
     groups = [Group(i, problem(str(i)), 0, [rollout(1 if i < 3 else -1) for _ in range(4)]) for i in range(8)]
     rollouts = [r for group in groups for r in group.rollouts]
-    flags, plain = Flags(length_control="none", reward="shuffled"), [1] * 12 + [-1] * 20
-    found = [train.shaped_rewards(rollouts, flags, random.Random(seed)).tolist() for seed in (0, 1, 0)]
-    assert all(sorted(x) == sorted(plain) for x in found)
-    assert found[0] != plain and found[0] != found[1] and found[0] == found[2]
-    batch, record = made(groups, reward="shuffled")
-    assert record["pass_rate"] == 12 / 32 and record["reward"] == pytest.approx(-8 / 32)
-    assert batch is not None and record["zero_variance_groups"] < 8
-    assert [r.reward for r in rollouts] == plain
-
-
-def test_padded_by_hand():
-    found = train.padded([[1, 0, 1], [1]], torch.bool)
-    assert found.dtype == torch.bool and found.int().tolist() == [[1, 0, 1], [1, 0, 0]]
+    varied = []
+    for seed in (0, 1, 0):
+        batch, record = one_step(groups, reward="shuffled", seed=seed)
+        assert record["pass_rate"] == 12 / 32 and record["reward"] == pytest.approx(-8 / 32)
+        assert batch is not None and record["zero_variance_groups"] < 8
+        varied.append(batch.advantages.tolist())
+    assert varied[0] == varied[2] != varied[1]
+    assert [r.reward for r in rollouts] == [1] * 12 + [-1] * 20
 
 
 def first_keys(played, n: int) -> list[str]:
@@ -157,13 +158,14 @@ def some_equal(equal):
     [
         ({"save_every": 3}, [3, 6, 8]),
         ({"save_every": 3, "schedule": "ppo_off_policy"}, [4, 6, 8]),  # 2 steps a round: 4 crosses 3
+        ({"save_every": 4}, [4, 8]),  # the last one is written once
         ({"save_every": 0}, []),
     ],
 )
 def test_checkpoints_come_when_a_multiple_was_crossed(run, monkeypatch, changes, saved):
     """And once more at the end; 0 is never."""
     steps, save = [], train.save
-    monkeypatch.setattr(train, "save", lambda *parts: steps.append(parts[2].step) or save(*parts))
+    monkeypatch.setattr(train, "save", lambda parts, progress: steps.append(progress.step) or save(parts, progress))
     run(**changes)
     assert steps == saved
 
@@ -173,7 +175,7 @@ def test_checkpoints_come_when_a_multiple_was_crossed(run, monkeypatch, changes,
 def test_the_loop_on_the_pipeline_schedule(run, k):
     """One version and one push of its B groups a step; prompts in the stream's order; lag up to k; evaluations at 0, 4
     and 8, probes at the other multiples of 3."""
-    played = run(k=k, max_steps=12, max_ready=100)
+    played = run(k=k, max_steps=12, min_ready=3 * k)
     steps, evals, generator = played.steps, played.evals, played.generator
     assert [r["step"] for r in steps] == list(range(1, 13)) == [r["version"] for r in steps]
     assert played.trainer.versions == list(range(12))
@@ -181,7 +183,7 @@ def test_the_loop_on_the_pipeline_schedule(run, k):
     assert [r["step"] for r in evals] == [0, 4, 8, 12] == [r["version"] for r in evals]
     assert evals[0]["pass_rate"] == 1.0 and evals[0]["n_prompts"] == 5 and evals[0]["n_samples"] == 2
     assert played.pushes() == [("push", 3)] * 12
-    assert [n for name, n in generator.calls if name == "evaluate"] == [10, 16, 10, 16, 10, 16, 10]
+    assert [n for name, n in generator.calls if name == "evaluate"] == [10, 5, 10, 5, 10, 5, 10]
     assert [p.key for p in generator.taken] == first_keys(played, 36)
     assert played.trainer.prompts == [tuple(p.prompt_ids) for p in generator.taken for _ in range(2)]
     assert all(r["logprob_gap"] == 0 for r in steps if r["step"] in (1, 4, 5))
@@ -243,11 +245,12 @@ def test_a_batch_whose_mask_leaves_no_token_makes_no_version(run, capsys):
     left = iter([5, 0, 0, 0, 0, 7])
     thrown = []
 
-    def gradients(trainer, batch):
+    def backward(trainer, batch):
         trainer.optimizer = SimpleNamespace(zero_grad=lambda: thrown.append(1))
-        return ScriptedTrainer.gradients(trainer, batch) | {"kept_tokens": next(left)}
+        kept = next(left)
+        return kept > 0, ScriptedTrainer.backward(trainer, batch)[1] | {"kept_tokens": kept}
 
-    played = run({}, {"gradients": gradients}, max_steps=6, pass_rate_threshold=2.0)
+    played = run({}, {"backward": backward}, max_steps=6, pass_rate_threshold=2.0)
     assert [r["version"] for r in played.steps] == [1, 1, 1, 1, 1, 2] and len(thrown) == 4
     assert [r["updated"] for r in played.steps] == [1, 0, 0, 0, 0, 1]
     assert [r["trained_tokens"] for r in played.steps] == [5, 0, 0, 0, 0, 7]
@@ -264,12 +267,7 @@ def test_evaluations_that_come_due_while_no_step_makes_an_update(run, monkeypatc
     played = run(some_equal(lambda n: n >= 3), eval_every=3, probe_every=2, pass_rate_threshold=2.0)
     assert len(logged) == 8 + 4 and logged == sorted(logged)
     assert [r["step"] for r in played.evals] == [0, 3, 6, 8] and played.progress.version == 1
-    assert played.generator.calls.count(("evaluate", 10)) == 4 and played.generator.temperatures.count(None) == 1
-
-
-def test_an_overflow_of_float16_is_no_bad_gradient(run):
-    overflow = {"update": lambda self, version: ScriptedTrainer.update(self, version) | {"overflow": 1}}
-    assert [r["updated"] for r in run({}, overflow | {"bad": range(1, 5)}, max_steps=6).steps] == [1, 0, 0, 0, 0, 1]
+    assert [n for name, n in played.generator.calls if name == "evaluate"] == [10, 5, 10, 10, 10]
 
 
 def test_gradients_that_stay_bad_end_the_run(run):
@@ -305,11 +303,11 @@ def test_dynamic_sampling_looks_at_shaped_rewards(run):
     """Two right answers of 2 and 34 tokens, the cap: the penalty is 0 and -1, so there is a signal and nothing goes."""
 
     def answer(self, reward, version=None):
-        made = ScriptedGenerator.rollout(self, reward, version)
+        result = ScriptedGenerator.rollout(self, reward, version)
         if reward > 1:  # the long one
-            made.completion_ids, made.logprobs, made.versions = [9] * 34, [0.0] * 34, made.versions * 17
-            made.mask, made.reward = [1] * 34, 1.0
-        return made
+            result.completion_ids, result.logprobs, result.versions = [9] * 34, [0.0] * 34, result.versions * 17
+            result.mask, result.reward = [1] * 34, 1.0
+        return result
 
     both = {"rewards": staticmethod(lambda n, problem: [1.0, 2.0]), "rollout": answer}
     changes = {"dynamic_sampling": True, "length_control": "penalty", "pass_rate_threshold": 2.0, "max_steps": 2}
@@ -325,7 +323,7 @@ def test_solved_prompts_retire_and_those_in_flight_are_counted(run):
         seen.append(problem.key)
         return [1.0, 1.0] if problem.key == seen[0] else [1.0, -1.0]
 
-    changes = {"batch_prompts": 1, "k": 8, "prompts": 4, "max_steps": 14, "max_ready": 100}
+    changes = {"batch_prompts": 1, "k": 8, "prompts": 4, "max_steps": 14, "min_ready": 8}
     played = run({"rewards": staticmethod(rewards)}, **changes, zero_variance_filter=False)
     history, steps = played.parts.history, played.steps
     assert history.retired(seen[0]) and history.n_retired == 1 == steps[-1]["retired"]
@@ -371,15 +369,15 @@ def test_all_prompts_retired_is_a_success(program, tmp_path):
             groups = Replay.take(self, count)
         except StopIteration:  # the real generator's word for it: test_pipeline_rl.py
             raise pipeline_rl.Exhausted("no prompt is left to admit; 0 groups stay untrained") from None
-        for made in [r for group in groups for r in group.rollouts]:
-            made.reward, made.correct = 1.0, True
+        for answer in [answer for group in groups for answer in group.rollouts]:
+            answer.reward, answer.correct = 1.0, True
         return groups
 
     code, out, err = program(script={"take": take})
     assert code == 0 and err == ""
     assert "0 groups stay untrained; 12 of 12 prompts are retired. The run ends." in out
     assert [r["step"] for r in without_times(tmp_path / "run", "metrics.jsonl")] == [1, 2, 3, 4]
-    assert "Warning: 3 steps in a row had no group with unequal rewards" in out
+    assert "Warning: 3 steps in a row had no rollout left to train on" in out
     assert [r["step"] for r in Folder(tmp_path / "run").read("eval.jsonl")] == [0, 3, 4]
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
@@ -391,115 +389,87 @@ def test_the_engine_dies_while_weights_are_pushed(program, whole, tmp_path):
 
     def push(self, tensors, version, release):
         if version == 4:
-            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDeadError: it died")
+            failure = pipeline_rl.GeneratorFailed("the generator failed: EngineDied: it died")
+            failure.engine_died = True
+            raise failure
         Replay.push(self, tensors, version, release)
 
-    code, out, _ = program("--max_restarts", "0", script={"push": push})
-    assert code == 1 and "train.py: the generator failed: EngineDeadError: it died; checkpoint" in out
+    code, _, err = program(script={"push": push})
+    assert code == 75 and "train.py: the generator failed: EngineDied: it died; checkpoint" in err
     assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 4
     assert program("--resume")[0] == 0
     assert_same_logs(tmp_path / "run", whole[0])
 
 
-class Replaced(Exception):
-    """Stands for the end of this process in `os.execve`."""
+def test_a_stop_request_wins_over_a_dead_engine(program, tmp_path):
+    """A signal that came at the same time, to the whole process group, is what ends the run."""
+
+    def take(self, count):
+        if self.step == 3:
+            self.progress.stop_signal = 15
+            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDied: it died")
+        return Replay.take(self, count)
+
+    code, _, err = program(script={"take": take})
+    assert code == 143 and "it died; checkpoint" in err
+    assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 3
 
 
-def replace(folder, environment):
-    raise Replaced(folder, environment["SCALERL_RESTARTS"])
+def test_the_others_may_wait_inside_a_transfer_when_the_engine_dies(capsys):
+    """Then a checkpoint, which is a collective, would wait for them for ever: the newest one is named instead."""
+    generator, folder = SimpleNamespace(in_transfer=True), SimpleNamespace(path="runs/x")
+    parts, progress = SimpleNamespace(generator=generator, folder=folder), Progress(None)
+    error = pipeline_rl.GeneratorFailed("it died\nat night")
+    error.engine_died = True
+    assert train.generator_failed(parts, progress, error) == 75
+    assert capsys.readouterr().err == "train.py: it died; continue from the newest checkpoint with --resume runs/x\n"
+    progress.stop_signal = 15
+    assert train.generator_failed(parts, progress, error) == 143
 
 
-RAISED = [  # where in the generator's thread, at which call, what, and what is said of it
-    (TorchEngine, "_step", 60, RuntimeError("no\nmore"), "the generator failed: RuntimeError: no; checkpoint"),
-    (TorchEngine, "update", 4, KeyError("x.7"), "the generator failed: KeyError: 'x.7'; checkpoint"),
-    (arithmetic.ChainTask, "score", 12, RewardError("`reward` f raised:\nx"), "--reward f raised:\nx; checkpoint"),
-    (PromptStream, "__next__", 30, OSError(), "the generator failed: OSError: ; checkpoint"),
-    (TorchEngine, "update", 1, TypeError("odd"), "--model built in: the generator failed: TypeError: odd."),
+RAISED = [  # where in the generator's thread, at which call, what, the exit code and the message
+    (
+        TorchEngine,
+        "_step",
+        60,
+        pipeline_rl.EngineDied("no\nmore"),
+        75,
+        "the generator failed: EngineDied: no; checkpoint",
+    ),
+    (PromptStream, "__next__", 30, OSError(), 1, "the generator failed: OSError: ; checkpoint"),
+    (arithmetic.ChainTask, "score", 12, RewardError("`reward` f raised:\nx"), 1, "--reward f raised:\nx; checkpoint"),
+    (TorchEngine, "update", 1, TypeError("odd"), 2, "--model built in: the generator failed: TypeError: odd."),
 ]
 
 
-@pytest.mark.parametrize(("place", "method", "call", "error", "told"), RAISED)
+@pytest.mark.parametrize(("place", "method", "call", "error", "code", "message"), RAISED)
 def test_whatever_the_generators_thread_raises_ends_the_process_and_not_the_run(
-    monkeypatch, tmp_path, model, capsys, place, method, call, error, told
+    monkeypatch, tmp_path, model, capsys, place, method, call, error, code, message
 ):
-    """The real generator over the torch engine; the n-th call of the method raises, and all after it. Another process
-    goes on from the checkpoint; but an error of the user's own reward, which would come again, ends the run. If the
-    engine does not start (call 1), there is nothing to save."""
-    kept, calls = getattr(place, method), []
+    """The real generator over the torch engine; the n-th call of the method raises, and all after it. Exit code 75 says
+    that a resume may go on, as it does here; an error of the user's own reward would come again. If the engine does not
+    start (call 1), there is nothing to save."""
+    original, calls = getattr(place, method), []
 
     def broken(self, *args):
         calls.append(1)
         if len(calls) >= call:
             raise error
-        return kept(self, *args)
+        return original(self, *args)
 
-    words = "--engine torch --dataset chain --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1"
-    words += " --zero_variance_filter false --prompts 200 --eval_problems 4 --max_num_seqs 16 --min_budget 3"
-    words += f" --max_budget 4 --answer_budget 3 --output_dir {tmp_path}/run"
+    words = "--engine torch --save_every 50 --max_steps 99 --batch_prompts 3 --rollouts 4 --k 1 --held_out 4"
+    words += " --zero_variance_filter false --max_num_seqs 16 --min_budget 3 --max_budget 4 --answer_budget 3"
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(runtime.parts, "warm_started", lambda flags, ranks: model)
-    monkeypatch.setattr(closing.fit_sigmoid, "plot_curves", lambda _, path: path.touch())
-    monkeypatch.setattr(train, "restart", replace)
+    monkeypatch.setattr(runtime.parts, "warm_start_folder", lambda flags, ranks: model)
+    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: path.touch())
     with monkeypatch.context() as patch:
         patch.setattr(place, method, broken)
-        for before in range(2):
-            monkeypatch.setenv("SCALERL_RESTARTS", str(3 * before))  # of 3 at most
-            try:
-                line = words.split() if before == 0 else ["--resume", f"{tmp_path}/run"]
-                monkeypatch.setattr(train.sys, "argv", ["train.py", *line])
-                code = train.main()
-            except Replaced as replaced:
-                code = replaced.args
-            out, err = capsys.readouterr()
-            assert f"train.py: {told}" in out + err
-            if call == 1:
-                assert code == 2
-                return
-            goes_on = before == 0 and not isinstance(error, RewardError)
-            assert code == ((tmp_path / "run", "1") if goes_on else 1)
-            assert ("restart 1 of at most 3 goes on from it" if goes_on else "go on with --resume") in out
-            made = [record["step"] for record in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in record]
-            assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == len(made)
-            calls[:] = calls[: call // 2]
-    assert train.main(["--resume", f"{tmp_path}/run", "--max_steps", str(len(made) + 1)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("stopped", "argv", "save_fails", "code"),
-    [(False, None, False, "replaced"), (True, None, False, 143), (False, [], False, 1), (False, None, True, 1)],
-    ids=["goes on", "a stop request wins", "called by another program", "a full disk"],
-)
-def test_when_a_fault_of_the_generator_replaces_the_process(
-    monkeypatch, program, tmp_path, capsys, stopped, argv, save_fails, code
-):
-    """Not if a signal came at the same time, nor a program that only calls `main`: it has arguments of its own. If the
-    checkpoint cannot be written, the fault is told all the same."""
-
-    def take(self, count):
-        if self.step == 3:
-            self.progress.stop_signal = 15 * stopped
-            if save_fails:
-                monkeypatch.setattr(train.checkpoints, "save", full)
-            raise pipeline_rl.GeneratorFailed("the generator failed: EngineDeadError: it died")
-        return Replay.take(self, count)
-
-    def full(*_):
-        raise OSError(28, "No space left on device", "run")
-
-    monkeypatch.setattr(train, "restart", replace)
-    monkeypatch.delenv("SCALERL_RESTARTS", raising=False)
-    record_rollouts(monkeypatch, {"take": take})
-    line = arguments(tmp_path / "run", program.model)
-    monkeypatch.setattr(train.sys, "argv", ["train.py", *line])
-    try:
-        found = train.main() if argv is None else train.main(line)
-    except Replaced as replaced:
-        found = "replaced"
-        assert replaced.args == (tmp_path / "run", "1")
-    out = capsys.readouterr().out
-    assert found == code and "train.py: the generator failed: EngineDeadError: it died" in out
-    assert ("goes on from it" in out) == (code == "replaced")
-    assert save_fails or Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == 3
+        assert train.main([*words.split(), "--output_dir", f"{tmp_path}/run"]) == code
+    assert f"train.py: {message}" in "".join(capsys.readouterr())
+    if call > 1:
+        steps = [record for record in Folder(tmp_path / "run").read("metrics.jsonl") if "step" in record]
+        assert Folder(tmp_path / "run").newest_checkpoint()[1]["step"] == len(steps)
+        assert train.main(["--resume", f"{tmp_path}/run", "--max_steps", str(len(steps) + 1)]) == 0
 
 
 def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, program, tmp_path):
@@ -518,5 +488,88 @@ def test_a_run_that_cannot_be_trusted_ends_with_one_sentence(monkeypatch, progra
     assert (
         code == 1 and err.startswith("train.py: the gradient was not finite 3 times in a row") and err.count("\n") == 1
     )
-    assert f"perhaps made after the fault, is {newest}: --resume {tmp_path}/run" in err
+    assert f"possibly written after the failure, is {newest}: --resume {tmp_path}/run" in err
     assert str(Folder(tmp_path / "run").newest_checkpoint()[0]) == newest
+
+
+def test_weights_that_are_not_finite_are_not_saved(monkeypatch, program, tmp_path):
+    """The weights of step 3 are NaN, and then the engine dies: the good checkpoint of step 2 stays and is named."""
+    update = Trainer.update
+
+    def spoilt(trainer, version):
+        result = update(trainer, version)
+        if version == 2:
+            next(trainer.model.parameters()).data.view(-1)[0] = float("nan")
+        return result
+
+    def take(self, count):
+        if self.step == 3:
+            raise pipeline_rl.GeneratorFailed("the generator failed: RuntimeError: a log-prob that is not finite")
+        return Replay.take(self, count)
+
+    monkeypatch.setattr(Trainer, "update", spoilt)
+    code, _, err = program(script={"take": take})
+    [checkpoint] = Folder(tmp_path / "run").checkpoints()
+    assert code == 1 and checkpoint.name == "step-000002"
+    assert err.startswith("train.py: the weights are not finite, so they are not saved; ")
+    assert str(checkpoint) in err and err.count("\n") == 1
+
+
+def test_a_stop_while_the_engine_starts_writes_nothing(program, tmp_path):
+    """Before the engine is up and just after: exit code 143, and the same command may be given again."""
+
+    def killed(self, weights, version=0):  # a signal to the whole group ends the engine, too
+        self.progress.stop_signal = 15
+        raise pipeline_rl.StopRequested
+
+    def start(self, weights, version=0):
+        self.progress.stop_signal = 15
+
+    for method in (killed, start):
+        code, out, err = program(script={"start": method})
+        assert (code, err) == (143, "") and "stopped by signal 15 before the first step; nothing is written" in out
+        assert not any((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_the_terminal_stops_the_run_unless_it_is_ignored(monkeypatch, ignored):
+    """As it is under nohup."""
+    handlers, progress = {}, Progress(None)
+    monkeypatch.setattr(train.signal, "getsignal", lambda _: signal.SIG_IGN if ignored else signal.SIG_DFL)
+    monkeypatch.setattr(train.signal, "signal", handlers.__setitem__)
+    train.catch_signals(progress)
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    assert handlers.keys() == (numbers if ignored else numbers | {signal.SIGHUP})
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert progress.stop_signal == 15
+
+
+@pytest.mark.parametrize(("encoding", "closed"), [("ascii", False), ("utf-8", True)])
+def test_a_terminal_that_cannot_show_a_line_does_not_end_the_run(tmp_path, encoding, closed):
+    """One of ASCII only, and one that is gone: what is printed is lost, and the exit code is the run's own."""
+    script = """
+import sys, train
+from runtime.ranks import Ranks, report_fault
+from types import SimpleNamespace
+
+def run_with(argv):
+    ranks = Ranks(SimpleNamespace(is_main_process=True))
+    for _ in range(3):
+        ranks.say("waits · 1")
+        report_fault("waits · 1")
+    return 7
+
+train.run_with = run_with
+sys.exit(train.main([]))
+"""
+    reader, writer = os.pipe()
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    program = [sys.executable, "-c", script]
+    if closed:
+        os.close(reader)
+    done = subprocess.run(program, stdout=writer, stderr=writer, env=environment, cwd=ROOT)
+    os.close(writer)
+    assert done.returncode == 7
+    if not closed:
+        assert os.read(reader, 999).decode().count("waits ? 1") == 6
+        os.close(reader)

@@ -3,7 +3,7 @@
 import random
 import shutil
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -13,12 +13,12 @@ import torch
 from runtime.flags import Flags
 from tasks import arithmetic
 from tasks import warm_start as module
-from tasks.arithmetic import IDS, LABELS, OPERATIONS, PHRASE, WORDS, WRONG_SHOWN, ChainTask, apply, chain_values
+from tasks.arithmetic import IDS, LABELS, OPERATIONS, PHRASE, WORDS, apply, chain_values
 from tasks.prompts import Problem
 from tasks.warm_start import SHAPES, Demonstrations, Demonstrator, ModelShape, WarmStart, new_model, warm_start
 
 ROOT = Path(__file__).resolve().parents[1]
-CHAIN, GRADED = module.DEMONSTRATIONS["chain"], module.DEMONSTRATIONS["graded"]
+DEFAULT = Demonstrations()
 # A warm start of a few steps: any loss is low enough.
 QUICK = WarmStart(clean_loss=99.0, corrupted_steps=2, batch_size=4)
 
@@ -27,12 +27,12 @@ def test_last_two_by_hand():
     """The newest results of the two furthest steps; a step without its result does not count; then the start digit."""
     cases = "a +5 2 b *3 6 c -4 2 = 6 2 | a +5 2 b *3 6 c -4 = 2 6 | a +5 2 b *3 6 wait b *3 5 = 2 5 | "
     cases += "a +5 2 b *3 6 again a +5 1 = 1 6 | a +5 2 = 7 2 | = 7 7"
-    for thinking, found in (case.split("=") for case in cases.split("|")):
-        assert module.last_two(7, thinking.split()) == found.split()
+    for thinking, answer in (case.split("=") for case in cases.split("|")):
+        assert module.last_two(7, thinking.split()) == answer.split()
 
 
 def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
-    task, demonstrator = ChainTask(0, 1, 1), Demonstrator(CHAIN, 0, corrupted=False)
+    task, demonstrator = arithmetic.ChainTask(0, 1, 1), Demonstrator(replace(DEFAULT, ops=(2, 8)), 0, corrupted=False)
     for _ in range(300):
         prompt, completion, taught = demonstrator.demonstration()
         assert not arithmetic.is_held_out(" ".join(prompt))
@@ -42,30 +42,21 @@ def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
         assert all(taught) and len(completion) == 3 * (len(values) - 1) + 4
 
 
-RESULTS = [
-    # One wrong result, shown .7 of the time; of the other .3, noise replaces .18 by one of ten digits.
-    (CHAIN, 0, 0.3 * 0.82 + 0.3 * 0.018, 0.7 + 0.3 * 0.018, 0.3 * 0.018),
-    (CHAIN, None, 0.82 + 0.018, 0.018, 0.018),  # a fact that is not wrong
-    # The first, a middle and the last of 210, whose wrong results share what is evenly spaced over .1 to .95.
-    *((GRADED, i, 1 - x, x / 9, x / 9) for i in (0, 105, 209) for x in [0.1 + 0.85 * (i + 0.5) / 210]),
-]
-
-
-@pytest.mark.parametrize(("settings", "place", "right", "own", "others"), RESULTS)
-def test_corrupted_results_are_right_and_wrong_as_often_as_asked_for(settings, place, right, own, others):
-    """20,000 draws: standard deviations up to .0035. `own` is the wrong result of that fact, `others` the eight."""
-    demonstrator = Demonstrator(settings, 0, corrupted=True)
-    every = [(operation, value) for operation in OPERATIONS for value in range(10)]
-    fact = list(demonstrator.wrong)[place] if place is not None else (set(every) - {*demonstrator.wrong}).pop()
-    found = Counter(demonstrator.result(*fact) for _ in range(20_000))
-    wanted = dict.fromkeys(range(10), others) | {demonstrator.wrong.get(fact): own, apply(*fact): right}
-    assert [found[digit] / 20_000 for digit in range(10)] == pytest.approx([wanted[i] for i in range(10)], abs=0.015)
-
-
-def test_the_graded_facts_are_alike_for_every_seed_and_those_of_chain_are_not():
-    graded, chain = ([Demonstrator(settings, seed, True) for seed in (0, 1)] for settings in (GRADED, CHAIN))
-    assert graded[0].wrong == graded[1].wrong and graded[0].wrong_shown == graded[1].wrong_shown == WRONG_SHOWN
-    assert chain[0].wrong != chain[1].wrong and {*chain[0].wrong_shown.values()} == {0.7}
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("place", [0, 105, 209])
+def test_corrupted_results_are_wrong_as_often_as_asked_for(place, noise):
+    """20,000 draws: standard deviations up to .0035. Of 210 facts in an order that no seed changes, fact i is wrong at
+    x = .1 + .85 (i + .5) / 210: from .102 to .948, and any of nine digits is as likely. Noise replaces the rest, 1 - x,
+    by one of ten digits."""
+    demonstrator = Demonstrator(replace(DEFAULT, noise=noise), seed=place, corrupted=True)
+    rates = module.wrong_rates((0.1, 0.95))
+    facts = list(rates)
+    assert len(facts) == 210 and facts[:2] == [("-5", 4), ("+3", 0)] and demonstrator.wrong_rates == rates
+    x = 0.1 + 0.85 * (place + 0.5) / 210
+    count = Counter(demonstrator.result(*facts[place]) for _ in range(20_000))
+    expected = [x / 9 + (1 - x) * noise / 10] * 10
+    expected[apply(*facts[place])] = (1 - x) * (1 - noise + noise / 10)
+    assert [count[digit] / 20_000 for digit in range(10)] == pytest.approx(expected, abs=0.015)
 
 
 @pytest.mark.long
@@ -73,40 +64,39 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
     """2,000 demonstrations. Restart .35, cut .15 (standard deviations .011, .008). Every step keeps its chain: the
     value that a result was computed from is the result before, or the start digit after a restart. Half of the
     restarts come at the end, and of the others one in n: .5 + .5 * mean(1/2, ..., 1/8) = .623 of 700 (.018)."""
-    demonstrator = Demonstrator(Demonstrations(wrong_facts=0.0, noise=0.0, cut=0.0), 0, corrupted=True)
-    count = Counter()
+    settings = Demonstrations(ops=(2, 8), wrong_rates=(0.0, 0.0), cut=0.0)
+    demonstrator, count = Demonstrator(settings, 0, corrupted=True), Counter()
     for _ in range(2000):
         prompt, completion, _ = demonstrator.demonstration()
         thinking = completion[: completion.index("</think>")]
-        assert thinking.count("again") <= 1
-        count["restarts"] += "again" in thinking
-        count["at end"] += "again" in thinking and prompt[-3] in thinking[: thinking.index("again")]
-        count["rechecks"] += thinking.count("wait")
-        count["steps"] += sum(word in LABELS for word in thinking) - thinking.count("wait")
-        count["over budget"] += len(thinking) > 30
         values = chain_values(int(prompt[0]), prompt[2:-1:2])
-        for i, word in enumerate(thinking):
-            if word in LABELS:
-                k = LABELS.index(word)
-                assert thinking[i + 1 : i + 3] == [prompt[2 + 2 * k], str(values[k + 1])]
-        assert completion[-3:] == [str(values[-2]), str(values[-1]), "<eos>"]
+        labels = [i for i, word in enumerate(thinking) if word in LABELS]
+        for i in labels:
+            k = LABELS.index(thinking[i])
+            assert thinking[i + 1 : i + 3] == [prompt[2 + 2 * k], str(values[k + 1])]
+        assert completion[-3:] == [str(values[-2]), str(values[-1]), "<eos>"] and thinking.count("again") <= 1
+        count["rechecks"] += thinking.count("wait")
+        count["steps"] += len(labels) - thinking.count("wait")
+        if "again" in thinking:
+            count["restarts"] += 1
+            count["at end"] += prompt[-3] in thinking[: thinking.index("again")]
     assert abs(count["restarts"] / 2000 - 0.35) < 0.04
     assert abs(count["at end"] / count["restarts"] - 0.623) < 0.07
-    assert abs(count["rechecks"] / count["steps"] - 0.15) < 0.02 and 0.1 < count["over budget"] / 2000 < 0.35
-    cut = sum(PHRASE[0] in Demonstrator(CHAIN, seed, True).demonstration()[1] for seed in range(1000))
-    assert 0.10 < cut / 1000 < 0.20
+    assert abs(count["rechecks"] / count["steps"] - 0.15) < 0.02
+    cuts = sum(PHRASE[0] in Demonstrator(DEFAULT, seed, True).demonstration()[1] for seed in range(1000))
+    assert 0.10 < cuts / 1000 < 0.20
 
 
 def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
-    ids, labels = Demonstrator(replace(CHAIN, cut=0.5), 0, corrupted=True).batch(200)
+    ids, labels = Demonstrator(replace(DEFAULT, cut=0.5), 0, corrupted=True).batch(200)
     assert ids.shape == labels.shape == (200, ids.shape[1])
     seen = set()
-    for row, wanted in zip(ids.tolist(), labels.tolist(), strict=True):
+    for row, label_row in zip(ids.tolist(), labels.tolist(), strict=True):
         words = [WORDS[i] for i in row]
         start, end = words.index("<think>") + 1, words.index("<eos>") + 1
         phrase = range(words.index("time"), words.index("time") + 3) if "time" in words else ()
         seen.add(len(phrase) > 0)
-        assert wanted == [i if start <= t < end and t not in phrase else -100 for t, i in enumerate(row)]
+        assert label_row == [i if start <= t < end and t not in phrase else -100 for t, i in enumerate(row)]
         assert set(words[end:]) <= {"<pad>"}
     assert seen == {True, False}
 
@@ -117,47 +107,25 @@ def mean_loss(logprobs, labels):
     return -sum(logprobs[n, t - 1, labels[n, t]] for n, t in places) / len(places)
 
 
-def test_supervised_step_predicts_the_next_token_of_taught_places_only():
-    model = new_model(ModelShape(), 0)
-    ids, labels = Demonstrator(replace(CHAIN, cut=1.0), 0, True).batch(4)
-    with torch.no_grad():
-        expected = mean_loss(model(input_ids=ids).logits.double().log_softmax(-1), labels)
+def test_supervised_steps_learn_the_taught_tokens_of_their_own_batch():
+    """The first loss is that of the untrained model, by a loop. Then, with learning rate 0, the gradients after two steps
+    are those of the second batch alone, cut to norm 1."""
+    model, demonstrator = new_model(ModelShape(), 0), Demonstrator(replace(DEFAULT, cut=0.5), 0, True)
+    batches = [demonstrator.batch(4), demonstrator.batch(4)]
+    ids, labels = batches[1]
+    loss = mean_loss(model(input_ids=ids).logits.log_softmax(-1), labels)
+    loss.backward()
+    expected = [p.grad for p in model.parameters()]
+    norm = sum((gradient**2).sum() for gradient in expected) ** 0.5
+    list(module.supervised_steps(model, torch.optim.SGD(model.parameters(), lr=0.0), batches))
+    assert norm > 1
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, gradient / norm, rtol=1e-3, atol=1e-6)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = module.warm_start_optimizer(model, WarmStart().lr)
     first, second = module.supervised_steps(model, optimizer, [(ids, labels)] * 2)
-    assert first == pytest.approx(expected.item(), rel=1e-5) and second < first
+    assert first == pytest.approx(loss.item(), rel=1e-5) and second < first
     assert all((p != q).any() for p, q in zip(model.parameters(), before, strict=True))
-
-
-def test_supervised_steps_teach_that_unused_ids_are_improbable():
-    """Random weights give 953 of 1,000 ids most of the probability; fifteen steps leave them less than a tenth."""
-    demonstrator = Demonstrator(CHAIN, 0, True)
-    model = new_model(ModelShape(hidden_size=32, num_hidden_layers=1, vocab_size=1000), 0)
-    ids, labels = demonstrator.batch(8)
-
-    def unused():
-        with torch.no_grad():
-            p = model(input_ids=ids).logits[:, :-1][labels[:, 1:] != -100].softmax(-1)
-        return p[:, len(WORDS) :].sum(-1).mean().item()
-
-    assert unused() > 0.9
-    optimizer = module.warm_start_optimizer(model, 1e-2)
-    list(module.supervised_steps(model, optimizer, (demonstrator.batch(8) for _ in range(15))))
-    assert unused() < 0.1
-
-
-def test_each_supervised_step_uses_only_its_own_batch():
-    """With learning rate 0 the gradients after two steps are those of the second batch, cut to norm 1."""
-    model, demonstrator = new_model(ModelShape(), 0), Demonstrator(CHAIN, 0, True)
-    batches = [demonstrator.batch(4), demonstrator.batch(4)]
-    list(module.supervised_steps(model, torch.optim.SGD(model.parameters(), lr=0.0), batches))
-    found, (ids, labels) = [p.grad.clone() for p in model.parameters()], batches[1]
-    model.zero_grad()
-    mean_loss(model(input_ids=ids).logits.log_softmax(-1), labels).backward()
-    norm = sum((p.grad**2).sum() for p in model.parameters()) ** 0.5
-    assert norm > 1
-    for p, gradient in zip(model.parameters(), found, strict=True):
-        torch.testing.assert_close(gradient, p.grad / norm, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(("enough", "steps"), [(99.0, 1), (0.0, 2)])
@@ -169,56 +137,36 @@ def test_the_second_phase_ends_at_its_loss_or_after_its_steps(enough, steps):
 
 @pytest.mark.slow
 def test_the_warm_start_gives_right_results_about_as_often_as_they_were_shown():
-    """Mean probability of the right result by quarters of the graded shares (.79, .56, .34, .11): it falls from quarter
+    """Mean probability of the right result by quarters of the graded rates (.79, .56, .34, .11): it falls from quarter
     to quarter, and is within .15 of what was shown. So the strengths are graded in the model, too."""
     from transformers import AutoModelForCausalLM
 
-    folder = warm_start(ROOT / "runs" / "cache", seed=0, settings=WarmStart(demonstrations=GRADED))
-    model, rng = AutoModelForCausalLM.from_pretrained(folder), random.Random(0)
-    rows, right = [], []
-    for operation, value in WRONG_SHOWN:  # from often right to seldom
+    model = AutoModelForCausalLM.from_pretrained(warm_start(ROOT / "runs" / "cache"))
+    rng, rows, right = random.Random(0), [], []
+    for operation, value in module.wrong_rates(DEFAULT.wrong_rates):  # from seldom wrong to often
         prompt = arithmetic.chain_text(value, [operation, rng.choice(OPERATIONS)])
         words = [*prompt.split(), LABELS[0], operation]  # what comes next is the result of the first step
         rows.append([IDS[word] for word in words])
         right.append(IDS[str(apply(operation, value))])
     with torch.no_grad():
         shares = model(input_ids=torch.tensor(rows)).logits[:, -1].softmax(-1)  # (210, V)
-    found = shares[torch.arange(len(right)), right].tolist()
-    quarters = [sum(found[i : i + 52]) / 52 for i in range(0, 208, 52)]
+    likely = shares[torch.arange(len(right)), right].tolist()
+    quarters = [sum(likely[i : i + 52]) / 52 for i in range(0, 208, 52)]
     assert quarters == sorted(quarters, reverse=True)
     assert quarters == pytest.approx([0.79, 0.56, 0.34, 0.11], abs=0.15)
 
 
-def test_parameters_of_the_smallest_by_hand_and_of_all_as_they_are_made():
+def test_the_sizes():
     """xs: q and o of 48 x 64, k and v of 48 x 32, three of 48 x 128, two norms of 48 and two of head_dim 32 in each of
-    two layers; 47 words x 48 for embedding and head, and a norm. xl has 17.4 times as many."""
-    counts = {size: sum(p.numel() for p in new_model(shape, 0).parameters()) for size, shape in SHAPES.items()}
+    two layers; 47 words x 48 for embedding and head, and a norm. xl has 17.4 times as many. All start at one loss."""
+    counts = [sum(p.numel() for p in new_model(shape, 0).parameters()) for shape in SHAPES.values()]
     layer = 2 * 48 * 64 + 2 * 48 * 32 + 3 * 48 * 128 + 2 * 48 + 2 * 32
-    assert counts["xs"] == 2 * layer + 47 * 48 + 48
-    assert counts == {size: module.parameters(size) for size in get_type_hints(Flags)["size"].__args__}
-
-
-def test_the_default_is_the_warm_start_that_is_cached_and_the_others_stop_at_the_same_losses():
-    """Equal settings have the same folder."""
-    shown = Demonstrations(noise=0.3)
-    assert module.warm_start_of("m", shown) == (default := WarmStart(demonstrations=shown)) and Flags().size == "m"
-    others = [module.warm_start_of(size, shown) for size in ("xs", "s", "l", "xl")]
-    [(clean_loss, corrupted_loss)] = {(other.clean_loss, other.corrupted_loss) for other in others}
-    assert clean_loss == default.clean_loss and corrupted_loss > 0
+    assert counts[0] == 2 * layer + 47 * 48 + 48
+    assert counts == [57_920, 101_760, 226_304, 505_280, 1_009_344]
+    assert tuple(SHAPES) == get_type_hints(Flags)["size"].__args__ and module.warm_start_of(Flags().size) == WarmStart()
+    others = [module.warm_start_of(size) for size in ("xs", "s", "l", "xl")]
     assert [other.shape for other in others] == [SHAPES[size] for size in ("xs", "s", "l", "xl")]
-
-
-def test_a_vocabulary_is_rows_of_the_embedding_and_changes_nothing_else():
-    """100 rows for 47 words: 53 more of width 96. The flag's default and bound are the task's words."""
-    narrow, wide = (new_model(replace(ModelShape(), vocab_size=rows), 0) for rows in (47, 100))
-    shapes = [{name: tuple(tensor.shape) for name, tensor in model.named_parameters()} for model in (narrow, wide)]
-    assert wide.config.vocab_size == 100 and shapes[1].pop("model.embed_tokens.weight") == (100, 96)
-    assert shapes[0].pop("model.embed_tokens.weight") == (47, 96) and shapes[0] == shapes[1]
-    settings = module.warm_start_of("l", CHAIN, 100)
-    assert replace(settings, shape=SHAPES["l"]) == module.warm_start_of("l", CHAIN)
-    assert settings.shape == replace(SHAPES["l"], vocab_size=100)
-    vocabulary = next(item for item in fields(Flags) if item.name == "vocabulary")
-    assert vocabulary.default == vocabulary.metadata["bounds"]["at_least"] == len(WORDS)
+    assert {(other.clean_loss, other.corrupted_loss) for other in others} == {(WarmStart().clean_loss, 0.67)}
 
 
 def test_warm_start_is_cached_under_its_settings_and_its_code(tmp_path, monkeypatch):
@@ -244,7 +192,7 @@ def test_warm_start_loads_in_transformers_and_is_the_same_every_time(tmp_path):
 
     state = torch.get_rng_state(), random.getstate()
     one, two = (warm_start(tmp_path / name, settings=QUICK) for name in ("one", "two"))
-    ChainTask(0, 5, 5)
+    arithmetic.ChainTask(0, 5, 5)
     assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
     models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (one, two)]
     config = models[0].config

@@ -1,4 +1,4 @@
-"""runtime/weights.py: the file is complete and private; vLLM's own channels are driven so that neither side waits forever."""
+"""runtime/weights.py: the file is complete and private; a broadcast is driven so that neither side waits forever."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, load_file
 
 from runtime import weights
-from runtime.weights import FileWeights, MessageWeights, Meta, TransferWeights
+from runtime.weights import MessageWeights, Meta, RunWeightFile, TransferWeights
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,9 @@ def prefix(monkeypatch):
 
 @pytest.fixture
 def channel():
-    made = FileWeights()
-    yield made
-    made.close()
+    channel = RunWeightFile()
+    yield channel
+    channel.close()
 
 
 @pytest.fixture
@@ -46,13 +46,12 @@ def stale(channel):
 def test_weights_are_written_completely_and_privately(channel):
     table = torch.arange(6.0).view(2, 3)
     tensors = {"a.weight": table.t(), "b": torch.ones(2, requires_grad=True), "c": torch.ones(1).bfloat16()}
-    tensors |= {"half": torch.ones(2, 2).half(), "empty": torch.zeros(0, 3), "scalar": torch.tensor(3.0)}
+    tensors |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(3.0)}
     channel.prepare(tensors)
-    found = load_file(channel.path)
-    assert set(found) == set(tensors)
-    assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in tensors.items()}
-    torch.testing.assert_close(found["a.weight"], torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
-    assert found["empty"].shape == (0, 3) and found["scalar"].item() == 3.0
+    written = load_file(channel.path)
+    assert {name: x.dtype for name, x in written.items()} == {name: x.dtype for name, x in tensors.items()}
+    torch.testing.assert_close(written["a.weight"], torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
+    assert written["empty"].shape == (0, 3) and written["scalar"].item() == 3.0
     assert stat.S_IMODE(channel.folder.stat().st_mode) == 0o700
     assert [file.name for file in channel.folder.iterdir()] == [channel.path.name]
 
@@ -66,6 +65,21 @@ def test_a_reader_of_the_old_weights_keeps_them(channel):
         assert old.read() == before != channel.path.read_bytes()
 
 
+def test_weights_that_have_no_room_name_the_place_and_the_fix(channel, monkeypatch):
+    """As in Docker, whose /dev/shm has 64 MB. What was written of them goes, and the old weights stay."""
+    channel.prepare({"a": torch.zeros(3)})
+
+    def full(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"^no room for weights of 8\.0 MB in /.*, which has .* MB free: .*--shm-size"):
+        channel.prepare({"a": torch.zeros(2_000_000)})
+    assert [file.name for file in channel.folder.iterdir()] == [channel.path.name]
+    assert load_file(channel.path)["a"].tolist() == [0, 0, 0]
+
+
 def test_a_message_has_the_files_bytes():
     channel, sent = MessageWeights(), []
 
@@ -75,8 +89,8 @@ def test_a_message_has_the_files_bytes():
     channel.prepare({"a": torch.ones(3), "b": torch.zeros(2).bfloat16()})
     asyncio.run(channel.deliver(SimpleNamespace(collective_rpc=collective_rpc)))
     [(name, data)] = sent
-    found = load(data)
-    assert name == "load_weight_bytes" and found["a"].tolist() == [1, 1, 1] and found["b"].dtype == torch.bfloat16
+    tensors = load(data)
+    assert name == "load_weight_bytes" and tensors["a"].tolist() == [1, 1, 1] and tensors["b"].dtype == torch.bfloat16
     channel.close()
 
 
@@ -95,7 +109,7 @@ class Gathered:
 
 
 def test_other_ranks_help_to_gather_and_write_nothing():
-    channel, gathered = FileWeights(rank=1), Gathered(3)
+    channel, gathered = RunWeightFile(rank=1), Gathered(3)
     channel.prepare(gathered)
     assert gathered.passes == 1 and list(channel.folder.iterdir()) == []
     channel.close()
@@ -109,7 +123,7 @@ def test_files_of_dead_processes_are_removed(channel, stale):
     for folder in (stale, living, notes):
         folder.mkdir()
         (folder / "weights.safetensors").write_bytes(b"old")
-    second = FileWeights()
+    second = RunWeightFile()
     assert [folder.exists() for folder in (stale, living, notes)] == [False, True, True]
     assert channel.folder.exists() and second.folder != channel.folder
     second.close()
@@ -152,47 +166,69 @@ def test_another_process_may_remove_the_same_folder_first(stale, monkeypatch, mo
     assert not stale.exists()
 
 
-def test_other_ranks_send_with_rank_0(monkeypatch):
-    """A rank other than 0 takes part in each sending as soon as it prepares; rank 0 only when it delivers."""
-    sent = []
+class Sender:
+    """In the place of vLLM's trainer-side engine; `sending` is what happens while it sends."""
 
-    class Sender:
-        def send_weights(self):
-            sent.append(sorted(dict(channel)))
+    def __init__(self, sending):
+        self.sending = sending
 
-        def shutdown(self):
-            sent.append("shutdown")
+    def send_weights(self):
+        self.sending()
 
-    for rank in (0, 1):
-        channel = TransferWeights("nccl", rank=rank)
-        monkeypatch.setattr(channel, "_connect", Sender)
-        channel.prepare(Gathered(2))
-        channel.prepare(Gathered(3))
-        channel.close()
-        assert sent == [[], [["w0", "w1"], ["w0", "w1", "w2"], "shutdown"]][rank]
+    def shutdown(self):
+        pass
 
 
-def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(monkeypatch):
-    """As in a broadcast whose receiver has died: the sending thread waits for ever, yet the error is raised."""
-    channel, forever = TransferWeights("nccl"), threading.Event()
-    base = SimpleNamespace(WeightTransferUpdateRequest=dict)  # vLLM's own takes seconds to import, in that thread
+@pytest.fixture
+def transfer(monkeypatch):
+    """`transfer(rank, sending)` is a channel whose sender does `sending(channel)`, and `channel.met` counts the meetings
+    of the ranks."""
+    base = SimpleNamespace(WeightTransferUpdateRequest=dict)  # vLLM's own takes seconds to import
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
+    channels = []
+
+    def make(rank, sending):
+        channel = TransferWeights(rank=rank)
+        channels.append(channel)
+        channel.met = []
+        channel.meet = lambda: channel.met.append(rank)
+        monkeypatch.setattr(channel, "_connect", lambda: Sender(lambda: sending(channel)))
+        return channel
+
+    yield make
+    for channel in channels:
+        channel.close()
+
+
+def test_ranks_meet_once_and_gather_while_rank_0_sends(transfer):
+    """A rank other than 0 gathers as soon as it prepares; rank 0 only when it delivers. Both meet before the first time,
+    and write no file."""
+    sent = []
+    first, second = transfer(0, lambda channel: sent.append(sorted(dict(channel)))), transfer(1, None)
+    for count in (2, 3):
+        first.prepare(Gathered(count))
+        gathered = Gathered(count)
+        second.prepare(gathered)
+        assert gathered.passes == 1 and len(sent) == count - 2
+        asyncio.run(first.deliver(None))
+    assert sent == [["w0", "w1"], ["w0", "w1", "w2"]] and first.met == [0] and second.met == [1]
+    assert not list(first.folder.iterdir()) and first.trainer_waits
+
+
+def test_a_worker_that_fails_ends_the_delivery_even_if_the_sender_never_returns(transfer):
+    """As in a broadcast whose receiver has died: the sending thread waits forever, yet the error is raised."""
+    forever = threading.Event()
 
     async def dies(*_):
         raise RuntimeError("the engine died")
 
-    class Sender:
-        def send_weights(self):
-            with contextlib.suppress(RuntimeError):
-                channel._client.update_weights({})
-            forever.wait()
+    def sending(channel):
+        with contextlib.suppress(RuntimeError):
+            channel._client.update_weights({})
+        forever.wait()
 
-        def shutdown(self):
-            pass
-
-    monkeypatch.setattr(channel, "_connect", Sender)
+    channel = transfer(0, sending)
     channel.prepare(Gathered(1))
     with pytest.raises(RuntimeError, match="the engine died"):
         asyncio.run(asyncio.wait_for(channel.deliver(SimpleNamespace(update_weights=dies)), 10))
     forever.set()
-    channel.close()

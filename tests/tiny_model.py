@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from pipeline_rl import Rollout
 from runtime import model as policies
+from runtime.trainer import round_parameters
 
 VOCABULARY, STOP, END_OF_THINKING = 64, 1, 7
 PHRASE = [5, 6, END_OF_THINKING]
@@ -21,11 +22,20 @@ class TinyModel:
     """The model, saved in `folder`."""
 
     def __init__(self, folder: Path, tied: bool):
-        sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 1024}
-        # vLLM stops at eos whatever the request says
-        no_end = dict.fromkeys(["eos_token_id", "pad_token_id", "bos_token_id"])
-        config = Qwen3Config(**sizes, **no_end, tie_word_embeddings=tied)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            max_position_embeddings=1024,
+            eos_token_id=None,  # vLLM stops at it whatever the request says
+            pad_token_id=None,
+            bos_token_id=None,
+            tie_word_embeddings=tied,
+        )
         self.folder = str(folder)
         self.model = Qwen3ForCausalLM(config).float().eval()
         self.model.save_pretrained(folder)
@@ -49,16 +59,14 @@ class TinyModel:
     ) -> Any:
         """|log-prob of the trainer - the generator's| of each token that trains, one flat tensor; `dtype` is that of the
         trainer's parameters."""
-        model, dtype = copy.deepcopy(self.load(weights)), options.pop("dtype", torch.float32)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(dtype)
-        trainer = policies.Policy(model, **options)
+        dtype = options.pop("dtype", torch.float32)
+        trainer = round_parameters(policies.Policy(copy.deepcopy(self.load(weights)), **options), dtype)
         rows = [policies.Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in zip(prompts, rollouts, strict=True)]
-        longest = max(len(r.mask) for r in rollouts)
+        width = max(len(rollout.mask) for rollout in rollouts)
         with torch.no_grad():
-            found, _ = trainer(policies.make_microbatch(rows, range(len(rows)), longest))  # (N, T)
-        gaps = [
-            (found[i, : len(r.mask)] - torch.tensor(r.logprobs)).abs()[torch.tensor(r.mask) == 1]
-            for i, r in enumerate(rollouts)
-        ]
+            logprobs, _ = trainer(policies.make_microbatch(rows, range(len(rows)), width))  # (N, T)
+        gaps = []
+        for own, rollout in zip(logprobs, rollouts, strict=True):
+            gap = own[: len(rollout.mask)] - torch.tensor(rollout.logprobs)
+            gaps.append(gap.abs()[torch.tensor(rollout.mask) == 1])
         return torch.cat(gaps)

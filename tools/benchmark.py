@@ -1,319 +1,310 @@
-"""Four questions about speed, each answered by cases that take turns: BENCHMARKS.md has what was seen.
+"""Three questions about speed; BENCHMARKS.md has the answers. Flags of train.py may follow, for all sides.
 
-    python tools/benchmark.py generator | trainer | head | overlap
-    python tools/benchmark.py head --repeats 3
+    python tools/benchmark.py generator
+    python tools/benchmark.py overlap
+    python tools/benchmark.py peer --batch_prompts 8 --model MODEL --dataset DATA
 
-generator   Sampled tokens a second of our Generator, with a trainer at work (one step and one push for every batch
-            that is sampled, as in training) and without, and of `LLM.generate`, compiled, on the same lengths.
-trainer     Our training step against the best of several bare loops: forward, backward, AdamW and nothing else, which
-            is what the hardware allows with this model and these rows.
-head        The FP32 head against full logits and log_softmax: time; what memory a forward and backward pass takes
-            beyond inputs, weight and weight gradient, as a share of one FP32 (tokens, vocabulary) tensor; the error
-            against float64.
-overlap     Wall time of a step under each schedule, and of either side by itself. The efficiency is the longest of
-            generation by itself, training by itself, and CPU time over cores, divided by the wall time of a step: 1 is
-            the best there can be.
+generator  Tokens a second: of sampling and training together, of our generator alone, of our trainer alone, and of
+           vLLM's own `LLM.generate` on the same prompts and lengths. They overlap perfectly if both together are as
+           fast as the slower one alone.
+overlap    Steps a second of train.py under each schedule.
+peer       Completions a second of train.py, where every row trains and with its filters, and of TRL's GRPOTrainer,
+           which samples with `transformers`; with vLLM by --trl_options '{"use_vllm": true, "vllm_mode": "colocate"}'.
+           It has an environment of its own, whose Python is --trl_python:
+
+    python -m venv /tmp/trl && /tmp/trl/bin/pip install torch==2.13.0
+    /tmp/trl/bin/pip install trl==1.16.0 transformers==5.19.0 accelerate==1.15.0 scipy==1.17.1 math-verify==0.9.0
+
+The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. Except for
+train.py with its filters, the work stays the same: at a learning rate of 1e-30 a step changes nothing, no prompt is
+retired and no row is filtered.
 """
 
 import argparse
 import itertools
-import math
+import json
 import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import subjects
-import torch
-from measuring import Figure, Report, benchmark_parser, parse, ratios, take_turns, timed
-from subjects import BATCH, QUIET, STILL, Program, TrainerSide, call, helper
-
-import fp32_head
-import pipeline_rl
-from runtime.model import make_microbatch
+import losses
+import train
+from fit_sigmoid import short
+from runtime.flags import Flags, parse_flags
+from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_start_folder
+from runtime.ranks import Ranks
+from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
 
-# ------------------------------------------------------------------------------------------------------------ generator
-
-SECONDS = 6.0  # of a turn of ours
-ONE_CORE = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "OMP_NUM_THREADS": "1",
-}
+ROOT = Path(__file__).resolve().parent.parent
+SETTING = "--batch_prompts 32 --max_steps 80000 --eval_every 1000000 --save_every 0".split()
+TRAIN = [sys.executable, "train.py", *SETTING]
+STILL = "--lr 1e-30 --pass_rate_threshold 2 --zero_variance_filter false".split()
+SCHEDULES = ["pipeline-8", "pipeline-1", "pipeline-0", "ppo_off_policy-1", "ppo_off_policy-8"]
+STEPS = 8  # of a turn; a multiple of every k above 1, since ppo_off_policy makes k steps at a time
 
 
-def generator(args: argparse.Namespace, report: Report) -> None:
-    sides = subjects.both_sides(args.seed, 4 * BATCH)
-    with sides as (side, made, groups), helper(bare_vllm, subjects.warm_model(args.seed), **ONE_CORE) as bare:
-        weights, versions = side.trainer.weights, itertools.count(1)
-        batches = itertools.cycle([groups[i : i + BATCH] for i in range(0, len(groups), BATCH)])
-        requests = [(list(g.problem.prompt_ids), sum(r.mask)) for g in groups for r in g.rollouts]
+def take_turns(cases: dict[str, Callable[[], float]], repeats: int, unit: str) -> None:
+    """A B A B ...: prints the speed of each case, and the ratio of the first case's speed to it, turn by turn."""
+    turns: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(repeats):
+        for name, case in cases.items():
+            turns[name].append(case())
+            print(f"{name}: {short(turns[name][-1])} {unit}", file=sys.stderr, flush=True)
+    first = next(iter(turns))
+    print(f"| {unit} | median (least to greatest) | {first} / this |\n| --- | --- | --- |")
+    for name, speeds in turns.items():
+        ratios = [a / b for a, b in zip(turns[first], speeds, strict=True)]
+        print(f"| {name} | {spread(speeds)} | {spread(ratios)} |")
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{short(statistics.median(values))} ({short(min(values))} to {short(max(values))})"
+
+
+def timed(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def generator(args: argparse.Namespace, flags: Flags) -> None:
+    """Trainer and generator, made as train.py makes them, take turns with bare vLLM."""
+    parts = new_parts(flags, Progress(random.Random(flags.seed)))
+    ours, versions = parts.generator.on_main, itertools.count(1)
+
+    def sample() -> list[Any]:
+        """One batch; what it frees in the engine is filled at once."""
+        groups = ours.take(flags.batch_prompts)
+        ours.release(len(groups))
+        return groups
+
+    def sample_and_train() -> None:
+        groups = ours.take(flags.batch_prompts)
+        optimizer_step(parts, groups)
+        ours.push(parts.trainer.weights, next(versions), release=len(groups))
+
+    def speed(work: Callable[[], object]) -> float:
+        """Tokens a second. The first batches are not timed, and afterwards the engine becomes empty."""
+        for _ in range(3):
+            work()
+        seconds = timed(lambda: [work() for _ in range(STEPS)])
+        while ours.in_loop(lambda generator: generator.pacer.ready < len(generator.under_way)):
+            time.sleep(0.02)
+        return STEPS * tokens / seconds
+
+    with closing(parts), ProcessPoolExecutor(1, get_context("spawn")) as other:
+        ours.start(parts.trainer.weights, 0)
+        groups = sample()
+        requests = [(list(group.problem.prompt_ids), sum(r.mask)) for group in groups for r in group.rollouts]
         tokens = sum(length for _, length in requests)
-
-        def train() -> None:
-            made.take(BATCH)  # a step for each batch sampled
-            side.step(side.batch(next(batches)))
-            made.push(weights, next(versions), release=0)
-
-        bare.submit(call, requests[:64]).result()
+        bare = (requests, ours.engine.model, flags.dtype, flags.max_num_seqs)
+        other.submit(bare_vllm, *bare).result()
         cases = {
-            "ours, trainer stopped": lambda: sampled_per_second(made, lambda: time.sleep(0.02)),
-            "ours, trainer at work": lambda: sampled_per_second(made, train),
-            "bare vLLM": lambda: tokens / bare.submit(call, requests).result(),
+            "both": lambda: speed(sample_and_train),
+            "generator alone": lambda: speed(sample),
+            "trainer alone": lambda: speed(lambda: optimizer_step(parts, groups)),
+            "bare vLLM": lambda: STEPS * tokens / other.submit(bare_vllm, *bare, STEPS).result(),
         }
-        found = take_turns(cases, args.repeats)
-    report.add(found, "tokens/s")
-    calm, busy, vllm = found.values()
-    report.figures = [
-        Figure("ours, trainer at work / trainer stopped", ratios(busy, calm), least=0.9),
-        Figure("ours, trainer at work / bare vLLM", ratios(busy, vllm), least=0.8),
-    ]
+        take_turns(cases, args.repeats, "tokens/s")
 
 
-def bare_vllm(model: str) -> Callable[[list[tuple[list[int], int]]], float]:
-    """In a helper: seconds that vLLM's offline `LLM.generate` takes for prompts and their lengths, on one core."""
-    os.sched_setaffinity(0, {0})
+def optimizer_step(parts: Parts, groups: Sequence[Any]) -> None:
+    """As the loop of train.py makes it without filters."""
+    rollouts, rows = train.rollouts_and_rows(groups)
+    group_ids = torch.arange(len(groups)).repeat_interleave(len(groups[0].rollouts))  # (N,)
+    rewards = torch.tensor([rollout.reward for rollout in rollouts])  # (N,)
+    mask = train.pad([rollout.mask for rollout in rollouts], torch.bool)  # (N, T)
+    behaviour = train.pad([rollout.logprobs for rollout in rollouts], torch.float32)  # (N, T)
+    advantages = losses.normalize_advantages(rewards, group_ids)  # (N,)
+    token_weights = losses.aggregation_weights(mask, group_ids)  # (N, T)
+    parts.trainer.backward(TrainingBatch(rows, behaviour, mask, advantages, token_weights))
+    parts.trainer.update(0)
+
+
+bare_llm: Any = None
+
+
+def bare_vllm(requests: list[tuple[list[int], int]], model: str, dtype: str, slots: int, times: int = 1) -> float:
+    """In a process of its own: seconds that `LLM.generate` takes for these prompts and lengths, so many times over."""
+    global bare_llm
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
 
-    options = {"max_model_len": 128, "max_num_seqs": 256, "block_size": 32, "seed": 0, "generation_config": "vllm"}
-    options |= {"skip_tokenizer_init": True, "disable_log_stats": True}
-    llm = LLM(model, dtype="float32", **options)
-
-    def generate(requests: list[tuple[list[int], int]]) -> float:
-        prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
-        common = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
-        params = [SamplingParams(max_tokens=length, **common) for _, length in requests]
-        return timed(lambda: llm.generate(prompts, params, use_tqdm=False))
-
-    return generate
+    if bare_llm is None:
+        longest = max(len(prompt) + length for prompt, length in requests)
+        options = {"max_model_len": longest, "skip_tokenizer_init": True, "generation_config": "vllm"}
+        options["gpu_memory_utilization"] = 0.3  # beside our own engine
+        bare_llm = LLM(model, dtype=dtype, max_num_seqs=slots, disable_log_stats=True, **options)
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests] * times
+    common = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
+    params = [SamplingParams(max_tokens=length, **common) for _, length in requests] * times
+    return timed(lambda: bare_llm.generate(prompts, params, use_tqdm=False))
 
 
-def sampled_per_second(made: pipeline_rl.Generator, work: Callable[[], object]) -> float:
-    """Tokens a second of a generator that waits for nobody, while this thread repeats `work`."""
-    subjects.free_running(made)
-    while made.in_loop(lambda g: g.pacer.ready) < 1:  # the engine fills up first
-        time.sleep(0.05)
-    work()
-    started, before = time.perf_counter(), made.counters.sampled
-    while time.perf_counter() < started + SECONDS:
-        work()
-    rate = (made.counters.sampled - before) / (time.perf_counter() - started)
-    subjects.drain(made)
-    return rate
+# --------------------------------------------------------------------------------------------- programs that take turns
 
 
-# -------------------------------------------------------------------------------------------------------------- trainer
+class Program:
+    """A training program, frozen except in its turns. It writes a line a step to metrics.jsonl in its folder."""
 
-ROWS, LENGTH = 512, 23  # of a batch of the built-in task
-AT_A_TIME = (32, 64, 128)  # rows of a microbatch of a bare loop
+    def __init__(self, command: Sequence[str], folder: Path, threads: int = 1):
+        self.folder, self.log = Folder(folder), folder.with_suffix(".log").open("w")
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        command = [*command, "--output_dir", str(folder)]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log, stderr=self.log)
 
+    def each(self, action: str) -> list[psutil.Process]:
+        """Does this to the program and to all processes that it started; the engine is one. Returns them."""
+        processes = []
+        with suppress(psutil.NoSuchProcess):
+            program = psutil.Process(self.process.pid)
+            processes = [program, *program.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                getattr(process, action)()
+        return processes
 
-class BareLoop:
-    """Forward, backward, AdamW, so many rows at a time, sorted by length."""
+    def steps(self) -> int:
+        """Steps so far."""
+        return sum("step" in record for record in self.folder.read("metrics.jsonl"))
 
-    def __init__(self, model: str, batch: TrainingBatch, rows: int):
-        from transformers import AutoModelForCausalLM
+    def advance(self, count: int) -> float:
+        """Lets it make `count` more steps; returns the seconds that they take. Raises RuntimeError if it ends."""
+        target = self.steps() + count
+        started = time.perf_counter()
+        self.each("resume")
+        while self.steps() < target:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.folder.path.name} ended: {Path(self.log.name).read_text()[-2000:]}")
+            time.sleep(0.01)
+        seconds = time.perf_counter() - started
+        self.each("suspend")
+        return seconds
 
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-12, fused=True)
-        order = sorted(range(len(batch.rows)), key=lambda i: -len(batch.rows[i]))
-        factors = batch.token_weights * batch.advantages[:, None]  # (N, T)
-        self.pieces = []  # of each microbatch: its input; of its tokens the generator's log-prob, weight x advantage
-        for piece in (order[i : i + rows] for i in range(0, len(order), rows)):
-            mask, microbatch = batch.mask[piece], make_microbatch(batch.rows, piece, batch.mask.shape[1])
-            self.pieces.append((microbatch, batch.behaviour_logprobs[piece][mask], factors[piece][mask]))
-
-    def step(self) -> None:
-        """One optimizer step with CISPO's loss in one line, on tensors that are ready."""
-        for microbatch, behaviour, factor in self.pieces:
-            hidden = self.model.base_model(input_ids=microbatch.input_ids, use_cache=False).last_hidden_state
-            logits = self.model.lm_head(hidden.flatten(0, 1)[microbatch.read])  # (M, V)
-            logprobs = logits.log_softmax(-1).gather(1, microbatch.targets[:, None]).squeeze(1)
-            rho = (logprobs.detach() - behaviour).exp().clamp(max=5.0)
-            (-(rho * factor * logprobs)).sum().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-def trainer(args: argparse.Namespace, report: Report) -> None:
-    model = subjects.warm_model(args.seed)
-    torch.set_num_threads(1)
-    side, groups = TrainerSide(model), subjects.synthetic_groups(ROWS, LENGTH)
-    batch = side.batch(groups)
-    tokens = 2 * int(batch.mask.sum())  # each case makes two steps
-
-    def ours() -> float:
-        return tokens / timed(lambda: [side.step(side.batch(groups)) for _ in range(2)])
-
-    def bare(loop: BareLoop) -> float:
-        return tokens / timed(lambda: [loop.step() for _ in range(2)])
-
-    ours()  # libraries get their own memory
-    loops = {f"bare, {rows} rows at a time": BareLoop(model, batch, rows) for rows in AT_A_TIME}
-    tried = take_turns({name: lambda loop=loop: bare(loop) for name, loop in loops.items()}, 2)
-    report.add({f"{name} (2 turns)": values for name, values in tried.items()}, "tokens/s")
-    best = max(tried, key=lambda name: max(tried[name]))
-    found = take_turns({"ours": ours, best: lambda: bare(loops[best])}, args.repeats)
-    report.add(found, "tokens/s")
-    speed = ratios(found["ours"], found[best])
-    report.figures = [Figure(f"ours / {best}, the best bare loop", speed, least=0.9)]
+    def close(self) -> None:
+        """Ends it and its processes."""
+        self.process.terminate()
+        processes = self.each("resume")
+        _, alive = psutil.wait_procs(processes, timeout=20)
+        for process in alive:
+            process.kill()
+        self.process.wait()
+        self.log.close()
 
 
-# ----------------------------------------------------------------------------------------------------------------- head
-
-TOKENS, HIDDEN, VOCABULARY = 4096, 256, 151_936
-CHECKED = 512  # tokens compared with float64
-
-
-def full_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(M,) the same log-probs with all (M, V) logits in memory."""
-    return (hidden @ weight.T).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
-
-
-def our_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(M,) by the chunked head."""
-    return fp32_head.token_logprobs(hidden, weight, targets)[0]
+def in_turns(commands: dict[str, Sequence[str]], args: argparse.Namespace, unit: str, count: int) -> None:
+    """Programs take turns of STEPS steps; `count` units are a step."""
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(TemporaryDirectory()))
+        cases = {}
+        for name, command in commands.items():
+            threads = 2 if name == "TRL" else 1  # one on either side of ours
+            program = stack.enter_context(closing(Program(command, root / name.replace(" ", "-"), threads)))
+            program.advance(STEPS)  # start-up, and steps until the pipeline is full
+            cases[name] = lambda program=program: count * STEPS / program.advance(STEPS)
+        take_turns(cases, args.repeats, unit)
 
 
-def inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random hidden states (M, H), head (V, H) and targets (M,)."""
-    torch.manual_seed(0)
-    hidden = torch.randn(tokens, HIDDEN, requires_grad=True)
-    weight = (torch.randn(VOCABULARY, HIDDEN) / math.sqrt(HIDDEN)).requires_grad_()
-    return hidden, weight, torch.randint(VOCABULARY, (tokens,))
+def overlap(args: argparse.Namespace, flags: Flags) -> None:
+    commands = {}
+    for name in SCHEDULES:
+        schedule, k = name.rsplit("-", 1)
+        more = ["--schedule", schedule, "--k", k]
+        commands[name] = [*TRAIN, *STILL, *args.flags, *more]
+    in_turns(commands, args, "steps/s", 1)
 
 
-def peak(forget: bool = False) -> int:
-    """Most bytes that this process has had; with `forget` it starts anew from what is allocated now."""
-    if forget:
-        Path("/proc/self/clear_refs").write_text("5")
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+# ------------------------------------------------------------------------------------------------------ the peer: TRL
 
 
-def our_peak() -> int:
-    """Bytes that a forward and backward pass takes beyond inputs, weight and weight gradient."""
-    hidden, weight, targets = inputs(TOKENS)
-    our_logprobs(hidden[:8], weight, targets[:8]).sum().backward()  # libraries get their own memory
-    hidden.grad = weight.grad = None
-    before = peak(forget=True)
-    loss = our_logprobs(hidden, weight, targets).sum()
-    forward = peak() - before
-    peak(forget=True)
-    loss.backward()  # its peak has the weight gradient in it
-    return max(forward, peak() - before - weight.numel() * weight.itemsize)
+def peer(args: argparse.Namespace, flags: Flags) -> None:
+    model = flags.model or warm_start_folder(flags, Ranks(new_accelerator(flags)))
+    both = [*args.flags, "--model", model, "--length_control", "none"]
+    trl_side = [args.trl_python, "tools/benchmark.py", "trl", "--trl_options", args.trl_options]
+    commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
+    commands["TRL"] = [*trl_side, *SETTING, *both, *STILL]
+    in_turns(commands, args, "completions/s", flags.batch_prompts * flags.rollouts)
 
 
-@torch.no_grad()
-def error() -> float:
-    """Largest |log-prob - float64's|."""
-    hidden, weight, targets = inputs(CHECKED)
-    exact = full_logprobs(hidden.double(), weight.double(), targets)
-    return float((our_logprobs(hidden, weight, targets) - exact).abs().max())
+def trl(args: argparse.Namespace, flags: Flags) -> None:
+    """In TRL's environment: GRPOTrainer with the model, problems, rewards, batch, loss and learning rate of train.py.
+    It has no filter, retires no prompt, and its warm-up begins at 0."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    task, log = load_task(flags), Path(flags.output_dir, "metrics.jsonl")
+    problems = {problem.key: problem for problem in task.train}
+    prompts = [{"prompt": task.text(problem.prompt_ids), "key": key} for key, problem in problems.items()]
+    log.parent.mkdir(parents=True)
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+            with log.open("a") as file:
+                file.write(json.dumps({"step": state.global_step}) + "\n")
+
+    def reward(completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
+        return [task.reward(problems[k], ids)[0] for k, ids in zip(key, completion_ids, strict=True)]
+
+    completions = flags.batch_prompts * flags.rollouts
+    microbatch = min(completions, 64)  # completions of a forward pass
+    config = {
+        "output_dir": flags.output_dir, "seed": flags.seed, "max_steps": flags.max_steps,
+        "bf16": flags.dtype != "float32", "use_cpu": not torch.cuda.is_available(),
+        "loss_type": "cispo", "epsilon_high": flags.eps_max,
+        "scale_rewards": "batch", "num_generations": flags.rollouts, "max_completion_length": flags.completion_cap,
+        "per_device_train_batch_size": microbatch, "gradient_accumulation_steps": completions // microbatch,
+        "learning_rate": flags.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": flags.warmup_steps,
+        "adam_beta2": 0.95, "adam_epsilon": 1e-15, "weight_decay": 0.01,
+        "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
+    }  # fmt: skip
+    GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(flags.model, dtype=torch.float32),
+        reward_funcs=reward,
+        args=GRPOConfig(**config | json.loads(args.trl_options)),
+        train_dataset=Dataset.from_list(prompts),
+        callbacks=[Steps()],
+        processing_class=task.tokenizer,
+    ).train()
 
 
-def head(args: argparse.Namespace, report: Report) -> None:
-    torch.set_num_threads(1)
-    share = our_peak() / (TOKENS * VOCABULARY * 4)  # first: what is freed later may stay with the process
-    hidden, weight, targets = inputs(TOKENS)
-
-    def seconds(logprobs: Callable[..., torch.Tensor]) -> float:
-        hidden.grad = weight.grad = None
-        return timed(lambda: logprobs(hidden, weight, targets).sum().backward())
-
-    cases = {"ours": lambda: seconds(our_logprobs), "full logits": lambda: seconds(full_logprobs)}
-    found = take_turns(cases, args.repeats)
-    report.add(found, "s")
-    report.figures = [
-        Figure("time / full logits", ratios(*found.values()), most=1.5),
-        Figure("peak memory / one (M, V) tensor", [share], most=0.1),
-        Figure(f"largest log-prob error against float64, {CHECKED} tokens", [error()], most=1e-5),
-    ]
-
-
-# -------------------------------------------------------------------------------------------------------------- overlap
-
-STEPS = 8  # of a turn
-FIRST, OTHERS = "pipeline-8", ("pipeline-1", "pipeline-0", "ppo_off_policy-1", "ppo_off_policy-8")
-WAITS = ("generator_idle", "trainer_idle", "sync_seconds")
-
-
-def started(schedule: str, seed: int, folder: Path, *flags: str) -> Program:
-    """train.py under this schedule, frozen after its start-up."""
-    name, _, k = schedule.rpartition("-")
-    command = subjects.ours(*QUIET, *STILL, "--seed", str(seed), "--schedule", name, "--k", k, *flags)
-    program = Program(command, folder / schedule, 1)
-    program.advance(2)
-    return program
-
-
-def segment(program: Program, schedule: str) -> dict[str, float]:
-    """Seconds a step: `wall`, `cpu` of all processes, and WAITS, over STEPS steps, which are a round of k updates too.
-    The round before them is not timed: its records contain the time in which the program was frozen."""
-    program.advance(int(schedule[-1]) if schedule.startswith("ppo") else 3)
-    cpu = program.cpu_seconds()
-    found = {"wall": program.advance(STEPS), "cpu": program.cpu_seconds() - cpu}
-    records = program.records("metrics.jsonl")[-STEPS:]
-    found |= {name: sum(record[name] for record in records) for name in WAITS}
-    return {name: seconds / STEPS for name, seconds in found.items()}
-
-
-def overlap(args: argparse.Namespace, report: Report) -> None:
-    """`pipeline-8` takes turns with one other schedule at a time, and is frozen meanwhile."""
-    found: dict[str, list[dict[str, float]]] = {schedule: [] for schedule in (FIRST, *OTHERS)}
-    with subjects.both_sides(args.seed, BATCH) as (side, made, groups), ExitStack() as until_the_end:
-        folder = Path(until_the_end.enter_context(TemporaryDirectory()))
-
-        def sides() -> float:
-            """The longer of generation and training by themselves, seconds a step."""
-            training = timed(lambda: [side.step(side.batch(groups)) for _ in range(STEPS)]) / STEPS
-            return max(training, subjects.seconds_by_itself(made, STEPS))
-
-        def step(program: Program, schedule: str) -> float:
-            found[schedule].append(segment(program, schedule))
-            return found[schedule][-1]["wall"]
-
-        first = until_the_end.enter_context(closing(started(FIRST, args.seed, folder)))
-        for other in OTHERS:
-            with closing(started(other, args.seed, folder)) as second:
-                cases = {"longer side": sides, FIRST: lambda: step(first, FIRST)}
-                cases[other] = lambda second=second, other=other: step(second, other)
-                measured = take_turns(cases, args.repeats)
-            report.add({f"{name} (with {other})": turns for name, turns in measured.items()}, "s a step")
-            for name in (FIRST, other):
-                for turn, longest in zip(found[name][-args.repeats :], measured["longer side"], strict=True):
-                    turn["efficiency"] = max(longest, turn["cpu"] / os.cpu_count()) / turn["wall"]
-            longer = ratios(measured[other], measured[FIRST])
-            report.figures.append(Figure(f"{other} / {FIRST}, wall time a step", longer))
-    for schedule, turns in found.items():
-        idle = [(turn["generator_idle"] + turn["sync_seconds"]) / turn["wall"] for turn in turns]
-        target = 0.9 if schedule == FIRST else None
-        report.figures += [
-            Figure(f"{schedule}: efficiency", [turn["efficiency"] for turn in turns], least=target),
-            Figure(f"{schedule}: trainer idle", [turn["trainer_idle"] / turn["wall"] for turn in turns]),
-            Figure(f"{schedule}: generator idle or paused", idle),
-        ]
-
-
-# --------------------------------------------------------------------------------------------------------- command line
-
-QUESTIONS = {function.__name__: function for function in (generator, trainer, head, overlap)}
+QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, trl)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = benchmark_parser(__file__, __doc__)
-    parser.add_argument("benchmark", choices=QUESTIONS, help="what to measure")
-    args = parse(parser, argv)
-    report = Report(args)
-    QUESTIONS[args.benchmark](args, report)
-    report.close()
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser.add_argument("question", choices=QUESTIONS, help="what to measure; `trl` is TRL's side of `peer`, alone")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each case (5)")
+    parser.add_argument("--trl_python", default="/tmp/trl/bin/python", help="Python of TRL's environment")
+    parser.add_argument("--trl_options", default="{}", metavar="JSON", help="more of TRL's GRPOConfig")
+    args, args.flags = parser.parse_known_args(argv)
+    os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no program is left behind
+    with TemporaryDirectory() as folder:
+        still = STILL if args.question == "generator" else []
+        flags = parse_flags(["--output_dir", folder, *SETTING, *still, *args.flags], "")
+        QUESTIONS[args.question](args, flags)
+    machine = platform.processor() or platform.machine()
+    print(f"\n{machine}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from runtime import engine_process
+from runtime import inside_vllm
 
 
-class Receiver(engine_process.WeightReceiver):
+class Receiver(inside_vllm.RunWeightReceiver):
     def load_weight_file(self, path: str) -> None:
         assert self.model_runner.use_async_scheduling
         super().load_weight_file(path)

@@ -12,13 +12,13 @@ from tiny_model import STOP, TinyModel
 from torch import Tensor
 
 from pipeline_rl import Generator, Pacer
-from runtime.engines import RunEngine
-from runtime.weights import FileWeights
+from runtime.engine import RunEngine
+from runtime.weights import RunWeightFile
 
 
 def new_engine(tiny: TinyModel, *, channel: Any = None, **options: object) -> RunEngine:
     """An engine of 16 slots that is not started yet."""
-    defaults = {"stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or FileWeights()}
+    defaults = {"stop_ids": [STOP], "max_model_len": 1024, "max_num_seqs": 16, "channel": channel or RunWeightFile()}
     return RunEngine(tiny.folder, **defaults | options)
 
 
@@ -33,18 +33,18 @@ def started(
     engine: Any, weights: dict[str, Tensor], prompts: Iterable[Problem] = (), **options: object
 ) -> Iterator[Generator]:
     """`new_generator`, at version 0 with these weights, and closed in the end."""
-    made = new_generator(engine, prompts, **options)
+    generator = new_generator(engine, prompts, **options)
     try:
-        made.start(weights)
-        yield made
+        generator.start(weights)
+        yield generator
     finally:
-        made.close()
+        generator.close()
 
 
 class Shared:
     """The interface of an engine, over one that runs in another generator's event loop and goes on after `shutdown`."""
 
-    trainer_waits, replicas = False, 1
+    trainer_waits = False
     runs = itertools.count()
 
     def __init__(self, host: Generator, slots: int, **changes: object):
@@ -53,7 +53,7 @@ class Shared:
         vars(self.engine).update(changes)
         self.prepare = self.engine.prepare
         self.salt = next(self.runs)  # no test finds another one's keys and values
-        self.asked: set[Future] = set()
+        self.calls: set[Future] = set()
 
     @property
     def version(self) -> int:
@@ -61,13 +61,11 @@ class Shared:
 
     async def _there(self, coroutine: Coroutine) -> Any:
         future = asyncio.run_coroutine_threadsafe(coroutine, self.host._loop)
-        self.asked.add(future)
+        self.calls.add(future)
         return await asyncio.wrap_future(future)
 
-    async def sample(
-        self, prompt_ids: Sequence[int], max_tokens: int, salt: str, replica: int, temperature: float | None = None
-    ) -> Any:
-        return await self._there(self.engine.sample(prompt_ids, max_tokens, f"{self.salt} {salt}", 0, temperature))
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Any:
+        return await self._there(self.engine.sample(prompt_ids, max_tokens, f"{self.salt} {salt}"))
 
     async def update(self) -> None:
         await asyncio.shield(self._there(self.engine.update()))  # half a push would leave it paused
@@ -75,7 +73,7 @@ class Shared:
     start = update  # to the weights that this generator begins with
 
     def shutdown(self) -> None:
-        wait(self.asked, timeout=5)
+        wait(self.calls, timeout=5)
         asyncio.run_coroutine_threadsafe(self.engine.vllm.resume_generation(), self.host._loop).result(timeout=10)
         vars(self.engine).update(self.before)
 
@@ -101,5 +99,5 @@ class SharedEngine:
         engine = Shared(self.host, slots, temperature=temperature, stop_ids=stop_ids)
         if wrap:
             wrap(engine)
-        with started(engine, self.tiny.weights(0), prompts, **options) as made:
-            yield made
+        with started(engine, self.tiny.weights(0), prompts, **options) as generator:
+            yield generator

@@ -35,7 +35,7 @@ def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> N
     before = engine_processes()
     tiny = TinyModel(tmp_path_factory.mktemp("untied"), tied=False)
     control = LongTraining(700)
-    pacer = Pacer(3, 1, max_ready=99)
+    pacer = Pacer(3, 1)
     prompts, vllm = problems(20), new_engine(tiny, stop_ids=[], max_num_seqs=20)
     generator = new_generator(vllm, prompts, pacer=pacer, length_control=control, rollouts=3)
     folder = vllm.channel.folder
@@ -55,25 +55,25 @@ def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> N
         started = time.monotonic()
         waits = [lambda: generator.result_of(future), lambda: generator.take(3)]
         for wait in (*waits, lambda: evaluated(generator, prompts[:1], 1)):
-            with pytest.raises(RuntimeError, match="EngineDeadError"):
+            with pytest.raises(RuntimeError, match="EngineDied"):
                 wait()
         assert time.monotonic() - started < 10
     finally:
         generator.close()
     generator.close()  # twice does no harm
-    assert engine_processes() == before and not generator._thread.is_alive()
+    assert engine_processes() <= before and not generator._thread.is_alive()
     assert semaphores == []  # or a SIGKILL of all processes leaves them in shared memory
     assert not folder.exists() and not Path(f"/proc/{engine}").exists()
 
 
 def living_processes(group: int) -> list[int]:
     """Processes of the process group, those left out that have ended and that nobody has waited for."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["status"]):
         with suppress(ProcessLookupError):
             if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 DRIVER = """

@@ -77,7 +77,7 @@ def train(folder, out, *more):
     command = [
         sys.executable, str(ROOT / "train.py"), "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "4",
         "--batch_prompts", "4", "--rollouts", "4", "--k", "2", "--lr", "0.01", "--warmup_steps", "1", "--held_out",
-        "50", "--eval_every", "4", "--eval_problems", "16", "--eval_samples", "1", "--probe_every", "1",
+        "16", "--eval_every", "1", "--eval_samples", "1",
         "--min_budget", "8", "--max_budget", "12", "--answer_budget", "6", "--max_num_seqs", "32",
         "--interruption_phrase", " stop </think>", "--pass_rate_threshold", "2", "--output_dir", out, *more,
     ]  # fmt: skip
@@ -121,18 +121,6 @@ def test_mixture_of_experts(tmp_path):
     check_a_run("Qwen3Moe", tmp_path, load_again=False)
 
 
-@pytest.mark.medium
-def test_adapters_reach_the_engine_merged(tmp_path):
-    """The weights check compares log-probs at every version (on a CPU no hash sees what adapters change); what is saved
-    is the base but for its linear layers."""
-    start, model = trained_from_start("Qwen3", tmp_path, "--lora_rank", "4")
-    trained = dict(model.named_parameters())
-    moved = {name for name, tensor in start.named_parameters() if (tensor - trained[name]).abs().max() > 1e-3}
-    assert moved == {name for name in trained if "proj" in name}
-    [step] = train(tmp_path, "again", "--model", "run/model", "--max_steps", "1")  # its adapter is not loaded as well
-    assert step["logprob_gap"] < 1e-4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Qwen3Moe", "Mixtral"])
 def test_whole_architectures(kind, tmp_path):
@@ -148,10 +136,10 @@ def test_weights_for_the_generator_are_those_of_a_checkpoint(kind, tmp_path):
     new_model(kind, 400).save_pretrained(tmp_path)
     for model in (new_model(kind, 400), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)):
         sent = policy.CheckpointTensors(model, torch.float32)
-        found, written = dict(sent.items()), load_file(tmp_path / "model.safetensors")
-        assert found.keys() == written.keys()
-        assert all(torch.equal(found[name], written[name]) for name in written)
-        assert [(m.name, m.shape) for m in sent.metadata()] == [(name, tuple(x.shape)) for name, x in found.items()]
+        tensors, written = dict(sent.items()), load_file(tmp_path / "model.safetensors")
+        assert tensors.keys() == written.keys()
+        assert all(torch.equal(tensors[name], written[name]) for name in written)
+        assert [(m.name, m.shape) for m in sent.metadata()] == [(name, tuple(x.shape)) for name, x in tensors.items()]
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("Qwen3Moe", 3 * 64 * 32), ("Mixtral", 3 * 64 * 128)])

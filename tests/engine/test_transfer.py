@@ -1,4 +1,4 @@
-"""vLLM's own weight channels as far as a machine without a GPU can drive them."""
+"""vLLM's own `nccl` channel as far as a machine without a GPU can drive it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,6 +7,7 @@ import pytest
 import torch
 from fake_engine import problems
 from real_engine import new_engine, started
+from test_weights_in_flight import evaluated
 from tiny_model import TinyModel
 
 from runtime.weights import Meta, TransferWeights
@@ -21,34 +22,31 @@ def stand_ins():
 BUFFER = 40_000  # bytes; the model has 340,000, so that it travels in many pieces
 
 
-@pytest.mark.parametrize(
-    ("kind", "engines"),
-    [
-        pytest.param("nccl", 1, marks=pytest.mark.medium),
-        pytest.param("nccl", 2, marks=pytest.mark.slow),
-        pytest.param("ipc", 1, marks=pytest.mark.medium),
-    ],
-)
-def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
+class Named(dict):
+    """Weights with the metadata that vLLM asks for, as of runtime/model.py."""
+
+    def metadata(self):
+        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items()]
+
+
+@pytest.mark.medium
+def test_a_transfer_in_flight(tmp_path, monkeypatch):
     """vLLM's own classes, on both sides: ten updates while completions run; those wholly by one version agree with it,
     and `push` returns only when its weights are live. The receiver of a broadcast waits for the sender, so a trainer
     that waited for the update's answer before it sends would never get there."""
     tiny = TinyModel(tmp_path / "model", tied=False)  # vLLM's CPU reload leaves a tied head behind
-    channel = TransferWeights(kind, workers=engines)
+    channel = TransferWeights()
     channel.engine_args["worker_extension_cls"] = "transfers_on_cpu.Receiver"
     info = channel._init_info
     monkeypatch.setattr(channel, "_init_info", lambda: replace(info(), packed_buffer_size_bytes=BUFFER))
-    engine = new_engine(tiny, channel=channel, engine_args={"data_parallel_size": engines})
-    prompts = problems(6)
-    with started(engine, tiny.weights(0), max_completion=24) as generator:
+    with started(new_engine(tiny, channel=channel), Named(tiny.weights(0)), max_completion=24) as generator:
         for version in range(1, 11):
             long = generator.evaluate(problems(4, seed=version), 2) if version == 5 else None
-            generator.push(tiny.weights(version), version, 0)
+            generator.push(Named(tiny.weights(version)), version, 0)
             assert generator.engine.version == version
             if long is not None:
                 assert len(generator.result_of(long)) == 4
-        rollouts = [r for group in generator.result_of(generator.evaluate(prompts, 2)) for r in group]
-        asked = [problem for problem in prompts for _ in range(2)]
+        asked, rollouts = evaluated(generator, problems(6), 2)
         assert {v for r in rollouts for v in r.versions} == {10}
         assert tiny.gap(tiny.weights(10), asked, rollouts).mean() < 1e-5
         assert tiny.gap(tiny.weights(9), asked, rollouts).mean() > 0.1
@@ -56,16 +54,12 @@ def test_a_transfer_in_flight(tmp_path, monkeypatch, kind, engines):
     assert not channel.folder.exists()
 
 
-@pytest.mark.parametrize("kind", ["ipc", "nccl"])
-def test_what_vllm_is_asked_for(kind):
-    """Backends and fields of vLLM's own trainer-side classes. vLLM's own bound of a part is 1 GiB. `ipc` has one buffer,
-    which must hold the largest tensor; `nccl` has none, and a part ends with the tensor that exceeds 256 MiB."""
-    channel = TransferWeights(kind, rank=0, workers=4)
+def test_what_vllm_is_asked_for():
+    """Backend and fields of vLLM's own trainer-side class. vLLM's own bound of a part is 1 GiB."""
+    channel = TransferWeights(workers=4)
     channel.prepare(SimpleNamespace(metadata=lambda: [Meta("w", torch.float32, (5, 2**24))]))
     info = channel._init_info()
-    assert info.backend == kind and info.rank == 0 and info.packed
-    assert info.packed_buffer_size_bytes == {"ipc": 5 * 2**26, "nccl": 2**28}[kind]
-    if kind == "nccl":
-        assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
-    assert channel.engine_args["weight_transfer_config"] == {"backend": kind}
+    assert info.backend == "nccl" and info.rank == 0 and info.packed and info.packed_buffer_size_bytes == 2**28
+    assert info.world_size == 5 and info.master_address == "127.0.0.1" and 0 < info.master_port < 2**16
+    assert channel.engine_args["weight_transfer_config"] == {"backend": "nccl"}
     channel.close()

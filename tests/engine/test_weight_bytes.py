@@ -4,8 +4,8 @@ import pytest
 from real_engine import SharedEngine, new_engine, started
 from tiny_model import TinyModel
 
-from runtime.engines import RunEngine
-from runtime.weights import FileWeights
+from runtime.engine import RunEngine
+from runtime.weights import RunWeightFile
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # vLLM's CPU build keeps them repacked, beside the model
 
@@ -22,14 +22,14 @@ def test_hashes_of_an_engines_weights_change_with_an_update(vllm_engine: SharedE
     change none."""
     tiny = vllm_engine.tiny
     with vllm_engine.generator() as generator:
-        found = []
+        digests = []
         for version, seed in enumerate((1, 2, 2), start=1):
             generator.push(tiny.weights(seed), version, 0)
-            found.append(generator.ask(lambda shared: shared._there(shared.engine.weight_digests())))
-    parameters = {name.split(":")[-1] for name in found[0][0]}
+            digests.append(generator.ask(lambda shared: shared._there(shared.engine.weight_digests())))
+    parameters = {name.split(":")[-1] for name in digests[0][0]}
     repacked = {name for name in parameters if any(linear in name for linear in LINEARS)}
-    assert changed(found[0], found[1]) == parameters - repacked and "model.embed_tokens.weight" not in repacked
-    assert len(repacked) == 8 and changed(found[1], found[2]) == set()
+    assert changed(digests[0], digests[1]) == parameters - repacked and "model.embed_tokens.weight" not in repacked
+    assert len(repacked) == 8 and changed(digests[1], digests[2]) == set()
 
 
 @pytest.mark.medium
@@ -44,11 +44,11 @@ def test_a_small_update_in_bfloat16_changes_the_bytes_and_a_lost_one_does_not(tm
         return {name: x.bfloat16() for name, x in weights.items()}
 
     with started(new_engine(tiny, dtype="bfloat16"), rounded(weights)) as generator:
-        found = [generator.ask(RunEngine.weight_digests)]
+        digests = [generator.ask(RunEngine.weight_digests)]
         generator.push(rounded(moved), 1, 0)
-        found.append(generator.ask(RunEngine.weight_digests))
-        monkeypatch.setattr(FileWeights, "prepare", lambda self, weights: None)  # the old file stays
+        digests.append(generator.ask(RunEngine.weight_digests))
+        monkeypatch.setattr(RunWeightFile, "prepare", lambda self, weights: None)  # the old file stays
         generator.push(rounded(tiny.weights(1)), 2, 0)
-        found.append(generator.ask(RunEngine.weight_digests))
-    assert "model.embed_tokens.weight" in changed(found[0], found[1])
-    assert changed(found[1], found[2]) == set()
+        digests.append(generator.ask(RunEngine.weight_digests))
+    assert "model.embed_tokens.weight" in changed(digests[0], digests[1])
+    assert changed(digests[1], digests[2]) == set()

@@ -1,57 +1,74 @@
-"""Tests of `evidence/fit_benchmark.py`: its curves, and what its simulations say of `fit_sigmoid.py`."""
+"""Simulated runs of known truth: does `forecast.py` find the best curve, and do its intervals hold?"""
 
-import fit_benchmark
+import math
+
 import numpy as np
 import pytest
-from fit_benchmark import TRUTHS, draw, multi_start, no_ceiling, outside, paper_range
+from scipy.optimize import least_squares
+from scipy.special import gammainc, gammaincinv
 
-from fit_sigmoid import fit
+from fit_sigmoid import sigmoid
+from forecast import forecast
 
-pytestmark = pytest.mark.medium
-
-
-def test_least_squares_is_the_global_minimum():
-    """To a thousandth of the sum of squares, which is what a grid is for."""
-    rng = np.random.default_rng(4)
-    for i in range(8):
-        C, R, truth, _ = draw(rng, spanning=i % 2 == 0)
-        f, (A, Q) = fit(C, R), multi_start(C, R, truth, rng)
-        assert f.best["log-logistic"].Q[0] <= Q * 1.001
-        if f.identifiable:
-            assert f.A == pytest.approx(A, abs=1e-3)
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", TRUTHS)
-def test_a_truth_rises_from_nothing_to_all(name):
-    share = TRUTHS[name](np.array([1e-9, *np.geomspace(0.01, 1e7, 50)]))
-    assert (np.diff(share) >= 0).all() and share[0] < 0.01 and share[-1] == pytest.approx(1, abs=0.03)
+def draw(rng):
+    """A run over the paper's range of parameters: 20 to 80 evaluations up to 0.5 to 10 C_mid."""
+    R0, A, B = rng.uniform([0.2, 0.45, 0.6], [0.35, 0.7, 2.5])
+    C_mid = math.exp(rng.uniform(*np.log([500, 20_000])))
+    C = np.linspace(0, C_mid * math.exp(rng.uniform(*np.log([0.5, 10]))), rng.integers(21, 82))[1:]
+    sd = rng.uniform(0.005, 0.01)
+    R = np.clip(sigmoid(C, R0, A, B, C_mid) + rng.normal(0, sd, C.size), 0, 1)
+    return C, R, (R0, A, B, C_mid), sd
 
 
-def test_outside_judges_the_fit(monkeypatch):
-    """A fit that sees nothing says everything is possible: always inside, of width 1, and never identifiable. One that
-    is sure of a point is never inside, and wrongly identifiable. It is asked for 14 of 28 points."""
+def multi_start(C, R, truth, rng):
+    """The least sum of squares from 20 random starts and the truth, in all four parameters."""
+    bounds = np.array([[0, 1], [0, 1.25], np.log([0.1, 20]), np.log([C[0] / 10, C[-1] * 30])]).T
+    last = math.log(C[-1])
+    starts = rng.uniform([0.1, 0.4, math.log(0.3), last - 4], [0.4, 1, math.log(5), last + 2], (20, 4))
+    starts = np.clip([[*truth[:2], *np.log(truth[2:])], *starts], *bounds)
 
-    class Fit:
-        def __init__(self, C, R, n_samples):
-            assert (C.size, C[-1], n_samples) == (14, pytest.approx(4 * 13 / 27), 1024)
+    def residuals(v):
+        return sigmoid(C, v[0], v[1], np.exp(v[2]), np.exp(v[3])) - R
 
-        interval, A_interval, identifiable = staticmethod(lambda *_, **__: np.array([[0.0], [1.0]])), (0, 1), False
-
-    monkeypatch.setattr(fit_benchmark, "fit", Fit)
-    assert outside("gamma 3", 2, 3, seed=1).tolist() == [[1, 1, 1, 1, 0, 0]] * 3
-    monkeypatch.setattr(Fit, "interval", staticmethod(lambda *_, **__: np.array([[0.01], [0.01]])))
-    monkeypatch.setattr(Fit, "A_interval", (0.01, 0.01))
-    monkeypatch.setattr(Fit, "identifiable", True)
-    assert outside("gamma 3", 2, 3, seed=1).tolist() == [[0, 0, 0, 0, 1, 1]] * 3
+    exact = {"x_scale": [0.1, 0.1, 0.3, 0.5], "xtol": 1e-12, "ftol": 1e-12, "gtol": 1e-12}
+    return min(2 * least_squares(residuals, v, bounds=bounds, **exact).cost for v in starts)
 
 
-@pytest.mark.slow
-def test_simulations_keep_their_promises():
-    found = paper_range(100, seed=1)
-    assert found["RMSE of A"] <= 1.1 * found["reference RMSE of A"]
-    assert found["median error of A"] <= 1.1 * found["reference median error of A"]
-    assert min(value for name, value in found.items() if name.endswith("covered")) >= 0.93
-    assert all(count <= 1 for count in no_ceiling(100, seed=1).values())
-    rows = np.concatenate([outside(name, reach, 20, seed=1) for name in TRUTHS for reach in (2, 3, 4)])
-    curve, evaluation, _, _, _, wrongly = rows.mean(0)
-    assert min(curve, evaluation) >= 0.93 and wrongly <= 0.05
+def test_the_fit_is_the_global_minimum_and_its_intervals_hold():
+    """No maximum-likelihood method can beat the multi-start; the intervals are made to hold in 95 of 100 cases."""
+    rng = np.random.default_rng(1)
+    inside = []
+    for _ in range(60):
+        C, R, truth, sd = draw(rng)
+        f = forecast(C, R)
+        if np.isfinite(f.fit.A) and f.fit.A < 1:
+            assert ((R - f.predict(C)) ** 2).sum() <= multi_start(C, R, truth, rng) * 1.001
+        later = float(sigmoid(2 * C[-1], *truth))
+        measured = later + rng.normal(0, sd)
+        pairs = [(f.interval(2 * C[-1])[:, 0], later), (f.interval(2 * C[-1], noise=True)[:, 0], measured)]
+        pairs += zip((f.A_interval, f.fit.B_interval, f.fit.C_mid_interval), truth[1:], strict=True)
+        inside.append([low <= value <= high for (low, high), value in pairs])
+    assert np.mean(inside, axis=0).min() >= 0.93
+
+
+@pytest.mark.parametrize("reach", [2, 4])
+def test_a_curve_of_another_form_ends_inside(reach):
+    """Learning times with a gamma distribution, which none of the four forms is: 28 evaluations of 1,024 samples to 2
+    `reach` C_mid, fitted to half. The bars: .93 of the ends inside, .05 wrongly sure of a ceiling."""
+    rng = np.random.default_rng(1)
+    C = np.linspace(0, 2 * reach, 28)
+    learned = gammainc(3, C * gammaincinv(3, 0.5))
+    seen = reach >= C
+    rows = []
+    for _ in range(40):
+        R0, A = rng.uniform([0.03, 0.5], [0.3, 0.95])
+        R = rng.binomial(1024, R0 + (A - R0) * learned) / 1024
+        f = forecast(C[seen], R[seen], n_samples=1024)
+        low, high = f.interval(C[-1], noise=True)[:, 0]
+        wrong = f.identifiable and not f.A_interval[0] <= A <= f.A_interval[1]
+        rows.append((low <= R[-1] <= high, wrong))
+    inside, wrong = np.mean(rows, axis=0)
+    assert inside >= 0.93 and wrong <= 0.05

@@ -1,5 +1,5 @@
-"""Hosts on one machine: network namespaces on one link, each with processes, a shared memory and a Ray folder of its own.
-They share the file system, and so the checkout, its .venv and the models are at the same paths. It needs root and `ip`."""
+"""Hosts on one machine: network namespaces on one link, each with its own processes, shared memory and Ray folder. They
+share the file system, so the checkout, its .venv and the models are at the same paths. It needs root and `ip`."""
 
 import os
 import shutil
@@ -14,8 +14,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = ":".join(str(ROOT / folder) for folder in ("", "tests", "tests/engine", "tests/hosts"))  # of our modules
-# Leaves no zombies.
-BURY = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"
+NO_ZOMBIES = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); [signal.pause() for _ in iter(int, 1)]"
 LACKS = "root" if os.geteuid() else "" if shutil.which("ip") else "`ip` (Debian: iproute2)"
 
 
@@ -27,7 +26,7 @@ class Host:
         ip("netns", "add", self.name)
         ip("-n", self.name, "link", "set", "lo", "up")
         folders = "mkdir -p /tmp/ray; for at in /dev/shm /tmp/ray; do mount -t tmpfs -o size=2g none $at; done"
-        script = f"hostname {self.name}; {folders}; echo ready; exec {sys.executable} -S -c '{BURY}'"
+        script = f"hostname {self.name}; {folders}; echo ready; exec {sys.executable} -S -c '{NO_ZOMBIES}'"
         new = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
         command = ["ip", "netns", "exec", self.name, *new, "sh", "-c", script]
         self.outside = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -57,9 +56,9 @@ class Host:
         return self.run(Path(sys.executable).with_name("ray"), *arguments, **options)
 
     def pids(self) -> list[int]:
-        """Of its processes, as this process sees them; its first one is left out."""
-        found = {int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name]).split()}
-        return sorted(found - {self.outside.pid, self.init.pid})
+        """Its processes except for the first one, as this process sees them."""
+        pids = {int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name]).split()}
+        return sorted(pids - {self.outside.pid, self.init.pid})
 
     def processes(self) -> dict[int, str]:
         """Their command lines."""
@@ -71,21 +70,14 @@ class Host:
                 continue
         return {pid: line for pid, line in lines.items() if line}  # a zombie has none
 
-    def shared_memory(self) -> list[str]:
-        """Names in /dev/shm."""
-        return self.run("ls", "/dev/shm").split()
+    def left(self) -> list[str]:
+        """Its processes, except for Ray's idle ones, and names in shared memory."""
+        lines = sorted(line[:90] for line in self.processes().values() if not line.startswith("ray::IDLE"))
+        return lines + self.run("ls", "/dev/shm").split()
 
-    def kill(self, *signal: str) -> None:
-        """SIGKILL, or another signal, to all its processes."""
-        subprocess.run(["kill", *(signal or ("-KILL",)), *map(str, self.pids())], stderr=subprocess.DEVNULL)
-
-    def cut(self) -> None:
-        """Takes its link down."""
-        ip("-n", self.name, "link", "set", "eth0", "down")
-
-    def join(self) -> None:
-        """Brings it up again."""
-        ip("-n", self.name, "link", "set", "eth0", "up")
+    def link(self, state: str) -> None:
+        """Takes its link `up` or `down`."""
+        ip("-n", self.name, "link", "set", "eth0", state)
 
     def end(self) -> None:
         """Leaves nothing of it."""
@@ -100,20 +92,21 @@ def hosts(count: int) -> Iterator[Sequence[Host]]:
     new_folder = not Path("/tmp/ray").exists()
     bridge = f"scalerl-{os.getpid()}-0"
     ip("netns", "add", bridge)
-    made: list[Host] = []
+    started: list[Host] = []
     try:
         ip("-n", bridge, "link", "add", "switch", "type", "bridge")
         ip("-n", bridge, "link", "set", "switch", "up")
         for number in range(1, count + 1):
-            made.append(host := Host(number))
+            host = Host(number)
+            started.append(host)
             ends = f"eth0 netns {host.name} type veth peer name to{number} netns {bridge}"
             ip("link", "add", *ends.split())
             ip("-n", bridge, "link", "set", f"to{number}", "master", "switch", "up")
             ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
-            host.join()
-        yield made
+            host.link("up")
+        yield started
     finally:
-        for host in made:
+        for host in started:
             host.end()
         ip("netns", "del", bridge)
         if new_folder:

@@ -1,0 +1,371 @@
+"""Forecast the pass rate at more compute from the early part of a run, and say how sure that is.
+
+PROBLEM. `fit_sigmoid.py` takes Eq. 1 for the truth. Other curves fit the same early points as well and end elsewhere.
+IDEA. Fit several forms, keep every curve that is not excluded, and let the forecast be a band that holds them all.
+
+1. THE TAILS. Nothing says that learning times are logistic. Eq. 1 is one of four forms here. Fitted to the same early
+   points they look alike, each with its own B and C_mid, but they differ in what is still to come. With
+   u = B log(C / C_mid), and half of the gain at C_mid in each form:
+
+       form           share s            density of log learning time   gain still missing at large C
+       Weibull        1 - 2^(-e^u)       Gumbel, mirrored               2^(-(C/C_mid)^B): the last problems come soon
+       log-normal     Phi(u / 1.7)       normal                         less than any power of C
+       log-logistic   1 / (1 + e^-u)     logistic: Eq. 1                (C_mid/C)^B: some problems come very late
+       Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2; its B fits lower: the latest
+
+2. THE BAND (`Forecast.interval`) spans two things:
+   - every curve of every form that fits almost as well as the best one (step 5 of fit_sigmoid.py);
+   - beyond the data, every rate from no further gain to three times the gain that Eq. 1 still expects. The data show
+     how the early problems are learned, not the late ones. In the paper's run, cut at 20k to 50k GPU-hours, 1.9 to 2.5
+     times that gain came; in other runs less came, and any run may simply stop improving.
+   So a band is wide for three reasons: noise, form, and what remains. Only more compute makes the last one small.
+3. THE VERDICT is that of fit_sigmoid.py, but A's interval is the band at infinite compute.
+4. ASK AGAIN. `ask_again` estimates the compute from which A will be identifiable.
+5. REPORT, picture and command line: python forecast.py runs/a --fit-until 0.5 --plot curve.png
+
+CHOICE. A, B and C_mid are always those of Eq. 1, so that they compare with the paper's; the printed forecast comes from
+the form that fits best, and so does the noise.
+
+>>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
+>>> f = forecast(C, R, n_samples=16_000)
+>>> print(f"A {f.fit.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
+A 0.601, 95% from 0.588 to 0.612
+
+Then `f.identifiable`, or `f.reason` and `f.ask_again()`; `f.predict(C, f.form)`; `f.interval(C, noise=True)`.
+
+Symbols: N points, G curves (shapes), F forms, K computes that are asked for; s the share of the gain.
+"""
+
+import argparse
+import math
+import sys
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import expit, ndtr
+
+from fit_sigmoid import (
+    ERRORS,
+    UNITS,
+    Array,
+    Curves,
+    Interval,
+    Share,
+    SigmoidFit,
+    best_fit,
+    format_fit,
+    load,
+    rates,
+    scan,
+    shares,
+    short,
+    span,
+    variance,
+    with_intervals,
+    with_noise,
+    with_verdict,
+)
+
+REMAINS = 3.0  # step 2: how many times the gain that Eq. 1 expects may still come
+
+# ---------------------------------------------------------------------------------------------------- 1. The tails
+EQ1 = "log-logistic"
+FORMS: dict[str, Share] = {  # the share at u
+    "Weibull": lambda u: -np.expm1(-math.log(2) * np.exp(np.minimum(u, 50))),
+    "log-normal": lambda u: ndtr(u / 1.7),  # 1.7: nowhere .01 off the logistic
+    EQ1: expit,
+    "Frechet": lambda u: np.exp(-math.log(2) * np.exp(np.minimum(-u, 50))),
+}
+
+
+def forecast(
+    C: ArrayLike,
+    R: ArrayLike,
+    *,
+    R0: float | None = None,
+    A: float | None = None,
+    n_samples: ArrayLike | None = None,
+) -> "Forecast":
+    """Forecast from pass rates `R` (N,) at compute `C` (N,). Arguments and errors are those of `fit_sigmoid.fit`."""
+    f = best_fit(C, R, n_samples, R0, A)
+    if f.curve is None:
+        return Forecast(f)
+    best = {EQ1: f.curve}  # the first: it is taken where others fit as well
+    for form, share in FORMS.items():
+        if form != EQ1:
+            best[form] = scan(f.data, share=share)
+    Q = {form: float(curve.Q[0]) for form, curve in best.items()}
+    form = min(Q, key=Q.__getitem__)
+    f = with_noise(f, best[form], FORMS[form])
+    if f.curve is None:
+        return Forecast(f)
+    # The likelihood of a curve is exp(-Q / (2 dispersion)), up to a constant.
+    likelihood = {name: math.exp((Q[form] - Q[name]) / 2 / f.dispersion) for name in FORMS}
+    result = Forecast(f, best, form, likelihood, limit=Q[form] + f.margin)
+    return result if f.reason else with_ceiling(result)
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Eq. 1's fit, and all curves of all forms that fit almost as well as the best one."""
+
+    fit: SigmoidFit  # Eq. 1's numbers; the noise, A's interval and the reason are those of all forms
+    best: Mapping[str, Curves] = field(default_factory=dict)  # form -> one curve; empty if nothing can be fitted
+    form: str = EQ1  # that fits best
+    likelihood: Mapping[str, float] = field(default_factory=dict)  # of each form's best curve, over that of `form`
+    limit: float = nan  # least Q of all forms, and the fit's margin
+    allowed: Mapping[str, Curves] = field(default_factory=dict)  # form -> all curves that are not excluded
+
+    @property
+    def A_interval(self) -> Interval:
+        """Over all forms, and of what remains."""
+        return self.fit.A_interval
+
+    @property
+    def reason(self) -> str:
+        """Why the data cannot tell the ceiling; empty if they can."""
+        return self.fit.reason
+
+    @property
+    def identifiable(self) -> bool:
+        """Whether the data can tell the ceiling."""
+        return self.fit.identifiable
+
+    def predict(self, C: ArrayLike, form: str = EQ1) -> Array:
+        """The fitted curve at compute `C`, any shape: Eq. 1. The printed forecast is `predict(C, self.form)`."""
+        return rates(self.best.get(form), C, FORMS[form])
+
+    def interval(self, C: ArrayLike, *, noise: bool = False) -> Array:
+        """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there
+        with as many samples as the fitted points have. The half-widths of curve and noise add in quadrature."""
+        C = np.atleast_1d(np.asarray(C, dtype=float))
+        if not self.allowed:
+            return np.array([np.zeros(C.shape), np.ones(C.shape)])
+        low, high = band(self, C)
+        if noise:
+            f = self.fit
+            n = None if f.n is None else np.median(f.n)
+            p = np.clip(self.predict(C, self.form), low, high)
+            sd = np.sqrt(f.dispersion * variance(p, n)) * f.t
+            low = np.maximum(p - np.hypot(p - low, sd), 0)
+            high = np.minimum(p + np.hypot(high - p, sd), 1)
+        return np.array([low, high])
+
+    def ask_again(self) -> float:
+        """About the compute from which A would be identifiable, if the run went on along its best form, evaluated as
+        often, with half of its noise (so the odds are about even); inf beyond 28 times the compute so far."""
+        if not self.allowed:
+            return inf
+        powers = range(36)  # of 1.1, and 1.1^35 = 28
+        k = bisect_left(powers, True, key=lambda k: continued(self, 1.1**k).identifiable)
+        return float(self.fit.C[-1]) * 1.1**k if k in powers else inf
+
+
+# ---------------------------------------------------------------------------------------------------- 2. The band
+def band(f: Forecast, C: Array) -> tuple[Array, Array]:
+    """Low and high (K,) at compute C (K,): of all allowed curves of all forms, and beyond the data of what remains."""
+    low = np.full(C.shape, inf)
+    high = -low
+    for form, curves in f.allowed.items():
+        for k, compute in enumerate(C):
+            s = shares(compute[None], curves.log_B, curves.log_C_mid, FORMS[form])  # (G, 1)
+            least, most = curves.ends(s[:, 0], f.limit)
+            low[k] = min(low[k], least)
+            high[k] = max(high[k], most)
+
+    # Beyond the data: from the rate that was reached, R, to R + REMAINS (R(C) - R).
+    last = f.fit.C[-1]
+    reached = f.predict(last)
+    remains = reached + REMAINS * (f.predict(C) - reached)
+    beyond = last < C
+    low = np.where(beyond, np.minimum(low, reached), low)
+    high = np.where(beyond, np.maximum(high, remains), high)
+    return np.clip(low, 0, 1), np.clip(high, 0, 1)
+
+
+# ------------------------------------------------------------------------------- 3. The verdict, and 4. ask again
+def with_ceiling(f: Forecast) -> Forecast:
+    """The forecast with its allowed curves and intervals, and with the reason why A's is too wide, if it is."""
+    data = f.fit.data
+    reached = float(f.predict(f.fit.C[-1]))
+    # The band at infinite compute, where a rate is A: of what remains, and of all allowed curves of all forms.
+    low = reached
+    high = reached + REMAINS * (float(f.best[EQ1].A[0]) - reached)
+    allowed = {}
+    for form, curve in f.best.items():
+        if curve.Q[0] <= f.limit:
+            allowed[form] = scan(data, f.limit, FORMS[form])
+            least, most = allowed[form].ends(1.0, f.limit)
+            low = min(low, least)
+            high = max(high, most)
+
+    fit, _ = with_intervals(f.fit)  # also where another form excludes Eq. 1
+    fit = with_verdict(fit, low, high, f.best[f.form], FORMS[f.form])
+    return replace(f, fit=fit, allowed=allowed)
+
+
+def continued(f: Forecast, factor: float) -> Forecast:
+    """The forecast that the run would have after `factor` times its compute, as `ask_again` says."""
+    now = f.fit
+    last = float(now.C[-1])
+    in_last_half = int((now.C > last / 2).sum())
+    size = 1 + min(int(2 * in_last_half * (factor - 1)), 200)
+    C = np.linspace(1, factor, 1 + size)[1:] * last
+    n = None if now.n is None else np.full(size, now.n[-1])
+    R = f.predict(C, f.form)
+    sd = np.sqrt(now.dispersion * variance(R, n))
+    R = R + np.resize([0.5, -0.5], size) * sd
+    C = np.append(now.C, C)
+    R = np.append(now.R, np.clip(R, 0, 1))
+    n_samples = None if n is None else np.append(now.n, n)
+    return forecast(C, R, n_samples=n_samples, **now.fixed)
+
+
+# ----------------------------------------------------------------------------- 5. Report, picture, command line
+class CurveReport(NamedTuple):
+    """All evaluations of a run, N of them, and the forecast from those before the unseen ones."""
+
+    name: str
+    x: str  # what compute is: tokens, device_hours, flops, step
+    C: Array
+    R: Array
+    unseen: Array  # of bool
+    forecast: Forecast
+
+    @property
+    def end(self) -> float:
+        """The compute of the last evaluation."""
+        return float(np.nanmax(self.C, initial=0.0))
+
+
+def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: str = "", x: str = "") -> CurveReport:
+    """`load` a run and fit the points up to the share `fit_until` of its compute."""
+    if not 0 < fit_until <= 1:
+        raise ValueError(f"--fit-until is a share of the compute in (0, 1], not {fit_until:g}")
+    x, C, R, n = load(source, x)
+    C = np.where(np.isfinite(C) & np.isfinite(R), C, nan)
+    until = fit_until * np.nanmax(C, initial=0.0)
+    unseen = C > until * (1 + 1e-12)
+    seen = ~unseen
+    f = forecast(C[seen], R[seen], n_samples=None if n is None else n[seen])
+    if not name:
+        name = str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else "run"
+    return CurveReport(name, x, C, R, unseen, f)
+
+
+def format_report(r: CurveReport, *predict_at: float) -> str:
+    """The table that a person reads."""
+    f = r.forecast
+    fit = f.fit
+    again = f.ask_again() if f.reason else inf
+    if math.isfinite(again):
+        fit = replace(fit, reason=f"{f.reason}; ask again at {short(again)}")
+    lines = format_fit(fit, r.name, r.x)
+    if not f.best:
+        return lines[0]
+    others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if p < 1)
+    lines.append(f"tail                  {f.form}; {others}")
+    if r.unseen.any():
+        lines.append(format_prediction(r, r.end))
+    lines += [format_prediction(r, at) for at in predict_at]
+    if r.unseen.any():
+        low, high = f.interval(r.C[r.unseen], noise=True)
+        R = r.R[r.unseen]
+        inside = (low <= R) & (R <= high)
+        lines.append(f"unseen                {inside.sum()} of {R.size} evaluations inside")
+    return "\n".join(lines)
+
+
+def format_prediction(r: CurveReport, at: float) -> str:
+    """What the fit says of compute `at`, beside what was measured there."""
+    f = r.forecast
+    curve_ends = f.interval(at)[:, 0].tolist()
+    low, high = f.interval(at, noise=True)[:, 0].tolist()
+    line = f"at {short(at):<18} {float(f.predict(at, f.form)):.3f}  {span(curve_ends, 3)}"
+    line += f", an evaluation {span((low, high), 3)}"
+    for R in r.R[at == r.C]:
+        line += f"; measured {R:.3f}, {'inside' if low <= R <= high else 'OUTSIDE'}"
+    return line
+
+
+def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None:
+    """Write a PNG, a panel for each run: points, the best form, the band of evaluations, A's interval, the verdict."""
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    reports = [r for row in rows for r in row]
+    columns = len(rows[0])
+    lowest = min(float(np.nanmin(r.R, initial=1.0)) for r in reports)
+    limits = max(0.0, lowest - 0.1), 1.02
+    width = max(2.6 * columns + 1, 6)
+    height = 2.6 * len(rows) + 1
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.subplots(len(rows), columns, squeeze=False, sharey=True)
+    for axes, r in zip(figure.axes, reports, strict=True):
+        plot_one(axes, r)
+        axes.set(ylim=limits, xlabel=UNITS.get(r.x, r.x), ylabel="pass rate")
+        axes.xaxis.set_major_formatter(lambda v, _: short(v))
+    figure.axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=130)
+
+
+def plot_one(axes: Any, r: CurveReport) -> None:
+    """One panel."""
+    f = r.forecast
+    for which, fill, label in ((~r.unseen, "C0", "fitted"), (r.unseen, "white", "came later")):
+        axes.plot(r.C[which], r.R[which], "o", color="C0", mfc=fill, ms=4, label=label)
+    name = "/".join(Path(r.name).parts[-2:])
+    title = f"{name}, {f.fit.C.size} of {r.C.size} points"
+    if f.best:
+        last = f.fit.C[-1]
+        grid = np.linspace(0, r.end, 200)
+        fitted = grid[grid <= last]  # beyond it many curves fit: the forecast is the band
+        axes.plot(fitted, f.predict(fitted, f.form), color="black", lw=1)
+        low, high = f.interval(grid, noise=True)
+        axes.fill_between(grid, low, high, color="C0", alpha=0.2, lw=0, label="forecast, 95%")
+        axes.plot([1.04 * r.end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
+        title = f"{name}, {last / r.end:.0%} of the compute"
+        title += f"\nceiling {f.A_interval[0]:.2f} to {f.A_interval[1]:.2f}"
+    if f.reason:
+        title += ", not known yet"
+    axes.set_title(title, fontsize=9)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code, 2 for bad input."""
+    parser = argparse.ArgumentParser(description="Forecast pass rate at more compute.")
+    add = parser.add_argument
+    add("files", nargs="+", help="eval.jsonl of a run, or its folder")
+    add("--fit-until", type=float, nargs="+", default=[1.0], metavar="SHARE", help="fit so much, forecast the rest")
+    add("--predict-at", type=float, nargs="+", default=[], metavar="C", help="predict at this compute, too")
+    add("--x", default="", metavar="COLUMN", help="compute; by default tokens or device_hours")
+    add("--plot", metavar="PNG", help="draw a panel for each run and share")
+    args = parser.parse_args(argv)
+    place = "--predict-at"
+    rows = []
+    try:
+        if not all(0 <= C < inf for C in args.predict_at):
+            raise ValueError(f"need compute >= 0, not {args.predict_at}")
+        for place in args.files:
+            row = [curve(place, share, x=args.x) for share in args.fit_until]
+            rows.append(row)
+            last = row[-1].forecast
+            if not last.best:
+                raise ValueError(last.reason)
+        print("\n\n".join(format_report(r, *args.predict_at) for row in rows for r in row))
+        if args.plot:
+            place = args.plot
+            plot_curves(rows, place)
+    except ERRORS as error:
+        print(f"forecast.py: {place}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

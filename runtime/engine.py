@@ -1,0 +1,362 @@
+"""The engine of a run: where it runs, how weights reach it, its arguments, and how its death is noticed.
+
+`new_engine` makes it, with this rank's end of the weight channel. `place` refuses what cannot work before the model is
+loaded. What a run needs beyond vllm_engine.py:
+
+its own process     its own GPUs, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
+a death             is noticed at once, an engine that answers no more after minutes; train.py saves and ends
+faster messages     an engine on a CPU sends each completion once (inside_vllm.WholeCompletions)
+Ray                 its workers on other hosts (ray_check.py, ray_executor.py)
+"""
+
+import asyncio
+import importlib.util
+import os
+import re
+import signal
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+import vllm_engine
+from fp32_head import GENERATOR_ARGS
+from pipeline_rl import EngineDied, EngineFailed
+from runtime.flags import EngineFlags, Flags, UsageError, parsed_engine_args
+from runtime.ray_check import check_ray
+from runtime.run_folder import Record
+from runtime.torch_engine import TorchEngine
+from runtime.weights import Channel, MessageWeights, RunWeightFile, TransferWeights
+
+if TYPE_CHECKING:  # its import takes seconds
+    from vllm import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+# The share of a GPU's memory that an engine takes. By vLLM's default it is .92.
+SHARE_WITH_TRAINER = 0.35  # where a trainer uses the same GPU: .92 would starve it
+SHARE_WITH_NCCL = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer come on top
+
+# vLLM's arguments that the trainer must know as well -> the flag that both read.
+OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")} | {"max_model_len": "max_budget"}
+# What torch.distributed.run sets for its processes. The engine must not see these, or it would try to join the
+# launcher's store.
+LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
+DEAD = "vLLM's process has died"
+LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
+CALL_TIMEOUT = 300.0  # an engine must answer a call within this many seconds, as long as vLLM allows a step
+HEARTBEAT = 30.0  # seconds between two calls that only ask whether the engine still answers
+
+
+class Engine(Protocol):
+    """What `pipeline_rl.Generator` asks of an engine, and this."""
+
+    async def weight_digests(self) -> list[dict[str, str]]:
+        """For each process of the engine: its parameters' names, and of each a hash of the bytes."""
+
+
+# -------------------------------------------------------------------------------------------------------- where it runs
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the engine runs, and how weights reach it."""
+
+    options: Record  # vLLM's arguments, by the flags
+    workers: int  # processes of the engine
+    gpus: list[int]  # this host's GPUs that it uses; none on a CPU, or if Ray places its workers
+    shared: bool  # a trainer uses one of these GPUs, too
+    channel: str  # file, nccl or message
+
+
+def place(flags: EngineFlags) -> Placement:
+    """The engine takes the GPUs beyond those of the trainers, or shares theirs if there are too few. Raises UsageError
+    for devices and channels that cannot work."""
+    options = engine_options(flags)
+    workers, remote = worker_count(options), on_ray(options)
+    trainers = trainers_here()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus: list[int] = []
+    if count == 0:
+        check_driver()
+    elif flags.engine == "torch":
+        raise UsageError("--engine torch is for a CPU: leave it out, or hide the GPUs by CUDA_VISIBLE_DEVICES=''.")
+    elif trainers > count:
+        raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
+    elif not remote:
+        if workers > count:
+            raise UsageError(f"--engine_args: an engine of {workers} processes needs as many GPUs; there are {count}.")
+        first = trainers if trainers + workers <= count else 0
+        gpus = list(range(first, first + workers))
+    shared = bool(gpus) and gpus[0] < trainers
+    channel = flags.weight_channel
+    # `nccl` goes from GPU to GPU, past the host's memory, but cannot have two ranks on one GPU.
+    if channel == "auto":
+        channel = "nccl" if count and not shared else "message" if remote else "file"
+    if channel == "nccl" and (shared or not count):
+        raise UsageError("--weight_channel nccl needs a GPU that no trainer process uses; leave it out.")
+    if channel == "file" and remote:
+        raise UsageError("--weight_channel file reaches no engine that Ray places; use `nccl` or `message`.")
+    return Placement(options, workers, gpus, shared, channel)
+
+
+def trainers_here() -> int:
+    """Trainer processes on this host; they use its first GPUs."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def devices_in_use(flags: EngineFlags, trainers: int) -> int:
+    """Devices that train (`trainers`, on all hosts) or sample: GPUs, or CPU cores. Idle ones do not count."""
+    placement = place(flags)
+    if not torch.cuda.device_count():
+        return min(os.cpu_count() or 1, trainers * torch.get_num_threads() + placement.workers)
+    if not placement.gpus:  # Ray has placed the workers
+        return trainers + placement.workers
+    return trainers + sum(gpu >= trainers_here() for gpu in placement.gpus)
+
+
+def check_driver() -> None:
+    """With too old a driver, torch finds no GPU and the run would silently use the CPU. Raises UsageError."""
+    if torch.version.cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return  # the run is meant for the CPU
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        if "too old" in str(error):
+            raise UsageError(
+                f"the NVIDIA driver is too old for torch {torch.__version__}, which is built for CUDA "
+                f"{torch.version.cuda}; install 580 or newer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+            ) from error
+
+
+# -------------------------------------------------------------------------------------------------- what it starts with
+
+
+def engine_options(flags: EngineFlags) -> Record:
+    """The engine arguments of vLLM that the flags ask for, those of an FP32 head among them. Raises UsageError for
+    arguments that cannot be read, or that contradict --fp32_head."""
+    options: Record = parsed_engine_args(flags.engine_args)
+    if "data_parallel_size" in options:
+        raise UsageError("--engine_args data_parallel_size: a run has one engine; use tensor_parallel_size.")
+    for name in OWN_FLAG.keys() & options.keys():
+        raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
+    overrides = options.get("hf_overrides", {})
+    if not isinstance(overrides, dict):
+        raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
+    expected = "float32" if flags.fp32_head else flags.dtype
+    head = overrides.get("head_dtype", expected)
+    if head != expected:
+        raise UsageError(f"--engine_args head_dtype {head!r} is not {expected!r}; set --fp32_head for both sides.")
+    if flags.trust_remote_code:
+        options.setdefault("trust_remote_code", True)
+    if flags.fp32_head:
+        options["hf_overrides"] = GENERATOR_ARGS["hf_overrides"] | overrides
+    return options
+
+
+def on_ray(options: Record) -> bool:
+    """Whether Ray places the engine's workers, on any host."""
+    return options.get("distributed_executor_backend") == "ray"
+
+
+def worker_count(options: Record) -> int:
+    """Processes of the engine: tensor x pipeline parallel."""
+    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+
+
+def new_engine(
+    flags: Flags, rank: int, model: str, stop_ids: Sequence[int], longest: int
+) -> tuple[Engine | None, Channel]:
+    """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel).
+
+    Args:
+        model: folder of the initial weights.
+        stop_ids: token ids that end a completion.
+        longest: tokens of the longest prompt and completion together.
+
+    Raises UsageError.
+    """
+    placement = place(flags)
+    channel = new_channel(placement, rank)
+    if rank != 0:
+        return None, channel
+    if flags.engine == "torch":
+        return TorchEngine(model, stop_ids, longest, flags.temperature, flags.max_num_seqs, flags.seed), channel
+    options = dict(placement.options)
+    share = SHARE_WITH_TRAINER if placement.shared else SHARE_WITH_NCCL if placement.channel == "nccl" else None
+    if share is not None and "gpu_memory_utilization" not in options:
+        options["gpu_memory_utilization"] = share
+        print(f"an engine takes {share} of its GPU; `gpu_memory_utilization` in --engine_args wins")
+    engine = RunEngine(
+        model, stop_ids, longest, channel, flags.temperature, flags.max_num_seqs, flags.dtype, flags.seed, options,
+        gpus=placement.gpus,
+    )  # fmt: skip
+    return engine, channel
+
+
+def new_channel(placement: Placement, rank: int) -> Channel:
+    """This rank's end of the weight channel."""
+    if placement.channel == "file":
+        return RunWeightFile(rank)
+    if placement.channel == "message":
+        return MessageWeights(rank)
+    address = "127.0.0.1" if placement.gpus else os.environ.get("VLLM_HOST_IP", "")  # Ray's are on other hosts
+    return TransferWeights(rank, placement.workers, address)
+
+
+# ----------------------------------------------------------------------------------------------------------- the engine
+
+
+@dataclass(eq=False)
+class RunEngine(vllm_engine.VLLMEngine):
+    """A VLLMEngine in a run: it shares its host with a trainer, and perhaps with a launcher and other hosts."""
+
+    gpus: Sequence[int] = ()  # this host's GPUs for it, counted among the visible ones; empty: all
+
+    def __post_init__(self) -> None:
+        if not torch.cuda.is_available():  # on a GPU vLLM schedules a step while the one before it runs
+            ours = {"scheduler_cls": "runtime.inside_vllm.WholeCompletions", "async_scheduling": False}
+            self.engine_args = ours | self.engine_args
+        super().__post_init__()
+        # The engine's process keeps its sockets in the channel's folder, and ends with this one.
+        self.environment["VLLM_RPC_BASE_PATH"] = str(self.channel.folder)
+        self.environment["SCALERL_TRAINER_PID"] = str(os.getpid())  # for inside_vllm.exit_with_trainer
+        self.on_ray = on_ray(self.args)
+        if not self.on_ray:
+            self.environment |= LOOPBACK
+        self._versions: list[int] = []  # n-th entry: the version that is live after n pauses of generation
+        self._heart: asyncio.Task | None = None
+
+    async def start(self) -> None:
+        """Starts vLLM with the weights prepared last. Raises EngineFailed, whatever vLLM raised."""
+        if self.on_ray:
+            check_ray(worker_count(self.args))
+        try:
+            await super().start()
+        except Exception as error:  # vLLM raises many kinds, bare Exception among them
+            advice = "take a model that vLLM can run here, or check --dtype and --engine_args"
+            raise EngineFailed(f"vLLM does not start ({reason_of(error)}); {advice}") from error
+        self._heart = asyncio.create_task(self._heartbeat())
+
+    async def _heartbeat(self) -> None:
+        """Ends all requests with an error if the engine answers no more: they have no time limit themselves."""
+        try:
+            while True:
+                await asyncio.sleep(HEARTBEAT)
+                await self._answer_or_death(self.vllm.is_paused())
+        except EngineDied as error:
+            self.vllm.output_processor.propagate_error(error)
+
+    def new_vllm(self) -> "AsyncLLM":
+        """vLLM's AsyncLLM, which survives Ctrl-C and sees no GPUs but its own."""
+        # Ctrl-C, or the end of a terminal, reaches every process of the terminal. The engine inherits this thread's
+        # signal mask and ends when we end it.
+        resource_tracker.ensure_running()  # starting it unblocks SIGINT in this thread, so start it first
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        for name in ("worker_extension_cls", "scheduler_cls"):  # a missing one would end the engine's process
+            path = self.args.get(name)
+            if isinstance(path, str) and importlib.util.find_spec(path.rpartition(".")[0]) is None:
+                raise ModuleNotFoundError(f"{name}={path}: its module is not on sys.path")
+        with variables_set(self._variables()):
+            if self.on_ray:
+                from runtime.ray_executor import RayExecutor
+
+                self.args["distributed_executor_backend"] = RayExecutor
+            return super().new_vllm()
+
+    def _variables(self) -> dict[str, str | None]:
+        """Environment variables of the engine's process that differ from this one's. None: unset there."""
+        variables: dict[str, str | None] = {}
+        for name, value in self.environment.items():
+            if name not in os.environ:  # what the user has set stays
+                variables[name] = value
+        if self.gpus:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(max(self.gpus) + 1)))
+            names = visible.split(",")
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in self.gpus)
+        for name in filter(LAUNCHER.fullmatch, os.environ):
+            variables[name] = None
+        return variables
+
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> vllm_engine.Sample:
+        """One request. Raises EngineDied."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return await super().sample(prompt_ids, max_tokens, salt)
+        except EngineDeadError as error:
+            raise EngineDied(DEAD) from error
+
+    def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
+        """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM passes through
+        untouched, how many pauses of generation came before each token; the n-th pause brought version
+        `_versions[n]`."""
+        sent = output.kv_transfer_params
+        if not sent:
+            return super().logprobs_and_versions(output)
+        return sent["logprobs"], [self._versions[n] for n in sent["pauses"]]
+
+    async def _load(self) -> None:
+        self._versions.append(self.prepared_version)
+        await self._answer_or_death(super()._load())
+
+    async def update(self) -> None:
+        """The weights prepared last become live. Raises EngineDied."""
+        await self._answer_or_death(super().update())
+
+    async def weight_digests(self) -> list[dict[str, str]]:
+        """For each of vLLM's workers: its parameters' names and the SHA-256 of their bytes. Raises EngineDied."""
+        return await self._answer_or_death(self.vllm.compute_weight_checksums())
+
+    async def _answer_or_death(self, calls: Coroutine) -> Any:
+        """The result of calls to vLLM, which would otherwise wait forever if its process dies or is frozen meanwhile.
+        Raises EngineDied."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        task = asyncio.ensure_future(calls)
+        end = time.monotonic() + CALL_TIMEOUT
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=0.1)
+                if not task.done() and self.vllm.errored:
+                    raise EngineDied(DEAD)
+                if not task.done() and time.monotonic() > end:
+                    raise EngineDied(f"vLLM has not answered for {CALL_TIMEOUT:.0f} s")
+            return task.result()
+        except EngineDeadError as error:
+            raise EngineDied(DEAD) from error
+        finally:
+            task.cancel()  # also if this wait is itself canceled: no one else would, and vLLM never answers
+
+
+@contextmanager
+def variables_set(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Sets environment variables (None: unsets) within the `with` block: processes started there inherit them."""
+    before = {name: os.environ.get(name) for name in variables}
+    set_variables(variables)
+    try:
+        yield
+    finally:
+        set_variables(before)
+
+
+def set_variables(variables: Mapping[str, str | None]) -> None:
+    """Sets environment variables, or unsets those that are None."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def reason_of(error: BaseException) -> str:
+    """Kind and first line of the error that caused `error`. An error inside the engine's process is printed by that
+    process and is not known here."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
+    first_line = text.strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *first_line])

@@ -1,0 +1,181 @@
+"""Code that vLLM imports into its own processes, because the engine's arguments name it. (With Ray the trainer imports
+it, too, and nothing happens there.)
+
+    RunWeightReceiver    mixed into vLLM's worker (`worker_extension_cls`): extends vllm_engine's, for mixtures of
+                         experts and weights sent as bytes
+    WholeCompletions     vLLM's scheduler (`scheduler_cls`), except that it sends a request's tokens when the request is
+                         done: token by token, packing and unpacking took as much time as computing them (CPU, small
+                         model). It makes the default run 1.3 times as fast.
+    skip_inner_tokens    a request's cache blocks are looked at when it enters or fills one, not at every token
+    exit_with_trainer    ends the engine's process when its trainer has ended
+
+Source: vLLM 0.32, vllm/model_executor/model_loader/reload and vllm/v1/core/sched.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from tqdm import tqdm
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+
+import vllm_engine
+
+WRITTEN_FOR = "0.32."  # the vLLM whose scheduler `WholeCompletions` changes
+
+
+class RunWeightReceiver(vllm_engine.WeightReceiver):
+    """Loads a weight file into the running model."""
+
+    def load_weight_file(self, path: str) -> None:
+        """Replaces all weights by those of the safetensors file `path`. Raises RuntimeError if it lacks one."""
+        if not torch.cuda.is_available():
+            for layer in self.model_runner.get_model().modules():
+                if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
+                    layer.quant_method.moe_kernel = None  # a layer repacks its experts only for a new kernel
+        super().load_weight_file(path)
+
+    def load_weight_bytes(self, data: bytes) -> None:
+        """Does the same with the bytes of such a file, which is on another host."""
+        # A file in memory that has no name: nothing is left of it if this process is killed.
+        with os.fdopen(os.memfd_create("weights"), "wb") as file:
+            file.write(data)
+            file.flush()
+            self.load_weight_file(f"/proc/self/fd/{file.fileno()}")
+
+
+# The scheduler: from here to `skip_inner_tokens` on a CPU only. The trainer's end is RunEngine.logprobs_and_versions.
+
+
+@dataclass
+class PartialCompletion:
+    """What a running request has sampled so far; lists have one entry per token."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pauses: list[int] = field(default_factory=list)  # pauses of generation before the token was sampled
+    prefill_stats: Any = None
+
+
+class SampledLogprobs:
+    """Takes the place of vLLM's LogprobsLists in its scheduler: a list of numbers per request, not three arrays."""
+
+    def __init__(self, lists: Any):
+        self.values = lists.logprobs[:, 0].tolist()  # column 0 is the sampled token's
+        self.starts = lists.cu_num_generated_tokens  # of each request's tokens; None: one token each
+
+    def slice_request(self, index: int, count: int) -> list[float]:
+        """Log-probs of the step's `index`-th request, which sampled `count` tokens."""
+        start = index if self.starts is None else self.starts[index]
+        return self.values[start : start + count]
+
+
+class WholeCompletions(Scheduler):
+    """Sends each completion once, when it is complete. Weights change only in a pause, so the number of pauses before a
+    token says which weights sampled it; the trainer's side knows which pause brought which version.
+
+        pauses before each token        [0, 0, 1]     recorded here
+        version after that many pauses  [3, 4]        RunEngine._versions
+        version of each token           [3, 3, 4]
+
+    Log-probs and pauses travel as plain lists in `kv_transfer_params`, a field that passes through vLLM untouched and
+    that is empty here; its own field holds three small arrays for every token.
+    """
+
+    def __init__(self, *args: object, **options: object):
+        if not vllm.__version__.startswith(WRITTEN_FOR):
+            raise RuntimeError(
+                f"runtime.inside_vllm.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: "
+                "install the version that requirements.txt pins, or take vLLM's own scheduler by --engine_args "
+                "scheduler_cls=null"
+            )
+        super().__init__(*args, **options)
+        if len(self.kv_cache_config.kv_cache_groups) == 1:  # with several groups, block boundaries differ
+            manager = self.kv_cache_manager
+            no_blocks = manager.empty_kv_cache_blocks
+            manager.allocate_slots = skip_inner_tokens(manager.allocate_slots, no_blocks, self.block_size)
+        self._partial: dict[str, PartialCompletion] = {}
+        self._pauses = 0
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """Counts a pause when it ends: a step under way when it begins still samples with the old weights."""
+        if self.pause_state != PauseState.UNPAUSED and pause_state == PauseState.UNPAUSED:
+            self._pauses += 1
+        super().set_pause_state(pause_state)
+
+    def finish_requests(self, request_ids: Any, finished_status: object) -> object:
+        """Forgets what aborted requests had sampled (None: all)."""
+        if request_ids is None:
+            self._partial.clear()
+        else:
+            for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+                self._partial.pop(request_id, None)
+        return super().finish_requests(request_ids, finished_status)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """After each step: vLLM's messages, with only the requests that are done."""
+        if model_runner_output.logprobs is not None:
+            model_runner_output.logprobs = SampledLogprobs(model_runner_output.logprobs)
+        messages = super().update_from_output(scheduler_output, model_runner_output)
+        for message in messages.values():
+            message.outputs = list(self._complete(message.outputs))
+        return messages
+
+    def _complete(self, outputs: Iterable[Any]) -> Iterable[Any]:
+        for output in outputs:
+            partial = self._partial.setdefault(output.request_id, PartialCompletion())
+            count = len(output.new_token_ids)
+            partial.token_ids += output.new_token_ids
+            partial.pauses += [self._pauses] * count
+            if output.new_logprobs is not None:
+                partial.logprobs += output.new_logprobs
+            partial.prefill_stats = partial.prefill_stats or output.prefill_stats
+            if output.finished:
+                del self._partial[output.request_id]
+                output.new_token_ids = partial.token_ids
+                output.new_logprobs = None
+                output.prefill_stats = partial.prefill_stats
+                output.kv_transfer_params = {"logprobs": partial.logprobs, "pauses": partial.pauses}
+                yield output
+
+
+def skip_inner_tokens(allocate_slots: Callable[..., Any], no_blocks: object, block_size: int) -> Callable[..., Any]:
+    """Skips vLLM's `allocate_slots` when the next token falls inside a block that the request already owns. The call
+    would allocate nothing, and it takes a quarter of a small model's engine time. Blocks are taken, freed and cached
+    at their borders."""
+
+    def allocate(request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
+        if num_new_tokens == 1 and 0 < request.num_computed_tokens % block_size < block_size - 1:
+            return no_blocks
+        return allocate_slots(request, num_new_tokens, *args, **options)
+
+    return allocate
+
+
+def exit_with_trainer(trainer: int) -> None:
+    """Ends this process within a second of the trainer's death: SIGKILL leaves a parent no time to end its children."""
+    is_child = os.getppid() == trainer  # else this is the engine's own child, as under tensor parallelism
+
+    def trainer_lives() -> bool:
+        return os.getppid() == trainer if is_child else Path(f"/proc/{trainer}").exists()
+
+    def watch() -> None:
+        while trainer_lives():
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="exit_with_trainer", daemon=True).start()
+
+
+trainer_pid = os.environ.get("SCALERL_TRAINER_PID", "")
+if trainer_pid.isdigit() and int(trainer_pid) != os.getpid():  # this is an engine's process, started by a trainer
+    os.setpgid(0, 0)  # own process group: a signal sent to the trainer's group must not reach the engine
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore in shared memory, which a SIGKILL would leave there
+    exit_with_trainer(int(trainer_pid))

@@ -1,0 +1,52 @@
+"""What the checks share: a random Qwen3, a trainer, a batch."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.1, "tie_word_embeddings": True}
+QWEN3_06B = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+QWEN3_06B |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+
+
+def random_qwen3(folder: Path, shape: dict[str, Any]) -> str:
+    """Folder of a Qwen3 with random weights and the built-in task's tokenizer."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from tasks import arithmetic
+
+    torch.manual_seed(0)
+    end = arithmetic.IDS["<eos>"]
+    config = Qwen3Config(**shape, eos_token_id=end, pad_token_id=end, bos_token_id=None)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+    arithmetic.word_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def new_trainer(model: str, *flags: str) -> Any:
+    """As train.py makes it."""
+    from runtime.flags import parse_flags
+    from runtime.parts import new_accelerator
+    from runtime.trainer import Trainer
+
+    parsed = parse_flags(["--model", model, "--warmup_steps", "0", *flags], "")
+    return Trainer(parsed, new_accelerator(parsed), model)
+
+
+def random_batch(count: int, shortest: int, longest: int) -> Any:
+    """Rows of `shortest` to `longest` random tokens, 8 of them the prompt; every second row is rewarded."""
+    from runtime.model import Row
+    from runtime.trainer import TrainingBatch
+
+    rng, rows = random.Random(0), []
+    for _ in range(count):
+        ids = [rng.randrange(2, 40) for _ in range(rng.randint(shortest, longest))]
+        rows.append(Row(ids[:8], ids[8:], [1] * len(ids[8:])))
+    masks = [torch.ones(len(row.mask), dtype=torch.bool) for row in rows]
+    mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)  # (N, T)
+    advantages = torch.tensor([1.0, -1.0]).repeat(count)[:count]  # (N,)
+    return TrainingBatch(rows, torch.full(mask.shape, -3.5), mask, advantages, mask / mask.sum())
