@@ -27,6 +27,7 @@ DECLARED = {
     "forecast": ({"numpy", "scipy", "fit_sigmoid"}, {"matplotlib"}),
     "fit_power_law": ({"numpy", "scipy"}, set()),
     "isocompute": ({"numpy", "scipy"}, set()),
+    "conformance": ({"torch"}, set()),
 }
 CONCEPTS = list(DECLARED)
 NEEDS = {"forecast": {"fit_sigmoid"}}  # concept files that must lie beside it
@@ -43,6 +44,7 @@ PRINTED = {
     "forecast": "usage:",
     "fit_power_law": "K_max  0.583",
     "isocompute": "n = 32 rollouts, B_p = 2 prompts, M = 23 updates",
+    "conformance": "['agrees', 'differs']",
 }
 
 
