@@ -249,9 +249,10 @@ def ratio_step(loss: str, options: dict, ratios: list[float], A: float | list, o
     old_logprobs = [b + math.log(r) for b, r in zip(behaviour, old or [1.0] * len(ratios), strict=True)]
     columns = (logprobs, behaviour, old_logprobs, [1.0] * len(ratios))
     if isinstance(A, list):
-        lines = [[[value] for value in column] for column in columns]
-        return Step(*lines, A, list(range(len(A))), loss, options)
-    return Step(*[[column] for column in columns], [A], [0], loss, options)
+        pi, pi_gen, pi_old, mask = ([[value] for value in column] for column in columns)
+        return Step(pi, pi_gen, pi_old, mask, A, list(range(len(A))), loss, options)
+    pi, pi_gen, pi_old, mask = ([column] for column in columns)
+    return Step(pi, pi_gen, pi_old, mask, [A], [0], loss, options)
 
 
 def length_step(lengths: list[int], group_ids: list[int], average: str, ranks: list | None = None) -> Step:
@@ -320,7 +321,7 @@ def one_update(step: Step) -> Step:
 
 def average_steps() -> dict[str, Step]:
     """What a token weighs, under four averages (2510.13786 section 3.2; constant: Dr. GRPO)."""
-    steps = {}
+    steps: dict[str, Step] = {}
     for how in ("sample", "prompt", "token", "constant"):
         holes = length_step([3, 3, 2, 4], [0, 0, 1, 1], how)
         for row, t in ((0, 1), (3, 0), (3, 1)):
@@ -368,7 +369,7 @@ def step_case(name: str, step: Step) -> Case:
 
 
 DEFINITIONS = ["ddof 1", "std of the raw rewards", "std weighted by tokens", "leave one out", "a lone reward stays"]
-ADVANTAGES = [  # name, rewards, group ids, how
+ADVANTAGES: list[tuple[str, list[float], list[int], str]] = [  # name, rewards, group ids, how
     ("std of the prompt", [1.0, 0, 0, 0, 1, 1, 0, 0], [0] * 4 + [1] * 4, "prompt"),
     ("no std", [1.0, 0, 0, 0, 1, 1, 0, 0], [0] * 4 + [1] * 4, "none"),
     ("the batch's std is that of the centred rewards", [1.0] * 7 + [0] * 8 + [1], [0] * 8 + [1] * 8, "batch"),
@@ -379,7 +380,7 @@ ADVANTAGES = [  # name, rewards, group ids, how
 ]
 RIGHT, WRONG = [1] * 16, [0] * 16
 PHRASE, END = [7, 8, 9], [9]
-PLAIN = [  # method, name, inputs, expected
+PLAIN: list[tuple[str, str, list, Any]] = [  # method, name, inputs, expected
     ("filter", "equal +1, equal -1, mixed", [[1.0, 1, -1, -1, 1, -1], [0, 0, 1, 1, 2, 2]], [0, 0, 0, 0, 1, 1]),
     ("filter", "seven float32 thirds are equal", [[1 / 3] * 7, [0] * 7], [0] * 7),
     ("filter", "1/3 and its next float32 differ", [[1 / 3, 1 / 3 + 3e-8, 1 / 3], [0] * 3], [1] * 3),
@@ -415,9 +416,9 @@ def all_cases() -> list[Case]:
     cases = [step_case(name, step) for name, step in (loss_steps() | average_steps()).items()]
     for name, rewards, ids, how in ADVANTAGES:
         lengths = [1, 9] * (len(ids) // 2) if "sequences" in name else [5] * len(ids)
-        inputs = [rewards, ids, how, lengths]
-        also = {word: expected_advantages(*inputs, word) for word in DEFINITIONS}
-        cases.append(Case("advantages", name, inputs, expected_advantages(*inputs), also))
+        also = {word: expected_advantages(rewards, ids, how, lengths, word) for word in DEFINITIONS}
+        expected = expected_advantages(rewards, ids, how, lengths)
+        cases.append(Case("advantages", name, [rewards, ids, how, lengths], expected, also))
     for method, name, inputs, expected in PLAIN:
         if method == "interrupt":
             inputs = [*inputs, PHRASE, END]
@@ -461,8 +462,18 @@ def batch(step: Step, leaf: Tensor, rows: list[int], parts: int) -> Batch:
     def tensor(values: list) -> Tensor:
         return torch.tensor([values[row] for row in rows])
 
-    columns = [step.behaviour, step.old, step.mask, step.advantages, step.group_ids]
-    return Batch(step, rows, leaf[rows], *map(tensor, columns), parts, len(step.ranks))
+    return Batch(
+        step=step,
+        rows=rows,
+        logprobs=leaf[rows],
+        behaviour=tensor(step.behaviour),
+        old=tensor(step.old),
+        mask=tensor(step.mask),
+        advantages=tensor(step.advantages),
+        group_ids=tensor(step.group_ids),
+        parts=parts,
+        ranks=len(step.ranks),
+    )
 
 
 def ask(adapter: Any, case: Case) -> Any:
