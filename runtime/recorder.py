@@ -195,10 +195,9 @@ class Recorder:
         self.clock.trained_tokens += tokens
         passed = sum(len(row) for row in batch.rows)
         self.clock.forward_tokens += passed
-        if self.flags.kl_coef:
-            self.clock.extra_forward_tokens += passed
-        if self.flags.gradient_checkpointing:
-            self.clock.extra_forward_tokens += passed
+        for again in (self.flags.kl_coef, self.flags.gradient_checkpointing, self.flags.mask == "m2po"):
+            if again:
+                self.clock.extra_forward_tokens += passed
         result = {"rows": len(batch.rows), "trained_tokens": tokens}
         self.mismatch = metrics.get("mismatch_rms", self.mismatch)
         if self.mismatch is not None:

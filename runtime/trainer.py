@@ -46,6 +46,7 @@ class TrainingBatch:
     advantages: Tensor  # (N,)
     token_weights: Tensor  # (N, T)
     old_logprobs: Tensor | None = None  # (N, T), for TIS
+    stale_weights: Tensor | None = None  # (N, T), of a mask that looks at the whole batch
 
 
 class Trainer:
@@ -110,6 +111,9 @@ class Trainer:
         """Adds the gradient of the batch's loss. Returns whether the loss has a term at all (the mask may drop every
         token, but keeps those of the KL penalty and the entropy bonus), and its metrics over all ranks."""
         accelerator = self.accelerator
+        if self.flags.mask == "m2po":  # compares the tokens of the whole batch, so it needs all log-probs first
+            rows = self.score(batch.rows), batch.behaviour_logprobs, batch.advantages, batch.mask
+            batch.stale_weights, _ = masks.MASKS["m2po"](*rows, **mask_options(self.flags))
         mine = self._microbatches(batch.rows)
         parts = []
         for i, microbatch in enumerate(mine):
@@ -152,7 +156,11 @@ class Trainer:
         rows = logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask
         token_loss, metrics = policy_loss(*rows, **options)  # (n, T)
         if flags.mask != "none":  # which stale tokens still count; the two terms below keep all
-            stale_weights, counts = masks.MASKS[flags.mask](*rows, **mask_options(flags))  # (n, T)
+            if batch.stale_weights is None:
+                stale_weights, counts = masks.MASKS[flags.mask](*rows, **mask_options(flags))  # (n, T)
+            else:
+                stale_weights = part(batch.stale_weights)  # (n, T)
+                counts = masks.counts(stale_weights, part(batch.advantages)[:, None], mask)
             token_loss = token_loss * stale_weights
             metrics |= counts
         if self.reference is not None:

@@ -210,24 +210,29 @@ def test_the_loss_is_put_together_with_the_right_signs(model_folder):
 
 
 @pytest.mark.parametrize(
-    ("flags", "limits"), [({}, {}), ({"mask_high": 1.05, "mask_low": 0.7}, {"low": 0.7, "high": 1.05})]
+    ("name", "flags", "limits"),
+    [
+        ("icepop", {}, {}),
+        ("icepop", {"mask_high": 1.05, "mask_low": 0.7}, {"low": 0.7, "high": 1.05}),
+        ("m2po", {"mask_high": 0.02}, {"high": 0.02}),
+    ],
 )
-def test_a_mask_multiplies_the_policys_term_and_no_other(model_folder, flags, limits):
+def test_a_mask_multiplies_the_policys_term_and_no_other(model_folder, name, flags, limits):
     """The gradient is that of the loss with the mask in its weights, plus that of the penalty and the entropy. Counts
-    are of all microbatches."""
+    are of all microbatches, and `m2po` compares the tokens of all of them."""
     options = {"tokens_per_microbatch": 12, "lr": 1e-3}
     others = {"kl_coef": 0.3, "entropy_coef": 0.2}
     batch = hand_batch()
-    masked = trainer_of(model_folder, mask="icepop", **flags, **others, **options)
+    masked = trainer_of(model_folder, mask=name, **flags, **others, **options)
     _, summary = masked.backward(batch)
     own = trainer_of(model_folder, **options)
     scored = own.score(batch.rows), batch.behaviour_logprobs, batch.advantages, batch.mask
-    weights, counts = masks.MASKS["icepop"](*scored, **limits)
+    weights, counts = masks.MASKS[name](*scored, **limits)
     assert summary["kept_tokens"] == int(counts["kept"]) == int(weights.sum())
     assert (0 < summary["kept_tokens"] < 18) == bool(flags)
-    for sign, name in ((1, "masked_positive"), (-1, "masked_negative")):
+    for sign, key in ((1, "masked_positive"), (-1, "masked_negative")):
         of_sign = batch.mask & (batch.advantages[:, None] * sign > 0)
-        assert summary[name] == pytest.approx(float((of_sign & (weights == 0)).sum() / of_sign.sum()))
+        assert summary[key] == pytest.approx(float((of_sign & (weights == 0)).sum() / of_sign.sum()))
     plain = hand_batch()
     plain.token_weights = plain.token_weights * weights
     assert "kept_tokens" not in own.backward(plain)[1]
