@@ -280,11 +280,20 @@ def _swap(new: Path, final: Path, old: Path) -> None:
 
 def save(ranks: "Ranks", folder: Folder, step: int, state: Callable[[], Record]) -> Path | None:
     """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
-    the content of state.json. Returns its folder, None on ranks other than 0."""
-    with writing(folder.path / "checkpoints"):
-        temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
-        ranks.accelerator.save_state(temporary)  # model, optimizer, random states
-    ranks.accelerator.wait_for_everyone()
+    the content of state.json. Returns its folder, None on ranks other than 0. What one rank could not write is raised
+    on all of them."""
+    from accelerate.utils import gather_object
+
+    failure = None
+    try:
+        with writing(folder.path / "checkpoints"):
+            temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
+            ranks.accelerator.save_state(temporary)  # model, optimizer, random states
+    except RunFailed as error:
+        failure = error
+    for error in gather_object([failure]):
+        if error is not None:
+            raise error
     if not ranks.main:
         return None
     content = state()
