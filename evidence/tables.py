@@ -53,7 +53,7 @@ TITLES = {  # Δ: variant minus baseline
 }
 AT_SHARED_A = ("B", "C_mid")
 IN_TURNS = ("trained", "device_hours")  # are shown where runs were made side by side and their schedules differ
-LEFT_OUT = ["identifiable", "ΔC_mid", "Δend", "could see"]  # of the pages; ablate.py prints the first three
+LEFT_OUT = ["identifiable", "ΔC_mid", "Δend"]  # of the page; ablate.py prints them
 LEAST_PAIRS = 3  # for a verdict, and for bold
 CHANCE = 0.8  # of seeing what is said to be visible
 
@@ -320,6 +320,14 @@ def fill(page: Path, blocks: Mapping[str, str]) -> None:
     print(f"written to {page}")
 
 
+def judged(frame: pd.DataFrame) -> str:
+    """The findings as a table, and below it a line with those that the task could not show."""
+    could_not = frame["could this task show it?"] == "no"
+    names = frame["variant"] + " (" + frame["the paper"] + ")"
+    text = markdown(frame[~could_not].drop(columns="could see"))
+    return f"{text}\n\nNot judged, since this task could not show it: {', '.join(names[could_not])}."
+
+
 def main() -> None:
     """Remakes the tables of docs/results/comparisons.md and the findings of RESULTS.md."""
     page = RESULTS / "comparisons.md"
@@ -329,16 +337,14 @@ def main() -> None:
     for name in re.findall("<!-- refit (.+) -->", page.read_text()):
         c = COMPARISONS[name]
         numbers = measure(published[name], c.axis)
-        tables[name] = without_repeats(compare(c, numbers).drop(columns=LEFT_OUT, errors="ignore"))
+        left_out = LEFT_OUT if c.axis == "device_hours" else [*LEFT_OUT, "ΔB"]  # the paper has B of the schedules
+        tables[name] = without_repeats(compare(c, numbers).drop(columns=left_out))
         if c.paper:
             frame = findings(c, numbers)
             frame.insert(0, "comparison", name)
             rows.append(frame)
     fill(page, tables)
-    fill(
-        RESULTS.parents[1] / "RESULTS.md",
-        {"findings": markdown(pd.concat(rows).drop(columns=LEFT_OUT, errors="ignore"))},
-    )
+    fill(RESULTS.parents[1] / "RESULTS.md", {"findings": judged(pd.concat(rows))})
 
 
 if __name__ == "__main__":
