@@ -53,7 +53,7 @@ TITLES = {  # Δ: variant minus baseline
 }
 AT_SHARED_A = ("B", "C_mid")
 IN_TURNS = ("trained", "device_hours")  # are shown where runs were made side by side and their schedules differ
-LEFT_OUT = ["identifiable", "ΔC_mid", "Δend"]  # of the page; ablate.py prints them
+LEFT_OUT = ["identifiable", "A", "ΔC_mid", "Δend", TITLES["trained"]]  # of the page; ablate.py prints them
 LEAST_PAIRS = 3  # for a verdict, and for bold
 CHANCE = 0.8  # of seeing what is said to be visible
 
@@ -324,7 +324,7 @@ def judged(frame: pd.DataFrame) -> str:
     """The findings as a table, and below it a line with those that the task could not show."""
     could_not = frame["could this task show it?"] == "no"
     names = frame["variant"] + " (" + frame["the paper"] + ")"
-    text = markdown(frame[~could_not].drop(columns="could see"))
+    text = markdown(frame[~could_not].drop(columns=["could see", "could this task show it?"]))
     return f"{text}\n\nNot judged, since this task could not show it: {', '.join(names[could_not])}."
 
 
@@ -338,7 +338,7 @@ def main() -> None:
         c = COMPARISONS[name]
         numbers = measure(published[name], c.axis)
         left_out = LEFT_OUT if c.axis == "device_hours" else [*LEFT_OUT, "ΔB"]  # the paper has B of the schedules
-        tables[name] = without_repeats(compare(c, numbers).drop(columns=left_out))
+        tables[name] = without_repeats(compare(c, numbers).drop(columns=left_out, errors="ignore"))
         if c.paper:
             frame = findings(c, numbers)
             frame.insert(0, "comparison", name)
