@@ -320,14 +320,6 @@ def fill(page: Path, blocks: Mapping[str, str]) -> None:
     print(f"written to {page}")
 
 
-def judged(frame: pd.DataFrame) -> str:
-    """The findings as a table, and below it a line with those that the task could not show."""
-    could_not = frame["could this task show it?"] == "no"
-    names = frame["variant"] + " (" + frame["the paper"] + ")"
-    text = markdown(frame[~could_not].drop(columns=["could see", "could this task show it?"]))
-    return f"{text}\n\nNot judged, since this task could not show it: {', '.join(names[could_not])}."
-
-
 def main() -> None:
     """Remakes the tables of docs/results/comparisons.md and the findings of RESULTS.md."""
     page = RESULTS / "comparisons.md"
@@ -344,7 +336,7 @@ def main() -> None:
             frame.insert(0, "comparison", name)
             rows.append(frame)
     fill(page, tables)
-    fill(RESULTS.parents[1] / "RESULTS.md", {"findings": judged(pd.concat(rows))})
+    fill(RESULTS.parents[1] / "RESULTS.md", {"findings": markdown(pd.concat(rows).drop(columns="could see"))})
 
 
 if __name__ == "__main__":
