@@ -50,7 +50,6 @@ def new_tokenizer():
 # in a checkpoint.
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
-LATENT = {"q_lora_rank": None, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
 FAMILIES = {
     "Llama": {},
     "Qwen2": {},
@@ -72,10 +71,6 @@ FAMILIES = {
     "SmolLM3": {},
     "Glm4": {},
     "Glm4Moe": ROUTED | {"n_shared_experts": 1, "first_k_dense_replace": 1, "num_key_value_heads": 2},
-    "DeepseekV3": ROUTED
-    | LATENT
-    | {"first_k_dense_replace": 1, "num_key_value_heads": 2, "head_dim": 16}
-    | {"topk_method": "noaux_tc"},
     "Exaone4": {"sliding_window": 512},
     "SeedOss": {},
 }
