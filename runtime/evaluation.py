@@ -55,19 +55,19 @@ class Pending:
     record: Record | None = None  # of an evaluation: step and compute when it began
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Begins evaluations and probes when they are due, and finishes them with the weights check. Call it on every
     rank."""
 
-    def __init__(
-        self, flags: Flags, ranks: Ranks, task: Task, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
-    ):
-        self.flags = flags
-        self.ranks = ranks
-        self.task = task
-        self.trainer = trainer
-        self.generator = generator
-        self.recorder = recorder
+    flags: Flags
+    ranks: Ranks
+    task: Task
+    trainer: Trainer
+    generator: SharedGenerator
+    recorder: Recorder
+
+    def __post_init__(self) -> None:
         self.under_way: Pending | None = None
         self.identical: set[str] | None = None  # names of the tensors whose bytes both sides held alike at the start
         self.byte_checks = 0  # comparisons of bytes so far

@@ -25,7 +25,8 @@ from torch import Tensor
 import losses
 import masks
 from runtime.flags import Flags, LossFlags, OptimizerFlags
-from runtime.model import CheckpointTensors, Microbatch, Policy, Row, active_parameters, load_model, microbatches, whole
+from runtime.model import Microbatch, Policy, Row, active_parameters, load_model, microbatches
+from runtime.weights import CheckpointTensors, whole
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator

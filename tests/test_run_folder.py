@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replay import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
+from scripted import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
 from test_faults import small_disk
 
 import pipeline_rl

@@ -137,7 +137,7 @@ def test_the_policy_is_gone_when_the_process_group_ends(monkeypatch, new_acceler
     accelerator, ended = new_accelerator(), []
     idle = SimpleNamespace(close=lambda: None)
     trainer = SimpleNamespace(policy=accelerator.prepare(torch.nn.Linear(2, 2)))
-    parts = Parts(Ranks(accelerator), Folder("nowhere"), idle, trainer, None, None, idle, idle, None)
+    parts = Parts(Ranks(accelerator), Folder("nowhere"), idle, trainer, None, None, idle, idle, None, 1)
     policy = weakref.ref(trainer.policy)
     monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(policy() is None))
     parts.close()
