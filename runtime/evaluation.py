@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from length_control import COLLAPSE_TRUNCATION
-from pipeline_rl import Rollout
+from pipeline_rl import FORCED, Rollout
 from runtime.flags import Flags
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
@@ -122,7 +122,7 @@ class Evaluator:
         assert check.future is not None
         groups = self.generator.on_main.result_of(check.future)
         pairs = [(problem, r) for problem, group in zip(check.problems, groups, strict=True) for r in group]
-        mixed = sum(not sampled_by(rollout, check.version) for _, rollout in pairs)
+        mixed = sum(set(rollout.versions) - {FORCED} != {check.version} for _, rollout in pairs)
         if mixed:
             raise RunFailed(
                 f"weights check: {mixed} evaluation completions have tokens that version {check.version} did not sample"
@@ -231,11 +231,6 @@ def evaluation_line(record: Record) -> str:
         name = source.rpartition("/")[2]
         line += f" · {name} {rate:.3f}"
     return line
-
-
-def sampled_by(rollout: Rollout, version: int) -> bool:
-    """Whether this version sampled every token that nobody forced."""
-    return all(v == version for v, sampled in zip(rollout.versions, rollout.mask, strict=True) if sampled)
 
 
 def hashes(tensor: torch.Tensor) -> set[str]:

@@ -17,7 +17,16 @@ import torch
 import masks
 from fp32_head import GENERATOR_ARGS
 from pipeline_rl import Pacer
-from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, EngineFlags, Flags, UsageError, parsed_engine_args
+from runtime.flags import (
+    BUILT_IN,
+    DEFAULTS,
+    PRETRAINED_LR,
+    EngineFlags,
+    Flags,
+    ScheduleFlags,
+    UsageError,
+    parsed_engine_args,
+)
 from runtime.run_folder import Folder, Record
 from runtime.trainer import mask_options
 
@@ -81,11 +90,16 @@ def unused(flags: Flags) -> Iterator[str]:
 def schedule(flags: Flags) -> Iterator[str]:
     """Batches that never become ready, and groups that never fit into the engine."""
     try:
-        Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
+        new_pacer(flags)
     except ValueError as error:
         yield f"--schedule {flags.schedule} --k {flags.k} --min_ready {flags.min_ready}: {error}."
     if flags.rollouts > flags.max_num_seqs:
         yield f"--rollouts {flags.rollouts} do not fit one engine; raise --max_num_seqs (now {flags.max_num_seqs})."
+
+
+def new_pacer(flags: ScheduleFlags) -> Pacer:
+    """Who may enter the engine, and when. Raises ValueError."""
+    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
 
 
 def length(flags: Flags) -> Iterator[str]:

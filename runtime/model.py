@@ -136,10 +136,9 @@ def recompute_layers(model: nn.Module) -> int:
 
 def experts(config: PretrainedConfig) -> int:
     """Experts of a layer; 1 if the model is no mixture. `config` is that of the text model."""
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if count := getattr(config, name, None):
-            return count
-    return 1
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    counts = (getattr(config, name, None) for name in names)
+    return next(filter(None, counts), 1)
 
 
 def active_parameters(model: PreTrainedModel) -> int:

@@ -18,11 +18,12 @@ import torch
 
 import length_control
 from filters import PassRateHistory
-from pipeline_rl import EngineFailed, Generator, Pacer, StopRequested
+from pipeline_rl import EngineFailed, Generator, StopRequested
 from runtime import run_folder
 from runtime.engine import Placement, RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
-from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError, reason_of
+from runtime.flag_checks import new_pacer
+from runtime.flags import DEFAULTS, Flags, LengthFlags, UsageError, reason_of
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import UNREADABLE, Folder, Progress
@@ -205,11 +206,6 @@ def new_generator(
         seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
     )
-
-
-def new_pacer(flags: ScheduleFlags) -> Pacer:
-    """Who may enter the engine, and when."""
-    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
 
 
 def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interruption | None:

@@ -131,10 +131,8 @@ class Trainer:
         """Whether every weight is a number, on all ranks. A collective."""
         from accelerate.utils import gather_object
 
-        finite = True
-        for parameter in self.model.parameters():
-            shard = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            finite = finite and bool(shard.isfinite().all())
+        shards = [x.to_local() if hasattr(x, "to_local") else x for x in self.model.parameters()]
+        finite = all(bool(shard.isfinite().all()) for shard in shards)
         return all(gather_object([finite]))
 
     def _loss(self, microbatch: Microbatch, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -333,10 +333,6 @@ def test_versions_of_the_faster_scheduler(started):
     assert engine.logprobs_and_versions(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
 
 
-def test_engine_args_win():
-    assert new_engine(max_num_seqs=8, engine_args={"max_num_seqs": 6}).slots == 6
-
-
 def test_ray_workers_do_not_listen_on_loopback():
     """They are on other hosts; what they must not get of this one is in ray_executor.py."""
     here, ray = new_engine(), new_engine(engine_args={"distributed_executor_backend": "ray"})
@@ -487,13 +483,6 @@ def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(inhe
         pass
     assert not set(launcher) & set(inherited) and other.items() <= inherited.items()
     assert launcher.items() <= os.environ.items()
-
-
-def test_the_engine_is_asked_after_the_last_push(started):
-    with generating(engine=new_engine()) as generator:
-        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "0"}]
-        generator.push({}, 3, 0)
-        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
 
 
 def test_float32_on_a_gpu_asks_for_whole_products():

@@ -210,6 +210,8 @@ def test_what_rank_0_makes_or_raises_reaches_every_rank(monkeypatch):
     assert calls == [1]
     results = on_two_ranks(monkeypatch, lambda ranks: ranks.from_main(lambda: 1 / 0))
     assert [type(error) for error in results] == [ZeroDivisionError] * 2
+    monkeypatch.setattr(accelerate.utils, "broadcast_object_list", lambda values: 1 / 0)  # one process asks nobody
+    assert Ranks(SimpleNamespace(is_main_process=True, num_processes=1)).from_main(lambda: 3) == 3
 
 
 def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
@@ -222,11 +224,6 @@ def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
     trainer = SimpleNamespace(weights_are_finite=lambda: True)
     parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared, trainer=trainer)
     assert train.save(parts, Progress(None)) is None and len(saved) == 1
-
-
-def test_one_process_asks_nobody(monkeypatch):
-    monkeypatch.setattr(accelerate.utils, "broadcast_object_list", lambda values: 1 / 0)
-    assert Ranks(SimpleNamespace(is_main_process=True, num_processes=1)).from_main(lambda: 3) == 3
 
 
 @pytest.mark.parametrize("fails", [False, True])

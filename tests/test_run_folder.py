@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 
 
 RECORDS = st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2), max_size=4)
-in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_one_folder = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @in_one_folder

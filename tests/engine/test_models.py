@@ -88,25 +88,18 @@ def train(folder, out, *more):
     return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()][1:]
 
 
-def trained_from_start(kind, folder, *more):
-    """The model before and after four steps from a JSONL of word problems: trainer and generator agree at every version
-    after weights moved, and the saved model loads in transformers."""
-    from transformers import AutoModelForCausalLM
+def check_a_run(kind, folder, load_again=True):
+    """Four steps on a JSONL of word problems: trainer and generator agree at every version after weights moved, and the
+    saved model loads in transformers; with `load_again` in vLLM, too."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     start = save(kind, folder)
-    steps = train(folder, "run", "--model", "start", *more)
+    steps = train(folder, "run", "--model", "start")
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert sum(step.get("updated", 0) for step in steps) >= 3
     gaps = [step["logprob_gap"] for step in steps if "logprob_gap" in step]
     assert len(gaps) >= 3 and max(gaps) < 1e-4
-    return start, AutoModelForCausalLM.from_pretrained(folder / "run" / "model", dtype=torch.float32)
-
-
-def check_a_run(kind, folder, load_again=True):
-    """And with `load_again` it loads in vLLM."""
-    from transformers import AutoTokenizer
-
-    start, trained = trained_from_start(kind, folder)
+    trained = AutoModelForCausalLM.from_pretrained(folder / "run" / "model", dtype=torch.float32)
     assert type(trained) is type(start) and len(AutoTokenizer.from_pretrained(folder / "run" / "model")) == 400
     before, after = dict(start.named_parameters()), dict(trained.named_parameters())
     assert before.keys() == after.keys()
