@@ -333,6 +333,10 @@ def test_versions_of_the_faster_scheduler(started):
     assert engine.logprobs_and_versions(sent) == ([-1.0, -2.0, -3.0, -4.0], [3, 4, 4, 7])
 
 
+def test_engine_args_win():
+    assert new_engine(max_num_seqs=8, engine_args={"max_num_seqs": 6}).slots == 6
+
+
 def test_ray_workers_do_not_listen_on_loopback():
     """They are on other hosts; what they must not get of this one is in ray_executor.py."""
     here, ray = new_engine(), new_engine(engine_args={"distributed_executor_backend": "ray"})
