@@ -4,10 +4,11 @@ PROBLEM. The generator is half way through its sequences when the trainer has ma
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
 without a second copy of the model on the trainer's devices.
 
-Three ways with one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0
-only, while the engine is paused.
+`CheckpointTensors` gathers the parameters one at a time, under the names of a checkpoint. They travel in one of three
+ways with one interface: `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only, while
+the engine is paused.
 
-    RunWeightFile       a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
+    RunWeightFile     a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
                       goes on as soon as it is written.
     MessageWeights    the same file's bytes in vLLM's own message to its workers, on whichever host. Any device, and
                       at most 4 GiB; the engine pauses for as long as they travel.
