@@ -5,8 +5,8 @@ parameter, in the generator's dtype and under the names of a Hugging Face checkp
 without a second copy of the model on the trainer's devices.
 
 `CheckpointTensors` gathers the parameters one at a time, under the names of a checkpoint. They travel in one of three
-ways with one interface: `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0 only, while
-the engine is paused.
+ways with one interface: `prepare(weights)` is called on every rank of the trainer, `deliver(vllm)` on rank 0 only and
+while the engine is paused.
 
     RunWeightFile     a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
                       goes on as soon as it is written.
