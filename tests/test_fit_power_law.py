@@ -218,6 +218,7 @@ BAD_POINTS = [
     ([1] * 3, [1, 2, 4], [0.5, 0.4], "flat and of equal length"),
     ([1] * 3, [1, 2, 4], [0.5, 0.4, 0.0], "leave out points with a pass rate of 1"),
     ([1] * 3, [1, 2, 4], [0.5, math.nan, 0.4], "L above 0"),
+    ([1] * 3, [1, 2, 4], [1.5, 0.5, 0.4], "at most 1"),
     ([1] * 3, [0, 2, 4], [0.5, 0.4, 0.3], "above 0"),
     ([1, 1, math.inf], [1, 2, 4], [0.5, 0.4, 0.3], "above 0"),
     ([1] * 3, [1, 2, 2], [0.5, 0.4, 0.3], "size 1 has 2 different X"),

@@ -48,7 +48,7 @@ def fallen(run):
 def test_record_points_by_hand():
     """Bins of .02: .10 is in bin 5, .11 too, .125 in 6, .05 in 2, .12 in 6 (not higher), .20 in 10."""
     assert record_points(range(6), [0.10, 0.11, 0.125, 0.05, 0.12, 0.20]).tolist() == [1, 0, 1, 0, 0, 1]
-    assert record_points(range(3), [0.04, 0.06, 0.08]).tolist() == [True] * 3  # .06 / .02 is 2.9999999999999996
+    assert record_points(range(3), [0.56, 0.58, 0.6]).tolist() == [True] * 3  # .58 / .02 is 28.999999999999996
 
 
 @given(rewards, st.randoms())
