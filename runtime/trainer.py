@@ -25,7 +25,8 @@ from torch import Tensor
 import losses
 import masks
 from runtime.flags import Flags, LossFlags, OptimizerFlags
-from runtime.model import CheckpointTensors, Microbatch, Policy, Row, active_parameters, load_model, microbatches, whole
+from runtime.model import Microbatch, Policy, Row, active_parameters, load_model, microbatches
+from runtime.weights import CheckpointTensors, whole
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
@@ -134,10 +135,8 @@ class Trainer:
         """Whether every weight is a number, on all ranks. A collective."""
         from accelerate.utils import gather_object
 
-        finite = True
-        for parameter in self.model.parameters():
-            shard = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            finite = finite and bool(shard.isfinite().all())
+        shards = [x.to_local() if hasattr(x, "to_local") else x for x in self.model.parameters()]
+        finite = all(bool(shard.isfinite().all()) for shard in shards)
         return all(gather_object([finite]))
 
     def _loss(self, microbatch: Microbatch, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:

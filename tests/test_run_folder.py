@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replay import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
+from scripted import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
 from test_faults import small_disk
 
 import pipeline_rl
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 
 
 RECORDS = st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2), max_size=4)
-in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_one_folder = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @in_one_folder

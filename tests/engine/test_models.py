@@ -13,6 +13,7 @@ import torch
 from bpe import train_tokenizer
 
 from runtime import model as policy
+from runtime.weights import CheckpointTensors
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (
@@ -168,7 +169,7 @@ def test_weights_for_the_generator_are_those_of_a_checkpoint(kind, tmp_path):
 
     new_model(kind, 400).save_pretrained(tmp_path)
     for model in (new_model(kind, 400), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)):
-        sent = policy.CheckpointTensors(model, torch.float32)
+        sent = CheckpointTensors(model, torch.float32)
         tensors, written = dict(sent.items()), load_file(tmp_path / "model.safetensors")
         assert tensors.keys() == written.keys()
         assert all(torch.equal(tensors[name], written[name]) for name in written)
