@@ -527,7 +527,7 @@ def test_many_rows_are_read_in_linear_time(tmp_path):
     start = time.process_time()
     _, runs = load(tmp_path / "log", "tokens,pass_rate\n" + rows)
     (run,) = runs.values()
-    assert len(run) == 400 and run["R"].to_numpy() == pytest.approx(0.3, abs=0.001)
+    assert len(run) == 400 and run["R"].to_numpy() == pytest.approx(0.3, abs=0.003)
     assert time.process_time() - start < 15
 
 
