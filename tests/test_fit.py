@@ -422,6 +422,19 @@ def test_a_resumed_run_replaces_what_it_had_done(tmp_path, capsys):
     assert "20 of 23 records" in capsys.readouterr().out
 
 
+def test_shuffled_records_are_refused(tmp_path):
+    rows = [{"step": 7 * i % 20, "acc": R[i]} for i in K]
+    with pytest.raises(ValueError, match=r"compute goes back 6 times in 20 records: sort them"):
+        load(tmp_path / "log", lines(rows))
+
+
+def test_a_table_with_sentences_in_it_is_a_table(tmp_path):
+    """`x = 5` in the answer of a model is no printed value."""
+    text = csv(("step", "acc", "text"), K, R, ["so x = 5 and y: 3"] * 20)
+    _, runs = load(tmp_path / "log", text)
+    assert [run["R"].tolist() for run in runs.values()] == [R.tolist()]
+
+
 def test_runs_that_nothing_tells_apart_are_refused(tmp_path):
     """With --block their neighbors are averaged, as was asked for; --label names what no rule can know."""
     rows = [{"step": i, "acc": acc, "lr": lr} for i in K for lr, acc in ((1, R[i]), (2, 0.5))]
@@ -491,6 +504,7 @@ BAD = [  # (text of the file, more of the command line, words of the sentence)
     (GOOD, "--range 1 0", "pass_rate goes from 0.1 to 0.77029"),
     (GOOD, "--samples -5", "n_samples > 0"),
     (GOOD, "--samples many", "no columns fit: name one with --samples; there are pass_rate, tokens"),
+    (GOOD, "--label seed", "no columns fit: name one with --label; there are pass_rate, tokens"),
     (GOOD, "--x-start soon", "soon"),
     (GOOD, "--x-start 60000", "need compute >= 0"),
     (GOOD, "--plot none/a.png", "none/a.png: "),

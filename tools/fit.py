@@ -97,7 +97,11 @@ def parse(text: str) -> list[dict]:
         return json_records(text)
     if not text.endswith(("\n", "}", ">", '"')):  # the last line is still being written
         text = text[: text.rfind("\n") + 1]
-    return table_records(text) or line_records(text) or csv_records(text)
+    rows = csv_records(text)
+    is_table = all(len(row) > 1 and None not in row and None not in row.values() for row in rows)
+    if rows and is_table and not re.search(PAIR, text.split("\n", 1)[0], re.IGNORECASE):
+        return rows
+    return table_records(text) or line_records(text) or rows
 
 
 def json_records(text: str) -> list[dict]:
@@ -226,7 +230,8 @@ def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFra
     if "step" in frame:
         C[numbers(frame["step"], "coerce") == 0] = 0.0  # there, a clock has run, but nothing has been trained
     points = pd.DataFrame({"C": C, "R": (R - low) / (high - low), "n": sample_counts(frame, args.samples, y)})
-    points = split(points[C.notna()], frame, args.label)
+    label = column(called(args.label), list(frame), "--label") if args.label else ""
+    points = split(points[C.notna()], frame, label)
     if re.search("epoch|record", x) and any(run["C"].duplicated().any() for run in points.values()):
         x = "record"
         points = {label: run.assign(C=np.arange(1, len(run) + 1)) for label, run in points.items()}
@@ -262,8 +267,13 @@ def split(points: pd.DataFrame, frame: pd.DataFrame, label: str) -> dict[str, pd
         is_label = re.search(LABELS, name, re.I) or numbers(frame[name], "coerce").isna().all()
         if label or (is_label and 3 * len(groups) <= len(points) and all(map(grows, groups.values()))):
             return groups
+    backs = points["C"].diff() < 0
+    if 5 * backs.sum() > len(points):
+        raise ValueError(
+            f"compute goes back {backs.sum()} times in {len(points)} records: sort them by it, or see --label"
+        )
     runs: list[pd.DataFrame] = []
-    for _, part in points.groupby((points["C"].diff() < 0).cumsum()):
+    for _, part in points.groupby(backs.cumsum()):
         start = part["C"].min()
         if runs and start > points["C"].iloc[0]:  # resumed: what was done again replaces what had been done
             before = runs.pop()
