@@ -129,7 +129,15 @@ def test_report_holds_the_numbers():
 
 
 def test_short_and_span():
-    pairs = {0: "0", 0.5: "0.5", 999: "999", 1234: "1.23k", 1_234_567: "1.23M", 5e9: "5G", math.inf: "inf"}
+    pairs = {
+        0: "0",
+        0.5: "0.5",
+        999: "999",
+        1234: "1.23k",
+        1_234_567: "1.23M",
+        5e9: "5G",
+        math.inf: "inf",
+    }
     assert {v: short(v) for v in pairs} == pairs
     assert span((0.5, 1e6)) == "[0.5, 1M]" and span((0.5, 2), 3) == "[0.500, 2.000]"
 

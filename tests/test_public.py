@@ -12,12 +12,23 @@ pytestmark = pytest.mark.medium
 
 def test_the_table_counts_what_stands_in_the_results():
     """Two of three curves answer: .5 and 1 inside, mean .75. One ceiling, [.5, .6], misses the level .62 by .02."""
-    answer = {"repo": "a/b", "kind": "training", "cut": 0.5, "outcome": "answer", "width": 0.1, "interval_score": 0.4}
-    known = answer | {"inside": 0.5, "identifiable": True, "A_low": 0.5, "A_high": 0.6, "end_level": 0.62}
-    open_ = answer | {"inside": 1.0, "identifiable": False, "A_low": 0.5, "A_high": 1.0, "end_level": 0.4}
-    flat = answer | {"outcome": "flat", "identifiable": False}
+    known = {
+        "repo": "a/b",
+        "kind": "training",
+        "cut": 0.5,
+        "outcome": "answer",
+        "width": 0.1,
+        "interval_score": 0.4,
+        "inside": 0.5,
+        "identifiable": True,
+        "A_low": 0.5,
+        "A_high": 0.6,
+        "end_level": 0.62,
+    }
+    unknown = known | {"inside": 1.0, "identifiable": False}
+    flat = known | {"outcome": "flat", "identifiable": False}
     second = known | {"kind": "second"}
-    table = public.summary(pd.DataFrame([known, open_, flat, second]))
+    table = public.summary(pd.DataFrame([known, unknown, flat, second]))
     assert table.split("\n")[2:] == ["| training, 50% | 3 | 2 | 0.750 [0.75, 0.75] | 0.100 | 0.400 | 1 (1) |"]
 
 

@@ -18,7 +18,7 @@ Without one, compute that goes back to its beginning starts another run. If it g
 from a checkpoint, and what it did again replaces what it had done.
 
 BLOCKS. A reward of training is that of few rollouts: about 40 means of neighbors are fitted, or means of as many
-records as --block says. Held-out scores are fitted as they are, up to about 400 of them.
+records as --block says. Held-out scores are averaged only where there are 300 or more.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,12 @@ LABELS = "(^|[^a-z])(run|seed|trial|id)$"
 PAIR = r"(?<!\w)'?([a-z_][^\s=,;|(){}\[\]\"']*)'?\s*[:=]\s*'?([-+]?\d[\d.]*(?:e[-+]?\d+)?%?)"
 STEP = r"(?<![a-z])(step|iteration|update|episode)\W{0,2}(\d)"
 EXPORT = {  # a mark in the name of a file that is no text: what makes a text of it
-    "tfevents": 'python -c "import csv, sys; from tensorboard.backend.event_processing.event_accumulator import'
-    " EventAccumulator; rows = EventAccumulator('FILE').Reload().Scalars('TAG'); csv.writer(sys.stdout)"
-    ".writerows([('time', 'step', 'value'), *rows])\" > log.csv",
+    "tfevents": 'python -c "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as E;'
+    " print('step,value', *(f'{e.step},{e.value}' for e in E('FILE').Reload().Scalars('TAG')), sep='\\n')\" > log.csv",
     ".wandb": "python -c \"import wandb; wandb.Api().run('ENTITY/PROJECT/RUN').history(samples=100_000)"
     ".to_csv('log.csv')\"",
 }
+csv.field_size_limit(2**31 - 1)  # a cell of a notebook's text may be long
 ERRORS = (*forecast.ERRORS, csv.Error, NotImplementedError)
 
 
@@ -99,7 +99,7 @@ def parse(text: str) -> list[dict]:
         text = text[: text.rfind("\n") + 1]
     rows = csv_records(text)
     is_table = all(len(row) > 1 and None not in row and None not in row.values() for row in rows)
-    if rows and is_table and not re.search(PAIR, text.split("\n", 1)[0], re.IGNORECASE):
+    if rows and is_table and not fits(PAIR, text.split("\n", 1)[0]):
         return rows
     return table_records(text) or line_records(text) or rows
 
@@ -162,21 +162,25 @@ def csv_records(text: str) -> list[dict]:
 
 
 # ---------------------------------------------------------------------------------------------------------- columns
-def column(patterns: Sequence[str], names: Sequence[str], flag: str) -> str:
-    """The one name that the first possible pattern fits."""
+def fits(pattern: str, name: str) -> bool:
+    """Whether it does, anywhere, in capitals or not."""
+    return bool(re.search(pattern, name, re.IGNORECASE))
+
+
+def column(name: str, patterns: Sequence[str], names: Iterable[str], flag: str) -> str:
+    """The one of `names` that is called `name`, or ends so; without a name the one that the first possible pattern
+    fits."""
+    if name:
+        end = re.escape(name)
+        patterns = [f"^{end}$", f"( - |/){end}$"]
     matches: list[str] = []
     for pattern in patterns:
-        matches = matches or [name for name in names if re.search(pattern, name, re.IGNORECASE)]
+        matches = matches or [name for name in names if fits(pattern, name)]
     if len(matches) == 1:
         return matches[0]
-    scores = [name for name in names if flag == "--y" and re.search(SCORE, name, re.IGNORECASE)]
+    scores = [name for name in names if flag == "--y" and fits(SCORE, name)]
     choices = ", ".join(sorted(matches or scores or names)) or "none at all"
     raise ValueError(f"{len(matches) or 'no'} columns fit: name one with {flag}; there are {choices}")
-
-
-def called(name: str) -> list[str]:
-    """Patterns of a column that has this name, or ends so."""
-    return [f"^{re.escape(name)}$", f"( - |/){re.escape(name)}$"]
 
 
 def numbers(cells: pd.Series, errors: str = "raise") -> pd.Series:
@@ -190,12 +194,11 @@ def numbers(cells: pd.Series, errors: str = "raise") -> pd.Series:
         raise ValueError(f"{cells.name} has what is no number: {error}") from error
 
 
-def reward_column(frame: pd.DataFrame) -> str:
-    """The usual one, of those with at least a dozen numbers if there are any."""
-    scores = [name for name in frame if re.search(SCORE, name, re.I) and not re.search(NO_SCORE, name, re.I)]
+def usual_rewards(frame: pd.DataFrame) -> list[str]:
+    """The columns that may be a reward: those with at least a dozen numbers, if there are any."""
+    scores = [name for name in frame if fits(SCORE, name) and not fits(NO_SCORE, name)]
     counts = {name: numbers(frame[name], "coerce").count() for name in scores}
-    many = [name for name in scores if counts[name] >= min(12, max(counts.values()))]
-    return column(REWARDS if many else (), many or list(frame), "--y")
+    return [name for name in scores if counts[name] >= min(12, max(counts.values()))]
 
 
 def sample_counts(frame: pd.DataFrame, samples: str, y: str) -> Any:
@@ -203,7 +206,7 @@ def sample_counts(frame: pd.DataFrame, samples: str, y: str) -> Any:
     with suppress(ValueError):
         return float(samples)
     if samples:
-        return numbers(frame[column(called(samples), list(frame), "--samples")])
+        return numbers(frame[column(samples, [], frame, "--samples")])
     names = [y.removesuffix("pass_rate") + name for name in ("n_prompts", "n_samples")]
     return frame[names].apply(numbers).prod(axis=1) if set(names) <= set(frame) else np.nan
 
@@ -213,7 +216,8 @@ def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFra
     """Name of x, and the points of each run: compute C, reward R, and n samples behind each, NaN where unknown."""
     frame = read(Path(path))
     records = len(frame)
-    y = column(called(args.y), list(frame), "--y") if args.y else reward_column(frame)
+    usual = [] if args.y else usual_rewards(frame)
+    y = column(args.y, REWARDS if usual else [], usual or frame, "--y")
     R = numbers(frame[y]).dropna()
     low, high = args.range
     if not low <= R.min() <= R.max() <= high:
@@ -222,7 +226,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFra
             " such as --range 0 100 for percents or --range -1 1, or another column with --y"
         )
     frame = frame.loc[R.index].dropna(axis=1, how="all")
-    x = column(called(args.x), list(frame), "--x") if args.x else column(COMPUTE, list(frame), "--x")
+    x = column(args.x, COMPUTE, frame, "--x")
     C = numbers(frame[x])
     if args.x_start == "0" and C.min() > C.max() / 2 and len(C) > 2:
         raise ValueError(f"{x} starts at {C.min():g} and ends at {C.max():g}: subtract its start with --x-start first")
@@ -230,9 +234,9 @@ def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFra
     if "step" in frame:
         C[numbers(frame["step"], "coerce") == 0] = 0.0  # there, a clock has run, but nothing has been trained
     points = pd.DataFrame({"C": C, "R": (R - low) / (high - low), "n": sample_counts(frame, args.samples, y)})
-    label = column(called(args.label), list(frame), "--label") if args.label else ""
+    label = column(args.label, [], frame, "--label") if args.label else ""
     points = split(points[C.notna()], frame, label)
-    if re.search("epoch|record", x) and any(run["C"].duplicated().any() for run in points.values()):
+    if fits("epoch|record", x) and any(run["C"].duplicated().any() for run in points.values()):
         x = "record"
         points = {label: run.assign(C=np.arange(1, len(run) + 1)) for label, run in points.items()}
     runs = {}
@@ -244,8 +248,8 @@ def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFra
                 f"{x} is repeated in {repeats} of {N} records: name the column that tells runs apart with --label, or"
                 " average neighbors with --block"
             )
-        held_out = re.search(f"{HELD_OUT}|^pass_rate$", y + label, re.I) or run["n"].notna().all()
-        size = max(1, N // (args.block or N // (400 if held_out else 40) or 1))
+        held_out = fits(f"{HELD_OUT}|^pass_rate$", y + label) or run["n"].notna().all()
+        size = max(1, N // (args.block or N // (150 if held_out else 40) or 1))
         blocks = run.sort_values("C", kind="stable").groupby(np.arange(N) * size // N)
         name = f"{path} {label}".strip()
         runs[name] = blocks.mean().assign(n=blocks["n"].sum(min_count=1))
@@ -264,7 +268,7 @@ def split(points: pd.DataFrame, frame: pd.DataFrame, label: str) -> dict[str, pd
         return {"": points}
     for name in [label] if label else frame:
         groups = dict(list(points.groupby(name + "=" + frame[name].astype(str), sort=False)))
-        is_label = re.search(LABELS, name, re.I) or numbers(frame[name], "coerce").isna().all()
+        is_label = fits(LABELS, name) or numbers(frame[name], "coerce").isna().all()
         if label or (is_label and 3 * len(groups) <= len(points) and all(map(grows, groups.values()))):
             return groups
     backs = points["C"].diff() < 0
