@@ -1,22 +1,15 @@
 """Fits the logs of other frameworks: a reader before `forecast.py`, which itself reads `eval.jsonl` alone.
 
+    python tools/fit.py run.log                              # what verl or TRL prints
     python tools/fit.py log.csv --y eval/acc --range 0 100 --samples 500 --fit-until 0.5
-    python tools/fit.py checkpoint-500/trainer_state.json    # TRL
-    python tools/fit.py run.log                              # verl's console, and other printed lines
 
-WHAT IS READ. CSV (spreadsheets, wandb, TensorBoard); JSON lines; a JSON document, which is a list of records, an object
-that holds such lists, or lists of numbers under names; HTML tables, also in notebooks; printed Python dictionaries
-(TRL), and lines with values under names (`step:7 - name:0.5`, `[Step 7/90] name=0.5`). The names of nested records are
-joined by "/". Of equal neighbors one counts, and of a last line that is still being written nothing.
-
-WHICH COLUMNS. The first pattern of `REWARDS` that a column fits, and of `COMPUTE`. With --x and --y name a column in
-full, or by its end after a "/" or after the " - " that follows the name of a wandb run. An epoch is rounded: where it
-is repeated, records are counted instead.
-
-SEVERAL RUNS in a file are never pooled. Where compute is repeated or goes back, a column of labels tells them apart.
-Without one, compute that goes back to its beginning starts another run. If it goes back by less, the run was resumed
-from a checkpoint, and what it did again replaces what it had done.
-
+WHAT IS READ. CSV, JSON lines and documents, HTML tables, notebooks, and printed values (`[Step 7/90] name=0.5`). Names
+are joined by "/". Of equal neighbors one counts, and of a last line that is still being written nothing.
+WHICH COLUMNS. The first pattern of `REWARDS` that a column fits, and of `COMPUTE`; or with --x and --y one by its name,
+or by its end after a "/" or a " - ". An epoch is rounded: where it is repeated, records are counted instead.
+SEVERAL RUNS are never pooled. Where compute is repeated or goes back, a column of labels tells them apart. Without one,
+compute that goes back to its beginning starts another run. If it goes back by less, the run was resumed from a
+checkpoint, and what it did again replaces what it had done.
 BLOCKS. A reward of training is that of few rollouts: about 40 means of neighbors are fitted, or means of as many
 records as --block says. Held-out scores are averaged only where there are 300 or more.
 """
@@ -131,8 +124,7 @@ def document_records(document: Any) -> list[dict]:
         return [row | {"run": name} for name, rows in tables.items() for row in rows]
     if not lists:
         return [document]
-    columns = pd.DataFrame.from_dict(lists, orient="index")
-    return columns.T.assign(record=0).to_dict("records")
+    return pd.DataFrame.from_dict(lists, orient="index").T.assign(record=0).to_dict("records")
 
 
 def table_records(text: str) -> list[dict]:
@@ -168,8 +160,7 @@ def fits(pattern: str, name: str) -> bool:
 
 
 def column(name: str, patterns: Sequence[str], names: Iterable[str], flag: str) -> str:
-    """The one of `names` that is called `name`, or ends so; without a name the one that the first possible pattern
-    fits."""
+    """The one that is called `name`, or ends so; without a name the one that the first possible pattern fits."""
     if name:
         end = re.escape(name)
         patterns = [f"^{end}$", f"( - |/){end}$"]
