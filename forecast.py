@@ -59,6 +59,7 @@ from fit_sigmoid import (
     Share,
     SigmoidFit,
     best_fit,
+    compare,
     format_fit,
     load,
     rates,
@@ -336,8 +337,8 @@ def plot_one(axes: Any, r: CurveReport) -> None:
     axes.set_title(title, fontsize=9)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code, 2 for bad input."""
+def main(argv: Sequence[str] | None = None, sources: Mapping[str, Sequence[Mapping]] | None = None) -> int:
+    """The command line; returns the exit code, 2 for bad input. `sources` has the records of runs that are no files."""
     parser = argparse.ArgumentParser(description="Forecast pass rate at more compute.")
     add = parser.add_argument
     add("files", nargs="+", help="eval.jsonl of a run, or its folder")
@@ -352,12 +353,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not all(0 <= C < inf for C in args.predict_at):
             raise ValueError(f"need compute >= 0, not {args.predict_at}")
         for place in args.files:
-            row = [curve(place, share, x=args.x) for share in args.fit_until]
-            rows.append(row)
-            last = row[-1].forecast
-            if not last.best:
-                raise ValueError(last.reason)
+            source = (sources or {}).get(place, place)
+            name = place.removesuffix("/eval.jsonl")
+            rows.append([curve(source, share, name, args.x) for share in args.fit_until])
+        last = [row[-1].forecast for row in rows]
+        if not any(f.best for f in last):
+            raise ValueError(last[-1].reason)
         print("\n\n".join(format_report(r, *args.predict_at) for row in rows for r in row))
+        if len(last) > 1:
+            print("\n" + compare(*(f.fit for f in last), names=[row[-1].name for row in rows]).verdict)
         if args.plot:
             place = args.plot
             plot_curves(rows, place)

@@ -264,7 +264,8 @@ def test_the_logs_of_many_frameworks_are_read_as_by_tools_fit():
     inputs = [
         own(
             text,
-            **{name: more[name] for name in ("y", "x", "scale") if name in more},
+            **{name: more[name] for name in ("y", "x") if name in more},
+            scale=0.01 if "range" in more else 1.0,
             samples=more["samples"] if more.get("samples", "").isdigit() else "",
             first="x_start" in more,
         )
