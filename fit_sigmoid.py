@@ -446,7 +446,8 @@ class Comparison(NamedTuple):
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
     """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean,
-    and compare B and C_mid. Otherwise the higher ceiling wins. No verdict where a ceiling is not identifiable.
+    and compare B and C_mid. Otherwise the higher ceiling wins. No verdict where a ceiling is not identifiable. Whether
+    a run falls is not asked here, but by forecast.py, whose fits can be compared as well.
     ValueError: fewer than two fits, or another number of names."""
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")

@@ -161,7 +161,7 @@ class Forecast:
         return float(self.fit.R[-2:].mean())
 
     def numbers(self, C: float) -> str:
-        """The three numbers at compute `C`, each named."""
+        """Eq. 1's forecast at compute `C`, the best form's, and that nothing changes, each named."""
         best = float(self.predict(C, self.form))
         text = f"Eq. 1 {float(self.predict(C)):.3f}, best form {best:.3f}, it stays {self.stays:.3f}"
         if abs(best - self.stays) < SAME:
@@ -223,7 +223,7 @@ def band(f: Forecast, C: Array) -> tuple[Array, Array]:
 def on_the_line(f: SigmoidFit, C: Array) -> Array:
     """Rates (K,) beyond the data on the line in log C through the last half of the points, which does not sink and ends
     at AHEAD times their compute; 0 within the data."""
-    late = f.C >= f.C[f.C.size // 2]
+    late = (f.C > 0) & (f.C >= f.C[f.C.size // 2])
     x = np.log(f.C[late])
     y = f.R[late]
     x0 = x.mean()
