@@ -41,7 +41,8 @@ the points below .6 C_mid, this fit is sure of a wrong ceiling for that run. (ii
 >>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
 A 0.601, 95% from 0.590 to 0.612
 
-Symbols: N points, G curves (shapes); s the share of the gain, r = 1 - s.
+Symbols: N points, G curves (shapes); s the share of the gain, r = 1 - s. Where a function takes `share`, it is Eq. 1's
+unless forecast.py passes another.
 """
 
 import argparse
