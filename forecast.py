@@ -35,7 +35,7 @@ form that fits best.
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
 >>> f = forecast(C, R, n_samples=16_000)
 >>> print(f"A {f.fit.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
-A 0.601, 95% from 0.588 to 0.612
+A 0.601, 95% from 0.588 to 0.656
 
 Then `f.identifiable`, or `f.reason` and `f.ask_again()`; `f.predict(C, f.form)`; `f.interval(C, noise=True)`.
 
