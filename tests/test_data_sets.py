@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 from bpe import bpe_tokenizer
-from replay import record_rollouts
+from scripted import record_rollouts
 from test_rows import write_rows
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 from runtime import model as model_file
-from runtime.model import Policy, Row, cut_rows, full_tensors, make_microbatch, microbatches, share_rows
+from runtime.model import Policy, Row, cut_rows, make_microbatch, microbatches, share_rows
+from runtime.weights import full_tensors
 
 VOCABULARY = 23
 

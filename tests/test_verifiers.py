@@ -204,6 +204,28 @@ def test_leniencies_that_the_file_lists(pool):
     assert [pair for pair, verdict in zip(pairs, judge(pool, pairs), strict=True) if not verdict.correct] == []
 
 
+@pytest.mark.parametrize(("busy", "kind"), [(False, "correct"), (True, "timeout")])
+def test_the_time_limit_is_of_the_judges_own_time(monkeypatch, busy, kind):
+    """A limit of 1 s, and a reader that takes 1.2 s: of other processes' time, as on a busy machine, or of its own."""
+    import math_verify.parser
+
+    real = math_verify.parser.extract_target_from_pred
+
+    def slow(*arguments, **options):
+        if busy:
+            end = time.process_time() + 1.2
+            while time.process_time() < end:
+                pass
+        else:
+            time.sleep(1.2)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(math_verify.parser, "extract_target_from_pred", slow)
+    verifiers.parse_math.cache_clear()
+    assert math_kind(r"\boxed{x+7}", "7+x", 1) == kind
+    verifiers.parse_math.cache_clear()
+
+
 @pytest.mark.parametrize("broken", ["parse", "verify"])
 def test_a_failing_library_is_a_verdict_of_its_own(monkeypatch, broken):
     """math-verify raises on one completion: reward as for a wrong answer, another kind; on the data set's own answer:
