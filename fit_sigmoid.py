@@ -22,14 +22,14 @@ So Eq. 1 is a distribution function: it says how soon problems are learned. The 
 5. THE INTERVALS. Every curve with Q <= least Q + DOUBT * dispersion * t^2 fits almost as well as the best one; t is
    Student's quantile. An interval holds the values that these curves have (`profile`). DOUBT = 2 is a safety margin
    that was chosen, not derived: it stands for whatever the equation does not describe.
-6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise and the
-   first point lies below C_mid, (c) it does not fall at the end, (d) A's interval, before it is clipped to 1, is at
-   most 0.1 wide and at most half of the gain. Otherwise `reason` says why not.
+6. THE FIT. `fit` does all of this. A is identifiable if its interval, before it is clipped to 1, is at most 0.1 wide
+   and at most half of the gain, and the first point lies below C_mid. Otherwise `reason` says why not.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 8. A RUN. `load` reads the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 9. REPORT, picture and command line: python fit_sigmoid.py runs/a runs/b --plot both.png
 
-All of this takes Eq. 1 for the truth. `forecast.py` asks what else the same points allow, and is less often sure.
+All of this takes Eq. 1 for the truth. `forecast.py` asks what else the same points allow, and is less often sure. It
+also asks whether the run rises at all, and whether it falls.
 
 CHOICES. (i) No point is left out. The paper leaves out the first 1,500 GPU-hours of its run. Without them, or without
 the points below .6 C_mid, this fit is sure of a wrong ceiling for that run. (ii) The point at C = 0 measures R0.
@@ -41,7 +41,8 @@ the points below .6 C_mid, this fit is sure of a wrong ceiling for that run. (ii
 >>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
 A 0.601, 95% from 0.590 to 0.612
 
-Symbols: N points, G curves (shapes); s the share of the gain, r = 1 - s.
+Symbols: N points, G curves (shapes); s the share of the gain, r = 1 - s. Where a function takes `share`, it is Eq. 1's
+unless forecast.py passes another.
 """
 
 import argparse
@@ -57,15 +58,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
-from scipy.special import expit, fdtrc, stdtrit
+from scipy.special import expit, stdtrit
 
 DOUBT = 2.0  # step 5
 B_RANGE = (0.1, 20.0)  # an interval that touches an end is open
 A_SLACK = 1.25  # A is searched up to here and reported up to 1: near the top a run may rise faster than A <= 1 can
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
 MAX_WIDTH = 0.1  # step 6: five of the paper's margins of 0.02
-FLAT = 0.001  # step 6: how unlikely a flat line must be
-FALL = 4.0  # step 6: how many standard errors the last points may lie too low
 PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: few residuals alone would claim anything
 UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
 Array = np.ndarray
@@ -316,6 +315,7 @@ def extent(logs: Array, searched: Array) -> Interval:
     return 0.0 if is_open_below else math.exp(low), inf if is_open_above else math.exp(high)
 
 
+# ---------------------------------------------------------------------------------------------------- 6. The fit
 @dataclass(frozen=True, eq=False, repr=False)
 class SigmoidFit:
     """Eq. 1 through the points of a run, in the data's unit of compute. NaN, and intervals that exclude nothing, where
@@ -373,11 +373,9 @@ def fit(
     f = best_fit(C, R, n_samples, R0, A)
     if f.curve is None:
         return f
-    f = with_noise(f, f.curve)
-    if f.reason:
-        return f
+    f, _ = with_noise(f, f.curve)
     f, (low, high) = with_intervals(f)
-    return with_verdict(f, low, high, f.curve)
+    return with_ceiling(f, low, high)
 
 
 def best_fit(C: ArrayLike, R: ArrayLike, n_samples: ArrayLike | None, R0: float | None, A: float | None) -> SigmoidFit:
@@ -408,16 +406,11 @@ def best_fit(C: ArrayLike, R: ArrayLike, n_samples: ArrayLike | None, R0: float 
     )
 
 
-def with_noise(f: SigmoidFit, best: Curves, share: Share = expit) -> SigmoidFit:
-    """The fit with the noise around the `best` curve, of Eq. 1 or another form; without its numbers if it is flat."""
-    data = f.data
-    z = np.sqrt(data.w) * (f.R - rates(best, f.C, share))  # (N,) standardized residuals
-    dispersion = dispersion_of(f.C, z, data.w, f.dof, f.n is not None)
-    f = replace(f, dispersion=dispersion, reason=falls(f.C, z, data.w))
-    if not is_flat(f, float(best.Q[0])):
-        return f
-    flat = f"the pass rate does not rise beyond its noise by C = {short(f.C[-1])}: no curve to fit"
-    return replace(f, reason=f.reason or flat, curve=None, R0=nan, A=nan, B=nan, C_mid=nan, rmse=nan)
+def with_noise(f: SigmoidFit, best: Curves, share: Share = expit) -> tuple[SigmoidFit, Array]:
+    """The fit with the noise around the `best` curve, of Eq. 1 or another form; and the standardized residuals (N,)."""
+    w = f.data.w
+    z = np.sqrt(w) * (f.R - rates(best, f.C, share))
+    return replace(f, dispersion=dispersion_of(f.C, z, w, f.dof, f.n is not None)), z
 
 
 def with_intervals(f: SigmoidFit) -> tuple[SigmoidFit, Interval]:
@@ -426,41 +419,11 @@ def with_intervals(f: SigmoidFit) -> tuple[SigmoidFit, Interval]:
     return replace(f, B_interval=B, C_mid_interval=C_mid), A
 
 
-# ------------------------------------------------------------------------------------------------ 6. The verdict
-def falls(C: Array, z: Array, w: Array) -> str:
-    """Why a run with standardized residuals z (N,) is said to fall: its last fifth lies FALL standard errors too low.
-    Empty if it does not."""
-    y, counts = neighbors(C, z)
-    last = max(3, y.size // 5)
-    late = y[-last:]
-    # The noise of differences between neighbors, which do not see a slow misfit.
-    noise_variance = np.mean(np.diff(y) ** 2) / 2
-    noise = math.sqrt(max(noise_variance, w.mean() * MIN_SD**2))
-    if late.mean() * math.sqrt(late.size) >= -FALL * noise:
-        return ""
-    return f"the last {counts[-last:].sum()} points lie below the curve: the run falls, and nothing says how far"
-
-
-def is_flat(f: SigmoidFit, Q: float) -> bool:
-    """Whether a flat line could have made this Q: the F test of two more parameters, simulated for its level."""
-    if f.fixed["A"] is not None:
-        return False
-    w = f.data.w
-    level = f.fixed["R0"]
-    if level is None:
-        level = w @ f.R / w.sum()
-    gained = w @ (f.R - level) ** 2 - Q
-    F = max(gained, 0) / f.dispersion / 2
-    return fdtrc(2, f.dof, F) > FLAT
-
-
-def with_verdict(f: SigmoidFit, low: float, high: float, best: Curves, share: Share = expit) -> SigmoidFit:
-    """The fit with the ceilings from `low` to `high`, and why they are not one that is known, if so."""
+def with_ceiling(f: SigmoidFit, low: float, high: float) -> SigmoidFit:
+    """The fit with ceilings from `low` to `high`, and with the reason why they are not one that is known, if so."""
     R0, A = f.fixed["R0"], f.fixed["A"]
     A_interval = (max(low, 0.0), min(high, 1.0)) if A is None else (A, A)
     f = replace(f, A_interval=A_interval)
-    if contradicts(f, best, share):
-        return replace(f, reason="the R0 or A that was fixed contradicts the data: no curve with it fits them")
     too_wide = A is None and high - low > min(MAX_WIDTH, (f.A - f.R0) / 2)
     starts_late = R0 is None and A is None and f.C_mid < f.C[0]
     if not (too_wide or starts_late):
@@ -471,17 +434,6 @@ def with_verdict(f: SigmoidFit, low: float, high: float, best: Curves, share: Sh
     if f.C[0] > f.C_mid:
         reason += f", from {f.C[0] / f.C_mid:.1f} on"
     return replace(f, reason=reason)
-
-
-def contradicts(f: SigmoidFit, best: Curves, share: Share) -> bool:
-    """Whether the best curve with R0 or A fixed lies outside of those that would be allowed if both were free."""
-    if f.fixed["R0"] is None and f.fixed["A"] is None:
-        return False
-    free = fit(f.C, f.R, n_samples=f.n)
-    if free.curve is None:
-        return False
-    Q = free.data.w @ (f.R - rates(best, f.C, share)) ** 2
-    return Q > free.curve.Q[0] + free.margin
 
 
 # ------------------------------------------------------------------------------------------------- 7. Comparison
@@ -495,7 +447,8 @@ class Comparison(NamedTuple):
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
     """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean,
-    and compare B and C_mid. Otherwise the higher ceiling wins. No verdict where a ceiling is not identifiable.
+    and compare B and C_mid. Otherwise the higher ceiling wins. No verdict where a ceiling is not identifiable. Whether
+    a run falls is not asked here, but by forecast.py, whose fits can be compared as well.
     ValueError: fewer than two fits, or another number of names."""
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")

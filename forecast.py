@@ -13,23 +13,29 @@ IDEA. Fit several forms, keep every curve that is not excluded, and let the fore
        log-logistic   1 / (1 + e^-u)     logistic: Eq. 1                (C_mid/C)^B: some problems come very late
        Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2; its B fits lower: the latest
 
-2. THE BAND (`Forecast.interval`) spans two things:
+2. THE BAND (`Forecast.interval`) spans three things:
    - every curve of every form that fits almost as well as the best one (step 5 of fit_sigmoid.py);
    - beyond the data, every rate from no further gain to three times the gain that Eq. 1 still expects. The data show
      how the early problems are learned, not the late ones. In the paper's run, cut at 20k to 50k GPU-hours, 1.9 to 2.5
-     times that gain came; in other runs less came, and any run may simply stop improving.
+     times that gain came; in other runs less came, and any run may simply stop improving;
+   - the line in log C through the last half of the points (`on_the_line`). Many real runs jump when the model learns
+     the format, and then rise slowly. A sigmoid takes the jump for the whole gain; the line does not.
    So a band is wide for three reasons: noise, form, and what remains. Only more compute makes the last one small.
-3. THE VERDICT is that of fit_sigmoid.py, but A's interval is the band at infinite compute.
+3. THE VERDICT is that of fit_sigmoid.py, but A's interval is the band at infinite compute. There is no band if the run
+   collapsed, falls, or does not rise beyond its noise; `reason` says so.
 4. ASK AGAIN. `ask_again` estimates the compute from which A will be identifiable.
 5. REPORT, picture and command line: python forecast.py runs/a --fit-until 0.5 --plot curve.png
 
-CHOICE. A, B and C_mid are always those of Eq. 1, so that they compare with the paper's; the printed forecast comes from
-the form that fits best, and so does the noise.
+THE NUMBER. The forecast is the band. Beside it stand three numbers: Eq. 1's, the best form's, and "it stays", the mean
+of the last two evaluations. On public runs the best form was no better than "it stays" (docs/fit.md).
+
+CHOICE. A, B and C_mid are always those of Eq. 1, so that they compare with the paper's. The noise is that around the
+form that fits best.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
 >>> f = forecast(C, R, n_samples=16_000)
 >>> print(f"A {f.fit.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
-A 0.601, 95% from 0.588 to 0.612
+A 0.601, 95% from 0.588 to 0.656
 
 Then `f.identifiable`, or `f.reason` and `f.ask_again()`; `f.predict(C, f.form)`; `f.interval(C, noise=True)`.
 
@@ -48,10 +54,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit, ndtr
+from scipy.special import expit, fdtrc, ndtr
 
 from fit_sigmoid import (
     ERRORS,
+    MIN_SD,
     UNITS,
     Array,
     Curves,
@@ -62,18 +69,25 @@ from fit_sigmoid import (
     compare,
     format_fit,
     load,
+    neighbors,
     rates,
     scan,
     shares,
     short,
     span,
     variance,
+    with_ceiling,
     with_intervals,
     with_noise,
-    with_verdict,
 )
+from fit_sigmoid import fit as fit_eq1
 
 REMAINS = 3.0  # step 2: how many times the gain that Eq. 1 expects may still come
+AHEAD = 3.0  # step 2: up to so many times its compute a run may go on along the line of its last half
+FLAT = 0.001  # step 3: how unlikely a flat line must be
+FALL = 4.0  # step 3: how many standard errors the last points may lie too low
+SAME = 0.01  # step 5: a forecast this near to the last two evaluations says no more than they do
+MOST = 100  # points that `ask_again` computes with
 
 # ---------------------------------------------------------------------------------------------------- 1. The tails
 EQ1 = "log-logistic"
@@ -103,13 +117,13 @@ def forecast(
             best[form] = scan(f.data, share=share)
     Q = {form: float(curve.Q[0]) for form, curve in best.items()}
     form = min(Q, key=Q.__getitem__)
-    f = with_noise(f, best[form], FORMS[form])
+    f = with_reason(f, best[form], FORMS[form])
     if f.curve is None:
         return Forecast(f)
     # The likelihood of a curve is exp(-Q / (2 dispersion)), up to a constant.
     likelihood = {name: math.exp((Q[form] - Q[name]) / 2 / f.dispersion) for name in FORMS}
     result = Forecast(f, best, form, likelihood, limit=Q[form] + f.margin)
-    return result if f.reason else with_ceiling(result)
+    return result if f.reason else with_band(result)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +153,21 @@ class Forecast:
         return self.fit.identifiable
 
     def predict(self, C: ArrayLike, form: str = EQ1) -> Array:
-        """The fitted curve at compute `C`, any shape: Eq. 1. The printed forecast is `predict(C, self.form)`."""
+        """The fitted curve at compute `C`, any shape: Eq. 1, or another form, such as the best one, `self.form`."""
         return rates(self.best.get(form), C, FORMS[form])
+
+    @property
+    def stays(self) -> float:
+        """The forecast that nothing changes: the mean of the last two evaluations."""
+        return float(self.fit.R[-2:].mean())
+
+    def numbers(self, C: float) -> str:
+        """Eq. 1's forecast at compute `C`, the best form's, and that nothing changes, each named."""
+        best = float(self.predict(C, self.form))
+        text = f"Eq. 1 {float(self.predict(C)):.3f}, best form {best:.3f}, it stays {self.stays:.3f}"
+        if abs(best - self.stays) < SAME:
+            text += " (the best form says no more than that it stays)"
+        return text
 
     def interval(self, C: ArrayLike, *, noise: bool = False) -> Array:
         """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there
@@ -155,16 +182,19 @@ class Forecast:
             p = np.clip(self.predict(C, self.form), low, high)
             sd = np.sqrt(f.dispersion * variance(p, n)) * f.t
             low = np.maximum(p - np.hypot(p - low, sd), 0)
-            high = np.minimum(p + np.hypot(high - p, sd), 1)
+            high = np.maximum(p + np.hypot(high - p, sd), on_the_line(f, C) + sd)
+            high = np.minimum(high, 1)
         return np.array([low, high])
 
     def ask_again(self) -> float:
         """About the compute from which A would be identifiable, if the run went on along its best form, evaluated as
-        often, with half of its noise (so the odds are about even); inf beyond 28 times the compute so far."""
+        often, with half of its noise (so the odds are about even); inf beyond 28 times the compute so far. Of more than
+        MOST points neighbors are averaged, for speed."""
         if not self.allowed:
             return inf
+        now = averaged(self)
         powers = range(36)  # of 1.1, and 1.1^35 = 28
-        k = bisect_left(powers, True, key=lambda k: continued(self, 1.1**k).identifiable)
+        k = bisect_left(powers, True, key=lambda k: continued(now, 1.1**k).identifiable)
         return float(self.fit.C[-1]) * 1.1**k if k in powers else inf
 
 
@@ -180,24 +210,110 @@ def band(f: Forecast, C: Array) -> tuple[Array, Array]:
             low[k] = min(low[k], least)
             high[k] = max(high[k], most)
 
-    # Beyond the data: from the rate that was reached, R, to R + REMAINS (R(C) - R).
+    # Beyond the data: from the rate that was reached, R, to R + REMAINS (R(C) - R), or to the line.
     last = f.fit.C[-1]
     reached = f.predict(last)
     remains = reached + REMAINS * (f.predict(C) - reached)
     beyond = last < C
     low = np.where(beyond, np.minimum(low, reached), low)
     high = np.where(beyond, np.maximum(high, remains), high)
+    high = np.maximum(high, on_the_line(f.fit, C))
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
-# ------------------------------------------------------------------------------- 3. The verdict, and 4. ask again
-def with_ceiling(f: Forecast) -> Forecast:
+def on_the_line(f: SigmoidFit, C: Array) -> Array:
+    """Rates (K,) beyond the data on the line in log C through the last half of the points, which does not sink and ends
+    at AHEAD times their compute; 0 within the data."""
+    late = (f.C > 0) & (f.C >= f.C[f.C.size // 2])
+    x = np.log(f.C[late])
+    y = f.R[late]
+    x0 = x.mean()
+    dx = x - x0
+    slope = max(dx @ y / max(dx @ dx, 1e-12), 0)
+    last = f.C[-1]
+    ahead = np.log(np.clip(C, last, AHEAD * last))
+    line = y.mean() + slope * (ahead - x0)
+    return np.where(last < C, line, 0)
+
+
+# ------------------------------------------------------------------------------------------------ 3. The verdict
+def with_reason(f: SigmoidFit, best: Curves, share: Share) -> SigmoidFit:
+    """The fit with the noise around the `best` curve; and with the reason why there is no band, if the run collapsed,
+    falls or does not rise. Without Eq. 1's numbers if it does not rise."""
+    f, z = with_noise(f, best, share)
+    f = replace(f, reason=collapses(f) or falls(f, z))
+    if not is_flat(f, float(best.Q[0])):
+        return f
+    return replace(f, reason=f.reason or as_it_is(f), curve=None, R0=nan, A=nan, B=nan, C_mid=nan, rmse=nan)
+
+
+def collapses(f: SigmoidFit) -> str:
+    """Why a run is said to have collapsed: its last fifth lies FALL standard errors below the best stretch of as many
+    points, and below half of it. Empty if it does not."""
+    _, first, counts = np.unique(f.C, return_index=True, return_counts=True)
+    R = np.add.reduceat(f.R, first) / counts  # (P,) one rate for each different compute
+    size = max(3, R.size // 5)
+    if R.size < 2 * size:
+        return ""
+    stretches = np.convolve(R, np.full(size, 1 / size), mode="valid")
+    best = stretches.max()
+    late = stretches[-1]
+    noise = math.sqrt(np.mean(np.diff(R) ** 2) / 2)
+    error = noise * math.sqrt(2 / size)  # of a difference of two means
+    if best - late <= max(best / 2, FALL * error):
+        return ""
+    return f"the run collapsed, from {best:.2f} in its best stretch to {late:.2f} in its last: nothing says how far"
+
+
+def falls(f: SigmoidFit, z: Array) -> str:
+    """Why a run with standardized residuals z (N,) is said to fall: its last fifth lies FALL standard errors below the
+    curve. Empty if it does not."""
+    y, counts = neighbors(f.C, z)
+    last = max(3, y.size // 5)
+    late = y[-last:]
+    # The noise of differences between neighbors, which do not see a slow misfit.
+    noise_variance = np.mean(np.diff(y) ** 2) / 2
+    noise = math.sqrt(max(noise_variance, f.data.w.mean() * MIN_SD**2))
+    if late.mean() * math.sqrt(late.size) >= -FALL * noise:
+        return ""
+    return f"the last {counts[-last:].sum()} points lie below the curve: the run falls, and nothing says how far"
+
+
+def is_flat(f: SigmoidFit, Q: float) -> bool:
+    """Whether a flat line could have made this Q: the F test of two more parameters, simulated for its level."""
+    if f.fixed["A"] is not None:
+        return False
+    w = f.data.w
+    level = f.fixed["R0"]
+    if level is None:
+        level = w @ f.R / w.sum()
+    gained = w @ (f.R - level) ** 2 - Q
+    F = max(gained, 0) / f.dispersion / 2
+    return fdtrc(2, f.dof, F) > FLAT
+
+
+def as_it_is(f: SigmoidFit) -> str:
+    """What can be said of a run that does not rise. The band is the mean of the last half -+ 2.5 standard deviations of
+    all points; it and the counts are from public runs (docs/fit.md)."""
+    level = f.R[f.C.size // 2 :].mean()
+    reach = 2.5 * f.R.std(ddof=1)
+    low = max(level - reach, 0)
+    high = min(level + reach, 1)
+    return (
+        f"the pass rate does not rise beyond its noise by C = {short(f.C[-1])}: no curve to fit. "
+        f"Its level is {level:.2f}; if it goes on as it is, an evaluation lies in {span((low, high), 2)} (about 90 %). "
+        "Of 243 such beginnings of public runs 75 rose by more than .05 later, 36 fell and 132 stayed"
+    )
+
+
+def with_band(f: Forecast) -> Forecast:
     """The forecast with its allowed curves and intervals, and with the reason why A's is too wide, if it is."""
     data = f.fit.data
     reached = float(f.predict(f.fit.C[-1]))
-    # The band at infinite compute, where a rate is A: of what remains, and of all allowed curves of all forms.
+    # The band at infinite compute, where a rate is A: of what remains, of the line, and of all allowed curves.
     low = reached
     high = reached + REMAINS * (float(f.best[EQ1].A[0]) - reached)
+    high = max(high, float(on_the_line(f.fit, np.array(inf))))
     allowed = {}
     for form, curve in f.best.items():
         if curve.Q[0] <= f.limit:
@@ -207,8 +323,39 @@ def with_ceiling(f: Forecast) -> Forecast:
             high = max(high, most)
 
     fit, _ = with_intervals(f.fit)  # also where another form excludes Eq. 1
-    fit = with_verdict(fit, low, high, f.best[f.form], FORMS[f.form])
+    fit = with_ceiling(fit, low, high)
+    if contradicts(f):
+        fit = replace(fit, reason="the R0 or A that was fixed contradicts the data: no curve with it fits them")
     return replace(f, fit=fit, allowed=allowed)
+
+
+def contradicts(f: Forecast) -> bool:
+    """Whether the best curve with R0 or A fixed lies outside of those that would be allowed if both were free."""
+    own = f.fit
+    if own.fixed["R0"] is None and own.fixed["A"] is None:
+        return False
+    free = fit_eq1(own.C, own.R, n_samples=own.n)
+    if free.curve is None:
+        return False
+    Q = free.data.w @ (own.R - f.predict(own.C, f.form)) ** 2
+    return Q > free.curve.Q[0] + free.margin
+
+
+# ------------------------------------------------------------------------------------------------- 4. Ask again
+def averaged(f: Forecast) -> Forecast:
+    """The forecast from at most MOST points: means of neighbors, but for the first one."""
+    now = f.fit
+    size = math.ceil(now.C.size / MOST)
+    if size == 1:
+        return f
+    starts = np.append(0, np.arange(1, now.C.size, size))
+    counts = np.diff(np.append(starts, now.C.size))
+    C = np.add.reduceat(now.C, starts) / counts
+    R = np.add.reduceat(now.R, starts) / counts
+    n = None if now.n is None else np.add.reduceat(now.n, starts)
+    C[-1] = now.C[-1]
+    means = forecast(C, R, n_samples=n, **now.fixed)
+    return means if means.allowed else f
 
 
 def continued(f: Forecast, factor: float) -> Forecast:
@@ -272,9 +419,10 @@ def format_report(r: CurveReport, *predict_at: float) -> str:
         return lines[0]
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if p < 1)
     lines.append(f"tail                  {f.form}; {others}")
-    if r.unseen.any():
-        lines.append(format_prediction(r, r.end))
-    lines += [format_prediction(r, at) for at in predict_at]
+    ends = [r.end] if r.unseen.any() else []
+    for at in (*ends, *predict_at):
+        lines.append(format_prediction(r, at))
+        lines.append(f"{'':22}{f.numbers(at)}")
     if r.unseen.any():
         low, high = f.interval(r.C[r.unseen], noise=True)
         R = r.R[r.unseen]
@@ -284,12 +432,11 @@ def format_report(r: CurveReport, *predict_at: float) -> str:
 
 
 def format_prediction(r: CurveReport, at: float) -> str:
-    """What the fit says of compute `at`, beside what was measured there."""
+    """The bands at compute `at`, beside what was measured there."""
     f = r.forecast
     curve_ends = f.interval(at)[:, 0].tolist()
     low, high = f.interval(at, noise=True)[:, 0].tolist()
-    line = f"at {short(at):<18} {float(f.predict(at, f.form)):.3f}  {span(curve_ends, 3)}"
-    line += f", an evaluation {span((low, high), 3)}"
+    line = f"at {short(at):<18} an evaluation {span((low, high), 3)}, the curve {span(curve_ends, 3)}"
     for R in r.R[at == r.C]:
         line += f"; measured {R:.3f}, {'inside' if low <= R <= high else 'OUTSIDE'}"
     return line

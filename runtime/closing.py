@@ -88,7 +88,8 @@ def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
     seen = f.fit.C[-1]
     return [
         f"forecast at half: {short(float(seen))} of {short(C)} {units}, {seen / f.fit.C_mid:.1f} C_mid",
-        f"  the end, forecast   {float(f.predict(C, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
+        f"  the end, forecast   {low:.3f} to {high:.3f} in 95% of cases",
+        f"{'':22}{f.numbers(C)}",
         f"  the end, measured   {R:.3f}, {verdict}; of {len(inside)} evaluations {inside.sum()} inside",
         f"  the ceiling         {ceiling_line(f, known)}",
     ]

@@ -106,7 +106,7 @@ def test_report_holds_the_numbers():
     least, most = f.interval(r.C[10:], noise=True)
     inside = sum((least <= r.R[10:]) & (r.R[10:] <= most))  # that of a missing rate is False
     later = [f.interval(5e6, noise=noise)[:, 0] for noise in (False, True)]
-    forecast = f"{f.predict(9e5, f.form):.3f}  [{low:.3f}, {high:.3f}], an evaluation [{a:.3f}, {b:.3f}]"
+    forecast = f"an evaluation [{a:.3f}, {b:.3f}], the curve [{low:.3f}, {high:.3f}]"
     measured = f"measured {r.R[-1]:.3f}, {'inside' if a <= r.R[-1] <= b else 'OUTSIDE'}"
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if form != f.form)
     assert format_report(r, 5e6).split("\n") == [
@@ -118,7 +118,9 @@ def test_report_holds_the_numbers():
         f"R0    before RL       {f.fit.R0:.3f}",
         f"tail                  {f.form}; {others}",
         f"{'at 900k':22}{forecast}; {measured}",
-        f"{'at 5M':22}{f.predict(5e6, f.form):.3f}  {span(later[0], 3)}, an evaluation {span(later[1], 3)}",
+        f"{'':22}{f.numbers(9e5)}",
+        f"{'at 5M':22}an evaluation {span(later[1], 3)}, the curve {span(later[0], 3)}",
+        f"{'':22}{f.numbers(5e6)}",
         f"unseen                {inside} of 8 evaluations inside",
     ]
     r.R[-1] = b + 0.001
