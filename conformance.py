@@ -225,14 +225,16 @@ def expected_advantages(
         centred.append(advantage)
     if how == "none":
         return centred
-    values = rewards if definition == "std of the raw rewards" else centred
-    copies = lengths if definition == "std weighted by tokens" else [1 for _ in rows]
-    std = statistics.stdev if definition == "ddof 1" else statistics.pstdev
+    values = rewards if "std of the raw rewards" in definition else centred
+    copies = lengths if "by tokens" in definition else [1 for _ in rows]
+    std = statistics.stdev if "ddof 1" in definition else statistics.pstdev
     result = []
     for row in rows:
         members = [i for i in rows if how == "batch" or group_ids[i] == group_ids[row]]
-        divisor = std([values[i] for i in members for _ in range(copies[i])])
-        result.append(centred[row] / divisor if divisor else 0.0)
+        samples = [values[i] for i in members for _ in range(copies[i])]
+        mean = statistics.fmean(samples) if "whitened" in definition else 0.0
+        divisor = std(samples)
+        result.append((centred[row] - mean) / divisor if divisor else 0.0)
     return result
 
 
@@ -307,10 +309,10 @@ LOSSES = [
     ("M2PO mask: .04", "2510.01161; all tokens count", "m2po", {"high": 0.04}, "1.1 1.35 1.65 0.55", "2", "="),
     (
         "DeepSeek-V3.2 mask: .5",
-        "2512.02556; rows with A > 0 are dropped",
+        "2512.02556; the sum of a row, or rows with A > 0",
         "deepseek",
         {"high": 0.5},
-        "0.67 | 0.55 | 0.55",
+        "0.5 0.9 | 0.4 0.9 | 0.4 0.9",
         "-0.5 -0.5 2",
         "=",
     ),
@@ -331,7 +333,16 @@ AVERAGES = [
     ("2 ranks", "the mean that DDP takes over ranks", EIGHT, PAIRS, "0123 | 4567"),
     ("2 ranks of 2 microbatches", "the mean that DDP takes over ranks", EIGHT, PAIRS, "01 23 | 45 67"),
 ]
-DEFINITIONS = ["ddof 1", "std of the raw rewards", "std weighted by tokens", "leave one out", "a lone reward stays"]
+DEFINITIONS = [
+    "ddof 1",
+    "std of the raw rewards",
+    "std of the raw rewards, ddof 1",
+    "std weighted by tokens",
+    "whitened by tokens",
+    "whitened by tokens, ddof 1",
+    "leave one out",
+    "a lone reward stays",
+]
 FOURS, EIGHTS = "0 0 0 0 1 1 1 1", "0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1"
 # name, source and mistake, rewards, group ids, how
 ADVANTAGES = [
@@ -403,13 +414,13 @@ def ratio_step(loss: str, options: dict[str, float], ratios: str, advantages: st
     width = len(rows[0])
     rho = torch.tensor([row + [1.0] * (width - len(row)) for row in rows], dtype=torch.float64)  # (N, T)
     mask = torch.tensor([[float(t < len(row)) for t in range(width)] for row in rows])
-    old_ratio = rho if old == "=" else torch.tensor(numbers(old) or [1.0])
     logprobs = torch.full_like(rho, math.log(0.05))
     behaviour = logprobs - rho.log()
+    old_logprobs = logprobs if old == "=" else behaviour + torch.tensor(numbers(old) or [1.0]).log()
     return Batch(
         logprobs,
         behaviour,
-        behaviour + old_ratio.log(),
+        old_logprobs,
         mask.masked_fill(rho.isnan(), 0.0),
         torch.tensor(numbers(advantages)),
         torch.arange(len(rows)),
