@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import conformance
 import filters
@@ -75,6 +77,64 @@ def test_ours_agrees_in_every_case():
     names = [case.name for case in conformance.all_cases()]
     assert len(names) == len(set(names)) == 79
     assert rows_of(Ours()) == {}
+
+
+OPTIONS = {
+    "cispo": {"cap": 1.5},
+    "clip": {"low": 0.2, "high": 0.3},
+    "gspo": {"low": 0.05, "high": 0.1},
+    "tis": {"low": 0.2, "high": 0.3, "cap": 1.5},
+    "icepop": {"low": 0.5, "high": 1.5},
+    "dppo": {"high": 0.1},
+    "deepseek": {"high": 0.1},
+    "m2po": {"high": 0.1},
+}
+AVERAGES = ["sample", "prompt", "token", "constant"]
+LAYOUTS = [[[[0, 1, 2, 3, 4]]], [[[0, 2], [1, 3, 4]]], [[[3], [2, 0]], [[4, 1]]]]
+
+
+@st.composite
+def steps(draw, loss):
+    """Five rows of four tokens, with holes and rows left out, on microbatches and ranks."""
+    noise = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    first, second, third, fourth = torch.randn(4, 5, 4, generator=noise, dtype=torch.float64)
+    rows = torch.tensor(draw(st.lists(st.booleans(), min_size=5, max_size=5)))
+    logprobs = -0.1 - first.abs()
+    return conformance.Batch(
+        logprobs=logprobs,
+        behaviour=logprobs - 0.4 * second,
+        old=logprobs - 0.2 * third,
+        mask=((fourth < 0.7) & rows[:, None]).float(),
+        advantages=torch.tensor(draw(st.lists(st.sampled_from([-1.5, 0.5, 2.0]), min_size=5, max_size=5))),
+        group_ids=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=5, max_size=5))),
+        layout=LAYOUTS[0]
+        if loss == "m2po"
+        else draw(st.sampled_from(LAYOUTS)),  # which compares the tokens it is given
+        loss=loss,
+        options=OPTIONS[loss],
+        average=draw(st.sampled_from(AVERAGES)),
+    )
+
+
+@pytest.mark.parametrize("loss", OPTIONS)
+@given(data=st.data())
+def test_any_batch_agrees_with_the_oracle(loss, data):
+    step = data.draw(steps(loss))
+    expected = conformance.expected_gradient(step)
+    torch.testing.assert_close(conformance.gradient(Ours(), step).double(), expected, atol=1e-5, rtol=1e-4)
+
+
+REWARDS = st.sampled_from([-1.0, 0.0, 0.1, 1 / 3, 1.0])
+
+
+@pytest.mark.parametrize("how", ["prompt", "batch", "none"])
+@given(rows=st.lists(st.tuples(REWARDS, st.integers(0, 3)), min_size=1, max_size=12))
+def test_any_rewards_agree_with_the_oracle(how, rows):
+    """Groups of any size in any order; a lone row gets 0."""
+    rewards, group_ids = (list(column) for column in zip(*rows, strict=True))
+    expected = conformance.expected_advantages(rewards, group_ids, how, [1] * len(rows))
+    actual = losses.normalize_advantages(torch.tensor(rewards), torch.tensor(group_ids), how)
+    torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-4, rtol=1e-4)
 
 
 def cispo(weight):

@@ -17,7 +17,7 @@ LOSS_TYPES = {"token": "dapo", "sample": "grpo", "constant": "dr_grpo"}
 
 
 class Adapter:
-    """loss_type=cispo epsilon_high=5 rollout_importance_sampling_mode=token_truncate; reinforce_plus_plus, scale batch"""
+    """loss_type=cispo epsilon_high=5, mode token_truncate; advantage_estimator=reinforce_plus_plus batch"""
 
     def loss(self, part, step):
         if part.average == "prompt" or part.loss in ("dppo", "m2po", "icepop"):
