@@ -544,6 +544,23 @@ def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
     accelerator.gradient_accumulation_steps = 1  # accelerate keeps it for the whole process
 
 
+def test_prompt_average_needs_whole_groups():
+    """Half of a group in a batch of its own weighs as much as a whole group: 1/2 + 1/2 for it instead of 1/3 each."""
+    mask = torch.ones(6, 1)
+    ids = torch.tensor([0, 0, 1, 1, 2, 2])
+    assert aggregation_weights(mask, ids)[:2].sum() == pytest.approx(1 / 3)
+    assert aggregation_weights(mask[:3], ids[:3])[2] == pytest.approx(1 / 2)  # row 2 alone: half of group 1
+
+
+def test_center_over_whole_groups():
+    """Group 1, 1, -1 -> means 1/3. Dropping the first row before centering makes it 0: A = +-1, not 2/3 and -4/3.
+    Unequal sizes after a drop are no error either (no reshape to (-1, G))."""
+    rewards = f64(1, 1, -1, 1, -1)
+    ids = torch.tensor([0, 0, 0, 1, 1])
+    close(normalize_advantages(rewards, ids, "none"), f64(2 / 3, 2 / 3, -4 / 3, 1, -1))
+    close(normalize_advantages(rewards[1:], ids[1:], "none"), f64(1, -1, 1, -1))
+
+
 @pytest.mark.parametrize("how", ["batch", "prompt"])
 def test_variance_in_two_passes(how):
     """FP32 rewards of 100000 and 100001: E[r^2] - E[r]^2 would be the difference of two 1e10, good to +-1000."""
