@@ -8,10 +8,10 @@ import torch
 import forecast
 from fit_sigmoid import UNITS, short
 from forecast import CurveReport, Forecast
-from runtime.model import full_tensors
 from runtime.parts import Parts
 from runtime.recorder import Clock
 from runtime.run_folder import Folder, Progress, Record, writing
+from runtime.weights import full_tensors
 
 
 def save_model(parts: Parts, progress: Progress) -> None:

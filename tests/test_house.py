@@ -191,19 +191,6 @@ def test_tests_never_run_in_a_gpus_environment(tmp_path):
     assert ".venv/bin/pip install -q -r requirements.txt" in planned and "-cpu" not in planned
 
 
-def test_the_mutants_tests_find_what_they_import():
-    """mutmut runs them in a folder that has the files that it copies, and tests/."""
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
-    copied = {*options["source_paths"], *options["also_copy"]}
-    names = list(options["pytest_add_cli_args_test_selection"])
-    for name in names:  # grows: a helper in tests/ may import, too
-        for module in re.findall(r"^\s*(?:from|import) (\w+)", (ROOT / name).read_text(), re.M):
-            assert module not in CONCEPTS or f"{module}.py" in copied, (name, module)
-            helper = f"tests/{module}.py"
-            if (ROOT / helper).exists() and helper not in names:
-                names.append(helper)
-
-
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
 def test_nothing_that_git_ignores_is_in_the_repository():
     """A link to an environment that was committed made a checkout elsewhere delete the environment itself."""
