@@ -338,8 +338,8 @@ def aggregation_weights(
             Groups of 10 + 100 and 50 + 50 tokens: `sample` 1/40, 1/400, 1/200 · `prompt` 1/220, 1/200 · `token` 1/210.
             So the completion of 10 tokens has 25 %, 4.5 % and 4.8 % of the step.
         constant: what `constant` divides by, for example the completion budget in tokens.
-    Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or group without trained tokens is
-    not counted: left in a denominator it would shrink the step.
+    Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. L10: a row or group without trained tokens
+    is not counted: left in a denominator it would shrink the step.
     Raises ValueError for an unknown `how`, a missing or non-positive constant, or shapes that do not agree.
     """
     if mask.dim() != 2 or group_ids.shape != mask.shape[:1]:

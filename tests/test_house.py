@@ -130,10 +130,10 @@ def test_docstring_examples(module):
 
 def test_every_choice_has_its_number_in_the_code():
     """The numbers of the table of choices, each once, are those in the source."""
-    table = re.findall(r"^\| ([A-Z]\d) \|", (ROOT / "docs" / "choices.md").read_text(), re.M)
+    table = re.findall(r"^\| ([A-Z]\d{1,2}) \|", (ROOT / "docs" / "choices.md").read_text(), re.M)
     rooms = [path for name, path in MODULES.items() if name.split(".")[0] not in ("evidence", "tools")]
     source = "".join(path.read_text() for path in rooms)
-    assert len(table) == len(set(table)) > 10 and set(table) == set(re.findall(r"\b[LFTHOP]\d\b", source))
+    assert len(table) == len(set(table)) > 10 and set(table) == set(re.findall(r"\b[LFTHOP]\d{1,2}\b", source))
 
 
 def test_traps_and_bugs_are_those_of_the_code_as_it_is():
