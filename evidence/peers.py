@@ -1,10 +1,11 @@
 """Other trainers under conformance.py: record one, or print the table of docs/conformance.md.
 
-PYTHONPATH=FOLDER_OF_THE_WHEEL python evidence/peers/peers.py trl_adapter:Adapter "TRL 1.16.0"
-python evidence/peers/peers.py
+    PYTHONPATH=FOLDER_OF_THE_WHEEL:FOLDER_OF_THE_ADAPTER python evidence/peers.py trl_adapter:Adapter "TRL 1.16.0"
+    python evidence/peers.py
 
-Each adapter says in its docstring which flags of its trainer it stands for. results.json holds, for each trainer, the
-date, and of each case the verdict. In the table = agrees, · is not offered, and cases with equal verdicts share a row.
+An adapter says in its docstring which flags of its trainer it stands for; docs/conformance.md names the commit that has
+those of the table. docs/results/peers.json has the date and the verdict of each case, for each trainer. In the table =
+agrees, · is not offered, and cases with equal verdicts share a row.
 """
 
 import importlib
@@ -13,10 +14,10 @@ import sys
 from datetime import date
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import conformance
 
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS = Path(__file__).resolve().parents[1] / "docs/results/peers.json"
 
 
 def record(adapter: str, trainer: str) -> None:
@@ -24,7 +25,7 @@ def record(adapter: str, trainer: str) -> None:
     module, name = adapter.split(":")
     kind = getattr(importlib.import_module(module), name)
     verdicts = {row.case: f"{row.verdict} {row.detail}".strip() for row in conformance.check(kind())}
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = json.loads(RESULTS.read_text())
     results[trainer] = {"date": date.today().isoformat(), "flags": kind.__doc__, "verdicts": verdicts}
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
@@ -49,11 +50,10 @@ def table(results: dict) -> str:
     for cells, cases in rows.items():
         if set(cells) - {"=", "·"}:
             lines.append("| " + "; ".join(cases) + " | " + " | ".join(cells) + " |")
+    total = len(results[trainers[0]]["verdicts"])
     for label, kind in ("agree", "agrees"), ("not offered", "not offered"):
         counts = [list(results[trainer]["verdicts"].values()).count(kind) for trainer in trainers]
-        lines.append(
-            f"| of {len(results[trainers[0]]['verdicts'])} cases {label} | " + " | ".join(map(str, counts)) + " |"
-        )
+        lines.append(f"| of {total} cases {label} | " + " | ".join(map(str, counts)) + " |")
     return "\n".join(lines)
 
 
