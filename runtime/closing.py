@@ -64,7 +64,7 @@ def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[C
     half = forecast.curve(records, 0.5, label)
     whole = forecast.curve(records, 1.0, label)
     lines = forecast_lines(half, known)
-    if whole.forecast.best:
+    if whole.forecast.allowed:
         lines += [
             "the whole run",
             f"  the ceiling         {ceiling_line(whole.forecast, None)}",
@@ -75,7 +75,7 @@ def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[C
 def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
     """What the first half of a run forecast for its end, beside what came."""
     f = half.forecast
-    if not f.best:
+    if not f.allowed:
         return [f"no forecast from the first half: {f.reason}"]
     C, R = float(half.C[-1]), float(half.R[-1])  # the end of the run
     low, high = f.interval(C, noise=True)[:, 0]

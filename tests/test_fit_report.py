@@ -116,7 +116,7 @@ def test_report_holds_the_numbers():
         f"B     efficiency      {f.fit.B:.2f}   {span(f.fit.B_interval)}",
         f"C_mid half the gain   {short(f.fit.C_mid)}   {span(f.fit.C_mid_interval)}",
         f"R0    before RL       {f.fit.R0:.3f}",
-        f"tail                  {f.form}; {others}",
+        f"tail                  {f.form}; likelihood of others: {others}",
         f"{'at 900k':22}{forecast}; {measured}",
         f"{'':22}{f.numbers(9e5)}",
         f"{'at 5M':22}an evaluation {span(later[1], 3)}, the curve {span(later[0], 3)}",
@@ -127,7 +127,7 @@ def test_report_holds_the_numbers():
     assert "OUTSIDE" in format_report(r) and f"{inside - 1} of 8" in format_report(r)
     known = format_report(curve(records(n=40, n_prompts=20_000), name="all"))
     assert " identifiable\nB " in known and "not identifiable" not in known and "unseen" not in known
-    assert format_report(curve(records(n=3), name="few")).startswith("few: no fit: 3 usable points are too few")
+    assert format_report(curve(records(n=3), name="few")).startswith("few: no forecast: 3 usable points at 2 computes")
 
 
 def test_short_and_span():
@@ -189,7 +189,6 @@ BAD = {  # the arguments, {}: the file below, and words of the message
     "negative": ("{}", ROW | {"tokens": -1, "step": 1}, "need compute >= 0"),
     "few": ("{}", ROW, "1 usable points"),
     "late": ("{}", LATE, "compute starts at 1e+06"),
-    "constant": ("{}", [row | {"pass_rate": 0.4} for row in records()], "does not rise"),
     "plot": ("{} --plot {}/a.png", records(), "a.png"),
 }
 
@@ -223,6 +222,43 @@ def test_two_runs_on_the_command_line(tmp_path, capsys):
     assert main([files[0], "--x", "flops"]) == 0 and " FLOPs, " in capsys.readouterr().out
     assert main([str(write(tmp_path / "eval.jsonl", [*records()[:2], *records()]))]) == 0  # rows that are repeated
     assert f"{tmp_path}: 19 points" in capsys.readouterr().out
+
+
+FLAT = [row | {"pass_rate": 0.4 + 0.01 * (i % 2)} for i, row in enumerate(records())]
+
+
+def test_a_run_that_does_not_rise_has_a_verdict_and_is_no_bad_input(tmp_path, capsys):
+    """Each of two such runs; and where the last share is flat or too short, the fit of the other one is kept."""
+    files = [str(write(tmp_path / f"{i}.jsonl", FLAT)) for i in range(2)]
+    assert main(files) == 0
+    first, second, _ = capsys.readouterr().out.split("\n\n")
+    for file, text in zip(files, (first, second), strict=True):
+        assert text.startswith(f"{file}: no forecast: the pass rate does not rise beyond its noise")
+    path = write(tmp_path / "eval.jsonl", [*FLAT[:8], *records()[8:]])
+    for share, words in (("0.3", "the pass rate does not rise"), ("0.1", "2 usable points")):
+        assert main([str(path), "--fit-until", "1", share]) == 0
+        whole, part = capsys.readouterr().out.split("\n\n")
+        assert "\nA     ceiling " in whole and f": no forecast: {words}" in part
+
+
+@pytest.mark.parametrize(("late", "words"), [(0.1, "the run collapsed"), (0.6, "the last 3 points lie below")])
+def test_a_run_that_collapses_or_falls_has_its_verdict_first_and_no_band(monkeypatch, late, words):
+    """A band from 0 to 1 would read as if anything had been forecast."""
+    rows = records()
+    for row in rows[-3:]:
+        row["pass_rate"] = late
+    r = curve(rows, name="fallen")
+    fit = r.forecast.fit
+    verdict, *numbers = format_report(r, 5e6).split("\n")
+    assert verdict == f"fallen: no forecast: {r.forecast.reason}" and words in verdict
+    expected = f"Eq. 1 alone           A {fit.A:.3f}, B {fit.B:.2f}, C_mid {short(fit.C_mid)}, R0 {fit.R0:.3f}"
+    assert numbers == ([expected] if late == 0.6 else [])  # a rise as a whole, or none
+    figure = pytest.importorskip("matplotlib.figure")
+    figures = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    plot_curves([[r]], "none.png")
+    (axes,) = figures[0].axes
+    assert axes.get_title().endswith("no forecast") and not axes.collections
 
 
 def test_fit_sigmoid_compares_two_runs_and_draws_them_over_each_other(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """fit_sigmoid.py against scipy and by hand, but for its reader and command line (test_fit_report.py)."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -192,8 +193,24 @@ def test_points_are_cleaned_and_not_modified():
 
 def test_few_points_are_enough_for_fixed_values():
     R = [0.1, 0.2, 0.3, 0.4]
-    assert fit([5, 6, 7, 10], R).reason.startswith("4 usable points are too few")
+    few = "{} usable points at {} computes > 0 are too few: evaluate more often"
+    assert fit([5, 6, 7, 10], R).reason == few.format(4, 4)
+    assert fit([1, 2] * 20, R * 10).reason == few.format(40, 2)
     assert fit([0, 1, 2, 3], R, R0=0.4, A=0.4).A == pytest.approx(0.4)
+
+
+def test_the_reason_names_what_is_wrong():
+    """Ceilings lie between 0 and 1, whatever the algebra allows. Where the interval is narrow, and the first point lies
+    above C_mid, that is the reason."""
+    noise = fit(X[:12], 0.4 + NOISE[:12])
+    assert re.fullmatch(
+        r"ceilings from 0\.00 to 1\.00 fit: the data reach 0\.4\d by C = 12, \d\.\d C_mid", noise.reason
+    )
+    R = np.full(37, 0.4) + np.resize(NOISE, 37) / 4
+    R[0] = 0.37
+    late = fit(np.arange(1, 38.0), R)
+    assert np.ptp(late.A_interval) < 0.1
+    assert late.reason.endswith(f"C_mid; the first point is at {1 / late.C_mid:.1f} C_mid, too late")
 
 
 def fits_of(*ceilings, B=(1.8, 1.8), sd=0.002, **options):

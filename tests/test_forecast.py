@@ -264,21 +264,21 @@ SMALL = 0.2 + 0.08 * sigmoid(X, 0, 1, 3, 5) + NOISE / 2  # a gain of .08
 WIDE = r"ceilings from 0\.{} to {} fit: the data reach 0\.\d\d by C = {}, {}\.\d C_mid"
 FLAT = (
     r"the pass rate does not rise beyond its noise by C = 24: no curve to fit\. Its level is {}; if it goes on as it is, "
-    r"an evaluation lies in \[{}\] \(about 90 %\)\. Of 243 .* 75 rose .* 36 fell and 132 stayed"
+    r"an evaluation lies in \[{}\] \(about 90 %\)\. Of 243 flat beginnings .* 75 rose .* 36 fell and 132 stayed"
 )
-FEW = "{} usable points are too few for four unknowns and the noise: evaluate more often"
-FALL = "the last 4 points lie below the curve: the run falls, and nothing says how far"
+FEW = "{} usable points at {} computes > 0 are too few: evaluate more often"
+FALL = "the last 4 points lie below the curve: the run falls, and nothing says where it ends"
 AROUND = 0.4 + NOISE[12:].mean() + 2.5 * NOISE.std(ddof=1) * np.array([-1, 1])
-COLLAPSE = "the run collapsed, from {} in its best stretch to {} in its last: nothing says how far"
+COLLAPSE = "the run collapsed, from {} in its best stretch to {} now: nothing says where it ends"
 VERDICTS = {  # what fails: C, R, n_samples, the whole reason
     "nothing": (X, RISE, None, ""),
     "nothing, n known": (X, RISE, 2000, ""),
     "nothing, little gain": (X, SMALL, None, ""),
-    "no point": ([], [], None, FEW.format(0)),
-    "four points": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], None, FEW.format(4)),
+    "no point": ([], [], None, FEW.format(0, 0)),
+    "four points": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], None, FEW.format(4, 4)),
     "four points, n known": (X[[1, 3, 6, 20]], RISE[[1, 3, 6, 20]], 2000, WIDE.format(r"5\d", r"0\.\d\d", 21, 4)),
-    "two places": ([0, 1, 1, 1, 2, 2, 2], RISE[:7], None, FEW.format(7)),
-    "only NaN": (X, np.full(24, np.nan), None, FEW.format(0)),
+    "two places": ([0, 1, 1, 1, 2, 2, 2], RISE[:7], None, FEW.format(7, 2)),
+    "only NaN": (X, np.full(24, np.nan), None, FEW.format(0, 0)),
     "noise": (X, 0.4 + NOISE, None, FLAT.format(r"0\.40", "{:.2f}, {:.2f}".format(*AROUND))),
     "constant": (X, np.full(24, 0.4), None, FLAT.format(r"0\.40", r"0\.40, 0\.40")),
     "all solved": (X, np.ones(24), 2000, FLAT.format(r"1\.00", r"1\.00, 1\.00")),
@@ -517,7 +517,7 @@ def test_a_first_point_that_is_low_makes_no_ceiling():
     R[0] = 0.37
     f = forecast(C, R)
     assert not f.identifiable
-    assert f.reason.endswith("C_mid, from 1.1 on")
+    assert f.reason.endswith("C_mid; the first point is at 1.1 C_mid, too late")
     assert forecast(C, R, R0=0.1).identifiable
 
 
