@@ -79,10 +79,9 @@ def normalize_advantages(
     Args:
         rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN, except
             those of groups with equal rewards, which are 0.
-        how: what to divide by. `batch`: (std + eps) of all centered rewards. `prompt`: that of the group's own.
-            `none`: nothing. `maxrl`: the group's mean above its lowest reward, plus eps (L8: for rewards of 0 and 1
-            this is the group's pass rate).
-        eps: added to the divisor.
+        how, eps: what to divide by, plus eps. `batch`: std of all centered rewards. `prompt`: that of the group's own.
+            `none`: nothing. `maxrl`: the group's mean above its lowest reward (L8: for rewards of 0 and 1 this is the
+            group's pass rate).
         ddof: 0 for the population std, 1 for the sample std (L3: papers do not say which).
     Returns (N,), float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
     Raises ValueError for an unknown `how`, or shapes that do not agree.

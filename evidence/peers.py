@@ -46,14 +46,14 @@ def table(results: dict) -> str:
     for case in results[trainers[0]]["verdicts"]:
         cells = tuple(cell(results[trainer]["verdicts"][case]) for trainer in trainers)
         rows.setdefault(cells, []).append(case)
-    lines = ["| | " + " | ".join(trainers) + " |", "|---" * (len(trainers) + 1) + "|"]
+    lines = ["|".join(["", "", *trainers, ""]), "|---" * (len(trainers) + 1) + "|"]
     for cells, cases in rows.items():
         if set(cells) - {"=", "·"}:
-            lines.append("| " + "; ".join(cases) + " | " + " | ".join(cells) + " |")
+            lines.append("|".join(["", "; ".join(cases), *cells, ""]))
     total = len(results[trainers[0]]["verdicts"])
     for label, kind in ("agree", "agrees"), ("not offered", "not offered"):
         counts = [list(results[trainer]["verdicts"].values()).count(kind) for trainer in trainers]
-        lines.append(f"| of {total} cases {label} | " + " | ".join(map(str, counts)) + " |")
+        lines.append("|".join(["", f"of {total} cases {label}", *map(str, counts), ""]))
     return "\n".join(lines)
 
 

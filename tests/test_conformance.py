@@ -74,9 +74,32 @@ def rows_of(adapter) -> dict[str, conformance.Row]:
 
 
 def test_ours_agrees_in_every_case():
-    names = [case.name for case in conformance.all_cases()]
-    assert len(names) == len(set(names)) == 79
+    assert len(conformance.check(Ours())) == 79
     assert rows_of(Ours()) == {}
+
+
+@pytest.mark.parametrize("how", ["prompt", "batch"])
+@pytest.mark.parametrize("average", ["sample", "token", "prompt"])
+def test_who_has_one_average_is_asked_with_that(average, how):
+    """Then every loss is asked for, and each property of advantages that this way of scaling has."""
+
+    def loss(self, part, step):
+        if step.average != average:
+            raise NotImplementedError
+        return Ours.loss(self, part, step)
+
+    def advantages(self, rewards, group_ids, asked, lengths):
+        if asked != how:
+            raise NotImplementedError
+        return Ours.advantages(self, rewards, group_ids, asked, lengths)
+
+    adapter = type("Adapter", (Ours,), {"loss": loss, "advantages": advantages})()
+    rows = conformance.check(adapter)
+    refused = {row.case for row in rows if row.verdict == "not offered"}
+    assert {row.verdict for row in rows} == {"agrees", "not offered"}
+    assert len(refused & {row.case for row in rows if row.topic == "on_policy"}) == 30
+    assert not refused & {"equal rewards give exactly 0", "a group of one gives 0"}
+    assert {row.topic for row in rows if row.case in refused} == {"on_policy", "advantages"}
 
 
 OPTIONS = {
@@ -262,7 +285,7 @@ def test_an_answer_that_cannot_be_compared_is_a_row(method, answer, case, detail
 
 def test_a_gradient_of_nan_is_a_row():
     adapter = type("Adapter", (Ours,), {"token_loss": lambda self, part: part.logprobs * math.nan})()
-    assert {row.detail for row in rows_of(adapter).values()} == {"NaN or infinity"}
+    assert {row.detail for row in rows_of(adapter).values()} == {"NaN or infinity in the gradient"}
 
 
 def test_what_an_adapter_raises_is_a_row():
@@ -275,7 +298,7 @@ def test_what_an_adapter_raises_is_a_row():
         raise NotImplementedError
 
     adapter = type("Adapter", (), {"penalty": division, "filter": property(division), "history": nothing})()
-    verdicts = {(row.method, row.verdict, row.detail) for row in conformance.check(adapter)}
+    verdicts = {(row.topic, row.verdict, row.detail) for row in conformance.check(adapter)}
     assert ("penalty", "error", "ZeroDivisionError: division by zero") in verdicts
     assert ("filter", "error", "ZeroDivisionError: division by zero") in verdicts
     assert ("history", "not offered", "") in verdicts
@@ -310,7 +333,8 @@ def test_what_the_papers_leave_open_is_no_deviation():
 def test_nothing_offered_is_no_deviation_and_no_success(monkeypatch, capsys):
     assert {row.verdict for row in conformance.check(object())} == {"not offered"}
     assert conformance.main(["builtins:object"]) == 1
-    assert "79 not offered" in capsys.readouterr().out
+    summary = capsys.readouterr().out
+    assert summary.startswith("79 not offered\nanswered: cispo 0 of 6, clip 0 of 3, ")
 
 
 @pytest.mark.parametrize("name", ["nothing", "test_conformance", "test_conformance:Nothing", "math:nan"])
@@ -322,11 +346,14 @@ def test_an_adapter_that_cannot_be_made_is_one_sentence(name, capsys):
 def test_the_command_line(tmp_path, capsys):
     """Ours passes; the vectors are strict JSON, with NaN as null."""
     assert conformance.main(["test_conformance:Ours"]) == 0
-    assert "79 agrees" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 79 + 2
+    assert lines[-2] == "79 agrees"
+    assert "on_policy 40 of 40" in lines[-1]
     path = tmp_path / "vectors.json"
     assert conformance.main(["--json", str(path)]) == 0
     cases = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert len(cases) == 79
-    [padding] = [case for case in cases if case["name"] == "NaN in the padding"]
+    assert len({case["name"] for case in cases}) == 79
+    padding = next(case for case in cases if case["name"] == "NaN in the padding")
     assert padding["inputs"][0]["behaviour"][0][2] is None
     assert padding["expected"][0] == pytest.approx([1.0, 2.5, 0.0])
