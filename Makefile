@@ -115,4 +115,4 @@ format: $(TESTS)/installed-dev
 	$(TESTS)/bin/ruff format .
 
 clean:  ## removes the environments; runs/ stays
-	rm -rf .venv .venv-cpu
+	rm -rf .venv .venv-cpu .venv-law

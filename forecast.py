@@ -432,7 +432,7 @@ def format_report(r: CurveReport, *predict_at: float) -> str:
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if p < 1)
     lines.append(f"tail                  {f.form}; likelihood of others: {others}")
     ends = [r.end] if r.unseen.any() else []
-    for at in (*ends, *predict_at):
+    for at in (*ends, *predict_at) or (2 * r.end,):
         lines.append(format_prediction(r, at))
         lines.append(f"{'':22}{f.numbers(at)}")
     if r.unseen.any():
@@ -503,7 +503,14 @@ def main(argv: Sequence[str] | None = None, sources: Mapping[str, Sequence[Mappi
     add = parser.add_argument
     add("files", nargs="+", help="eval.jsonl of a run, or its folder")
     add("--fit-until", type=float, nargs="+", default=[1.0], metavar="SHARE", help="fit so much, forecast the rest")
-    add("--predict-at", type=float, nargs="+", default=[], metavar="C", help="predict at this compute, too")
+    add(
+        "--predict-at",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="C",
+        help="predict at this compute; by default at twice the run's",
+    )
     add("--x", default="", metavar="COLUMN", help="compute; by default tokens or device_hours")
     add("--plot", metavar="PNG", help="draw a panel for each run and share")
     args = parser.parse_args(argv)

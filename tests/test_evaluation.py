@@ -172,6 +172,27 @@ def test_probes_come_as_often_when_steps_come_in_rounds(run):
         assert [r["step"] for r in played.steps if "logprob_gap" in r] == steps
 
 
+def test_evaluations_that_come_due_within_a_round_are_made_after_it(run):
+    played = run(schedule="ppo_off_policy", k=4, max_steps=12, eval_every=3)
+    assert [r["step"] for r in played.evals] == [0, 4, 8, 12]
+
+
+def test_one_tensor_behind_among_others_ends_the_run(monkeypatch, run):
+    """Both sides hold `norm` and `bias` alike at the start; from version 2 on `bias` stays behind."""
+    monkeypatch.setattr(evaluation, "HASH_EVERY", 2)
+
+    def tensors(version, behind):
+        return {name: torch.tensor([n, 0.5]) for name, n in (("norm", version), ("bias", version - behind))}
+
+    def weight_digests(self):
+        digested = tensors(self.version, int(self.version >= 2))
+        return [{name: sha256(tensor) for name, tensor in digested.items()}]
+
+    trainer = {"weights": property(lambda self: tensors(self.steps, 0), lambda self, value: None)}
+    with pytest.raises(RunFailed, match="weights check: at version 2 the engine holds other bytes .* of bias"):
+        run({"weight_digests": weight_digests}, trainer)
+
+
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gap_that_is_no_number_ends_the_run(run, dtype, experts):
