@@ -223,7 +223,7 @@ def test_two_legs_make_one_rollout():
     assert generator.counters.sampled == 7 + 3
     salts = {len(ids): salt for ids, _, salt in engine.requests if ids[0] == 8}
     assert set(salts) == {2, 7} and salts[2] == salts[7] in ("0", "1")
-    with generating([Problem("later", [7])] * 9, later := FakeEngine(), Pacer(1, 1), rollouts=1) as generator:
+    with generating([Problem("later", [7])] * 9, later := FakeEngine(), Pacer(1, 0), rollouts=1) as generator:
         generator.take(1)
         generator.push({}, 5, 1)
         generator.take(1)
