@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from curves import RESULTS, Run, collect, members, runs_of
 from scipy.stats import ttest_1samp
-from tables import TITLES, difference_cell, differences, fill, interval, markdown, measure
+from tables import difference_cell, differences, fill, interval, markdown, measure
 
 Groups = Mapping[str, Sequence[Run]]  # variant of the comparison `what-for` -> its runs
 PAGE = RESULTS.parent / "what_for.md"
@@ -27,20 +27,35 @@ PAGE = RESULTS.parent / "what_for.md"
 @dataclass(frozen=True)
 class Pair:
     """One change: the variants with it and without, the column of the curves that shows its mechanism at work, and the
-    measure that is tested, one of MEASURES."""
+    measure that is tested: the end, or the compute to a pass rate."""
 
     recipe: str
     without: str
     mechanism: str
     tested: str
+    rate: float = 0.5
 
 
 MEASURES = ("tokens", "flops", "device_hours", "end")
-PAIRS: dict[str, Pair] = {}
+PAIRS = {
+    "pipeline": Pair("recipe", "in-turns", "lag", "device_hours"),
+    "clip": Pair("many-updates", "many-updates-grpo-clip", "clipped_positive", "tokens", rate=0.25),
+    "fp32": Pair("bfloat16", "bfloat16-head", "mismatch", "tokens"),
+    "average": Pair("rarer", "rarer-sample-average", "kept", "tokens"),
+    "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
+    "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
+    "retire": Pair("few-prompts", "few-prompts-uniform-sampling", "kept", "tokens", rate=0.9),
+    "interruption": Pair("short-budget", "short-budget-cut-off", "truncated", "end"),
+}
+
+
+def measured(pair: Pair, groups: Groups) -> pd.DataFrame:
+    """The numbers of the pair's runs."""
+    return measure({variant: groups[variant] for variant in (pair.recipe, pair.without)}, rate=pair.rate)
 
 
 def row(name: str, groups: Groups, numbers: pd.DataFrame) -> dict[str, object]:
-    """What a pair's runs show; the measure that is tested comes first."""
+    """What a pair's runs show."""
     pair = PAIRS[name]
     with_it, without = (
         np.mean([np.nanmean(run.points[pair.mechanism]) for run in groups[variant]])
@@ -49,9 +64,9 @@ def row(name: str, groups: Groups, numbers: pd.DataFrame) -> dict[str, object]:
     cells = {
         "change": name,
         "mechanism": f"{pair.mechanism} {with_it:.3g}, without {without:.3g}",
-        "tested": TITLES[pair.tested],
+        "tested": pair.tested if pair.tested == "end" else f"{pair.tested} to {pair.rate:g}",
     }
-    return cells | {TITLES[key]: difference_cell(numbers, pair.without, pair.recipe, key) for key in MEASURES}
+    return cells | {key: difference_cell(numbers, pair.without, pair.recipe, key) for key in MEASURES}
 
 
 def tested(name: str, numbers: pd.DataFrame) -> pd.Series:
@@ -89,9 +104,9 @@ def draw(groups: Groups, path: Path) -> None:
 def publish() -> None:
     """The table and the picture of the page."""
     groups = members()["what-for"]
-    numbers = measure(groups)
-    table = pd.DataFrame([row(name, groups, numbers) for name in PAIRS])
-    p = [ttest_1samp(tested(name, numbers), 0).pvalue for name in PAIRS]
+    numbers = {name: measured(pair, groups) for name, pair in PAIRS.items()}
+    table = pd.DataFrame([row(name, groups, numbers[name]) for name in PAIRS])
+    p = [ttest_1samp(tested(name, numbers[name]), 0).pvalue for name in PAIRS]
     table["p (Holm)"] = [f"{value:.2g}" for value in holm(p)]
     fill(PAGE, {"what-for": markdown(table)})
     draw(groups, PAGE.with_name("pictures") / "what_for.png")
@@ -108,7 +123,7 @@ def make(name: str, seeds: int, output: Path) -> int:
     for run in runs_of(collect(output)).values():
         if run.variant in groups and run.state == "finished":
             groups[run.variant].append(run)
-    numbers = measure(groups)
+    numbers = measured(pair, groups)
     for title, text in row(name, groups, numbers).items():
         print(f"{title:<16}{text}")
     _, low, high = interval(tested(name, numbers))
