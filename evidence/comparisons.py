@@ -18,8 +18,8 @@ GRADED = (
 SHORT = GRADED.replace("2000000", "1200000")
 VLLM = SHORT.replace("torch", "vllm")  # where time is compared; a run takes twice as long
 
-# The task of a model that seldom thinks, in runs of a quarter of a minute. Chosen in single runs of seed 1, which is not
-# among the published ones.
+# A model that seldom thinks, in runs of a quarter of a minute. Chosen in single runs of seed 1, which is not among the
+# published ones.
 DISCOVER = (
     "--dataset discover --engine torch --batch_prompts 8 --max_num_seqs 128 --lr 3.5e-4 --max_steps 800 "
     "--max_sampled_tokens 50000 --eval_every 8 --save_every 0"
@@ -94,7 +94,8 @@ HARD_LAG = f"{SHORT} {HELD[8]}"
 
 MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32"
 FEW_PROMPTS = "--rarity 1 --rollouts 4 --batch_prompts 32 --eval_every 4"
-SHORT_BUDGET = "--dataset graded --lr 7e-4 --min_budget 9 --max_budget 9"
+SHORT_BUDGET = "--dataset graded --min_budget 12 --max_budget 14"
+CUT_OFF = f"{SHORT_BUDGET} --length_control none"
 
 STALE_MASKS = ("icepop", "sequence", "geometric", "deepseek", "dppo", "dppo_kl", "m2po")
 
@@ -257,8 +258,6 @@ COMPARISONS = {
             "in-turns": "--schedule ppo_off_policy",
             "prompt-normalization": "--normalize_advantages prompt",
             "no-zero-variance-filter": "--zero_variance_filter false",
-            "rarer": "--rarity 100",
-            "rarer-sample-average": "--rarity 100 --aggregation sample",
             "many-updates": MANY_UPDATES,
             "many-updates-grpo-clip": f"{MANY_UPDATES} --loss grpo",
             "bfloat16": "--dtype bfloat16",
@@ -266,7 +265,8 @@ COMPARISONS = {
             "few-prompts": FEW_PROMPTS,
             "few-prompts-uniform-sampling": f"{FEW_PROMPTS} --pass_rate_threshold 1.1",
             "short-budget": SHORT_BUDGET,
-            "short-budget-cut-off": f"{SHORT_BUDGET} --length_control none",
+            "short-budget-cut-off": CUT_OFF,
+            "short-budget-cut-off-sample-average": f"{CUT_OFF} --aggregation sample",
         },
         setting=DISCOVER,
     ),

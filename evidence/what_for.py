@@ -41,7 +41,7 @@ PAIRS = {
     "pipeline": Pair("recipe", "in-turns", "lag", "device_hours"),
     "clip": Pair("many-updates", "many-updates-grpo-clip", "clipped_positive", "tokens", rate=0.25),
     "fp32": Pair("bfloat16", "bfloat16-head", "mismatch", "tokens"),
-    "average": Pair("rarer", "rarer-sample-average", "kept", "tokens"),
+    "average": Pair("short-budget-cut-off", "short-budget-cut-off-sample-average", "truncated", "end"),
     "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
     "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
     "retire": Pair("few-prompts", "few-prompts-uniform-sampling", "kept", "tokens", rate=0.9),
