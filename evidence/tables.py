@@ -53,6 +53,7 @@ TITLES = {  # Δ: variant minus baseline
 }
 AT_SHARED_A = ("B", "C_mid")
 IN_TURNS = ("trained", "device_hours")  # are shown where runs were made side by side and their schedules differ
+LEFT_OUT = ["identifiable", "A", "ΔC_mid", "Δend", TITLES["trained"]]  # of the page; ablate.py prints them
 LEAST_PAIRS = 3  # for a verdict, and for bold
 CHANCE = 0.8  # of seeing what is said to be visible
 
@@ -186,7 +187,7 @@ def difference_cell(numbers: pd.DataFrame, variant: str, base: str, name: str) -
     if name in AT_SHARED_A and 2 * len(apart) < n:
         return "–"
     if 0 < len(apart) < n:
-        text += f" ({len(apart)} of {n} seeds)"
+        text += f" ({len(apart)} of {n})"
     if len(apart) >= LEAST_PAIRS and (low > 0 or high < 0):
         return f"**{text}**"
     return text
@@ -328,13 +329,14 @@ def main() -> None:
     for name in re.findall("<!-- refit (.+) -->", page.read_text()):
         c = COMPARISONS[name]
         numbers = measure(published[name], c.axis)
-        tables[name] = without_repeats(compare(c, numbers))
+        left_out = LEFT_OUT if c.axis == "device_hours" else [*LEFT_OUT, "ΔB"]  # the paper has B of the schedules
+        tables[name] = without_repeats(compare(c, numbers).drop(columns=left_out, errors="ignore"))
         if c.paper:
             frame = findings(c, numbers)
             frame.insert(0, "comparison", name)
             rows.append(frame)
     fill(page, tables)
-    fill(RESULTS.parents[1] / "RESULTS.md", {"findings": markdown(pd.concat(rows))})
+    fill(RESULTS.parents[1] / "RESULTS.md", {"findings": markdown(pd.concat(rows).drop(columns="could see"))})
 
 
 if __name__ == "__main__":
