@@ -63,6 +63,7 @@ def row(name: str, groups: Groups, numbers: pd.DataFrame) -> dict[str, object]:
     )
     cells = {
         "change": name,
+        "pairs": len(tested(name, numbers)),
         "mechanism": f"{pair.mechanism} {with_it:.3g}, without {without:.3g}",
         "tested": pair.tested if pair.tested == "end" else f"{pair.tested} to {pair.rate:g}",
     }
