@@ -61,7 +61,7 @@ fit: $(LAW)/installed  ## the law on your own log: make fit LOG=log.csv FLAGS="-
 
 .venv-law/installed: requirements.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install -q $(shell grep -E '^(numpy|scipy|matplotlib)=' requirements.txt)
+	$(@D)/bin/pip install -q $(shell grep -E '^(numpy|scipy|matplotlib|pandas)=' requirements.txt)
 	touch $@
 
 .venv/installed-real: .venv/installed requirements-real.txt

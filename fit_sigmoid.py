@@ -11,28 +11,30 @@ IDEA. The pass rate on held-out prompts follows a sigmoid in compute, so the ear
 
 WHY A SIGMOID. Suppose each problem is learned at a compute of its own, and that the logarithms of these computes follow
 a logistic distribution with median log C_mid and scale 1/B. Then the share learned by C is s = 1 / (1 + (C_mid / C)^B).
-So Eq. 1 is a distribution function: it says how soon problems are learned. The pass rate is R = (1 - s) R0 + s A.
+So Eq. 1 is a distribution function: it says how soon problems are learned. Unlearned problems pass at R0, learned ones
+at A: R = (1 - s) R0 + s A.
 
 1. THE LAW. `sigmoid`, the equation above.
-2. LEAST SQUARES. `plain_fit` is the fit in six lines, without weights or errors. Read this one first.
+2. LEAST SQUARES. `plain_fit` is the bare fit, from a start that may mislead, without weights or errors. Read it first.
 3. THE CLOSED FORM. For a given share s(C), R = (1 - s) R0 + s A is linear in R0 and A. So for each shape (B, C_mid) six
    sums give the best R0 and A, their Q = sum_i w_i (R_i - R(C_i))^2, and the ellipse of all R0 and A that fit almost as
-   well (`solve`). Only B and C_mid are searched, on a grid that closes in (`scan`), so no starting point is needed.
-4. THE NOISE. How far points scatter around their curve (`dispersion_of`).
+   well (`solve`). Here w_i = 1 / `variance`: exact points count more. Only B and C_mid are searched, on a grid that
+   closes in (`scan`), so no starting point is needed.
+4. THE NOISE. The dispersion says how many times that variance the points have around their curve (`dispersion_of`).
 5. THE INTERVALS. Every curve with Q <= least Q + DOUBT * dispersion * t^2 fits almost as well as the best one; t is
-   Student's quantile. An interval holds the values that these curves have (`profile`). DOUBT = 2 is a safety margin
-   that was chosen, not derived: it stands for whatever the equation does not describe.
-6. THE VERDICT. A is identifiable if (a) there are enough points, (b) the pass rate rises beyond its noise and the
-   first point lies below C_mid, (c) it does not fall at the end, (d) A's interval, before it is clipped to 1, is at
-   most 0.1 wide and at most half of the gain. Otherwise `reason` says why not.
+   Student's 97.5% quantile. An interval holds the values that these curves have (`profile`). DOUBT = 2 is a safety
+   margin that was chosen, not derived: it stands for whatever the equation does not describe.
+6. THE FIT. `fit` does all of this. A is identifiable if its interval, before it is clipped to 1, is at most 0.1 wide
+   and at most half of the gain, and the first point lies below C_mid. Otherwise `reason` says why not.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 8. A RUN. `load` reads the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 9. REPORT, picture and command line: python fit_sigmoid.py runs/a runs/b --plot both.png
 
-All of this takes Eq. 1 for the truth. `forecast.py` asks what else the same points allow, and is less often sure.
+All of this takes Eq. 1 for the truth. `forecast.py` asks what else the same points allow, and is less often sure. It
+also asks whether the run rises at all, and whether it falls.
 
-CHOICES. (i) No point is left out. The paper leaves out the first 1,500 GPU-hours of its run. Without them, or without
-the points below .6 C_mid, this fit is sure of a wrong ceiling for that run. (ii) The point at C = 0 measures R0.
+CHOICES. (i) No point is left out. The paper leaves out the first 1,500 GPU-hours of its run. Without those, or without
+the points below .6 C_mid, this fit is sure of a wrong ceiling for that run. (ii) The point at C = 0 is fitted like any.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
 >>> [round(v, 2) for v in plain_fit(C, R)]  # R0, A, B, C_mid
@@ -41,7 +43,8 @@ the points below .6 C_mid, this fit is sure of a wrong ceiling for that run. (ii
 >>> print(f"A {f.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
 A 0.601, 95% from 0.590 to 0.612
 
-Symbols: N points, G curves (shapes); s the share of the gain, r = 1 - s.
+Symbols: N points, G curves (shapes); s the share of the gain, r = 1 - s. Where a function takes `share`, it is Eq. 1's
+unless forecast.py passes another.
 """
 
 import argparse
@@ -57,16 +60,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
-from scipy.special import expit, fdtrc, stdtrit
+from scipy.special import expit, stdtrit
 
 DOUBT = 2.0  # step 5
 B_RANGE = (0.1, 20.0)  # an interval that touches an end is open
-A_SLACK = 1.25  # A is searched up to here and reported up to 1: near the top a run may rise faster than A <= 1 can
+A_SLACK = 1.25  # A is searched up to here and reported up to 1: near the top a curve with A <= 1 may be too slow
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
-MAX_WIDTH = 0.1  # step 6: five of the paper's margins of 0.02
-FLAT = 0.001  # step 6: how unlikely a flat line must be
-FALL = 4.0  # step 6: how many standard errors the last points may lie too low
-PRIOR_DOF = 4.0  # weight of "dispersion = 1" where sample numbers are known: few residuals alone would claim anything
+MAX_WIDTH = 0.1  # step 6: five times the paper's 0.02
+PRIOR_DOF = 4.0  # counts as 4 residuals of dispersion 1, where n is known: few real ones say little
 UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
 Array = np.ndarray
 Interval = tuple[float, float]
@@ -144,7 +145,7 @@ def shares(C: Array, log_B: ArrayLike, log_C_mid: ArrayLike, share: Share = expi
     return share(u)
 
 
-def rates(curves: Curves | None, C: ArrayLike, share: Share = expit) -> Array:
+def rates_of_first(curves: Curves | None, C: ArrayLike, share: Share = expit) -> Array:
     """Pass rates of the first of the curves at compute C, any shape, at most 1; NaN without a curve."""
     if curves is None:
         return np.full(np.shape(C), nan)
@@ -155,7 +156,7 @@ def rates(curves: Curves | None, C: ArrayLike, share: Share = expit) -> Array:
 
 
 def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> Curves:
-    """The best R0 and A for each shape (G,): weighted regression of R on r = 1 - s and s."""
+    """The best R0 and A for each shape (G,), if the data rise: weighted regression of R on r = 1 - s and s."""
     C, R, w, box = data
     R0_low, R0_high = box[0]
     A_low, A_high = box[1]
@@ -170,11 +171,11 @@ def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> C
     sR = (s * R) @ w
     RR = (R * R) @ w
 
-    # A fixed value is one that was also measured with infinite weight. Else a tiny weight keeps det above 0.
-    infinite = 1e9 * w.sum()
+    # A fixed value gets a huge weight; else a tiny one keeps det above 0.
+    huge = 1e9 * w.sum()
     tiny = 1e-12 * w.sum()
-    R0_weight = infinite if R0_low == R0_high else tiny
-    A_weight = infinite if A_low == A_high else tiny
+    R0_weight = huge if R0_low == R0_high else tiny
+    A_weight = huge if A_low == A_high else tiny
 
     # The normal equations [rr rs; rs ss] (R0, A) = (rR, sR), by Cramer's rule for A.
     rr_all = rr + R0_weight
@@ -182,7 +183,8 @@ def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> C
     det = rr_all * ss_all - rs * rs
     A = (rr_all * (sR + A_weight * A_low) - rs * (rR + R0_weight * R0_low)) / det
 
-    # If one lies on an edge of its box, the other is solved again for it. No curve falls: R0 <= A.
+    # If one lies on an edge of its box, the other is solved again for it. No curve falls, R0 <= A; where
+    # the data fall, a better pair may be left out.
     A = np.clip(A, A_low, A_high)
     R0 = (rR - rs * A) / np.maximum(rr, R0_weight)
     R0 = np.clip(R0, R0_low, np.clip(A, R0_low, R0_high))
@@ -197,22 +199,22 @@ def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> C
 def scan(data: Data, limit: float | None = None, share: Share = expit) -> Curves:
     """The curves with Q <= limit, or without a limit the best one, on a grid that closes in on them."""
     searched = data.box[2:].tolist()  # the ends of log B and of log C_mid
-    ends = searched
+    spans = searched
     rounds, size = (12, 31) if limit is None else (4, 61)
     for _ in range(rounds):
-        axes = [np.linspace(low, high, size) for low, high in ends]
+        axes = [np.linspace(low, high, size) for low, high in spans]
         log_B, log_C_mid = np.meshgrid(*axes, indexing="ij")
         curves = solve(data, log_B.ravel(), log_C_mid.ravel(), share)
 
         least = curves.Q.min()
         keep = curves.Q <= (least if limit is None else max(limit, least))
-        # The next grid spans what is kept and three steps around it: the valley of Q is narrow, and lies across.
-        ends = []
+        # The next grid spans what is kept and three steps around it: the valley of Q is narrow and slanted.
+        spans = []
         for values, axis, (low, high) in zip(curves[:2], axes, searched, strict=True):
             room = 3 * (axis[1] - axis[0])
             low = max(values[keep].min() - room, low)
             high = min(values[keep].max() + room, high)
-            ends.append([low, high])
+            spans.append([low, high])
     return Curves(*(values[..., keep] for values in curves))
 
 
@@ -226,14 +228,15 @@ def search_box(C: Array, R0: float | None, A: float | None) -> Array:
     return np.array([R0_box, A_box, np.log(B_RANGE), np.log(C_mid_range)])
 
 
-def least_squares_curve(C: Array, R: Array, n: Array | None, box: Array) -> tuple[Data, Curves]:
+def best_curve(C: Array, R: Array, n: Array | None, box: Array) -> tuple[Data, Curves]:
     """The best curve of Eq. 1, and its data with the weights."""
     data = Data(C, R, 1 / variance(R, n), box)
     curve = scan(data)
     if n is None:
         return data, curve
-    for _ in range(2):  # binomial weights need the curve, and the curve needs the weights
-        data = data._replace(w=1 / variance(rates(curve, C), n))
+    # Binomial weights need the curve, and the curve needs the weights. Measured rates near 0 or 1 weigh too much.
+    for _ in range(2):
+        data = data._replace(w=1 / variance(rates_of_first(curve, C), n))
         curve = scan(data)
     return data, curve
 
@@ -271,29 +274,30 @@ def variance(p: ArrayLike, n: ArrayLike | None) -> Array:
     return q * (1 - q) / n
 
 
-def neighbors(C: Array, z: Array) -> tuple[Array, Array]:
-    """One standardized residual for each different C, (P,), and how many points it stands for: points of equal C have
-    no order, so their mean is the neighbor. It is scaled to the variance of one point."""
+def sums_per_C(C: Array, values: Array) -> tuple[Array, Array]:
+    """Sum of the values (N,) for each different C, and of how many, (P,) each. Points of equal C have no order, so they
+    count as one neighbor."""
     _, first, counts = np.unique(C, return_index=True, return_counts=True)
-    return np.add.reduceat(z, first) / np.sqrt(counts), counts
+    return np.add.reduceat(values, first), counts
 
 
 def dispersion_of(C: Array, z: Array, w: Array, dof: float, n_known: bool) -> float:
     """The variance of a point, in units of `variance`, from standardized residuals z = sqrt(w) (R - R(C)), (N,).
 
-    It is Q / dof, with Q = sum z^2 and `dof` = N less the numbers that were fitted; times (1 + r) / (1 - r) if r, the
-    correlation of neighbors, is significant."""
+    It is Q / dof, with Q = sum z^2 and `dof` = N less the numbers that were fitted; times (1 + rho) / (1 - rho), as for
+    a first-order autoregression, if rho, the correlation of neighbors, is significant."""
     Q = z @ z
     exact = w.mean() * MIN_SD**2
-    y, _ = neighbors(C, z)
-    r = y[1:] @ y[:-1] / max(y @ y, w.sum() * MIN_SD**2)
-    r = min(r, 0.95)
-    significant = r > 1.645 / math.sqrt(y.size)
-    inflation = (1 + r) / (1 - r) if significant else 1.0
+    sums, counts = sums_per_C(C, z)
+    y = sums / np.sqrt(counts)  # (P,), each with the variance of one point
+    rho = y[1:] @ y[:-1] / max(y @ y, w.sum() * MIN_SD**2)
+    rho = min(rho, 0.95)
+    significant = rho > 1.645 / math.sqrt(y.size)
+    inflation = (1 + rho) / (1 - rho) if significant else 1.0
     if not n_known:
         return float(max(Q / dof * inflation, exact))
-    # PRIOR_DOF is part of `dof` here. A dispersion below 1 is not believed where samples are known: a run on a fixed
-    # held-out set follows itself more exactly than it follows the law.
+    # PRIOR_DOF is part of `dof` here. A dispersion below 1 is not believed where samples are known: on fixed
+    # prompts, points agree with each other more than with the law.
     estimate = (Q + PRIOR_DOF) / dof * inflation
     return float(max(estimate, 1.0, exact))
 
@@ -301,10 +305,10 @@ def dispersion_of(C: Array, z: Array, w: Array, dof: float, n_known: bool) -> fl
 def profile(data: Data, limit: float) -> tuple[Interval, Interval, Interval]:
     """What A, B and C_mid may be: their least and greatest values over all curves of Eq. 1 with Q <= limit."""
     curves = scan(data, limit)
-    A = curves.ends(1.0, limit)
-    B = extent(curves.log_B, data.box[2])
-    C_mid = extent(curves.log_C_mid, data.box[3])
-    return A, B, C_mid
+    A_ends = curves.ends(1.0, limit)
+    B_ends = extent(curves.log_B, data.box[2])
+    C_mid_ends = extent(curves.log_C_mid, data.box[3])
+    return A_ends, B_ends, C_mid_ends
 
 
 def extent(logs: Array, searched: Array) -> Interval:
@@ -316,6 +320,7 @@ def extent(logs: Array, searched: Array) -> Interval:
     return 0.0 if is_open_below else math.exp(low), inf if is_open_above else math.exp(high)
 
 
+# ---------------------------------------------------------------------------------------------------- 6. The fit
 @dataclass(frozen=True, eq=False, repr=False)
 class SigmoidFit:
     """Eq. 1 through the points of a run, in the data's unit of compute. NaN, and intervals that exclude nothing, where
@@ -326,7 +331,7 @@ class SigmoidFit:
     n: Array | None  # (N,) samples behind each
     fixed: dict[str, float | None]  # R0 and A, as `fit` got them
     dof: float  # degrees of freedom
-    t: float  # Student's quantile for them
+    t: float  # Student's 97.5% quantile for them
     reason: str = ""  # why the data cannot tell the ceiling; empty if they can
     dispersion: float = nan  # a point has variance dispersion * p (1 - p) / n, or dispersion where n is unknown
     R0: float = nan
@@ -352,7 +357,7 @@ class SigmoidFit:
 
     def predict(self, C: ArrayLike) -> Array:
         """The fitted curve at compute `C`, any shape; NaN where nothing can be fitted."""
-        return rates(self.curve, C)
+        return rates_of_first(self.curve, C)
 
 
 def fit(
@@ -365,19 +370,18 @@ def fit(
 ) -> SigmoidFit:
     """Fit pass rates `R` (N,) at compute `C` (N,). The inputs are not modified; their order does not matter.
 
-    R0, A       fix these. R0 None: the point at C = 0 measures it, else it is fitted
+    R0, A       fix these. R0 None: it is fitted; a point at C = 0 helps most
     n_samples   Bernoulli samples behind each point (a number or (N,)), for binomial weights
-    Points with a NaN are left out. Data that cannot carry a fit give a `reason`. ValueError: shapes that differ, values
-    out of range (compute >= 0, pass rates in [0, 1], 0 <= R0 <= A <= 1).
+    Points with a NaN are left out. Data that cannot carry a fit give a `reason`. ValueError: shapes that differ;
+    compute below 0, or that starts above half of its end; rates that break 0 <= R <= 1 or 0 <= R0 <= A <= 1;
+    n_samples <= 0.
     """
     f = best_fit(C, R, n_samples, R0, A)
     if f.curve is None:
         return f
-    f = with_noise(f, f.curve)
-    if f.reason:
-        return f
+    f, _ = with_noise(f, f.curve)
     f, (low, high) = with_intervals(f)
-    return with_verdict(f, low, high, f.curve)
+    return with_ceiling(f, low, high)
 
 
 def best_fit(C: ArrayLike, R: ArrayLike, n_samples: ArrayLike | None, R0: float | None, A: float | None) -> SigmoidFit:
@@ -390,12 +394,12 @@ def best_fit(C: ArrayLike, R: ArrayLike, n_samples: ArrayLike | None, R0: float 
     spare = C.size - fitted
     dof = float(spare) if n is None else spare + PRIOR_DOF
     f = SigmoidFit(C, R, n, {"R0": R0, "A": A}, dof, float(stdtrit(dof, 0.975)))
-    least = 1 if n is None else 0
+    needed = 1 if n is None else 0
     places = np.unique(C[C > 0])
-    if spare < least or places.size < 3:
-        few = f"{C.size} usable points are too few for four unknowns and the noise: evaluate more often"
+    if spare < needed or places.size < 3:
+        few = f"{C.size} usable points at {places.size} computes > 0 are too few: evaluate more often"
         return replace(f, reason=few)
-    data, curve = least_squares_curve(C, R, n, search_box(C, R0, A))
+    data, curve = best_curve(C, R, n, search_box(C, R0, A))
     return replace(
         f,
         data=data,
@@ -404,84 +408,38 @@ def best_fit(C: ArrayLike, R: ArrayLike, n_samples: ArrayLike | None, R0: float 
         A=min(float(curve.A[0]), 1.0),
         B=float(np.exp(curve.log_B[0])),
         C_mid=float(np.exp(curve.log_C_mid[0])),
-        rmse=math.sqrt(np.mean((R - rates(curve, C)) ** 2)),
+        rmse=math.sqrt(np.mean((R - rates_of_first(curve, C)) ** 2)),
     )
 
 
-def with_noise(f: SigmoidFit, best: Curves, share: Share = expit) -> SigmoidFit:
-    """The fit with the noise around the `best` curve, of Eq. 1 or another form; without its numbers if it is flat."""
-    data = f.data
-    z = np.sqrt(data.w) * (f.R - rates(best, f.C, share))  # (N,) standardized residuals
-    dispersion = dispersion_of(f.C, z, data.w, f.dof, f.n is not None)
-    f = replace(f, dispersion=dispersion, reason=falls(f.C, z, data.w))
-    if not is_flat(f, float(best.Q[0])):
-        return f
-    flat = f"the pass rate does not rise beyond its noise by C = {short(f.C[-1])}: no curve to fit"
-    return replace(f, reason=f.reason or flat, curve=None, R0=nan, A=nan, B=nan, C_mid=nan, rmse=nan)
+def with_noise(f: SigmoidFit, best: Curves, share: Share = expit) -> tuple[SigmoidFit, Array]:
+    """The fit with the noise around the `best` curve, of Eq. 1 or another form; and the standardized residuals (N,)."""
+    w = f.data.w
+    z = np.sqrt(w) * (f.R - rates_of_first(best, f.C, share))
+    return replace(f, dispersion=dispersion_of(f.C, z, w, f.dof, f.n is not None)), z
 
 
 def with_intervals(f: SigmoidFit) -> tuple[SigmoidFit, Interval]:
     """The fit with the intervals of B and C_mid; and that of A, not yet clipped."""
-    A, B, C_mid = profile(f.data, float(f.curve.Q[0]) + f.margin)
-    return replace(f, B_interval=B, C_mid_interval=C_mid), A
+    A_ends, B_ends, C_mid_ends = profile(f.data, float(f.curve.Q[0]) + f.margin)
+    return replace(f, B_interval=B_ends, C_mid_interval=C_mid_ends), A_ends
 
 
-# ------------------------------------------------------------------------------------------------ 6. The verdict
-def falls(C: Array, z: Array, w: Array) -> str:
-    """Why a run with standardized residuals z (N,) is said to fall: its last fifth lies FALL standard errors too low.
-    Empty if it does not."""
-    y, counts = neighbors(C, z)
-    last = max(3, y.size // 5)
-    late = y[-last:]
-    # The noise of differences between neighbors, which do not see a slow misfit.
-    noise_variance = np.mean(np.diff(y) ** 2) / 2
-    noise = math.sqrt(max(noise_variance, w.mean() * MIN_SD**2))
-    if late.mean() * math.sqrt(late.size) >= -FALL * noise:
-        return ""
-    return f"the last {counts[-last:].sum()} points lie below the curve: the run falls, and nothing says how far"
-
-
-def is_flat(f: SigmoidFit, Q: float) -> bool:
-    """Whether a flat line could have made this Q: the F test of two more parameters, simulated for its level."""
-    if f.fixed["A"] is not None:
-        return False
-    w = f.data.w
-    level = f.fixed["R0"]
-    if level is None:
-        level = w @ f.R / w.sum()
-    gained = w @ (f.R - level) ** 2 - Q
-    F = max(gained, 0) / f.dispersion / 2
-    return fdtrc(2, f.dof, F) > FLAT
-
-
-def with_verdict(f: SigmoidFit, low: float, high: float, best: Curves, share: Share = expit) -> SigmoidFit:
-    """The fit with the ceilings from `low` to `high`, and why they are not one that is known, if so."""
+def with_ceiling(f: SigmoidFit, low: float, high: float) -> SigmoidFit:
+    """The fit with ceilings from `low` to `high`; and the reason, if the data cannot tell A."""
     R0, A = f.fixed["R0"], f.fixed["A"]
     A_interval = (max(low, 0.0), min(high, 1.0)) if A is None else (A, A)
     f = replace(f, A_interval=A_interval)
-    if contradicts(f, best, share):
-        return replace(f, reason="the R0 or A that was fixed contradicts the data: no curve with it fits them")
     too_wide = A is None and high - low > min(MAX_WIDTH, (f.A - f.R0) / 2)
     starts_late = R0 is None and A is None and f.C_mid < f.C[0]
     if not (too_wide or starts_late):
         return f
     reached = float(f.predict(f.C[-1]))
-    reason = f"ceilings from {low:.2f} to {A_interval[1]:.2f} fit: the data reach {reached:.2f}"
+    reason = f"ceilings from {A_interval[0]:.2f} to {A_interval[1]:.2f} fit: the data reach {reached:.2f}"
     reason += f" by C = {short(f.C[-1])}, {f.C[-1] / f.C_mid:.1f} C_mid"
-    if f.C[0] > f.C_mid:
-        reason += f", from {f.C[0] / f.C_mid:.1f} on"
+    if starts_late:
+        reason += f"; the first point is at {f.C[0] / f.C_mid:.1f} C_mid, too late"
     return replace(f, reason=reason)
-
-
-def contradicts(f: SigmoidFit, best: Curves, share: Share) -> bool:
-    """Whether the best curve with R0 or A fixed lies outside of those that would be allowed if both were free."""
-    if f.fixed["R0"] is None and f.fixed["A"] is None:
-        return False
-    free = fit(f.C, f.R, n_samples=f.n)
-    if free.curve is None:
-        return False
-    Q = free.data.w @ (f.R - rates(best, f.C, share)) ** 2
-    return Q > free.curve.Q[0] + free.margin
 
 
 # ------------------------------------------------------------------------------------------------- 7. Comparison
@@ -494,8 +452,9 @@ class Comparison(NamedTuple):
 
 
 def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float = 0.02) -> Comparison:
-    """The paper's comparison. Ceilings within `margin`, the noise between equal runs, agree: refit all with their mean,
-    and compare B and C_mid. Otherwise the higher ceiling wins. No verdict where a ceiling is not identifiable.
+    """The paper's comparison. Ceilings within `margin` (the paper's noise between equal runs) agree: refit all with
+    their mean, and compare B and C_mid. Otherwise the higher ceiling wins. No verdict where a ceiling is not
+    identifiable. Whether a run falls is not asked here, but by forecast.py, whose fits can be compared as well.
     ValueError: fewer than two fits, or another number of names."""
     if len(fits) < 2:
         raise ValueError("a comparison needs at least two fits")
@@ -532,16 +491,17 @@ def compare(*fits: SigmoidFit, names: Sequence[str] | None = None, margin: float
 def overlaps(intervals: Sequence[Interval], best: int) -> bool:
     """Whether another interval reaches up into that of the best."""
     low = intervals[best][0]
-    reaching = [high for _, high in intervals if high >= low]  # the best one among them
+    reaching = [high for _, high in intervals if high >= low]  # counts the best itself
     return len(reaching) > 1
 
 
 # ------------------------------------------------------------------------------------------------------ 8. A run
 def load(source: str | Path | Sequence[Mapping], x: str = "") -> tuple:
-    """Read an `eval.jsonl`, its folder, or such records: -> name of x, C (N,), R (N,), n_samples (N,) or None.
+    """Read an `eval.jsonl`, its folder, or such records: -> name of x, C (N,), R (N,), n (N,) samples a point, or None
+    if a row has none.
 
     `x` is the column of compute; "": tokens on a CPU run (marked so, or without device-hours), else device_hours. A row
-    that stands there twice counts once. ValueError: a column is missing, or a value is not a number."""
+    that stands there twice counts once. ValueError: no row has a column, or a value is not a number."""
     if isinstance(source, (str, Path)):
         source = read_rows(Path(source))
     rows = list({repr(row): row for row in source}.values())
@@ -591,9 +551,7 @@ def span(pair: Sequence[float], digits: int | None = None) -> str:
 
 # ------------------------------------------------------------------------------- 9. Report, picture, command line
 def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
-    """The lines that a person reads."""
-    if f.curve is None:
-        return [f"{name}: no fit: {f.reason}"]
+    """The lines that a person reads, of a fit that has a curve."""
     verdict = "identifiable" if f.identifiable else "not identifiable"
     lines = [
         f"{name}: {f.C.size} points up to {short(f.C[-1])} {UNITS.get(x, x)}, {f.C[-1] / f.C_mid:.1f} C_mid",
@@ -610,7 +568,7 @@ def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
 
 
 def plot_fits(fits: Mapping[str, SigmoidFit], x: str, path: str | Path) -> None:
-    """Write a PNG that lays runs over each other: points and curves on a log axis, where C = 0 has no place."""
+    """Write a PNG: points and curves of all runs, from first to last C > 0, log axis."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -625,7 +583,7 @@ def plot_fits(fits: Mapping[str, SigmoidFit], x: str, path: str | Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-# What a file of any content may raise.
+# Errors that a bad file may raise.
 ERRORS = (ImportError, OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
@@ -650,7 +608,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(format_fit(f, name, x)) + "\n")
         if len(fits) > 1:
             print(compare(*fits.values(), names=list(fits)).verdict)
-        print("If Eq. 1 is the truth. What other curves allow is the question of forecast.py.")
+        print("All this if Eq. 1 is true; forecast.py asks what other curves allow.")
         if args.plot:
             place = args.plot
             plot_fits(fits, x, place)

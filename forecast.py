@@ -3,35 +3,46 @@
 PROBLEM. `fit_sigmoid.py` takes Eq. 1 for the truth. Other curves fit the same early points as well and end elsewhere.
 IDEA. Fit several forms, keep every curve that is not excluded, and let the forecast be a band that holds them all.
 
-1. THE TAILS. Nothing says that learning times are logistic. Eq. 1 is one of four forms here. Fitted to the same early
-   points they look alike, each with its own B and C_mid, but they differ in what is still to come. With
-   u = B log(C / C_mid), and half of the gain at C_mid in each form:
+1. THE TAILS. Each problem is learned at a compute of its own. Nothing says that their logarithms are logistic. So
+   Eq. 1 is one of four forms here. Fitted to the same early points they look alike, each with its own B and C_mid, but
+   they differ in what is still to come. With u = B log(C / C_mid), and half of the gain at C_mid in each form:
 
        form           share s            density of log learning time   gain still missing at large C
        Weibull        1 - 2^(-e^u)       Gumbel, mirrored               2^(-(C/C_mid)^B): the last problems come soon
-       log-normal     Phi(u / 1.7)       normal                         less than any power of C
+       log-normal     Phi(u / 1.7)       normal                         falls faster than any power of C
        log-logistic   1 / (1 + e^-u)     logistic: Eq. 1                (C_mid/C)^B: some problems come very late
-       Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2; its B fits lower: the latest
+       Frechet        2^(-e^-u)          Gumbel: starts sharply         (C_mid/C)^B log 2, with a lower B: the latest
 
-2. THE BAND (`Forecast.interval`) spans two things:
+2. THE BAND (`Forecast.interval`) spans three things:
    - every curve of every form that fits almost as well as the best one (step 5 of fit_sigmoid.py);
-   - beyond the data, every rate from no further gain to three times the gain that Eq. 1 still expects. The data show
-     how the early problems are learned, not the late ones. In the paper's run, cut at 20k to 50k GPU-hours, 1.9 to 2.5
-     times that gain came; in other runs less came, and any run may simply stop improving.
-   So a band is wide for three reasons: noise, form, and what remains. Only more compute makes the last one small.
-3. THE VERDICT is that of fit_sigmoid.py, but A's interval is the band at infinite compute.
+   - beyond the data, every rate from no further gain to three times the gain that Eq. 1 expects from there to C. The
+     data show how the early problems are learned, not the late ones. In the paper's run, cut at 20k to 50k GPU-hours,
+     1.9 to 2.5 times as much came; in other runs less came, and any run may simply stop improving;
+   - the line in log C through the last half of the points, up to 3 times their compute (`on_the_line`); it lifts only
+     the top. Many real runs jump when the model learns the format, and then rise slowly. A sigmoid takes the jump for
+     the whole gain; the line does not.
+   So a band is wide for noise, form (both in the first) and what remains (the other two). Only more compute makes what
+   remains small.
+3. THE VERDICT is that of fit_sigmoid.py, but A's interval is the band at infinite compute. There is no band if there
+   are too few points, or the run collapsed, falls, or does not rise beyond its noise. `reason` says so, as it does when
+   a fixed R0 or A contradicts the data.
 4. ASK AGAIN. `ask_again` estimates the compute from which A will be identifiable.
 5. REPORT, picture and command line: python forecast.py runs/a --fit-until 0.5 --plot curve.png
+   `python forecast.py runs/a runs/b --plot both.png` forecasts each run and compares them.
 
-CHOICE. A, B and C_mid are always those of Eq. 1, so that they compare with the paper's; the printed forecast comes from
-the form that fits best, and so does the noise.
+THE NUMBER. The forecast is the band, meant to hold 95 % of evaluations; how often it did: docs/results/public.md.
+Beside it stand three numbers: Eq. 1's, the best form's, and "it stays", the mean of the last two evaluations. On public
+runs the best form was no better than "it stays".
+
+CHOICE. A, B and C_mid are always those of Eq. 1, so that they compare with the paper's. The noise is that around the
+form that fits best.
 
 >>> C, R = [0, 1, 2, 4, 8, 16, 32, 64], [0.250, 0.275, 0.317, 0.405, 0.505, 0.566, 0.589, 0.597]
 >>> f = forecast(C, R, n_samples=16_000)
 >>> print(f"A {f.fit.A:.3f}, 95% from {f.A_interval[0]:.3f} to {f.A_interval[1]:.3f}")
-A 0.601, 95% from 0.588 to 0.612
+A 0.601, 95% from 0.588 to 0.656
 
-Then `f.identifiable`, or `f.reason` and `f.ask_again()`; `f.predict(C, f.form)`; `f.interval(C, noise=True)`.
+Ask `f.identifiable`, `f.reason`, `f.ask_again()`, `f.predict(C, f.form)`, `f.interval(C, noise=True)`.
 
 Symbols: N points, G curves (shapes), F forms, K computes that are asked for; s the share of the gain.
 """
@@ -48,10 +59,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit, ndtr
+from scipy.special import expit, fdtrc, ndtr
 
 from fit_sigmoid import (
     ERRORS,
+    MIN_SD,
     UNITS,
     Array,
     Curves,
@@ -59,20 +71,28 @@ from fit_sigmoid import (
     Share,
     SigmoidFit,
     best_fit,
+    compare,
     format_fit,
     load,
-    rates,
+    rates_of_first,
     scan,
     shares,
     short,
     span,
+    sums_per_C,
     variance,
+    with_ceiling,
     with_intervals,
     with_noise,
-    with_verdict,
 )
+from fit_sigmoid import fit as fit_eq1
 
 REMAINS = 3.0  # step 2: how many times the gain that Eq. 1 expects may still come
+AHEAD = 3.0  # step 2: the line goes level at so many times the run's compute; by hand
+FLAT = 0.001  # step 3: below this p-value a run rises
+FALL = 4.0  # step 3: so many standard errors too low is a fall; by hand
+SAME = 0.01  # THE NUMBER: a forecast this near to "it stays" says no more; by hand
+MOST = 100  # points of a run that `ask_again` keeps, about
 
 # ---------------------------------------------------------------------------------------------------- 1. The tails
 EQ1 = "log-logistic"
@@ -93,22 +113,22 @@ def forecast(
     n_samples: ArrayLike | None = None,
 ) -> "Forecast":
     """Forecast from pass rates `R` (N,) at compute `C` (N,). Arguments and errors are those of `fit_sigmoid.fit`."""
-    f = best_fit(C, R, n_samples, R0, A)
-    if f.curve is None:
-        return Forecast(f)
-    best = {EQ1: f.curve}  # the first: it is taken where others fit as well
+    fit = best_fit(C, R, n_samples, R0, A)
+    if fit.curve is None:
+        return Forecast(fit)
+    best = {EQ1: fit.curve}  # the first: it is taken where others fit as well
     for form, share in FORMS.items():
         if form != EQ1:
-            best[form] = scan(f.data, share=share)
+            best[form] = scan(fit.data, share=share)
     Q = {form: float(curve.Q[0]) for form, curve in best.items()}
     form = min(Q, key=Q.__getitem__)
-    f = with_noise(f, best[form], FORMS[form])
-    if f.curve is None:
-        return Forecast(f)
+    fit = with_reason(fit, best[form], FORMS[form])
+    if fit.curve is None:
+        return Forecast(fit)
     # The likelihood of a curve is exp(-Q / (2 dispersion)), up to a constant.
-    likelihood = {name: math.exp((Q[form] - Q[name]) / 2 / f.dispersion) for name in FORMS}
-    result = Forecast(f, best, form, likelihood, limit=Q[form] + f.margin)
-    return result if f.reason else with_ceiling(result)
+    likelihood = {name: math.exp((Q[form] - Q[name]) / 2 / fit.dispersion) for name in FORMS}
+    result = Forecast(fit, best, form, likelihood, limit=Q[form] + fit.margin)
+    return result if fit.reason else with_band(result)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +139,7 @@ class Forecast:
     best: Mapping[str, Curves] = field(default_factory=dict)  # form -> one curve; empty if nothing can be fitted
     form: str = EQ1  # that fits best
     likelihood: Mapping[str, float] = field(default_factory=dict)  # of each form's best curve, over that of `form`
-    limit: float = nan  # least Q of all forms, and the fit's margin
+    limit: float = nan  # least Q of all forms, plus the fit's margin
     allowed: Mapping[str, Curves] = field(default_factory=dict)  # form -> all curves that are not excluded
 
     @property
@@ -138,32 +158,48 @@ class Forecast:
         return self.fit.identifiable
 
     def predict(self, C: ArrayLike, form: str = EQ1) -> Array:
-        """The fitted curve at compute `C`, any shape: Eq. 1. The printed forecast is `predict(C, self.form)`."""
-        return rates(self.best.get(form), C, FORMS[form])
+        """The fitted curve at compute `C`, any shape: Eq. 1, or another form, such as the best one, `self.form`."""
+        return rates_of_first(self.best.get(form), C, FORMS[form])
+
+    @property
+    def stays(self) -> float:
+        """The forecast that nothing changes: the mean of the last two evaluations."""
+        return float(self.fit.R[-2:].mean())
+
+    def numbers(self, C: float) -> str:
+        """Eq. 1's forecast at compute `C`, the best form's, and that nothing changes, each named."""
+        number = float(self.predict(C, self.form))
+        text = f"Eq. 1 {float(self.predict(C)):.3f}, best form {number:.3f}, it stays {self.stays:.3f}"
+        if abs(number - self.stays) < SAME:
+            text += " (the best form says no more than that it stays)"
+        return text
 
     def interval(self, C: ArrayLike, *, noise: bool = False) -> Array:
         """Low and high pass rate at compute `C` (K,) -> (2, K): of the curve, or with `noise` of an evaluation there
-        with as many samples as the fitted points have. The half-widths of curve and noise add in quadrature."""
+        with the median number of samples of the fitted points. Half-widths of curve and noise are added as squares."""
         C = np.atleast_1d(np.asarray(C, dtype=float))
         if not self.allowed:
             return np.array([np.zeros(C.shape), np.ones(C.shape)])
         low, high = band(self, C)
         if noise:
-            f = self.fit
-            n = None if f.n is None else np.median(f.n)
+            fit = self.fit
+            n = None if fit.n is None else np.median(fit.n)
             p = np.clip(self.predict(C, self.form), low, high)
-            sd = np.sqrt(f.dispersion * variance(p, n)) * f.t
-            low = np.maximum(p - np.hypot(p - low, sd), 0)
-            high = np.minimum(p + np.hypot(high - p, sd), 1)
+            half_width = np.sqrt(fit.dispersion * variance(p, n)) * fit.t
+            low = np.maximum(p - np.hypot(p - low, half_width), 0)
+            high = np.maximum(p + np.hypot(high - p, half_width), on_the_line(fit, C) + half_width)
+            high = np.minimum(high, 1)
         return np.array([low, high])
 
     def ask_again(self) -> float:
         """About the compute from which A would be identifiable, if the run went on along its best form, evaluated as
-        often, with half of its noise (so the odds are about even); inf beyond 28 times the compute so far."""
+        often, with half of its noise, so about half of such runs will need more; inf beyond 28 times the compute so
+        far. Of more than MOST points neighbors are averaged, for speed."""
         if not self.allowed:
             return inf
+        now = averaged(self)
         powers = range(36)  # of 1.1, and 1.1^35 = 28
-        k = bisect_left(powers, True, key=lambda k: continued(self, 1.1**k).identifiable)
+        k = bisect_left(powers, True, key=lambda k: continued(now, 1.1**k).identifiable)
         return float(self.fit.C[-1]) * 1.1**k if k in powers else inf
 
 
@@ -179,24 +215,112 @@ def band(f: Forecast, C: Array) -> tuple[Array, Array]:
             low[k] = min(low[k], least)
             high[k] = max(high[k], most)
 
-    # Beyond the data: from the rate that was reached, R, to R + REMAINS (R(C) - R).
+    # Beyond the data: from the rate that was reached, R, to R + REMAINS (R(C) - R), or to the line.
     last = f.fit.C[-1]
     reached = f.predict(last)
-    remains = reached + REMAINS * (f.predict(C) - reached)
+    furthest = reached + REMAINS * (f.predict(C) - reached)
     beyond = last < C
     low = np.where(beyond, np.minimum(low, reached), low)
-    high = np.where(beyond, np.maximum(high, remains), high)
+    high = np.where(beyond, np.maximum(high, furthest), high)
+    high = np.maximum(high, on_the_line(f.fit, C))
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
-# ------------------------------------------------------------------------------- 3. The verdict, and 4. ask again
-def with_ceiling(f: Forecast) -> Forecast:
+def on_the_line(fit: SigmoidFit, C: Array) -> Array:
+    """Rates (K,) beyond the data on the line in log C through the last half of the points, which does not sink and goes
+    level at AHEAD times their compute. Within the data there is no line: 0, which lifts nothing."""
+    in_last_half = (fit.C > 0) & (fit.C >= fit.C[fit.C.size // 2])
+    x = np.log(fit.C[in_last_half])
+    y = fit.R[in_last_half]
+    x0 = x.mean()
+    dx = x - x0
+    slope = max(dx @ y / max(dx @ dx, 1e-12), 0)
+    last = fit.C[-1]
+    ahead = np.log(np.clip(C, last, AHEAD * last))
+    line = y.mean() + slope * (ahead - x0)
+    return np.where(last < C, line, 0)
+
+
+# ------------------------------------------------------------------------------------------------ 3. The verdict
+def with_reason(fit: SigmoidFit, best: Curves, share: Share) -> SigmoidFit:
+    """The fit with the noise around the `best` curve; and with the reason why there is no band, if the run collapsed,
+    falls or does not rise. Without Eq. 1's numbers if it does not rise."""
+    fit, z = with_noise(fit, best, share)
+    reason = collapses(fit) or falls(fit, z)
+    if not is_flat(fit, float(best.Q[0])):
+        return replace(fit, reason=reason)
+    return replace(fit, reason=reason or as_it_is(fit), curve=None, R0=nan, A=nan, B=nan, C_mid=nan, rmse=nan)
+
+
+def collapses(fit: SigmoidFit) -> str:
+    """Why a run is said to have collapsed: its last fifth (at least 3 points) lies FALL standard errors below the best
+    stretch of as many points, and below half of it. Empty if it does not."""
+    sums, counts = sums_per_C(fit.C, fit.R)
+    R = sums / counts  # (P,) one rate for each different compute
+    size = max(3, R.size // 5)
+    if R.size < 2 * size:
+        return ""
+    stretches = np.convolve(R, np.full(size, 1 / size), mode="valid")
+    peak = stretches.max()
+    end = stretches[-1]
+    noise = math.sqrt(np.mean(np.diff(R) ** 2) / 2)
+    error = noise * math.sqrt(2 / size)  # of a difference of two means
+    if peak - end <= max(peak / 2, FALL * error):
+        return ""
+    return f"the run collapsed, from {peak:.2f} in its best stretch to {end:.2f} now: nothing says where it ends"
+
+
+def falls(fit: SigmoidFit, z: Array) -> str:
+    """Why a run with standardized residuals z (N,) is said to fall: its last fifth (at least 3 points) lies FALL
+    standard errors below the curve. Empty if it does not."""
+    sums, counts = sums_per_C(fit.C, z)
+    y = sums / np.sqrt(counts)  # (P,), each with the variance of one point
+    size = max(3, y.size // 5)
+    late = y[-size:]
+    # The noise of differences between neighbors, which do not see a slow misfit.
+    noise_variance = np.mean(np.diff(y) ** 2) / 2
+    noise = math.sqrt(max(noise_variance, fit.data.w.mean() * MIN_SD**2))
+    if late.mean() * math.sqrt(late.size) >= -FALL * noise:
+        return ""
+    return f"the last {counts[-size:].sum()} points lie below the curve: the run falls, and nothing says where it ends"
+
+
+def is_flat(fit: SigmoidFit, Q: float) -> bool:
+    """Whether a flat line could have made this Q: an F test. A sigmoid has three numbers more than a flat line, but 2
+    degrees of freedom are what simulations gave."""
+    if fit.fixed["A"] is not None:
+        return False
+    w = fit.data.w
+    flat = fit.fixed["R0"]
+    if flat is None:
+        flat = w @ fit.R / w.sum()
+    gained = w @ (fit.R - flat) ** 2 - Q
+    F = max(gained, 0) / fit.dispersion / 2
+    return fdtrc(2, fit.dof, F) > FLAT
+
+
+def as_it_is(fit: SigmoidFit) -> str:
+    """What can be said of a run that does not rise. The range is the mean of the last half -+ 2.5 standard deviations
+    of all points; it (docs/fit.md) and the counts are from public runs."""
+    level = fit.R[fit.C.size // 2 :].mean()
+    reach = 2.5 * fit.R.std(ddof=1)
+    low = max(level - reach, 0)
+    high = min(level + reach, 1)
+    return (
+        f"the pass rate does not rise beyond its noise by C = {short(fit.C[-1])}: no curve to fit. "
+        f"Its level is {level:.2f}; if it goes on as it is, an evaluation lies in {span((low, high), 2)} (about 90 %). "
+        "Of 243 flat beginnings of public runs 75 rose by more than .05 later, 36 fell and 132 stayed"
+    )
+
+
+def with_band(f: Forecast) -> Forecast:
     """The forecast with its allowed curves and intervals, and with the reason why A's is too wide, if it is."""
     data = f.fit.data
     reached = float(f.predict(f.fit.C[-1]))
-    # The band at infinite compute, where a rate is A: of what remains, and of all allowed curves of all forms.
+    # The band at infinite compute, where a rate is A: of what remains, of the line, and of all allowed curves.
     low = reached
     high = reached + REMAINS * (float(f.best[EQ1].A[0]) - reached)
+    high = max(high, float(on_the_line(f.fit, np.array(inf))))
     allowed = {}
     for form, curve in f.best.items():
         if curve.Q[0] <= f.limit:
@@ -206,8 +330,39 @@ def with_ceiling(f: Forecast) -> Forecast:
             high = max(high, most)
 
     fit, _ = with_intervals(f.fit)  # also where another form excludes Eq. 1
-    fit = with_verdict(fit, low, high, f.best[f.form], FORMS[f.form])
+    fit = with_ceiling(fit, low, high)
+    if contradicts(f):
+        fit = replace(fit, reason="the R0 or A that was fixed contradicts the data: no curve with it fits them")
     return replace(f, fit=fit, allowed=allowed)
+
+
+def contradicts(f: Forecast) -> bool:
+    """Whether the best curve with R0 or A fixed lies outside of those that would be allowed if both were free."""
+    own = f.fit
+    if own.fixed["R0"] is None and own.fixed["A"] is None:
+        return False
+    free = fit_eq1(own.C, own.R, n_samples=own.n)
+    if free.curve is None:
+        return False
+    Q = free.data.w @ (own.R - f.predict(own.C, f.form)) ** 2
+    return Q > free.curve.Q[0] + free.margin
+
+
+# ------------------------------------------------------------------------------------------------- 4. Ask again
+def averaged(f: Forecast) -> Forecast:
+    """The forecast from about MOST points: means of neighbors, but for the first one."""
+    now = f.fit
+    size = math.ceil(now.C.size / MOST)
+    if size == 1:
+        return f
+    starts = np.append(0, np.arange(1, now.C.size, size))
+    counts = np.diff(np.append(starts, now.C.size))
+    C = np.add.reduceat(now.C, starts) / counts
+    R = np.add.reduceat(now.R, starts) / counts
+    n = None if now.n is None else np.add.reduceat(now.n, starts)
+    C[-1] = now.C[-1]  # the run ends where it ended
+    means = forecast(C, R, n_samples=n, **now.fixed)
+    return means if means.allowed else f
 
 
 def continued(f: Forecast, factor: float) -> Forecast:
@@ -244,7 +399,9 @@ class CurveReport(NamedTuple):
         return float(np.nanmax(self.C, initial=0.0))
 
 
-def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: str = "", x: str = "") -> CurveReport:
+def curve(
+    source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: str = "run", x: str = ""
+) -> CurveReport:
     """`load` a run and fit the points up to the share `fit_until` of its compute."""
     if not 0 < fit_until <= 1:
         raise ValueError(f"--fit-until is a share of the compute in (0, 1], not {fit_until:g}")
@@ -254,26 +411,30 @@ def curve(source: str | Path | Sequence[Mapping], fit_until: float = 1.0, name: 
     unseen = C > until * (1 + 1e-12)
     seen = ~unseen
     f = forecast(C[seen], R[seen], n_samples=None if n is None else n[seen])
-    if not name:
-        name = str(source).removesuffix("/eval.jsonl") if isinstance(source, (str, Path)) else "run"
     return CurveReport(name, x, C, R, unseen, f)
 
 
 def format_report(r: CurveReport, *predict_at: float) -> str:
-    """The table that a person reads."""
+    """The table that a person reads. Without a band that is the verdict, and Eq. 1's numbers if there are any."""
     f = r.forecast
     fit = f.fit
+    if not f.allowed:
+        verdict = f"{r.name}: no forecast: {f.reason}"
+        if f.best:
+            verdict += (
+                f"\nEq. 1 alone           A {fit.A:.3f}, B {fit.B:.2f}, C_mid {short(fit.C_mid)}, R0 {fit.R0:.3f}"
+            )
+        return verdict
     again = f.ask_again() if f.reason else inf
     if math.isfinite(again):
         fit = replace(fit, reason=f"{f.reason}; ask again at {short(again)}")
     lines = format_fit(fit, r.name, r.x)
-    if not f.best:
-        return lines[0]
     others = ", ".join(f"{form} {p:.2g}" for form, p in f.likelihood.items() if p < 1)
-    lines.append(f"tail                  {f.form}; {others}")
-    if r.unseen.any():
-        lines.append(format_prediction(r, r.end))
-    lines += [format_prediction(r, at) for at in predict_at]
+    lines.append(f"tail                  {f.form}; likelihood of others: {others}")
+    ends = [r.end] if r.unseen.any() else []
+    for at in (*ends, *predict_at):
+        lines.append(format_prediction(r, at))
+        lines.append(f"{'':22}{f.numbers(at)}")
     if r.unseen.any():
         low, high = f.interval(r.C[r.unseen], noise=True)
         R = r.R[r.unseen]
@@ -283,12 +444,11 @@ def format_report(r: CurveReport, *predict_at: float) -> str:
 
 
 def format_prediction(r: CurveReport, at: float) -> str:
-    """What the fit says of compute `at`, beside what was measured there."""
+    """The bands at compute `at`, beside what was measured there."""
     f = r.forecast
     curve_ends = f.interval(at)[:, 0].tolist()
     low, high = f.interval(at, noise=True)[:, 0].tolist()
-    line = f"at {short(at):<18} {float(f.predict(at, f.form)):.3f}  {span(curve_ends, 3)}"
-    line += f", an evaluation {span((low, high), 3)}"
+    line = f"at {short(at):<18} an evaluation {span((low, high), 3)}, the curve {span(curve_ends, 3)}"
     for R in r.R[at == r.C]:
         line += f"; measured {R:.3f}, {'inside' if low <= R <= high else 'OUTSIDE'}"
     return line
@@ -320,24 +480,25 @@ def plot_one(axes: Any, r: CurveReport) -> None:
     for which, fill, label in ((~r.unseen, "C0", "fitted"), (r.unseen, "white", "came later")):
         axes.plot(r.C[which], r.R[which], "o", color="C0", mfc=fill, ms=4, label=label)
     name = "/".join(Path(r.name).parts[-2:])
-    title = f"{name}, {f.fit.C.size} of {r.C.size} points"
+    title = f"{name}, {f.fit.C.size} of {r.C.size} points\nno forecast"
+    grid = np.linspace(0, r.end, 200)
     if f.best:
         last = f.fit.C[-1]
-        grid = np.linspace(0, r.end, 200)
         fitted = grid[grid <= last]  # beyond it many curves fit: the forecast is the band
         axes.plot(fitted, f.predict(fitted, f.form), color="black", lw=1)
+    if f.allowed:
         low, high = f.interval(grid, noise=True)
         axes.fill_between(grid, low, high, color="C0", alpha=0.2, lw=0, label="forecast, 95%")
         axes.plot([1.04 * r.end] * 2, f.A_interval, "_-", color="C1", label="ceiling A")
         title = f"{name}, {last / r.end:.0%} of the compute"
         title += f"\nceiling {f.A_interval[0]:.2f} to {f.A_interval[1]:.2f}"
-    if f.reason:
-        title += ", not known yet"
+        if f.reason:
+            title += ", not known yet"
     axes.set_title(title, fontsize=9)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code, 2 for bad input."""
+def main(argv: Sequence[str] | None = None, sources: Mapping[str, Sequence[Mapping]] | None = None) -> int:
+    """The command line; returns the exit code, 2 for bad input. `sources` has the records of runs that are no files."""
     parser = argparse.ArgumentParser(description="Forecast pass rate at more compute.")
     add = parser.add_argument
     add("files", nargs="+", help="eval.jsonl of a run, or its folder")
@@ -352,12 +513,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not all(0 <= C < inf for C in args.predict_at):
             raise ValueError(f"need compute >= 0, not {args.predict_at}")
         for place in args.files:
-            row = [curve(place, share, x=args.x) for share in args.fit_until]
-            rows.append(row)
-            last = row[-1].forecast
-            if not last.best:
-                raise ValueError(last.reason)
-        print("\n\n".join(format_report(r, *args.predict_at) for row in rows for r in row))
+            source = (sources or {}).get(place, place)
+            name = place.removesuffix("/eval.jsonl")
+            rows.append([curve(source, share, name, args.x) for share in args.fit_until])
+        reports = [r for row in rows for r in row]
+        if all(r.forecast.fit.data is None for r in reports):  # too few points; a run that does not rise is a verdict
+            raise ValueError(reports[-1].forecast.reason)
+        print("\n\n".join(format_report(r, *args.predict_at) for r in reports))
+        if len(rows) > 1:
+            of_last_share = [row[-1] for row in rows]
+            fits = [r.forecast.fit for r in of_last_share]
+            print("\n" + compare(*fits, names=[r.name for r in of_last_share]).verdict)
         if args.plot:
             place = args.plot
             plot_curves(rows, place)

@@ -79,10 +79,9 @@ def normalize_advantages(
     Args:
         rewards, group_ids: (N,) of all ranks, complete groups in any order. One NaN makes all advantages NaN, except
             those of groups with equal rewards, which are 0.
-        how: what to divide by. `batch`: (std + eps) of all centered rewards. `prompt`: that of the group's own.
-            `none`: nothing. `maxrl`: the group's mean above its lowest reward, plus eps (L8: for rewards of 0 and 1
-            this is the group's pass rate).
-        eps: added to the divisor.
+        how, eps: what to divide by, plus eps. `batch`: std of all centered rewards. `prompt`: that of the group's own.
+            `none`: nothing. `maxrl`: the group's mean above its lowest reward (L8: for rewards of 0 and 1 this is the
+            group's pass rate).
         ddof: 0 for the population std, 1 for the sample std (L3: papers do not say which).
     Returns (N,), float64 if the rewards are, else float32; exactly 0 where a group has equal rewards or one row.
     Raises ValueError for an unknown `how`, or shapes that do not agree.
@@ -338,8 +337,8 @@ def aggregation_weights(
             Groups of 10 + 100 and 50 + 50 tokens: `sample` 1/40, 1/400, 1/200 · `prompt` 1/220, 1/200 · `token` 1/210.
             So the completion of 10 tokens has 25 %, 4.5 % and 4.8 % of the step.
         constant: what `constant` divides by, for example the completion budget in tokens.
-    Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. A row or group without trained tokens is
-    not counted: left in a denominator it would shrink the step.
+    Returns (N, T), float64 if the mask is, else float32; 0 outside the mask. L10: a row or group without trained tokens
+    is not counted: left in a denominator it would shrink the step.
     Raises ValueError for an unknown `how`, a missing or non-positive constant, or shapes that do not agree.
     """
     if mask.dim() != 2 or group_ids.shape != mask.shape[:1]:

@@ -8,13 +8,15 @@ IDEA. Drop it. A mask multiplies the loss of each token: by 0 where the token no
 
     mask        drops, for A > 0              drops, for A < 0              low, high   source
     truncate    nothing: scales rho down to `high`, in a loss without a cap      2      Yao et al. 2025
-    icepop      rho outside [low, high]       the same                      .5   5      IcePop; GLM-5, 2602.15763
+    icepop      rho outside [low, high]       the same                      .5   5      IcePop; also GLM-5, 2602.15763
     sequence    the row, if the product of its rho is outside [low, high]   .5   2      Liu et al. 2025
-    geometric   the row, if their geometric mean is outside [low, high]     .99  1.01   Liu et al. 2025
-    deepseek    nothing                       the row, if the mean of            .5     DeepSeek-V3.2, 2512.02556;
-                                              log pi_gen - log pi > high                the number is TRL's
-    dppo        pi - pi_gen > high            pi_gen - pi > high                 .2     DPPO, 2602.04879
-    dppo_kl     KL > high and pi > pi_gen     KL > high and pi < pi_gen          .05    DPPO
+    geometric   the row, if their geometric mean is outside [low, high]     .99  1.01   Liu et al. 2025; users of verl
+                                                                                        have .001 to .01 on each side
+    deepseek    nothing                       the row, if the mean of            .5     DeepSeek-V3.2, 2512.02556, has
+                                              log pi_gen - log pi > high                no number; this is TRL's
+    dppo        pi - pi_gen > high            pi_gen - pi > high                 .2     DPPO, 2602.04879; the number is
+                                                                                        prime-rl's; verl's script: .15
+    dppo_kl     KL > high and pi > pi_gen     KL > high and pi < pi_gen          .05    DPPO; the number is verl's
     m2po        of the tokens with rho > 1    of those with rho < 1              .04    M2PO, 2510.01161
                 those with the largest (log rho)^2, until the mean of the others is at most `high`
 
@@ -26,9 +28,9 @@ tokens that moved in the direction in which A pushes them. L6: dropped tokens st
 SYMBOLS. N rows (completions) · T positions, padded · A advantage · pi, pi_gen the trainer's and the generator's
 probability of the sampled token · KL of the two distributions "this token, or another" · mask 1 on tokens that train.
 
-SIMPLIFIED. Weights carry no gradient. L7: `m2po` compares only the tokens that it is given, so its result depends on
-how a batch is cut into microbatches. `sequence`, `geometric` and `deepseek` treat a row as one sequence, even where
-several are packed end to end.
+SIMPLIFIED. Weights carry no gradient. L7: `m2po` compares all tokens that it is given, so give it the whole batch and
+not a microbatch. `sequence`, `geometric` and `deepseek` treat a row as one sequence, even where several are packed end
+to end.
 
 >>> now, then = torch.tensor([[0.30, 1e-3]]).log(), torch.tensor([[0.61, 1e-4]]).log()  # rho = 0.49 and 10
 >>> for name in ("icepop", "dppo", "m2po"):
@@ -103,13 +105,18 @@ def weigh(
 
     weights = rule(Tokens(now.exp(), then.exp(), log_rho, advantages, trained), **thresholds)  # (N, T) or (N, 1)
     weights = torch.where(trained, weights.double(), 0.0)  # (N, T)
-    masked = trained & (weights < 1)  # (N, T)
-    metrics = {
+    metrics = counts(weights, advantages, trained)
+    return weights.to(torch.promote_types(logprobs.dtype, torch.float32)), metrics
+
+
+def counts(weights: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """The metrics of `weigh`, for weights (N, T), advantages (N, T) or (N, 1), mask (N, T); those of parts add up."""
+    masked = mask.bool() & (weights < 1)  # (N, T)
+    return {
         "kept": (weights > 0).sum(),
         "masked_positive": (masked & (advantages > 0)).sum(),
         "masked_negative": (masked & (advantages < 0)).sum(),
     }
-    return weights.to(torch.promote_types(logprobs.dtype, torch.float32)), metrics
 
 
 # The rules: weights of the tokens, (N, T), or (N, 1) where a row stays or goes as one.

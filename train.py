@@ -85,13 +85,12 @@ def train(flags: Flags, parts: Parts, progress: Progress) -> None:
             if flags.reward == "shuffled":  # the control
                 draw = random.Random(f"{flags.seed} {progress.step}")
                 rewards = rewards[draw.sample(range(len(rewards)), len(rewards))]
-            metrics = recorder.sampled(groups, rewards)
+            varied = filters.has_variance(rewards, group_ids)  # (N,)
+            metrics = recorder.sampled(groups, rewards, varied)
 
             # Zero-variance filter: groups with equal rewards have no gradient. They leave before the std and the
             # average are taken; otherwise the step size would depend on how many such groups there are.
-            keep = torch.ones(len(rollouts), dtype=torch.bool)  # (N,)
-            if flags.zero_variance_filter:
-                keep = filters.has_variance(rewards, group_ids)
+            keep = varied if flags.zero_variance_filter else torch.ones_like(varied)  # (N,)
             # Advantage: the reward minus its group's mean, over the std of the whole batch.
             advantages = torch.zeros_like(rewards)  # (N,)
             advantages[keep] = losses.normalize_advantages(rewards[keep], group_ids[keep], flags.normalize_advantages)

@@ -178,9 +178,8 @@ class WeightFile:
     trainer_waits = False  # the engine reads a copy
 
     def __init__(self, folder: Path | None = None) -> None:
-        shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         # Readable by this user only.
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="weights-", dir=shared_memory()))
         self.path = self.folder / "weights.safetensors"
         self.engine_args: dict[str, Any] = {"worker_extension_cls": f"{__name__}.WeightReceiver"}
 
@@ -211,6 +210,12 @@ class WeightFile:
     def close(self) -> None:
         """Removes the file and its folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def shared_memory() -> Path:
+    """The folder whose files are in memory; where there is none, that of temporary files."""
+    folder = Path("/dev/shm")
+    return folder if folder.is_dir() else Path(tempfile.gettempdir())
 
 
 class WeightReceiver:

@@ -8,10 +8,10 @@ import torch
 import forecast
 from fit_sigmoid import UNITS, short
 from forecast import CurveReport, Forecast
-from runtime.model import full_tensors
 from runtime.parts import Parts
 from runtime.recorder import Clock
 from runtime.run_folder import Folder, Progress, Record, writing
+from runtime.weights import full_tensors
 
 
 def save_model(parts: Parts, progress: Progress) -> None:
@@ -64,7 +64,7 @@ def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[C
     half = forecast.curve(records, 0.5, label)
     whole = forecast.curve(records, 1.0, label)
     lines = forecast_lines(half, known)
-    if whole.forecast.best:
+    if whole.forecast.allowed:
         lines += [
             "the whole run",
             f"  the ceiling         {ceiling_line(whole.forecast, None)}",
@@ -75,7 +75,7 @@ def closing_fits(folder: Folder, name: str, known: float | None) -> tuple[list[C
 def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
     """What the first half of a run forecast for its end, beside what came."""
     f = half.forecast
-    if not f.best:
+    if not f.allowed:
         return [f"no forecast from the first half: {f.reason}"]
     C, R = float(half.C[-1]), float(half.R[-1])  # the end of the run
     low, high = f.interval(C, noise=True)[:, 0]
@@ -88,7 +88,8 @@ def forecast_lines(half: CurveReport, known: float | None) -> list[str]:
     seen = f.fit.C[-1]
     return [
         f"forecast at half: {short(float(seen))} of {short(C)} {units}, {seen / f.fit.C_mid:.1f} C_mid",
-        f"  the end, forecast   {float(f.predict(C, f.form)):.3f}, in 95% of cases {low:.3f} to {high:.3f}",
+        f"  the end, forecast   {low:.3f} to {high:.3f} in 95% of cases",
+        f"{'':22}{f.numbers(C)}",
         f"  the end, measured   {R:.3f}, {verdict}; of {len(inside)} evaluations {inside.sum()} inside",
         f"  the ceiling         {ceiling_line(f, known)}",
     ]

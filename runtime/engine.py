@@ -1,7 +1,7 @@
 """The engine of a run: where it runs, how weights reach it, its arguments, and how its death is noticed.
 
-`new_engine` makes it, with this rank's end of the weight channel. `place` refuses what cannot work before the model is
-loaded. What a run needs beyond vllm_engine.py:
+`place` decides where it runs, and refuses what cannot work before the model is loaded. `new_engine` makes it, with this
+rank's end of the weight channel. What a run needs beyond vllm_engine.py:
 
 its own process     its own GPUs, none of the launcher's variables, Ctrl-C left to the trainer, loopback only
 a death             is noticed at once, an engine that answers no more after minutes; train.py saves and ends
@@ -19,14 +19,14 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import vllm_engine
-from fp32_head import GENERATOR_ARGS
 from pipeline_rl import EngineDied, EngineFailed
-from runtime.flags import EngineFlags, Flags, UsageError, parsed_engine_args
+from runtime.flag_checks import engine_options, on_ray, worker_count
+from runtime.flags import EngineFlags, Flags, UsageError, reason_of
 from runtime.ray_check import check_ray
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
@@ -40,8 +40,6 @@ if TYPE_CHECKING:  # its import takes seconds
 SHARE_WITH_TRAINER = 0.35  # where a trainer uses the same GPU: .92 would starve it
 SHARE_WITH_NCCL = 0.85  # on a GPU of its own with `nccl`: the buffers of a transfer come on top
 
-# vLLM's arguments that the trainer must know as well -> the flag that both read.
-OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")} | {"max_model_len": "max_budget"}
 # What torch.distributed.run sets for its processes. The engine must not see these, or it would try to join the
 # launcher's store.
 LAUNCHER = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME)")
@@ -49,13 +47,6 @@ DEAD = "vLLM's process has died"
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # engines listen there only
 CALL_TIMEOUT = 300.0  # an engine must answer a call within this many seconds, as long as vLLM allows a step
 HEARTBEAT = 30.0  # seconds between two calls that only ask whether the engine still answers
-
-
-class Engine(Protocol):
-    """What `pipeline_rl.Generator` asks of an engine, and this."""
-
-    async def weight_digests(self) -> list[dict[str, str]]:
-        """For each process of the engine: its parameters' names, and of each a hash of the bytes."""
 
 
 # -------------------------------------------------------------------------------------------------------- where it runs
@@ -108,9 +99,8 @@ def trainers_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def devices_in_use(flags: EngineFlags, trainers: int) -> int:
+def devices_in_use(placement: Placement, trainers: int) -> int:
     """Devices that train (`trainers`, on all hosts) or sample: GPUs, or CPU cores. Idle ones do not count."""
-    placement = place(flags)
     if not torch.cuda.device_count():
         return min(os.cpu_count() or 1, trainers * torch.get_num_threads() + placement.workers)
     if not placement.gpus:  # Ray has placed the workers
@@ -135,51 +125,11 @@ def check_driver() -> None:
 # -------------------------------------------------------------------------------------------------- what it starts with
 
 
-def engine_options(flags: EngineFlags) -> Record:
-    """The engine arguments of vLLM that the flags ask for, those of an FP32 head among them. Raises UsageError for
-    arguments that cannot be read, or that contradict --fp32_head."""
-    options: Record = parsed_engine_args(flags.engine_args)
-    if "data_parallel_size" in options:
-        raise UsageError("--engine_args data_parallel_size: a run has one engine; use tensor_parallel_size.")
-    for name in OWN_FLAG.keys() & options.keys():
-        raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
-    overrides = options.get("hf_overrides", {})
-    if not isinstance(overrides, dict):
-        raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
-    expected = "float32" if flags.fp32_head else flags.dtype
-    head = overrides.get("head_dtype", expected)
-    if head != expected:
-        raise UsageError(f"--engine_args head_dtype {head!r} is not {expected!r}; set --fp32_head for both sides.")
-    if flags.trust_remote_code:
-        options.setdefault("trust_remote_code", True)
-    if flags.fp32_head:
-        options["hf_overrides"] = GENERATOR_ARGS["hf_overrides"] | overrides
-    return options
-
-
-def on_ray(options: Record) -> bool:
-    """Whether Ray places the engine's workers, on any host."""
-    return options.get("distributed_executor_backend") == "ray"
-
-
-def worker_count(options: Record) -> int:
-    """Processes of the engine: tensor x pipeline parallel."""
-    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
-
-
 def new_engine(
-    flags: Flags, rank: int, model: str, stop_ids: Sequence[int], longest: int
-) -> tuple[Engine | None, Channel]:
-    """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel).
-
-    Args:
-        model: folder of the initial weights.
-        stop_ids: token ids that end a completion.
-        longest: tokens of the longest prompt and completion together.
-
-    Raises UsageError.
-    """
-    placement = place(flags)
+    flags: Flags, placement: Placement, rank: int, model: str, stop_ids: Sequence[int], longest: int
+) -> tuple["RunEngine | TorchEngine | None", Channel]:
+    """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel). `model`: folder
+    of the initial weights; `longest`: tokens of the longest prompt and completion together."""
     channel = new_channel(placement, rank)
     if rank != 0:
         return None, channel
@@ -351,13 +301,3 @@ def set_variables(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def reason_of(error: BaseException) -> str:
-    """Kind and first line of the error that caused `error`. An error inside the engine's process is printed by that
-    process and is not known here."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
-    first_line = text.strip().splitlines()[:1]
-    return ": ".join([type(error).__name__, *first_line])

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from length_control import COLLAPSE_TRUNCATION
-from pipeline_rl import Rollout
+from pipeline_rl import FORCED, Rollout
 from runtime.flags import Flags
 from runtime.model import Row, experts
 from runtime.ranks import Ranks, SharedGenerator
@@ -55,19 +55,19 @@ class Pending:
     record: Record | None = None  # of an evaluation: step and compute when it began
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Begins evaluations and probes when they are due, and finishes them with the weights check. Call it on every
     rank."""
 
-    def __init__(
-        self, flags: Flags, ranks: Ranks, task: Task, trainer: Trainer, generator: SharedGenerator, recorder: Recorder
-    ):
-        self.flags = flags
-        self.ranks = ranks
-        self.task = task
-        self.trainer = trainer
-        self.generator = generator
-        self.recorder = recorder
+    flags: Flags
+    ranks: Ranks
+    task: Task
+    trainer: Trainer
+    generator: SharedGenerator
+    recorder: Recorder
+
+    def __post_init__(self) -> None:
         self.under_way: Pending | None = None
         self.identical: set[str] | None = None  # names of the tensors whose bytes both sides held alike at the start
         self.byte_checks = 0  # comparisons of bytes so far
@@ -122,7 +122,7 @@ class Evaluator:
         assert check.future is not None
         groups = self.generator.on_main.result_of(check.future)
         pairs = [(problem, r) for problem, group in zip(check.problems, groups, strict=True) for r in group]
-        mixed = sum(not sampled_by(rollout, check.version) for _, rollout in pairs)
+        mixed = sum(set(rollout.versions) - {FORCED} != {check.version} for _, rollout in pairs)
         if mixed:
             raise RunFailed(
                 f"weights check: {mixed} evaluation completions have tokens that version {check.version} did not sample"
@@ -231,11 +231,6 @@ def evaluation_line(record: Record) -> str:
         name = source.rpartition("/")[2]
         line += f" · {name} {rate:.3f}"
     return line
-
-
-def sampled_by(rollout: Rollout, version: int) -> bool:
-    """Whether this version sampled every token that nobody forced."""
-    return all(v == version for v, sampled in zip(rollout.versions, rollout.mask, strict=True) if sampled)
 
 
 def hashes(tensor: torch.Tensor) -> set[str]:

@@ -15,10 +15,19 @@ from pathlib import Path
 import torch
 
 import masks
+from fp32_head import GENERATOR_ARGS
 from pipeline_rl import Pacer
-from runtime.engine import engine_options
-from runtime.flags import BUILT_IN, DEFAULTS, PRETRAINED_LR, Flags, UsageError
-from runtime.run_folder import Folder
+from runtime.flags import (
+    BUILT_IN,
+    DEFAULTS,
+    PRETRAINED_LR,
+    EngineFlags,
+    Flags,
+    ScheduleFlags,
+    UsageError,
+    parsed_engine_args,
+)
+from runtime.run_folder import Folder, Record
 from runtime.trainer import mask_options
 
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
@@ -81,11 +90,16 @@ def unused(flags: Flags) -> Iterator[str]:
 def schedule(flags: Flags) -> Iterator[str]:
     """Batches that never become ready, and groups that never fit into the engine."""
     try:
-        Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
+        new_pacer(flags)
     except ValueError as error:
         yield f"--schedule {flags.schedule} --k {flags.k} --min_ready {flags.min_ready}: {error}."
     if flags.rollouts > flags.max_num_seqs:
         yield f"--rollouts {flags.rollouts} do not fit one engine; raise --max_num_seqs (now {flags.max_num_seqs})."
+
+
+def new_pacer(flags: ScheduleFlags) -> Pacer:
+    """Who may enter the engine, and when. Raises ValueError."""
+    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
 
 
 def length(flags: Flags) -> Iterator[str]:
@@ -164,6 +178,44 @@ def folders(flags: Flags) -> Iterator[str]:
             yield f"--output_dir {folder} holds a run; give another folder, or --resume {folder}, or --overwrite true."
     elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         yield f"--output_dir {folder} is not empty and holds no run; choose another folder."
+
+
+# ------------------------------------------------------------------------------------------- arguments of the engine
+
+# vLLM's arguments that the trainer must know as well -> the flag that both read.
+OWN_FLAG = {name: name for name in ("model", "dtype", "seed", "max_num_seqs")} | {"max_model_len": "max_budget"}
+
+
+def engine_options(flags: EngineFlags) -> Record:
+    """The engine arguments of vLLM that the flags ask for, those of an FP32 head among them. Raises UsageError for
+    arguments that cannot be read, or that contradict --fp32_head."""
+    options: Record = parsed_engine_args(flags.engine_args)
+    if "data_parallel_size" in options:
+        raise UsageError("--engine_args data_parallel_size: a run has one engine; use tensor_parallel_size.")
+    for name in OWN_FLAG.keys() & options.keys():
+        raise UsageError(f"--engine_args {name}: use --{OWN_FLAG[name]}, which the trainer reads, too.")
+    overrides = options.get("hf_overrides", {})
+    if not isinstance(overrides, dict):
+        raise UsageError(f"--engine_args hf_overrides must be a JSON object, not {overrides!r}.")
+    expected = "float32" if flags.fp32_head else flags.dtype
+    head = overrides.get("head_dtype", expected)
+    if head != expected:
+        raise UsageError(f"--engine_args head_dtype {head!r} is not {expected!r}; set --fp32_head for both sides.")
+    if flags.trust_remote_code:
+        options.setdefault("trust_remote_code", True)
+    if flags.fp32_head:
+        options["hf_overrides"] = GENERATOR_ARGS["hf_overrides"] | overrides
+    return options
+
+
+def on_ray(options: Record) -> bool:
+    """Whether Ray places the engine's workers, on any host."""
+    return options.get("distributed_executor_backend") == "ray"
+
+
+def worker_count(options: Record) -> int:
+    """Processes of the engine: tensor x pipeline parallel."""
+    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
 
 
 # ------------------------------------------------------------------------------------------------- what is only noted

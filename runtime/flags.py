@@ -23,6 +23,16 @@ class UsageError(ValueError):
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
+def reason_of(error: BaseException) -> str:
+    """Kind and first line of the error that caused `error`. An error inside the engine's process is printed by that
+    process and is not known here."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)  # of pydantic, which checks arguments
+    first_line = text.strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *first_line])
+
+
 def flag(default: Any, text: str, **bounds: float) -> Any:
     """A dataclass field with its help line and its bounds: at_least, above, below."""
     return field(default=default, metadata={"help": text, "bounds": bounds})

@@ -18,20 +18,18 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp32_head import head_of, token_logprobs
-from runtime.engine import reason_of
-from runtime.flags import ModelFlags, UsageError
+from runtime.flags import ModelFlags, UsageError, reason_of
 from runtime.run_folder import UNREADABLE
-from runtime.weights import Meta
 
 if TYPE_CHECKING:  # their imports take seconds
     from transformers import PretrainedConfig, PreTrainedModel
@@ -138,10 +136,9 @@ def recompute_layers(model: nn.Module) -> int:
 
 def experts(config: PretrainedConfig) -> int:
     """Experts of a layer; 1 if the model is no mixture. `config` is that of the text model."""
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if count := getattr(config, name, None):
-            return count
-    return 1
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    counts = (getattr(config, name, None) for name in names)
+    return next(filter(None, counts), 1)
 
 
 def active_parameters(model: PreTrainedModel) -> int:
@@ -240,7 +237,7 @@ def microbatches(batch: Sequence[Row], tokens: int, *, rank: int = 0, ranks: int
     return [make_microbatch(batch, rows, width) for rows in mine]
 
 
-# --------------------------------------------------------------------------------------------- forward pass and weights
+# --------------------------------------------------------------------------------------------------------- forward pass
 
 
 class Policy(nn.Module):
@@ -274,56 +271,3 @@ class Policy(nn.Module):
             return zeros.flatten().scatter(0, microbatch.write, values).view(shape)
 
         return pad(logprobs), pad(entropy)
-
-
-def whole(tensor: Any) -> Tensor:
-    """The tensor, gathered from all ranks if it is a shard."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor in `dtype`) of each parameter, then each persistent buffer as it is, one at a time. Gathering a
-    shard is a collective, so every rank must iterate. A tied head appears once, under the embedding's name."""
-    for name, parameter in model.named_parameters():
-        yield name, whole(parameter.detach().to(dtype))  # rounded before shards travel
-    for name, buffer in persistent_buffers(model):
-        yield name, whole(buffer)
-
-
-def persistent_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """The buffers that a checkpoint has: a router's correction bias is one, rotary frequencies are not."""
-    saved = model.state_dict().keys()
-    return [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
-
-
-class CheckpointTensors:
-    """The weights as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads. The two
-    differ for a mixture: transformers holds the experts of a layer in one tensor, checkpoints hold them apart."""
-
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
-        self.model = model
-        self.dtype = dtype
-        # name in the model -> the tensors, without data, that a checkpoint has for it
-        self._stored: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in model.named_parameters():
-            self._stored[name] = self._as_stored(name, tensor.detach().to("meta", dtype))
-        for name, tensor in persistent_buffers(model):
-            self._stored[name] = self._as_stored(name, tensor.to("meta"))
-
-    def _as_stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        from transformers.core_model_loading import revert_weight_conversion
-
-        return revert_weight_conversion(self.model, {name: tensor})
-
-    def metadata(self) -> list[Meta]:
-        """Names, dtypes and shapes, in the order of `items()`; nothing is gathered."""
-        tensors = [item for stored in self._stored.values() for item in stored.items()]
-        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors]
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, gathered tensor); every rank must iterate."""
-        for name, tensor in full_tensors(self.model, self.dtype):
-            if list(self._stored[name]) == [name]:
-                yield name, tensor
-            else:
-                yield from self._as_stored(name, tensor).items()

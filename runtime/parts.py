@@ -1,4 +1,4 @@
-"""The parts of a run, made from its flags; what cannot work is a UsageError that names the flag.
+"""Makes the parts of a run from its flags. A flag that cannot work raises a UsageError that names it.
 
 `new_parts` makes them on every rank, `start` starts the engine and opens the logs.
 """
@@ -18,11 +18,12 @@ import torch
 
 import length_control
 from filters import PassRateHistory
-from pipeline_rl import EngineFailed, Generator, Pacer, StopRequested
+from pipeline_rl import EngineFailed, Generator, StopRequested
 from runtime import run_folder
-from runtime.engine import Engine, devices_in_use, new_engine, place, reason_of
+from runtime.engine import Placement, RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
-from runtime.flags import DEFAULTS, Flags, LengthFlags, ScheduleFlags, UsageError
+from runtime.flag_checks import new_pacer
+from runtime.flags import DEFAULTS, Flags, LengthFlags, UsageError, reason_of
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import UNREADABLE, Folder, Progress
@@ -46,6 +47,7 @@ class Parts:
     generator: SharedGenerator
     recorder: Recorder
     evaluator: Evaluator
+    devices: int  # in use, of trainer and engine
 
     def close(self) -> None:
         """Ends the engine, the reward workers and the trackers, whatever happened."""
@@ -62,7 +64,7 @@ class Parts:
 def new_parts(flags: Flags, progress: Progress) -> Parts:
     """Everything but a running engine; with --resume, model and `progress` are those of the newest checkpoint. Raises
     UsageError."""
-    place(flags)
+    placement = place(flags)
     ranks = Ranks(new_accelerator(flags))
     folder = Folder(flags.output_dir)
     ranks.from_main(folder.lock)
@@ -72,7 +74,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
             folder.clear()
         model_folder = flags.model or warm_start_folder(flags, ranks)
         task = load_task(flags, judge=ranks.main)
-        return parts_of(flags, progress, ranks, folder, task, model_folder)
+        return parts_of(flags, placement, progress, ranks, folder, task, model_folder)
     except BaseException:  # nobody else would end the reward workers and unlock the folder
         if task is not None:
             task.close()
@@ -81,7 +83,7 @@ def new_parts(flags: Flags, progress: Progress) -> Parts:
 
 
 def parts_of(
-    flags: Flags, progress: Progress, ranks: Ranks, folder: Folder, task: Task, model_folder: str
+    flags: Flags, placement: Placement, progress: Progress, ranks: Ranks, folder: Folder, task: Task, model_folder: str
 ) -> Parts:  # fmt: skip
     """The parts of a run with this task and this model. Raises UsageError."""
     if isinstance(task, data_sets.DatasetTask):
@@ -96,14 +98,16 @@ def parts_of(
         resume(flags, ranks, folder, task, history, prompts, progress)
     if ranks.main:
         check_saving(trainer.model, task)
-    engine, channel = new_engine(flags, ranks.accelerator.process_index, model_folder, task.stop_ids, longest)
+    rank = ranks.accelerator.process_index
+    engine, channel = new_engine(flags, placement, rank, model_folder, task.stop_ids, longest)
     generator = None
     if engine is not None:
         generator = new_generator(flags, engine, task, prompts, control, progress)
     shared = SharedGenerator(generator, channel, ranks)
     recorder = Recorder(flags, ranks, folder, task, prompts, shared)
     evaluator = Evaluator(flags, ranks, task, trainer, shared, recorder)
-    return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator)
+    devices = devices_in_use(placement, ranks.count)
+    return Parts(ranks, folder, task, trainer, history, prompts, shared, recorder, evaluator, devices)
 
 
 def start(flags: Flags, parts: Parts, progress: Progress) -> None:
@@ -116,7 +120,7 @@ def start(flags: Flags, parts: Parts, progress: Progress) -> None:
         raise UsageError(f"--model {flags.model or 'built in'}: {error}.") from error
     if parts.ranks.from_main(lambda: progress.stop_signal):
         raise StopRequested
-    recorder.start_clock(trainer.parameters_in_flops, devices_in_use(flags, parts.ranks.count), progress.compute)
+    recorder.start_clock(trainer.parameters_in_flops, parts.devices, progress.compute)
     recorder.open(progress.step)
 
 
@@ -190,7 +194,7 @@ def resume(
 
 
 def new_generator(
-    flags: Flags, engine: Engine, task: Task, prompts: PromptStream,
+    flags: Flags, engine: RunEngine | TorchEngine, task: Task, prompts: PromptStream,
     control: length_control.Interruption | None, progress: Progress,
 ) -> Generator:  # fmt: skip
     """Rank 0's generator, whose engine is not yet started."""
@@ -205,11 +209,6 @@ def new_generator(
         seed=flags.seed,
         stop_requested=lambda: progress.stop_signal != 0,
     )
-
-
-def new_pacer(flags: ScheduleFlags) -> Pacer:
-    """Who may enter the engine, and when."""
-    return Pacer(flags.batch_prompts, flags.k, schedule=flags.schedule, min_ready=flags.min_ready)
 
 
 def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interruption | None:

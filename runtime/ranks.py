@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from tqdm import tqdm
@@ -79,15 +80,15 @@ class Ranks:
             silence(sys.stdout)
 
 
+@dataclass(eq=False)
 class SharedGenerator:
     """The generator as every rank calls it. Rank 0 drives the real one (`generator`, None on the others). All ranks
     take part in the collectives: they gather the weights for this rank's `channel`, and raise what a push raised."""
 
-    def __init__(self, generator: Generator | None, channel: Channel, ranks: Ranks):
-        self.generator = generator
-        self.channel = channel
-        self.ranks = ranks
-        self.in_transfer = False  # a push is open, in which the other ranks send as well
+    generator: Generator | None
+    channel: Channel
+    ranks: Ranks
+    in_transfer: bool = False  # a push is open, in which the other ranks send as well
 
     @property
     def on_main(self) -> Generator:

@@ -8,12 +8,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import filters
 import length_control
 from pipeline_rl import Generator, Group, Rollout, lags
 from runtime.flags import OF_ONE_CALL, VERSION, Flags
@@ -27,18 +27,16 @@ EMPTY_STEPS = 3  # in a row
 UNFINISHED = 0.5  # share of completions whose thinking never ended
 
 
+@dataclass(eq=False)
 class Clock:
-    """The compute of a run so far, without start-up and without evaluation's share of the time.
+    """The compute of a run so far, without start-up and without evaluation's share of the time."""
 
-    parameters: P, those that each token is multiplied with. devices: accelerators in use on both sides, or CPU cores.
-    past: what a run before a resume had used.
-    """
+    generator: Generator
+    parameters: int  # P, those that each token is multiplied with
+    devices: int  # accelerators in use on both sides, or CPU cores
+    past: dict[str, float]  # what a run before a resume had used
 
-    def __init__(self, generator: Generator, parameters: int, devices: int, past: dict[str, float]):
-        self.generator = generator
-        self.parameters = parameters
-        self.devices = devices
-        self.past = past
+    def __post_init__(self) -> None:
         self.started = time.monotonic()
         self.trained_tokens = 0  # tokens in the loss
         self.forward_tokens = 0  # prompt + completion tokens in the trainer's forward and backward passes
@@ -63,21 +61,19 @@ class Clock:
         }
 
 
+@dataclass(eq=False)
 class Recorder:
-    """Measures, prints and writes on rank 0; on the other ranks it does nothing."""
+    """Measures, prints and writes on rank 0; on the other ranks it does nothing. `clock` is there once the engine is
+    up, `bar` once the logs are open."""
 
-    clock: Clock  # rank 0's, once the engine is up
-    bar: tqdm
+    flags: Flags
+    ranks: Ranks
+    folder: Folder
+    task: Task
+    prompts: PromptStream
+    generator: SharedGenerator
 
-    def __init__(
-        self, flags: Flags, ranks: Ranks, folder: Folder, task: Task, prompts: PromptStream, generator: SharedGenerator
-    ):
-        self.flags = flags
-        self.ranks = ranks
-        self.folder = folder
-        self.task = task
-        self.prompts = prompts
-        self.generator = generator
+    def __post_init__(self) -> None:
         self.device = torch.cuda.get_device_name() if torch.cuda.device_count() else "cpu"
         self.discarded: list[tuple[Group, Tensor]] = []  # by dynamic sampling since the last step, with their rewards
         self.retired_in_flight = 0  # of the groups that dynamic sampling discarded since the last step
@@ -124,18 +120,15 @@ class Recorder:
         finally:
             self.wait_seconds += time.monotonic() - started
 
-    def sampled(self, groups: Sequence[Group], rewards: Tensor) -> Record:
-        """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (n,), and what
-        dynamic sampling discarded on the way."""
-        sizes = torch.tensor([len(group.rollouts) for group in groups])
-        group_ids = torch.arange(len(groups)).repeat_interleave(sizes)  # (n,)
-        varied = len(group_ids[filters.has_variance(rewards, group_ids)].unique())
+    def sampled(self, groups: Sequence[Group], rewards: Tensor, varied: Tensor) -> Record:
+        """Metrics of everything that was sampled for a batch: its groups with their shaped rewards (N,), and what
+        dynamic sampling discarded on the way. `varied` (N,): the rollouts of groups with unequal rewards."""
         discarded, self.discarded = self.discarded, []
         every_group = [*groups, *(group for group, _ in discarded)]
         rewards = torch.cat([rewards, *(shaped for _, shaped in discarded)])
         metrics: Record = {"reward": rewards.mean().item()}
         metrics |= shares([rollout for group in every_group for rollout in group.rollouts])
-        metrics["zero_variance_groups"] = len(groups) - varied
+        metrics["zero_variance_groups"] = int((~varied).sum()) // self.flags.rollouts
         if self.flags.dynamic_sampling:
             metrics["offered"] = len(every_group)
             metrics["discarded_groups"] = len(discarded)
@@ -195,10 +188,9 @@ class Recorder:
         self.clock.trained_tokens += tokens
         passed = sum(len(row) for row in batch.rows)
         self.clock.forward_tokens += passed
-        if self.flags.kl_coef:
-            self.clock.extra_forward_tokens += passed
-        if self.flags.gradient_checkpointing:
-            self.clock.extra_forward_tokens += passed
+        for again in (self.flags.kl_coef, self.flags.gradient_checkpointing, self.flags.mask == "m2po"):
+            if again:
+                self.clock.extra_forward_tokens += passed
         result = {"rows": len(batch.rows), "trained_tokens": tokens}
         self.mismatch = metrics.get("mismatch_rms", self.mismatch)
         if self.mismatch is not None:

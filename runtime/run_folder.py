@@ -24,7 +24,6 @@ import fcntl
 import json
 import os
 import random
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -100,8 +99,8 @@ class Progress:
         self.step = state["step"]
         self.version = state["version"]
         self.evaluated = state["evaluated"]
-        version, internal, gauss = state["random"]
-        self.rng.setstate((version, tuple(internal), gauss))
+        generator, internal, gauss = state["random"]
+        self.rng.setstate((generator, tuple(internal), gauss))
 
 
 class Folder:
@@ -116,14 +115,15 @@ class Folder:
         """Makes the folder, and keeps every other run out of it until `unlock` or the end of this process. Raises
         UsageError if another run has it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path, os.O_RDONLY)
+        descriptor = os.open(self.path, os.O_RDONLY)
         end = time.monotonic() + LOCK_PATIENCE
-        while True:
+        while self._lock is None:
             try:
-                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock = descriptor
             except BlockingIOError as error:
                 if time.monotonic() > end:
-                    self._close_lock()
+                    os.close(descriptor)
                     raise UsageError(f"another run uses the folder {self.path}; wait for its end.") from error
                 time.sleep(0.1)
 
@@ -131,23 +131,16 @@ class Folder:
         """Lets other runs in, also if a process that this one has forked still has the descriptor."""
         if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
-            self._close_lock()
-
-    def _close_lock(self) -> None:
-        assert self._lock is not None
-        os.close(self._lock)
-        self._lock = None
+            os.close(self._lock)
+            self._lock = None
 
     # ------------------------------------------------------------------------------------------------------ the logs
 
     def holds_run(self) -> bool:
         """Whether a run wrote its flags into the first line of metrics.jsonl."""
-        file = self.path / "metrics.jsonl"
-        if not file.is_file():
-            return False
         try:
-            return "config" in json.loads(file.read_bytes().split(b"\n")[0])
-        except (ValueError, TypeError):
+            return "config" in json.loads((self.path / "metrics.jsonl").read_bytes().split(b"\n")[0])
+        except (OSError, ValueError, TypeError):
             return False
 
     def clear(self) -> None:
@@ -184,9 +177,8 @@ class Folder:
 
     def cut_back(self, lengths: dict[str, int]) -> None:
         """Takes off what the logs gained after a checkpoint, so that no step appears twice."""
-        now = self.lengths()
-        for name in LOGS:
-            if now[name] > lengths[name]:
+        for name, length in self.lengths().items():
+            if length > lengths[name]:
                 os.truncate(self.path / name, lengths[name])
 
     # ------------------------------------------------------------------------------------------- the final model
@@ -236,8 +228,8 @@ class Folder:
 
     def checkpoints(self) -> list[Path]:
         """Finished checkpoints, oldest first."""
-        folders = [path for path in self._checkpoints.glob("step-*") if re.fullmatch("step-[0-9]+", path.name)]
-        return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")))
+        folders = [path for path in self._checkpoints.glob("step-*") if path.name[5:].isdecimal()]
+        return sorted(folders, key=lambda folder: int(folder.name[5:]))
 
     def newest_checkpoint(self) -> tuple[Path, Record] | None:
         """(folder, its state) of the newest complete checkpoint; damaged ones are passed over with a printed line."""
@@ -280,11 +272,20 @@ def _swap(new: Path, final: Path, old: Path) -> None:
 
 def save(ranks: "Ranks", folder: Folder, step: int, state: Callable[[], Record]) -> Path | None:
     """Writes a checkpoint; on every rank, since a sharded model is written by all. `state()` is called on rank 0 for
-    the content of state.json. Returns its folder, None on ranks other than 0."""
-    with writing(folder.path / "checkpoints"):
-        temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
-        ranks.accelerator.save_state(temporary)  # model, optimizer, random states
-    ranks.accelerator.wait_for_everyone()
+    the content of state.json. Returns its folder, None on ranks other than 0. What one rank could not write is raised
+    on all of them."""
+    from accelerate.utils import gather_object
+
+    failure = None
+    try:
+        with writing(folder.path / "checkpoints"):
+            temporary = Path(ranks.from_main(lambda: str(folder.begin_checkpoint())))
+            ranks.accelerator.save_state(temporary)  # model, optimizer, random states
+    except RunFailed as error:
+        failure = error
+    for error in gather_object([failure]):
+        if error is not None:
+            raise error
     if not ranks.main:
         return None
     content = state()

@@ -25,7 +25,8 @@ from torch import Tensor
 import losses
 import masks
 from runtime.flags import Flags, LossFlags, OptimizerFlags
-from runtime.model import CheckpointTensors, Microbatch, Policy, Row, active_parameters, load_model, microbatches, whole
+from runtime.model import Microbatch, Policy, Row, active_parameters, load_model, microbatches
+from runtime.weights import CheckpointTensors, whole
 
 if TYPE_CHECKING:  # its import takes seconds
     from accelerate import Accelerator
@@ -46,6 +47,7 @@ class TrainingBatch:
     advantages: Tensor  # (N,)
     token_weights: Tensor  # (N, T)
     old_logprobs: Tensor | None = None  # (N, T), for TIS
+    stale_weights: Tensor | None = None  # (N, T), of a mask that looks at the whole batch
 
 
 class Trainer:
@@ -110,6 +112,9 @@ class Trainer:
         """Adds the gradient of the batch's loss. Returns whether the loss has a term at all (the mask may drop every
         token, but keeps those of the KL penalty and the entropy bonus), and its metrics over all ranks."""
         accelerator = self.accelerator
+        if self.flags.mask == "m2po":  # compares the tokens of the whole batch, so it needs all log-probs first
+            rows = self.score(batch.rows), batch.behaviour_logprobs, batch.advantages, batch.mask
+            batch.stale_weights, _ = masks.MASKS["m2po"](*rows, **mask_options(self.flags))
         mine = self._microbatches(batch.rows)
         parts = []
         for i, microbatch in enumerate(mine):
@@ -130,10 +135,8 @@ class Trainer:
         """Whether every weight is a number, on all ranks. A collective."""
         from accelerate.utils import gather_object
 
-        finite = True
-        for parameter in self.model.parameters():
-            shard = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            finite = finite and bool(shard.isfinite().all())
+        shards = [x.to_local() if hasattr(x, "to_local") else x for x in self.model.parameters()]
+        finite = all(bool(shard.isfinite().all()) for shard in shards)
         return all(gather_object([finite]))
 
     def _loss(self, microbatch: Microbatch, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -152,7 +155,11 @@ class Trainer:
         rows = logprobs, part(batch.behaviour_logprobs), part(batch.advantages), mask
         token_loss, metrics = policy_loss(*rows, **options)  # (n, T)
         if flags.mask != "none":  # which stale tokens still count; the two terms below keep all
-            stale_weights, counts = masks.MASKS[flags.mask](*rows, **mask_options(flags))  # (n, T)
+            if batch.stale_weights is None:
+                stale_weights, counts = masks.MASKS[flags.mask](*rows, **mask_options(flags))  # (n, T)
+            else:
+                stale_weights = part(batch.stale_weights)  # (n, T)
+                counts = masks.counts(stale_weights, part(batch.advantages)[:, None], mask)
             token_loss = token_loss * stale_weights
             metrics |= counts
         if self.reference is not None:

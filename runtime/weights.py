@@ -4,10 +4,11 @@ PROBLEM. The generator is half way through its sequences when the trainer has ma
 parameter, in the generator's dtype and under the names of a Hugging Face checkpoint, without ending a request and
 without a second copy of the model on the trainer's devices.
 
-Three ways with one interface. `prepare(weights)` is called on every rank of the trainer; `deliver(vllm)` on rank 0
-only, while the engine is paused.
+`CheckpointTensors` gathers the parameters one at a time, under the names of a checkpoint. They travel in one of three
+ways with one interface: `prepare(weights)` is called on every rank of the trainer, `deliver(vllm)` on rank 0 only and
+while the engine is paused.
 
-    RunWeightFile       a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
+    RunWeightFile     a safetensors file in shared memory, which an engine on this host reads. Any device. The trainer
                       goes on as soon as it is written.
     MessageWeights    the same file's bytes in vLLM's own message to its workers, on whichever host. Any device, and
                       at most 4 GiB; the engine pauses for as long as they travel.
@@ -36,11 +37,15 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 import vllm_engine
+
+if TYPE_CHECKING:  # its import takes seconds
+    from transformers import PreTrainedModel
 
 
 class Meta(NamedTuple):
@@ -52,11 +57,69 @@ class Meta(NamedTuple):
 
 
 class Weights(Protocol):
-    """A dict of tensors that are no shards, or an object that gathers one tensor at a time (model.CheckpointTensors).
+    """A dict of tensors that are no shards, or an object that gathers one tensor at a time (CheckpointTensors).
     Gathering is a collective: all ranks go through the items in lockstep."""
 
     def items(self) -> Iterable[tuple[str, torch.Tensor]]: ...
 
+
+# ---------------------------------------------------------------------------------------- what a checkpoint would hold
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """The tensor, gathered from all ranks if it is a shard."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor in `dtype`) of each parameter, then each persistent buffer as it is, one at a time. Gathering a
+    shard is a collective, so every rank must iterate. A tied head appears once, under the embedding's name."""
+    for name, parameter in model.named_parameters():
+        yield name, whole(parameter.detach().to(dtype))  # rounded before shards travel
+    for name, buffer in persistent_buffers(model):
+        yield name, whole(buffer)
+
+
+def persistent_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The buffers that a checkpoint has: a router's correction bias is one, rotary frequencies are not."""
+    saved = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+
+
+class CheckpointTensors:
+    """The weights as a Hugging Face checkpoint stores them, gathered one at a time: what a generator loads. The two
+    differ for a mixture: transformers holds the experts of a layer in one tensor, checkpoints hold them apart."""
+
+    def __init__(self, model: "PreTrainedModel", dtype: torch.dtype):
+        self.model = model
+        self.dtype = dtype
+        # name in the model -> the tensors, without data, that a checkpoint has for it
+        self._stored: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in model.named_parameters():
+            self._stored[name] = self._as_stored(name, tensor.detach().to("meta", dtype))
+        for name, tensor in persistent_buffers(model):
+            self._stored[name] = self._as_stored(name, tensor.to("meta"))
+
+    def _as_stored(self, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return revert_weight_conversion(self.model, {name: tensor})
+
+    def metadata(self) -> list[Meta]:
+        """Names, dtypes and shapes, in the order of `items()`; nothing is gathered."""
+        tensors = [item for stored in self._stored.values() for item in stored.items()]
+        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors]
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, gathered tensor); every rank must iterate."""
+        for name, tensor in full_tensors(self.model, self.dtype):
+            if list(self._stored[name]) == [name]:
+                yield name, tensor
+            else:
+                yield from self._as_stored(name, tensor).items()
+
+
+# --------------------------------------------------------------------------------------------------------- three ways
 
 PREFIX = "scalerl-weights-"
 # Bytes of tensors that travel together by `nccl`. Up to three parts are in memory at once on each side; the tensor that
@@ -68,7 +131,7 @@ def private_folder() -> Path:
     """A new folder in shared memory that only this user can enter, locked for as long as this process lives. Folders of
     processes that were killed are removed here: their name carries a pid that is gone, and nobody holds their lock (a
     pid of another container means nothing here)."""
-    base = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    base = vllm_engine.shared_memory()
     for stale in base.glob(f"{PREFIX}*"):
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
         with suppress(OSError):  # removed by another process; still locked; or a symbolic-link loop
@@ -128,7 +191,7 @@ class TransferWeights(RunWeightFile):
         super().__init__(rank)
         self.workers, self.address = workers, address
         self.engine_args["weight_transfer_config"] = {"backend": "nccl"}
-        self._weights: Any  # a model.CheckpointTensors, which has metadata
+        self._weights: Any  # a CheckpointTensors, which has metadata
         self._met = False
         self._sender: Any = None
         self._client = _Client()

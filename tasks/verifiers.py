@@ -38,13 +38,16 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import signal
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
 # Longer answers count as none: math-verify's grammar takes more than linear time.
 MAX_ANSWER_CHARS = 1_000
+HOUR = 3_600  # seconds: math-verify's own limit, which is not to come first
 # Without a box, only this much of the end of the text is searched for an answer.
 MAX_TAIL_CHARS = 2_000
 # A number such as 1e-05 with nothing attached to it, which math-verify would read as 1 * e - 5. The exponent has at
@@ -182,8 +185,7 @@ def math_kind(text: str | None, answer: str, soft_timeout: int = 2) -> str:
 
     With `text` None it only says whether `answer` can be read: `bad_answer`, or `wrong` if it can. Numbers are compared
     to 6 decimals; sets, intervals, matrices, equations and expressions are understood. Parsing the answer, parsing the
-    text and comparing may take `soft_timeout` seconds each, by an alarm that interrupts Python code (so this runs in
-    the main thread only).
+    text and comparing may take `soft_timeout` seconds of processor time each (see `time_limit`).
     """
     from math_verify.errors import TimeoutException
 
@@ -313,8 +315,26 @@ def parse_math(text: str, soft_timeout: int) -> tuple[object, ...] | None:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    objects = or_none(parse, text, configs, fallback_mode="no_fallback", parsing_timeout=soft_timeout)
+    with time_limit(soft_timeout):
+        objects = or_none(parse, text, configs, fallback_mode="no_fallback", parsing_timeout=HOUR)
     return None if objects is None else tuple(objects)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises math-verify's TimeoutException after `seconds` of processor time in the block, in the main thread only.
+    Its own limit is of the clock: on a busy machine right answers would be `timeout`."""
+    from math_verify.errors import TimeoutException
+
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeoutException
+
+    signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def or_none(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -332,8 +352,9 @@ def same(gold: Sequence[object], parsed: Sequence[object], soft_timeout: int) ->
     from math_verify import verify
 
     # Twelve digits and not fifteen: 2^{0.5}, of floats, differs from \sqrt{2} in the sixteenth.
-    options = {"timeout_seconds": soft_timeout, "numeric_precision": 12, "allow_set_relation_comp": True}
-    return or_none(verify, list(gold), list(parsed), **options)
+    options = {"timeout_seconds": HOUR, "numeric_precision": 12, "allow_set_relation_comp": True}
+    with time_limit(soft_timeout):
+        return or_none(verify, list(gold), list(parsed), **options)
 
 
 def close(gold: Any, parsed: Any) -> bool:

@@ -32,15 +32,15 @@ def run(monkeypatch, tmp_path):
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """The folder of a tiny untrained model."""
-    from replay import small_model
+    from scripted import small_model
 
     return small_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, model):
-    """The folder and the end of a run of replay.py that never stopped."""
-    from replay import go
+    """The folder and the end of a run of scripted.py that never stopped."""
+    from scripted import go
 
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -50,7 +50,7 @@ def whole(tmp_path_factory, model):
 @pytest.fixture
 def program(monkeypatch, tmp_path, model, capsys):
     """train.py on recorded rollouts, in tmp_path / "run"."""
-    from replay import Program
+    from scripted import Program
 
     return Program(monkeypatch, tmp_path / "run", model, capsys)
 

@@ -1,26 +1,33 @@
-"""The loop of train.py without vLLM and without a model: a generator and a trainer that follow a script.
+"""The loop of train.py without vLLM: generators and a trainer that follow a script.
 
 `ScriptedGenerator` has the interface that the trainer's side of `pipeline_rl.Generator` has, over the real pacer.
-`play` runs the real loop over the two; `batch_of` runs one step of it on groups made by hand.
+`play` runs the real loop over it and a trainer without a model; `batch_of` runs one step of it on groups made by hand.
+
+`Replay` gives recorded rollouts to the real trainer. vLLM's sampling depends on the timing of requests, so two runs of it
+are never equal; two runs over `Replay` are, bit for bit. Groups are drawn by step; evaluation rollouts are scored by the
+trainer's own policy. `go` and `Program` run it.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from PIL import Image
 
 import runtime.parts
 import train
 from pipeline_rl import FORCED, Counters, Group, Pacer, Rollout
-from runtime import closing, evaluation
-from runtime.flags import Flags
+from runtime import closing, evaluation, run_folder
+from runtime.flags import Flags, parse_flags
+from runtime.model import Row
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import Folder, Progress
 from runtime.weights import RunWeightFile
-from tasks import arithmetic
+from tasks import arithmetic, warm_start
 
 
 def problem(key: str, prompt_ids=(1, 2), source: str = "") -> SimpleNamespace:
@@ -157,9 +164,13 @@ class ScriptedTrainer:
         return {"grad_norm": 1.0, "lr": 1.0, "updated": int(self.steps - 1 not in self.bad)}
 
 
+class Killed(Exception):
+    """Stands for SIGKILL: nothing may be saved on its way out."""
+
+
 @dataclass
-class Played:
-    """A run that came to its end."""
+class Ended:
+    """A run that came to its end, or was killed."""
 
     parts: runtime.parts.Parts
     progress: Progress
@@ -184,11 +195,35 @@ class Played:
         """Calls of `push` and `release`, with their counts of groups."""
         return [call for call in self.generator.calls if call[0] != "evaluate"]
 
+    def state(self):
+        """Everything of the trainer's side that must be equal."""
+        parts = self.parts
+        optimizer = parts.trainer.optimizer.state_dict()["state"]
+        tensors = dict(parts.trainer.model.state_dict())
+        tensors |= {f"{i}.{name}": value for i, entry in optimizer.items() for name, value in entry.items()}
+        counts = (self.progress.step, self.progress.version)
+        return tensors, parts.history.state_dict(), parts.prompts.state_dict(), counts
+
+
+def to_the_end(flags: Flags) -> Ended:
+    """A run without `main`: errors come through."""
+    progress = Progress(random.Random(flags.seed))
+    parts = train.new_parts(flags, progress)
+    try:
+        train.start(flags, parts, progress)
+        train.train(flags, parts, progress)
+        train.end_of_run(flags, parts, progress)
+    except Killed:
+        pass
+    finally:
+        parts.close()
+    return Ended(parts, progress)
+
 
 def play(
     monkeypatch, folder, generator: dict | None = None, trainer: dict | None = None, prompts: int = 40, probe_every: int = 3,
     **changes,
-) -> Played:  # fmt: skip
+) -> Ended:  # fmt: skip
     """Runs the real loop and its end in `folder`; `generator` and `trainer` override what the scripted ones do.
     `prompts` is the size of the training pool."""
     monkeypatch.setattr(evaluation, "PROBE_EVERY", probe_every)
@@ -197,7 +232,7 @@ def play(
     def new_generator(flags, engine, task, prompts, *_):
         return scripted(prompts, runtime.parts.new_pacer(flags))
 
-    def new_engine(flags, rank, *_):
+    def new_engine(flags, placement, rank, *_):
         return "no engine", RunWeightFile(rank)
 
     monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
@@ -211,16 +246,7 @@ def play(
         "output_dir": str(folder), "model": "scripted", "batch_prompts": 3, "rollouts": 2, "max_steps": 8,
         "eval_every": 4, "held_out": 5, "eval_samples": 2, "save_every": 0, "k": 2,
     }  # fmt: skip
-    flags = Flags(**options | changes)
-    progress = Progress(random.Random(flags.seed))
-    parts = runtime.parts.new_parts(flags, progress)
-    try:
-        runtime.parts.start(flags, parts, progress)
-        train.train(flags, parts, progress)
-        train.end_of_run(flags, parts, progress)
-    finally:
-        parts.close()
-    return Played(parts, progress)
+    return to_the_end(Flags(**options | changes))
 
 
 class Alone:
@@ -254,9 +280,140 @@ def batch_of(groups, folder, **changes):
     history, prompts, task = train.filters.PassRateHistory(), SimpleNamespace(epoch=0), SimpleNamespace(text=str)
     recorder = Recorder(flags, ranks, Folder(folder), task, prompts, shared)
     evaluator = SimpleNamespace(begin_if_due=str, check_bytes=str, wait=lambda progress: {})
-    parts = runtime.parts.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator)
+    parts = runtime.parts.Parts(ranks, Folder(folder), task, trainer, history, prompts, shared, recorder, evaluator, 1)
     recorder.start_clock(1, 1, {})
     recorder.open(0)
     train.train(flags, parts, Progress(random.Random(0)))
     record = parts.folder.read("metrics.jsonl")[-1]
     return (trainer.batches or [None])[0], record
+
+
+# ----------------------------------------------------------------------------------------------- recorded rollouts
+
+STEPS = 7
+
+
+class Replay(ScriptedGenerator):
+    """Takes what was recorded, whatever the pacer says. `killed_after`: the step whose groups never come."""
+
+    killed_after: int | None = None
+    trainer: "train.Trainer"  # scores the evaluation rollouts
+
+    def __init__(self, problems, flags, progress):
+        super().__init__(problems, runtime.parts.new_pacer(flags))
+        self.rollouts, self.progress = flags.rollouts, progress
+
+    @property
+    def step(self):
+        return self.progress.step
+
+    def fill(self):
+        pass
+
+    def take(self, count):
+        if self.step == self.killed_after:
+            raise Killed
+        draw = random.Random(f"recorded {self.step}")
+        return [self.group(self.step * count + i, next(self.problems), draw) for i in range(count)]
+
+    def group(self, number, problem, draw):
+        rollouts = [self.rollout(draw) for _ in range(self.rollouts)]
+        return Group(number, problem, self.version, rollouts)
+
+    def rollout(self, draw):
+        n = draw.randint(2, 12)
+        ids, correct = [draw.randrange(len(arithmetic.WORDS)) for _ in range(n)], draw.random() < 0.5
+        logprobs = [draw.uniform(-4.5, -3.0) for _ in range(n)]
+        mask = [1] * n
+        if n > 6:  # a forced phrase in the middle
+            mask[3], logprobs[3] = 0, 0.0
+        versions = [self.version if m else FORCED for m in mask]
+        return Rollout(ids, logprobs, versions, mask, "stop", n > 6, 0, 1.0 if correct else -1.0, correct)
+
+    def evaluate(self, problems, n_samples):
+        draw = random.Random("evaluation")
+        groups = [[self.rollout(draw) for _ in range(n_samples)] for _ in problems]
+        pairs = [(p, r) for p, group in zip(problems, groups, strict=True) for r in group]
+        scored = self.trainer.score([Row(p.prompt_ids, r.completion_ids, r.mask) for p, r in pairs]).tolist()
+        for (_, rollout), logprobs in zip(pairs, scored, strict=True):
+            rollout.logprobs = logprobs[: len(rollout.completion_ids)]
+        return groups
+
+    def push(self, tensors, version, release):
+        self.version = version
+
+    def release(self, count):
+        pass
+
+
+def small_model(folder, **changes) -> str:
+    """A tiny untrained model and its tokenizer."""
+    options = {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 16, "intermediate_size": 48}
+    warm_start.new_model(replace(warm_start.SHAPES["xs"], **options | changes), seed=0).save_pretrained(folder)
+    arithmetic.word_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def arguments(folder, model, *extra) -> list[str]:
+    """The command line of a short run, or of its resumption."""
+    if "--resume" in extra:
+        return ["--resume", str(folder), *extra[1:]]
+    options = (
+        f"--max_steps {STEPS} --save_every 2 --batch_prompts 3 --rollouts 4 --eval_every 3 "
+        "--held_out 4 --pass_rate_threshold 0.6 --lr 0.01"
+    )
+    return ["--output_dir", str(folder), "--model", model, *options.split(), *extra]
+
+
+def record_rollouts(monkeypatch, script: dict | None = None) -> None:
+    """From now on, runs of train.py have recorded rollouts and twelve training prompts; `script` overrides what `Replay`
+    does."""
+    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
+    replay = type("Scripted", (Replay,), script or {})
+    new_parts = runtime.parts.new_parts
+
+    def new_scored_parts(flags, progress):
+        parts = new_parts(flags, progress)
+        parts.generator.on_main.trainer = parts.trainer
+        return parts
+
+    def new_generator(flags, engine, task, prompts, control, progress):
+        return replay(prompts, flags, progress)
+
+    monkeypatch.setattr(evaluation, "PROBE_EVERY", 1)
+    monkeypatch.setattr(run_folder, "KEEP", 9)
+    monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
+    monkeypatch.setattr(train, "new_parts", new_scored_parts)
+    empty = Image.new("RGB", (4, 3))
+    monkeypatch.setattr(closing.forecast, "plot_curves", lambda _, path: empty.save(path))  # half a second each
+
+
+def go(monkeypatch, folder, model, *extra, killed_after=None, script: dict | None = None) -> Ended:
+    """Runs the real loop on recorded rollouts, without `main`: errors come through."""
+    record_rollouts(monkeypatch, {"killed_after": killed_after} | (script or {}))
+    return to_the_end(parse_flags(arguments(folder, model, *extra), ""))
+
+
+class Program:
+    """train.py's `main` on recorded rollouts: (exit code, stdout, stderr)."""
+
+    def __init__(self, monkeypatch, folder: Path, model: str, capsys):
+        self.monkeypatch, self.folder, self.model, self.capsys = monkeypatch, folder, model, capsys
+        monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)  # pytest's own stay
+
+    def __call__(self, *extra, folder: Path | None = None, script: dict | None = None) -> tuple[int, str, str]:
+        record_rollouts(self.monkeypatch, script)
+        code = train.main(arguments(folder or self.folder, self.model, *extra))
+        return code, *self.capsys.readouterr()
+
+
+def without_times(folder, name):
+    """The records of a log without what a clock measured; notes between the steps are left out."""
+    timed = {"seconds", "device_hours", "trainer_idle", "generator_idle", "sync_seconds", "save_seconds", "requests"}
+    return [{k: v for k, v in r.items() if k not in timed} for r in Folder(folder).read(name) if "step" in r]
+
+
+def assert_same_logs(one, other):
+    """Two runs wrote the same, but for what a clock measured."""
+    for name in ("metrics.jsonl", "eval.jsonl", "eval_counts.jsonl", "groups.jsonl"):
+        assert without_times(one, name) == without_times(other, name), name

@@ -37,10 +37,15 @@ def recover_sizes(draws, rng):
     for _ in range(draws):
         *points, K_max, N0 = sizes_draw(rng)
         law = fit_power_law.fit(*points)
-        K = [K_max / (1 + N0 / N) for N in SIZES]
-        K_covered = [inside(law.K_interval(N), k) for N, k in zip(SIZES, K, strict=True)]
-        covered = [inside(law.K_max_interval, K_max), inside(law.N0_interval, N0), np.mean(K_covered)]
-        rows.append([*covered, abs(law.K_max / K_max - 1), abs(law.K(72) / K[-1] - 1)])
+        K = {N: K_max / (1 + N0 / N) for N in SIZES}
+        row = [
+            inside(law.K_max_interval, K_max),
+            inside(law.N0_interval, N0),
+            np.mean([inside(law.K_interval(N), K[N]) for N in SIZES]),
+            abs(law.K_max / K_max - 1),
+            abs(law.K(72) / K[72] - 1),
+        ]
+        rows.append(row)
     return np.array(rows, float)
 
 
@@ -63,11 +68,13 @@ def family(law, B, share, rollouts):
 def grid_draw(rng):
     """A law between those published for easy and hard prompts, and eight runs of 60 evaluations, each with twice the n
     of the one before."""
-    law = (rng.uniform(4.4, 6.2), rng.uniform(4.7, 7.3), rng.uniform(5.7, 6.0), rng.uniform(2.7, 2.8))
+    law = rng.uniform([4.4, 4.7, 5.7, 2.7], [6.2, 7.3, 6.0, 2.8])
     rollouts = np.round(2 ** (np.arange(3, 11) - rng.uniform(0, 1)))  # n* lies anywhere between two of them
+    curves = family(law, rng.uniform(1.5, 2.5), rng.uniform(0.8, 0.9), rollouts)
     runs = []
-    for n, curve in zip(rollouts, family(law, rng.uniform(1.5, 2.5), rng.uniform(0.8, 0.9), rollouts), strict=True):
-        updates = np.unique(np.round(np.geomspace(max(1, 10**4.5 / (32 * n)), 10**6.8 / (32 * n), 60)))
+    for n, curve in zip(rollouts, curves, strict=True):
+        first, last = np.array([10**4.5, 10**6.8]) / (32 * n)
+        updates = np.unique(np.round(np.geomspace(max(1, first), last, 60)))
         rewards = rng.binomial(PROBLEMS, curve(32 * n * updates)) / PROBLEMS
         runs.append(Run(32, int(n), updates.tolist(), rewards.tolist()))
     return law, runs

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import arithmetic
-from tasks.arithmetic import IDS, OPERATIONS, WORDS, ChainTask, apply, chain_values, graded_task
+from tasks.arithmetic import IDS, LABELS, OPERATIONS, WORDS, ChainTask, apply, chain_values, graded_task
 from tasks.prompts import Problem, stable_key
 
 PROBLEM = Problem("key", tuple(IDS[word] for word in "7 a +5 b *3 c -4 <think>".split()), "6 2")
@@ -40,7 +40,8 @@ def test_right_and_wrong_answers(task):
     assert task.score(PROBLEM, [ids_of(text) for text in RIGHT]) == [(1.0, True)] * 4
     assert task.score(PROBLEM, [ids_of(text) for text in WRONG]) == [(-1.0, False)] * 17
     assert task.score(PROBLEM, [list(ids_of(WRONG[9])), ids_of(RIGHT[1])]) == [(-1.0, False), (1.0, True)]
-    assert task.reward(PROBLEM, ids_of(RIGHT[0])) == (1.0, True) and task.score(PROBLEM, []) == []
+    assert task.reward(PROBLEM, ids_of(RIGHT[0])) == (1.0, True)
+    assert task.score(PROBLEM, []) == []
 
 
 def test_every_operation_is_a_bijection_so_an_error_reaches_the_end():
@@ -52,15 +53,16 @@ def test_every_operation_is_a_bijection_so_an_error_reaches_the_end():
 
 def test_problems_have_the_right_answers_and_the_range_of_lengths(task):
     """The answers are computed again by Python's own arithmetic on the expression with its parentheses."""
-    lengths = set()
 
     def evaluated(start, operations):
         return eval("(" * len(operations) + start + "".join(f"{operation})" for operation in operations)) % 10
 
+    lengths = set()
     for problem in task.train[:300] + task.held_out:
         start, *words, think = task.text(problem.prompt_ids).split()
-        labels, operations = words[::2], words[1::2]
-        assert think == "<think>" and "abcdefgh".startswith("".join(labels)) and len(labels) == len(operations)
+        operations = words[1::2]
+        assert think == "<think>"
+        assert words[::2] == list(LABELS[: len(operations)])
         assert problem.answer == f"{evaluated(start, operations[:-1])} {evaluated(start, operations)}"
         lengths.add(len(operations))
     assert lengths == set(range(2, 9))
@@ -95,12 +97,15 @@ def test_held_out_is_apart_from_training_for_every_seed_and_size(task):
     """One in eight texts is held out: of 8,000 an expected 1,000, standard deviation 30. A smaller held-out set is the
     beginning of a larger one."""
     assert all(p.key == stable_key(task.text(p.prompt_ids)) for p in task.train + task.held_out)
-    large = {p.key for p in graded_task(held_out_size=1000).held_out}
+    large = graded_task(held_out_size=1000)
+    held_out = {p.key for p in large.held_out}
     for other in (graded_task(0), graded_task(1, 3000, 100), graded_task(2, 500, 400)):
-        train, held_out = ({p.key for p in problems} for problems in (other.train, other.held_out))
-        assert len(train) == len(other.train) and not train & (held_out | large)
-    small, whole = graded_task(5, 10, 100), graded_task(0)
-    assert small.held_out == whole.held_out[:100] and small.train != whole.train[:10] and len(whole.held_out) == 256
+        train = {p.key for p in other.train}
+        assert len(train) == len(other.train)
+        assert not train & held_out
+        assert other.held_out == large.held_out[: len(other.held_out)]
+    assert graded_task(5, 10, 1).train != large.train[:10]
+    assert len(graded_task(0).held_out) == 256
     assert 880 < sum(arithmetic.is_held_out(f"text {i}") for i in range(8000)) < 1120
 
 
@@ -122,7 +127,8 @@ def test_every_word_is_one_token_and_the_saved_tokenizer_agrees(task, tmp_path):
 def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
     """Every fifth problem of both lists is impossible, so 51 of the first 256: its key has three digits, and right
     arithmetic is wrong."""
-    task, lengths = graded_task(0, 500), set()
+    task = graded_task(0, 500)
+    lengths = set()
     for problems in (task.train, task.held_out):
         for i, problem in enumerate(problems):
             start, *words = task.text(problem.prompt_ids).split()
@@ -132,7 +138,8 @@ def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
             assert task.reward(problem, ids_of(f"</think> {values[-2]} {values[-1]} <eos>"))[1] == possible
             assert task.reward(problem, ids_of(f"</think> {problem.answer} <eos>"))[1]
             assert len(problem.answer.split()) == (2 if possible else 3)
-    assert task.ceiling == arithmetic.CEILING == 0.8 and lengths == {2, 3, 4}
+    assert task.ceiling == arithmetic.CEILING == 0.8
+    assert lengths == {2, 3, 4}
 
 
 def test_every_problem_of_discover_can_be_solved():
@@ -151,5 +158,6 @@ def test_impossible_answers_are_drawn_by_the_text():
     """5,000 texts, one in five: 1,000 expected, standard deviation 28. Their 3,000 digits: 300 of each, sd 16."""
     answers = [answer for i in range(5000) if (answer := arithmetic.impossible_answer(f"text {i}", 5))]
     digits = " ".join(answers).split()
-    assert 880 < len(answers) < 1120 and set(digits) == set(arithmetic.DIGITS)
+    assert 880 < len(answers) < 1120
+    assert set(digits) == set(arithmetic.DIGITS)
     assert all(230 < digits.count(digit) < 370 for digit in arithmetic.DIGITS)

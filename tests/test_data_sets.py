@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 from bpe import bpe_tokenizer
-from replay import record_rollouts
+from scripted import record_rollouts
 from test_rows import write_rows
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -64,7 +64,8 @@ def keys(problems):
 
 def test_scores_are_of_what_follows_the_thinking(tokenizer, load):
     task = load(sums(12), reward="math")
-    problem, x = task.train[0], task.train[0].answer
+    problem = task.train[0]
+    x = problem.answer
     right = [f"thinking</think>It is \\boxed{{{x}}}.<|end|>", f"</think>{x}"]
     wrong = [f"\\boxed{{{x}}}", "</think>\\boxed{-1}<|end|>", f"</think>{x}1", ""]
     completions = [tokenizer.encode(text, add_special_tokens=False) for text in right + wrong]
@@ -79,10 +80,13 @@ def test_exact_sees_neither_one_stop_token_nor_the_gap_of_an_id_without_a_token(
     task = load(sums(20))
     problem = next(problem for problem in task.train if problem.answer == "12")
     first, second = (tokenizer.encode(text, add_special_tokens=False) for text in ("</think>1", "2"))
-    body, stop, pad = first + second, tokenizer.eos_token_id, tokenizer.pad_token_id
+    body = first + second
+    stop = tokenizer.eos_token_id
     spoiled = [*first, len(tokenizer), len(tokenizer) + 9999, *second]
-    assert task.text(spoiled) == "</think>1\ufffd2" and tokenizer.decode(spoiled) == "</think>12"
-    verdicts = task.score(problem, [body, [*body, stop], [*body, stop, stop], [*body, pad], spoiled])
+    assert task.text(spoiled) == "</think>1\ufffd2"
+    assert tokenizer.decode(spoiled) == "</think>12"
+    endings = [[], [stop], [stop, stop], [tokenizer.pad_token_id]]
+    verdicts = task.score(problem, [*(body + ending for ending in endings), spoiled])
     assert [correct for _, correct in verdicts] == [True, True, False, False, False]
 
 
@@ -99,7 +103,8 @@ def test_ids_with_gaps_have_their_text(tokenizer, load, tmp_path):
     task = load(sums(20), tokenizer=AutoTokenizer.from_pretrained(tmp_path / "gaps"))
     problem = task.train[0]
     ids = task.tokenizer.encode(f"</think>{problem.answer}", add_special_tokens=False)
-    assert max(ids) >= 500 and task.reward(problem, ids) == (1.0, True)
+    assert max(ids) >= 500
+    assert task.reward(problem, ids) == (1.0, True)
 
 
 def test_a_prompt_without_tokens_is_left_out(load):
@@ -130,14 +135,16 @@ def test_long_prompts_and_unreadable_answers_are_counted(tokenizer, load):
     for judge in (True, False):
         task = load([*sums(12, 10), *bad, *sums(1, 10)], reward="math", max_prompt_tokens=length, judge=judge)
         assert task.skipped == {"duplicate_prompt": 1, "unreadable_answer": 1, "prompt_too_long": 1}
-        assert len(task.train + task.held_out) == 12 and all(len(p.prompt_ids) == length for p in task.train)
+        assert {len(p.prompt_ids) for p in task.train + task.held_out} == {length}
+        assert len(task.train + task.held_out) == 12
     with pytest.raises(RuntimeError, match="the reward workers are closed|cannot schedule new futures"):
         task.reward(task.train[0], [1])
 
 
 def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
     """The ten smallest SHA-256 of the prompts are held out; order, duplicates and template change nothing."""
-    rows, expected = sums(60), smallest(sums(60), 10)
+    rows = sums(60)
+    expected = smallest(rows, 10)
     random.Random(0).shuffle(rows)
     again = [{**row, "question": "  " + row["question"].replace(" ", "  ") + "\n"} for row in rows[:25]]
     for data, options, prompt in (
@@ -146,7 +153,8 @@ def test_the_split_is_by_hash_whatever_the_order_and_the_template(load):
         (rows, {"apply_chat_template": False}, "%s"),
     ):
         task = load(data, **options)
-        assert keys(task.held_out) == expected and len(task.train) == 50 and not keys(task.train) & expected
+        assert keys(task.held_out) == expected
+        assert len(task.train) == len(keys(task.train) - expected) == 50
         assert task.skipped == ({"duplicate_prompt": 50} if len(data) > 60 else {})
         assert task.text(task.train[0].prompt_ids) == prompt % f"What is {int(task.train[0].answer) - 2} + 2?"
 
@@ -156,11 +164,15 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
     data set holds out, the other trains on in no order of the two. (Of 40 held-out prompts 18 were once trained on.)"""
     rows = sums(90)
     for i, row in enumerate(rows):
-        row |= {"question": row["question"] + " please" * (i % 30), "other": None if i % 3 else "1"}
-        row |= {} if i % 7 else {"answer": "\\frac{"}
+        row["question"] += " please" * (i % 30)
+        row["other"] = None if i % 3 else "1"
+        if i % 7 == 0:
+            row["answer"] = "\\frac{"
     more = rows[60:] + sums(200, 200)  # so many that some of what `a` holds out is not among its smallest
-    write_rows(Path("a.jsonl"), rows), write_rows(Path("b.jsonl"), more)
-    of_a, of_both = smallest(rows, 20), smallest(rows, 20) | smallest(more, 20)
+    write_rows(Path("a.jsonl"), rows)
+    write_rows(Path("b.jsonl"), more)
+    of_a = smallest(rows, 20)
+    of_both = of_a | smallest(more, 20)
     for names, held_out, options in (
         ("a.jsonl", of_a, {}),
         ("a.jsonl", of_a, {"max_prompt_tokens": 60}),
@@ -170,42 +182,56 @@ def test_no_option_carries_a_prompt_from_training_into_the_held_out(load):
         ("b.jsonl:exact,a.jsonl:math", of_both, {}),
     ):
         task = load(names, held_out=20, **options)
-        assert keys(task.held_out) <= held_out and not keys(task.train) & held_out
-        every = [p.key for p in task.train + task.held_out]
-        assert len(every) == len(set(every)) and {p.source for p in task.train} == set(re.findall(r"\w\.jsonl", names))
+        every = task.train + task.held_out
+        assert keys(task.held_out) <= held_out
+        assert not keys(task.train) & held_out
+        assert len(keys(every)) == len(every)
+        assert {p.source for p in task.train} == set(re.findall(r"\w\.jsonl", names))
 
 
-def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(tokenizer, load):
+def is_correct_in_prose(task, problem):
+    """`math` reads such an answer, `exact` does not."""
+    ids = task.tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
+    return task.reward(problem, ids)[1]
+
+
+def test_several_data_sets_with_their_own_rewards_and_no_shared_prompt(load):
     """The second has ten prompts of the first, which stay with it. One of them, 36 + 2, is among the ten smallest
     SHA-256 of either, so the second holds out nine."""
-    one, two = write_rows(Path("1.jsonl"), sums(40)), write_rows(Path("2.jsonl"), sums(40, start=30))
+    one = write_rows(Path("1.jsonl"), sums(40))
+    two = write_rows(Path("2.jsonl"), sums(40, start=30))
     task = load(f"{one}:exact,{two}:math")
-    assert task.sources == [one, two] and task.skipped == {"duplicate_prompt": 10}
+    assert task.sources == [one, two]
+    assert task.skipped == {"duplicate_prompt": 10}
     assert Counter(p.source for p in task.train) == {one: 30, two: 21}
     assert Counter(p.source for p in task.held_out) == {one: 10, two: 9}
     assert len(keys(task.train + task.held_out)) == 70
-    for source, verdict in ((one, (-1.0, False)), (two, (1.0, True))):
+    for source, correct in ((one, False), (two, True)):
         problem = next(p for p in task.train if p.source == source)
-        ids = tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
-        assert task.reward(problem, ids) == verdict
+        assert is_correct_in_prose(task, problem) == correct
 
 
 def test_an_evaluation_set_is_whole_and_its_prompts_are_not_trained_on(load):
     """Of 40 sums ten are held out. The set has 14: all of ten trained or held-out ones, and four others. It is whole;
     the split of the rest stays as it was, but training goes without the prompts that the set has."""
-    data, own = write_rows(Path("sums.jsonl"), sums(40)), write_rows(Path("own.jsonl"), [*sums(10), *sums(4, start=90)])
+    data = write_rows(Path("sums.jsonl"), sums(40))
+    own = write_rows(Path("own.jsonl"), [*sums(10), *sums(4, start=90)])
     alone, task = load(data), load(data, eval_dataset=f"own={own}")
-    in_set = {p.key for p in task.held_out if p.source == "own"}
-    assert task.eval_sources == ["own"] and task.sources == alone.sources and len(in_set) == 14
     held_out = [p for p in task.held_out if p.source != "own"]
-    assert held_out == alone.held_out and keys(held_out) & in_set  # evaluated in both
+    in_set = keys(p for p in task.held_out if p.source == "own")
+    assert task.eval_sources == ["own"]
+    assert task.sources == alone.sources
+    assert len(in_set) == 14
+    assert held_out == alone.held_out
+    assert keys(held_out) & in_set  # evaluated in both
     assert keys(task.train) == keys(alone.train) - in_set != keys(alone.train)
-    assert task.skipped == {"in_eval_dataset": len(keys(alone.train) & in_set)} and alone.skipped == {}
+    assert task.skipped == {"in_eval_dataset": len(keys(alone.train) & in_set)}
+    assert alone.skipped == {}
 
 
 def test_an_evaluation_set_is_known_in_other_words_around_the_question(load):
     """A system message, or an instruction behind the question, on either side. `What is 1 + 2?` is no part of
-    `What is 11 + 2?`, nor is a prompt of one word one that holds the word."""
+    `What is 11 + 2?`, nor `s 11 + 2?`, and a prompt of one word is in none that holds the word."""
     rows = sums(40)
     wrapped = [{**row, "question": f"Be  brief. {row['question']} Think step by step."} for row in rows]
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 2?"}]
@@ -214,10 +240,14 @@ def test_an_evaluation_set_is_known_in_other_words_around_the_question(load):
         (wrapped, rows[:9], set(map(str, range(9)))),
         (rows, [{"question": asked, "answer": "3"}], {"1"}),
     ):
-        own = write_rows(Path("own.jsonl"), [*evaluated, {"question": "What", "answer": "1"}])
+        own = write_rows(
+            Path("own.jsonl"),
+            [*evaluated, {"question": "What", "answer": "1"}, {"question": "s 11 + 2?", "answer": "1"}],
+        )
         task = load(trained, held_out=1, eval_dataset=f"own={own}")
         left = {re.search(r"is (\d+) ", task.question(problem))[1] for problem in task.train}
-        assert not left & numbers and len(left) >= 39 - len(numbers)
+        assert not left & numbers
+        assert len(left) >= 39 - len(numbers)
 
 
 def test_an_evaluation_set_has_a_reward_of_its_own(load):
@@ -226,10 +256,8 @@ def test_an_evaluation_set_has_a_reward_of_its_own(load):
     task = load(sums(60), eval_dataset=f"own={own}:math")
     problems = {(p.key, p.source): p for p in task.held_out}
     key = next(p.key for p in task.held_out if p.source != "own" and (p.key, "own") in problems)
-    for source, correct in (("own", True), (task.sources[0], False)):
-        problem = problems[key, source]
-        ids = task.tokenizer.encode(f"</think>The answer is {problem.answer}.", add_special_tokens=False)
-        assert task.reward(problem, ids)[1] == correct
+    assert is_correct_in_prose(task, problems[key, "own"])
+    assert not is_correct_in_prose(task, problems[key, task.sources[0]])
 
 
 def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
@@ -238,7 +266,8 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     record_rollouts(monkeypatch)
     monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)
     rows = [{"prompt": f"{a} {b} again", "answer": "7"} for a in range(4) for b in range(4)]
-    data, run = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "run"
+    run = tmp_path / "run"
+    data = write_rows(tmp_path / "rows.jsonl", rows)
     own = write_rows(tmp_path / "own.jsonl", [{"prompt": f"{a} {a} {a} again", "answer": "7"} for a in range(3)])
     flags = f"--model {model} --dataset {data} --output_dir {run} --held_out 4 --reward exact --reward_workers 1"
     flags += " --batch_prompts 3 --rollouts 4 --max_steps 2 --eval_every 1 --save_every 1 --lr 0.01"
@@ -246,14 +275,15 @@ def test_a_run_with_an_evaluation_set(monkeypatch, tmp_path, model, capsys):
     assert f"12 prompts to train on; held out: 4 of {data}; left out: no row" in capsys.readouterr().out
     assert train.main(["--resume", str(run), "--max_steps", "4", "--eval_dataset", f"own={own}"]) == 0
     assert f"{run}, own: " in capsys.readouterr().out
-    evaluations, counts = Folder(run).read("eval.jsonl"), Folder(run).read("eval_counts.jsonl")
-    assert [sorted(r.get("data_sets", {})) for r in evaluations] == [[], [], [], ["own"], ["own"]]
+    evaluations = Folder(run).read("eval.jsonl")
+    counts = Folder(run).read("eval_counts.jsonl")
+    assert [sorted(record.get("data_sets", {})) for record in evaluations] == [[], [], [], ["own"], ["own"]]
     for record, count in zip(evaluations[3:], counts[3:], strict=True):
         of_own = record["data_sets"]["own"]
         assert (record["n_prompts"], of_own["n_prompts"]) == (4, 3)
         assert record["pass_rate"] == sum(count["correct"]) / 4
         assert of_own["pass_rate"] == record["pass_rate_of"]["own"] == sum(count["data_sets"]["own"]) / 3
-    trained = {key for r in Folder(run).read("groups.jsonl") for key, *_ in r["groups"]}
+    trained = {key for record in Folder(run).read("groups.jsonl") for key, *_ in record["groups"]}
     again = write_rows(tmp_path / "again.jsonl", [row for row in rows if stable_key(row["prompt"]) in trained][:1])
     assert train.main(["--resume", str(run), "--max_steps", "5", "--eval_dataset", f"again={again}"]) == 2
     assert "no --eval_dataset that has prompts of it" in capsys.readouterr().err
@@ -275,12 +305,19 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "words"), REFUSED)
 def test_bad_options_are_refused_by_name_and_leave_no_process(monkeypatch, load, change, words):
-    long = [*sums(3), *({"question": f"long {i} " * 200, "answer": "1"} for i in range(40))]
-    files = {"all": sums(12), "few": sums(5), "empty": [{"question": " ", "answer": "1"}], "long": long}
-    for name, rows in files.items():
-        write_rows(Path(f"{name}.jsonl"), rows)
-    pools, real = [], judges.RewardPool
-    monkeypatch.setattr(data_sets, "RewardPool", lambda *a, **k: pools.append(real(*a, **k)) or pools[-1])
+    long = [{"question": f"long {i} " * 200, "answer": "1"} for i in range(40)]
+    write_rows(Path("all.jsonl"), sums(12))
+    write_rows(Path("few.jsonl"), sums(5))
+    write_rows(Path("empty.jsonl"), [{"question": " ", "answer": "1"}])
+    write_rows(Path("long.jsonl"), sums(3) + long)
+    pools = []
+
+    class Pool(judges.RewardPool):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            pools.append(self)
+
+    monkeypatch.setattr(data_sets, "RewardPool", Pool)
     with pytest.raises(ValueError, match=words):
         load(**{"data": "all.jsonl"} | change)
     assert all(worker.process.poll() is not None for pool in pools for worker in pool._workers)

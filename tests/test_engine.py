@@ -19,9 +19,9 @@ from fake_engine import generating, problems, wait_until
 from fp32_head import GENERATOR_ARGS
 from pipeline_rl import EngineFailed, GeneratorFailed
 from runtime import engine, ray_check
-from runtime.engine import RunEngine, devices_in_use, engine_options, place, reason_of, variables_set, worker_count
-from runtime.flag_checks import check_flags
-from runtime.flags import Flags, UsageError, parse_flags
+from runtime.engine import RunEngine, devices_in_use, place, variables_set
+from runtime.flag_checks import check_flags, engine_options, worker_count
+from runtime.flags import Flags, UsageError, parse_flags, reason_of
 from runtime.weights import MessageWeights, RunWeightFile, TransferWeights
 from vllm_engine import VLLMEngine, vllm_environment
 
@@ -45,7 +45,7 @@ def host(monkeypatch, gpus, trainers):
 
 
 def engine_for(words):
-    result, channel = engine.new_engine(flags_of(words), 0, "model", [1], 64)
+    result, channel = engine.new_engine(flags_of(words), place(flags_of(words)), 0, "model", [1], 64)
     channel.close()
     return result, channel
 
@@ -98,7 +98,7 @@ def test_places_that_cannot_work_are_refused(monkeypatch, gpus, trainers, words,
 
 
 def test_other_ranks_have_an_end_of_the_channel_and_no_engine():
-    result, channel = engine.new_engine(flags_of(""), 1, "model", [1], 64)
+    result, channel = engine.new_engine(flags_of(""), place(flags_of("")), 1, "model", [1], 64)
     channel.close()
     assert result is None and channel.rank == 1
 
@@ -117,7 +117,7 @@ def test_other_ranks_have_an_end_of_the_channel_and_no_engine():
 def test_device_hours_count_devices_in_use(monkeypatch, words, trainers, here, used):
     """On a host with sixteen GPUs, whose first `here` train."""
     host(monkeypatch, 16, here)
-    assert devices_in_use(flags_of(words), trainers) == used
+    assert devices_in_use(place(flags_of(words)), trainers) == used
 
 
 OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
@@ -487,13 +487,6 @@ def test_the_engine_does_not_take_itself_for_one_of_the_launchers_processes(inhe
         pass
     assert not set(launcher) & set(inherited) and other.items() <= inherited.items()
     assert launcher.items() <= os.environ.items()
-
-
-def test_the_engine_is_asked_after_the_last_push(started):
-    with generating(engine=new_engine()) as generator:
-        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "0"}]
-        generator.push({}, 3, 0)
-        assert generator.ask(lambda engine: engine.weight_digests()) == [{"w": "3"}]
 
 
 def test_float32_on_a_gpu_asks_for_whole_products():

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from scripted import ScriptedTrainer
+from scripted import ScriptedTrainer, rollout
 
 from pipeline_rl import Rollout
 from runtime import evaluation
@@ -14,17 +14,12 @@ from runtime.model import Row
 from runtime.run_folder import RunFailed
 
 
-def rollout(correct: bool, length: int = 2, reason: str = "stop", interrupted: bool = False) -> Rollout:
-    ids, zeros, ones = [9] * length, [0.0] * length, [1] * length
-    return Rollout(ids, zeros, [0] * length, ones, reason, interrupted=interrupted, correct=correct)
-
-
 def test_figures_by_hand():
     """Correct 2, 1, 0 of 2: mean 1/2, pass@2 2/3. One truncated, one interrupted of six; lengths 2 2 2 4 5 6 = 21."""
     groups = [
-        [rollout(True), rollout(True)],
-        [rollout(True), rollout(False, 4, "length")],
-        [rollout(False, 5, interrupted=True), rollout(False, 6)],
+        [rollout(1), rollout(1)],
+        [rollout(1), rollout(-1, 4, "length")],
+        [rollout(-1, 5, forced=1), rollout(-1, 6)],
     ]
     expected = {"pass_rate": 0.5, "pass_at_k": 2 / 3, "n_prompts": 3, "n_samples": 2}
     expected |= {"interrupted": 1 / 6, "truncated": 1 / 6, "mean_length": 3.5}
@@ -107,14 +102,6 @@ def test_weights_that_did_not_move_end_the_run(run):
     assert run({"logprob": -0.08}, dtype="bfloat16").progress.step == 8
     with pytest.raises(RunFailed, match=r"by 1\.2e-01 .* than 0.1 \(bfloat16\): .* weights .* precision"):
         run({"logprob": -0.12}, dtype="bfloat16")
-
-
-def test_probes_are_checked_between_evaluations(run):
-    """Of 8 steps evaluations come at 0, 4 and 8, probes at 3 and 6; from step 3 on the generator is behind."""
-    behind = {"logprob": property(lambda generator: -2e-4 * (generator.version >= 3))}
-    with pytest.raises(RunFailed, match=r"weights check: at version 3 .* by 2\.0e-04"):
-        run(behind)
-    assert run({}).progress.evaluated == 8
 
 
 def sha256(tensor) -> str:

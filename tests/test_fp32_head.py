@@ -152,21 +152,6 @@ def test_values_and_gradients_against_float64_autograd(m, v, chunk_tokens, tempe
         assert x._version == 0
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_tied_and_untied_heads(tied):
-    """A tied embedding gets both gradients, that of the look-up and that of the head, and is not upcast."""
-    head, table, targets, _ = inputs(F32, m=11)
-    leaves = [table] if tied else [table, head]
-    ids = targets.flip(0)
-
-    def gradients(function):
-        logprobs, _ = function(torch.tanh(table[ids]), leaves[-1], targets)
-        return torch.autograd.grad(logprobs.sum(), leaves)
-
-    torch.testing.assert_close(gradients(token_logprobs), gradients(plain), rtol=1e-5, atol=1e-6)
-    assert table.dtype == F32
-
-
 @pytest.mark.parametrize(
     ("v", "h", "scale"),
     [(20_000, 128, 0.3), pytest.param(152_064, 1024, 0.1, marks=pytest.mark.slow)],

@@ -58,7 +58,6 @@ def test_no_second_leg_by_hand(completion, reason):
 
 def test_mask_by_hand():
     assert cut().mask(3, 2, 1) == [1, 1, 1, 0, 0, 1]
-    assert cut().mask(2, 0, 0) == [1, 1]
 
 
 def test_penalty_by_hand():
@@ -72,7 +71,6 @@ def test_truncation_rate_by_hand():
     """Two of five are cut; an aborted or unknown end is not a truncation, but counts among the five."""
     assert truncation_rate(iter(["length", "stop", "length", None, "abort"])) == 2 / 5
     assert truncation_rate([]) == 0
-    assert truncation_rate(["length"]) == 1
 
 
 def test_budgets_are_uniform_with_both_ends():
@@ -116,11 +114,6 @@ def test_the_longest_completion():
     assert cut(**SPLIT).max_completion == 12 + 3 + 4
 
 
-def test_the_papers_phrase():
-    assert PHRASE.startswith("Okay, time is up.")
-    assert PHRASE.endswith("</think>")
-
-
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor, np.array])
 def test_tuples_and_arrays_serve_as_ids(kind):
     """What comes out is Python's own integers, which an engine takes and JSON can write, and nothing that went in."""
@@ -146,10 +139,9 @@ def test_tuples_and_arrays_serve_as_ids(kind):
         ({"end_of_thinking_ids": []}, "end_of_thinking_ids is empty"),
         ({"phrase_ids": [9, 7]}, "phrase_ids must end with end_of_thinking_ids"),
         ({"phrase_ids": []}, "phrase_ids must end with end_of_thinking_ids"),
-        ({"phrase_ids": [9], "end_of_thinking_ids": [8, 9]}, "phrase_ids must end with end_of_thinking_ids"),
+        (SPLIT | {"phrase_ids": [9]}, "phrase_ids must end with end_of_thinking_ids"),
         ({"phrase_ids": PHRASE, "end_of_thinking_ids": "</think>"}, "phrase_ids must be token ids, got the text 'Okay"),
         ({"end_of_thinking_ids": ["</think>"]}, "end_of_thinking_ids must be token ids, got the text"),
-        ({"end_of_thinking_ids": "9"}, "end_of_thinking_ids must be token ids, got the text"),
     ],
 )
 def test_impossible_settings(change, message):
@@ -174,21 +166,20 @@ def test_penalty_of_any_ramp(values, max_length, data, kind):
     assert lengths._version == 0
 
 
-@pytest.mark.parametrize("cut_off", [0, 4])
-def test_a_healthy_share_of_truncations_has_no_warning(cut_off):
-    assert truncation_warning(cut_off / 100) is None
+@pytest.mark.parametrize(
+    ("rate", "level"),
+    [(0, None), (0.049, None), (0.05, "Warning"), (0.1, "Warning"), (0.101, "WARNING"), (1, "WARNING")],
+)
+def test_truncation_warning_levels(rate, level):
+    """Below 5 % is healthy, above 10 % is where runs have collapsed."""
+    warning = truncation_warning(rate)
+    if level is None:
+        assert warning is None
+    else:
+        assert warning.startswith(f"{level}: {rate:.1%} of completions")
 
 
-@pytest.mark.parametrize(("cut_off", "level"), [(5, "Warning"), (10, "Warning"), (11, "WARNING"), (100, "WARNING")])
-def test_truncation_warning_levels(cut_off, level):
-    """Of 100 completions: below 5 is healthy, above 10 is where runs have collapsed."""
-    warning = truncation_warning(truncation_rate(["length"] * cut_off + ["stop"] * (100 - cut_off)))
-    assert warning.startswith(level)
-    assert f"{cut_off}.0%" in warning
-    assert "\n" not in warning
-
-
-@pytest.mark.parametrize("reason", ["max_tokens", "LENGTH", 1, "error"])
+@pytest.mark.parametrize("reason", ["max_tokens", "LENGTH", 1])
 def test_unknown_finish_reasons_are_refused(reason):
     """Taken for "stop", it would end every completion that was cut in the middle of its thinking."""
     with pytest.raises(ValueError, match="must be stop, length, abort or N"):

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from statistics import fmean
 from typing import NamedTuple
 
 import pytest
@@ -127,17 +126,6 @@ def test_cispo_by_hand():
         "capped_negative": 0,
     }
     assert summarize_metrics(metrics) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("a", [1.0, -1.0])
-def test_eps_max_is_an_absolute_cap_without_a_lower_clamp(a):
-    """rho = 5.5 is weighted 5 and counts as capped, for both signs of A (a cap of 1 + 5 would do neither); rho = .01 is
-    weighted .01."""
-    rho = [5.5, 0.01, 4.9]
-    _, metrics, grad = run_ratios("cispo", rho, a)
-    close(grad, -a * f64([5.0, 0.01, 4.9]))
-    assert capped(metrics) == (a > 0, a < 0)
-    close(run_ratios("cispo", rho, a, eps_max=3.0).grad, -a * f64([3.0, 0.01, 3.0]))
 
 
 OWN_BOUNDS = {"eps_low": 0.6, "eps_high": 0.5, "eps_low_wrong": 0.3, "eps_high_wrong": 2.0}
@@ -346,37 +334,6 @@ def test_an_advantage_is_a_factor_whose_sign_alone_decides(name):
     assert capped(small.metrics) == capped(large.metrics)
 
 
-def test_no_second_correction_and_ratio_against_the_generator():
-    """Weight = pi_train / pi_gen itself, whatever the trainer's old log-probs."""
-    logprobs, behaviour, old, advantages, mask = batch(spread=0.3)
-    grad = run("cispo", logprobs, behaviour, old, advantages, mask).grad
-    close(grad, -(logprobs.exp() / behaviour.exp()) * advantages[:, None] * mask)
-
-
-def test_gspo_against_the_papers_own_expression():
-    """Oracle: 1/N sum_i min(s_i A_i, clip(s_i) A_i), s_i = (prod pi / prod mu)^(1/|y_i|), written over Python lists of
-    each row's trained tokens with products of probabilities; gradient by autograd. Some rows must be clipped."""
-    logprobs, behaviour, old, advantages, mask = batch(rows=8, spread=0.3)
-    leaf = logprobs.requires_grad_()
-    total, clipped = 0.0, []
-    for i in range(8):
-        ratios = [leaf[i, t].exp() / float(behaviour[i, t].exp()) for t in range(5) if mask[i, t]]
-        s, a = math.prod(ratios) ** (1 / len(ratios)), float(advantages[i])
-        free, limited = s * a, min(max(s.item(), 0.95), 1.1) * a
-        if limited < free:
-            clipped.append(i)
-        total = total + (limited if limited < free else free)
-    (expected,) = torch.autograd.grad(total / 8, leaf)
-    assert 2 <= len(clipped) <= 6
-    token_loss, metrics = loss("gspo", leaf, behaviour, old, advantages, mask, eps_low=0.05, eps_high=0.1)
-    weights = aggregation_weights(mask.double(), torch.arange(8), "sample")
-    mean = (weights * token_loss).sum()
-    torch.testing.assert_close(mean, -total / 8)
-    torch.testing.assert_close(torch.autograd.grad(mean, leaf)[0], -expected)
-    close(token_loss, token_loss[:, :1] * mask, atol=1e-12)  # the term is repeated on the sequence's tokens
-    assert sum(capped(metrics)) == mask[clipped].sum()
-
-
 def test_tis_with_one_update_a_batch_is_cispo():
     """pi_old = pi: per token the gradient is that of CISPO with eps_max = cap to the bit, and no clip acts, however
     narrow (rho of e^+-3 here)."""
@@ -562,23 +519,6 @@ def test_any_split_gives_the_same_gradient(name, drawn, data):
     assert summarize_metrics(merged) == pytest.approx(summarize_metrics(metrics), rel=1e-12)
 
 
-@given(batches())
-def test_dropped_rows_leave_the_denominators(drawn):
-    """Oracle: means over Python's lists. A row or group without trained tokens is left out, and holes count nowhere."""
-    (values, *_, mask), ids, how = drawn
-    rows = [values[i][mask[i] == 1].tolist() for i in range(len(ids))]
-    groups = [[x for row, group in zip(rows, ids, strict=True) if group == g for x in row] for g in range(4)]
-    expected = {
-        "sample": [fmean(row) for row in rows if row],
-        "prompt": [fmean(group) for group in groups if group],
-        "token": [x for row in rows for x in row],
-        "constant": [sum(row) / 7 for row in rows if row],
-    }
-    token_weights = aggregation_weights(mask.double(), ids, how, constant=7)
-    assert float((token_weights * values).sum()) == pytest.approx(fmean(expected[how] or [0]))
-    assert not token_weights[mask == 0].any()
-
-
 def test_a_trainer_that_averages_needs_its_divisor_as_a_factor():
     """accelerate's own `accumulate` and `backward` over 3 microbatches of unequal size: the loss times 3 gives the
     gradient of the whole batch in one backward pass, the bare loss a third of it. (Ranks: see test_fp32_head.py.)"""
@@ -610,6 +550,15 @@ def test_prompt_average_needs_whole_groups():
     ids = torch.tensor([0, 0, 1, 1, 2, 2])
     assert aggregation_weights(mask, ids)[:2].sum() == pytest.approx(1 / 3)
     assert aggregation_weights(mask[:3], ids[:3])[2] == pytest.approx(1 / 2)  # row 2 alone: half of group 1
+
+
+def test_center_over_whole_groups():
+    """Group 1, 1, -1 -> means 1/3. Dropping the first row before centering makes it 0: A = +-1, not 2/3 and -4/3.
+    Unequal sizes after a drop are no error either (no reshape to (-1, G))."""
+    rewards = f64(1, 1, -1, 1, -1)
+    ids = torch.tensor([0, 0, 0, 1, 1])
+    close(normalize_advantages(rewards, ids, "none"), f64(2 / 3, 2 / 3, -4 / 3, 1, -1))
+    close(normalize_advantages(rewards[1:], ids[1:], "none"), f64(1, -1, 1, -1))
 
 
 @pytest.mark.parametrize("how", ["batch", "prompt"])
@@ -654,15 +603,6 @@ def test_equal_rewards_left_in_the_batch_change_the_step():
     close(diluted_advantages * weights, step * (1 - p) ** -0.5)
     close(advantages * diluted_weights, step * (1 - p))
     close(diluted_advantages * diluted_weights, step * (1 - p) ** 0.5)
-
-
-def test_center_over_whole_groups():
-    """Group 1, 1, -1 -> means 1/3. Dropping the first row before centering makes it 0: A = +-1, not 2/3 and -4/3.
-    Unequal sizes after a drop are no error either (no reshape to (-1, G))."""
-    rewards = f64(1, 1, -1, 1, -1)
-    ids = torch.tensor([0, 0, 0, 1, 1])
-    close(normalize_advantages(rewards, ids, "none"), f64(2 / 3, 2 / 3, -4 / 3, 1, -1))
-    close(normalize_advantages(rewards[1:], ids[1:], "none"), f64(1, -1, 1, -1))
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32, torch.bfloat16, F64])

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import fp32_head
 from runtime import model as model_file
-from runtime.model import Policy, Row, cut_rows, full_tensors, make_microbatch, microbatches, share_rows
+from runtime.model import Policy, Row, cut_rows, make_microbatch, microbatches, share_rows
+from runtime.weights import full_tensors
 
 VOCABULARY = 23
 
@@ -29,7 +30,7 @@ def test_padded_microbatch_by_hand():
     read at 1, token 9, at 4, at 3; in the second row, which begins at 5, tokens 2 and 3 at 5 and 6."""
     batch = [Row([1], [2, 3], [1, 1]), Row([9], [9], [1]), Row([5, 6], [7, 8, 9], [1, 0, 1])]
     part = make_microbatch(batch, [2, 0], width=4)
-    assert part.rows == [2, 0] and part.width == 4
+    assert (part.rows, part.width) == ([2, 0], 4)
     assert part.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 3, 0, 0]]
     assert part.read.tolist() == [1, 3, 5, 6]
     assert part.write.tolist() == [0, 2, 4, 5]  # (row 0, t 0), (0, 2), (1, 0), (1, 1) of 2 x 4
@@ -50,7 +51,7 @@ def test_cutting_by_hand():
 def test_sharing_by_hand():
     """Longest first, dealt forth and back: 9 8 | 7 6 | 5 to ranks 0 1 | 1 0 | 0."""
     assert share_rows([5, 9, 7, 6, 8], 2) == [[1, 3, 0], [4, 2]]
-    assert share_rows([4], 3) == [[0], [], []] and share_rows([], 2) == [[], []]
+    assert share_rows([4], 3) == [[0], [], []]
 
 
 MASKS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
@@ -69,7 +70,8 @@ def test_all_ranks_get_equally_many_microbatches(rows, tokens, ranks):
     for part in parts:
         assert part.input_ids.numel() <= tokens or len(part.rows) <= 1
         places = [n * part.width + t for n, i in enumerate(part.rows) for t, m in enumerate(rows[i].mask) if m]
-        assert part.write.tolist() == places and len(part.read) == len(part.targets) == len(places)
+        assert part.write.tolist() == places
+        assert len(part.read) == len(part.targets) == len(places)
         if not part.rows:
             assert part.input_ids.tolist() == [[0]]
 
@@ -101,19 +103,16 @@ def tiny_model(kind: str = "qwen3", tied: bool = True, attention: str = "sdpa", 
 
 
 def uneven_batch() -> list[Row]:
-    """Rows of quite different lengths, some with forced tokens inside."""
+    """Rows of quite different lengths, some with forced tokens inside: the first begins with one, the second trains none."""
     rng = random.Random(0)
-    rows = []
-    for i in range(9):
-        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 6))]
-        completion = [rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 2, 5, 9, 14]))]
-        mask = [1] * len(completion)
-        if len(completion) > 4:
-            for t in range(2, 2 + i % 3):
-                mask[t] = 0
-        rows.append(Row(prompt, completion, mask))
-    rows[0] = Row(rows[0].prompt_ids, [3, 4, 5, 6], [0, 1, 0, 1])  # a forced token first
-    rows[1] = Row(rows[1].prompt_ids, [3, 4, 5], [0, 0, 0])  # nothing trains
+
+    def tokens(n):
+        return [rng.randrange(VOCABULARY) for _ in range(n)]
+
+    rows = [Row(tokens(3), [3, 4, 5, 6], [0, 1, 0, 1]), Row(tokens(1), [3, 4, 5], [0, 0, 0])]
+    for n, forced in ((1, 0), (14, 2), (2, 0), (9, 3), (5, 1), (14, 0), (1, 0)):
+        rows.append(Row(tokens(rng.randint(1, 6)), tokens(n), [1] * 2 + [0] * forced + [1] * n))
+        rows[-1].mask = rows[-1].mask[:n]
     return rows
 
 
@@ -153,7 +152,8 @@ def test_logprobs_are_those_of_one_row_at_a_time(kind, tied, attention, temperat
                 logprobs[part.rows], entropy[part.rows] = net(part)
             torch.testing.assert_close(logprobs, expected[0], atol=1e-5, rtol=0)
             torch.testing.assert_close(entropy, expected[1], atol=1e-5, rtol=0)
-            assert (logprobs[mask == 0] == 0).all() and (entropy[mask == 0] == 0).all()
+            assert not logprobs[mask == 0].any()
+            assert not entropy[mask == 0].any()
     assert expected[0].std() > 0.5  # the weights matter, or a wrong neighbor could look right
 
 
@@ -164,7 +164,7 @@ def test_an_empty_microbatch_runs_backward(tied, dtype):
     logprobs, entropy = Policy(model)(make_microbatch([], [], width=5))
     assert logprobs.shape == entropy.shape == (0, 5)
     loss = (torch.zeros(0, 5) * logprobs).sum()
-    assert loss.item() == 0 and loss.requires_grad
+    assert loss.item() == 0
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
@@ -193,7 +193,8 @@ def test_a_bf16_models_head(monkeypatch, fp32):
         return fp32_head.token_logprobs(*args, **options)
 
     monkeypatch.setattr(model_file, "token_logprobs", token_logprobs)
-    model, part = tiny_model(dtype=torch.bfloat16), microbatches(uneven_batch(), 10**6)[0]
+    model = tiny_model(dtype=torch.bfloat16)
+    [part] = microbatches(uneven_batch(), 10**6)
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, VOCABULARY).bfloat16())
     logprobs, _ = Policy(model, fp32_head=fp32, temperature=0.5)(part)
     [(hidden, weight, targets, options)] = calls
@@ -204,7 +205,8 @@ def test_a_bf16_models_head(monkeypatch, fp32):
     logits = F.linear(hidden.double(), weight.double(), model.lm_head.bias.double()) / 0.5  # (M, V)
     expected = F.log_softmax(logits, dim=-1).gather(1, targets[:, None]).squeeze(1)
     gap = (logprobs.flatten()[part.write].double() - expected).abs().max()
-    assert logprobs.dtype == torch.float32 and (gap < 1e-5 if fp32 else 1e-4 < gap < 1)
+    assert logprobs.dtype == torch.float32
+    assert gap < 1e-5 if fp32 else 1e-4 < gap < 1
 
 
 def test_fsdp_gets_the_layers_that_the_model_has():
@@ -222,7 +224,8 @@ def test_a_tied_head_is_sent_once(tied):
     model = tiny_model(tied=tied, dtype=torch.float32)
     sent = list(full_tensors(model, torch.bfloat16))
     names = [name for name, _ in sent]
-    assert len(names) == len(set(names)) and "model.embed_tokens.weight" in names
+    assert len(names) == len(set(names))
+    assert "model.embed_tokens.weight" in names
     state = model.state_dict()
     assert set(state) - set(names) == ({"lm_head.weight"} if tied else set())
     for name, tensor in sent:

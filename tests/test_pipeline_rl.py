@@ -570,7 +570,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.outstanding -= self.size
 
 
-AnyOrder.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
+AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
 AnyOrder.TestCase.pytestmark = [pytest.mark.timeout(300)]
 TestTheLagBoundInAnyOrder = AnyOrder.TestCase
 

@@ -40,10 +40,15 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 STATIC = ["--nnodes", 1, "--rdzv_backend", "static", "--master_addr", "127.0.0.1"]
 
 
+def family(job):
+    """The processes of a job: the launcher's and its ranks', which are in sessions of their own."""
+    launcher = psutil.Process(job.pid)
+    return [launcher, *launcher.children(recursive=True)]
+
+
 def open_ports(job):
     """Ports on which the job's processes listen on other addresses than loopback."""
-    family = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
-    listening = [c.laddr for process in family for c in process.net_connections("inet") if c.status == "LISTEN"]
+    listening = [c.laddr for process in family(job) for c in process.net_connections("inet") if c.status == "LISTEN"]
     return {address.port for address in listening if address.ip != "127.0.0.1"}
 
 
@@ -115,10 +120,9 @@ def test_two_processes_train_as_one_in_bfloat16(model, tmp_path):
 
 
 def end(job):
-    """Kills a launcher that still runs, and its ranks: they are in sessions of their own."""
+    """Kills a launcher that still runs, and its ranks."""
     if job.poll() is None:
-        family = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
-        for process in family:
+        for process in family(job):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -153,7 +157,7 @@ def test_the_whole_job_on_two_processes_stops_and_goes_on(tmp_path, kind, transf
         if transfer:
             job.send_signal(signal.SIGTERM)
         else:
-            [engine] = [child for child in psutil.Process(job.pid).children(recursive=True) if "Engine" in child.name()]
+            [engine] = [process for process in family(job) if "Engine" in process.name()]
             engine.kill()
         assert job.wait(timeout=60) != 0
     finally:
@@ -210,6 +214,8 @@ def test_what_rank_0_makes_or_raises_reaches_every_rank(monkeypatch):
     assert calls == [1]
     results = on_two_ranks(monkeypatch, lambda ranks: ranks.from_main(lambda: 1 / 0))
     assert [type(error) for error in results] == [ZeroDivisionError] * 2
+    monkeypatch.setattr(accelerate.utils, "broadcast_object_list", lambda values: 1 / 0)  # one process asks nobody
+    assert Ranks(SimpleNamespace(is_main_process=True, num_processes=1)).from_main(lambda: 3) == 3
 
 
 def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
@@ -222,11 +228,6 @@ def test_other_ranks_save_without_a_clock_and_a_generator(tmp_path):
     trainer = SimpleNamespace(weights_are_finite=lambda: True)
     parts = SimpleNamespace(ranks=ranks, folder=folder, recorder=recorder, generator=shared, trainer=trainer)
     assert train.save(parts, Progress(None)) is None and len(saved) == 1
-
-
-def test_one_process_asks_nobody(monkeypatch):
-    monkeypatch.setattr(accelerate.utils, "broadcast_object_list", lambda values: 1 / 0)
-    assert Ranks(SimpleNamespace(is_main_process=True, num_processes=1)).from_main(lambda: 3) == 3
 
 
 @pytest.mark.parametrize("fails", [False, True])

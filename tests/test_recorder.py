@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import accelerate.tracking
 import pytest
 from accelerate.utils import LoggerType
-from replay import go, without_times
-from scripted import ScriptedGenerator
+from scripted import ScriptedGenerator, go, without_times
 
 from pipeline_rl import Counters
 from runtime import flag_checks, recorder

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replay import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
+from scripted import STEPS, Killed, Replay, assert_same_logs, go, small_model, without_times
 from test_faults import small_disk
 
 import pipeline_rl
@@ -22,14 +22,14 @@ from filters import PassRateHistory
 from pipeline_rl import Group
 from runtime import run_folder
 from runtime.flags import UsageError
-from runtime.run_folder import Folder, Progress
+from runtime.run_folder import Folder, Progress, RunFailed
 from tasks.prompts import PromptStream
 
 ROOT = Path(__file__).parent.parent
 
 
 RECORDS = st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2), max_size=4)
-in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_one_folder = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @in_one_folder
@@ -350,6 +350,25 @@ def test_a_full_disk_costs_no_checkpoint(program, whole, tmp_path):
         remount("size=16m")
         assert program("--resume")[0] == 0
         assert_same_logs(tmp_path / "run", whole[0])
+
+
+@pytest.mark.parametrize("full", [(28, "No space left on device"), None])
+def test_what_one_rank_cannot_write_is_raised_on_all(monkeypatch, tmp_path, full):
+    """The disk of this rank is full, or that of another one; whoever raised alone would leave the others waiting."""
+
+    def save_state(path):
+        if full:
+            raise OSError(*full)
+
+    def gather(mine):
+        assert [bool(error) for error in mine] == [bool(full)]
+        return [*mine, None if full else RunFailed("cannot write there: No space left on device")]
+
+    monkeypatch.setattr("accelerate.utils.gather_object", gather)
+    accelerator = SimpleNamespace(save_state=save_state)
+    ranks = SimpleNamespace(main=True, from_main=lambda make: make(), accelerator=accelerator)
+    with pytest.raises(RunFailed, match="cannot write .*: .*No space left"):
+        run_folder.save(ranks, Folder(tmp_path), 1, dict)
 
 
 def test_no_text_becomes_code():

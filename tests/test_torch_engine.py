@@ -11,12 +11,13 @@ from runtime.torch_engine import TorchEngine
 from tasks.warm_start import ModelShape, new_model
 
 STOP = 3
+SHAPE = ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3)
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [5, 6, 7], [11], [12, 13, 14, 15], [5, 6, 7], [20, 21]]
 
 
 @pytest.fixture
 def model():
-    return new_model(ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3), seed=0)
+    return new_model(SHAPE, seed=0)
 
 
 def new_engine(model, folder, slots=3, **precision) -> TorchEngine:
@@ -78,7 +79,7 @@ def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_pat
     what the new model says over the old one's cache."""
     engine = new_engine(model, tmp_path)
     engine.stop = torch.tensor([-1])
-    other = new_model(ModelShape(hidden_size=32, intermediate_size=64, initializer_range=0.3), seed=1)
+    other = new_model(SHAPE, seed=1)
 
     async def run():
         await engine.start()

@@ -32,14 +32,16 @@ def test_last_two_by_hand():
 
 
 def test_clean_demonstrations_earn_the_reward_and_are_never_held_out():
-    task, demonstrator = arithmetic.ChainTask(0, 1, 1), Demonstrator(replace(DEFAULT, ops=(2, 8)), 0, corrupted=False)
+    task = arithmetic.ChainTask(0, 1, 1)
+    demonstrator = Demonstrator(replace(DEFAULT, ops=(2, 8)), 0, corrupted=False)
     for _ in range(300):
         prompt, completion, taught = demonstrator.demonstration()
         assert not arithmetic.is_held_out(" ".join(prompt))
         values = chain_values(int(prompt[0]), prompt[2:-1:2])
         problem = Problem("", tuple(IDS[word] for word in prompt), f"{values[-2]} {values[-1]}")
         assert task.reward(problem, [IDS[word] for word in completion]) == (1.0, True)
-        assert all(taught) and len(completion) == 3 * (len(values) - 1) + 4
+        assert all(taught)
+        assert len(completion) == 3 * (len(values) - 1) + 4
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
@@ -51,8 +53,10 @@ def test_corrupted_results_are_wrong_as_often_as_asked_for(place, noise):
     demonstrator = Demonstrator(replace(DEFAULT, noise=noise), seed=place, corrupted=True)
     rates = module.wrong_rates((0.1, 0.95))
     facts = list(rates)
-    assert len(facts) == 210 and facts[:2] == [("-5", 4), ("+3", 0)] and demonstrator.wrong_rates == rates
+    assert len(facts) == 210
+    assert facts[:2] == [("-5", 4), ("+3", 0)]
     x = 0.1 + 0.85 * (place + 0.5) / 210
+    assert rates[facts[place]] == pytest.approx(x)
     count = Counter(demonstrator.result(*facts[place]) for _ in range(20_000))
     expected = [x / 9 + (1 - x) * noise / 10] * 10
     expected[apply(*facts[place])] = (1 - x) * (1 - noise + noise / 10)
@@ -65,7 +69,8 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
     value that a result was computed from is the result before, or the start digit after a restart. Half of the
     restarts come at the end, and of the others one in n: .5 + .5 * mean(1/2, ..., 1/8) = .623 of 700 (.018)."""
     settings = Demonstrations(ops=(2, 8), wrong_rates=(0.0, 0.0), cut=0.0)
-    demonstrator, count = Demonstrator(settings, 0, corrupted=True), Counter()
+    demonstrator = Demonstrator(settings, 0, corrupted=True)
+    count = Counter()
     for _ in range(2000):
         prompt, completion, _ = demonstrator.demonstration()
         thinking = completion[: completion.index("</think>")]
@@ -74,15 +79,16 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
         for i in labels:
             k = LABELS.index(thinking[i])
             assert thinking[i + 1 : i + 3] == [prompt[2 + 2 * k], str(values[k + 1])]
-        assert completion[-3:] == [str(values[-2]), str(values[-1]), "<eos>"] and thinking.count("again") <= 1
+        assert completion[-3:] == [str(values[-2]), str(values[-1]), "<eos>"]
+        assert thinking.count("again") <= 1
         count["rechecks"] += thinking.count("wait")
         count["steps"] += len(labels) - thinking.count("wait")
         if "again" in thinking:
             count["restarts"] += 1
             count["at end"] += prompt[-3] in thinking[: thinking.index("again")]
-    assert abs(count["restarts"] / 2000 - 0.35) < 0.04
-    assert abs(count["at end"] / count["restarts"] - 0.623) < 0.07
-    assert abs(count["rechecks"] / count["steps"] - 0.15) < 0.02
+    assert count["restarts"] / 2000 == pytest.approx(0.35, abs=0.04)
+    assert count["at end"] / count["restarts"] == pytest.approx(0.623, abs=0.07)
+    assert count["rechecks"] / count["steps"] == pytest.approx(0.15, abs=0.02)
     cuts = sum(PHRASE[0] in Demonstrator(DEFAULT, seed, True).demonstration()[1] for seed in range(1000))
     assert 0.10 < cuts / 1000 < 0.20
 
@@ -136,7 +142,8 @@ def mean_loss(logprobs, labels):
 def test_supervised_steps_learn_the_taught_tokens_of_their_own_batch():
     """The first loss is that of the untrained model, by a loop. Then, with learning rate 0, the gradients after two steps
     are those of the second batch alone, cut to norm 1."""
-    model, demonstrator = new_model(ModelShape(), 0), Demonstrator(replace(DEFAULT, cut=0.5), 0, True)
+    model = new_model(ModelShape(), 0)
+    demonstrator = Demonstrator(replace(DEFAULT, cut=0.5), 0, True)
     batches = [demonstrator.batch(4), demonstrator.batch(4)]
     ids, labels = batches[1]
     loss = mean_loss(model(input_ids=ids).logits.log_softmax(-1), labels)
@@ -150,7 +157,8 @@ def test_supervised_steps_learn_the_taught_tokens_of_their_own_batch():
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = module.warm_start_optimizer(model, WarmStart().lr)
     first, second = module.supervised_steps(model, optimizer, [(ids, labels)] * 2)
-    assert first == pytest.approx(loss.item(), rel=1e-5) and second < first
+    assert first == pytest.approx(loss.item(), rel=1e-5)
+    assert second < first
     assert all((p != q).any() for p, q in zip(model.parameters(), before, strict=True))
 
 
@@ -168,7 +176,8 @@ def test_the_warm_start_gives_right_results_about_as_often_as_they_were_shown():
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(warm_start(ROOT / "runs" / "cache"))
-    rng, rows, right = random.Random(0), [], []
+    rng = random.Random(0)
+    rows, right = [], []
     for operation, value in module.wrong_rates(DEFAULT.wrong_rates):  # from seldom wrong to often
         prompt = arithmetic.chain_text(value, [operation, rng.choice(OPERATIONS)])
         words = [*prompt.split(), LABELS[0], operation]  # what comes next is the result of the first step
@@ -189,21 +198,25 @@ def test_the_sizes():
     layer = 2 * 48 * 64 + 2 * 48 * 32 + 3 * 48 * 128 + 2 * 48 + 2 * 32
     assert counts[0] == 2 * layer + 47 * 48 + 48
     assert counts == [57_920, 101_760, 226_304, 505_280, 1_009_344]
-    assert tuple(SHAPES) == get_type_hints(Flags)["size"].__args__ and module.warm_start_of(Flags().size) == WarmStart()
-    others = [module.warm_start_of(size) for size in ("xs", "s", "l", "xl")]
-    assert [other.shape for other in others] == [SHAPES[size] for size in ("xs", "s", "l", "xl")]
-    assert {(other.clean_loss, other.corrupted_loss) for other in others} == {(WarmStart().clean_loss, 0.67)}
+    assert tuple(SHAPES) == get_type_hints(Flags)["size"].__args__
+    assert module.warm_start_of(Flags().size) == WarmStart()
+    for size in ("xs", "s", "l", "xl"):
+        settings = module.warm_start_of(size)
+        assert settings.shape == SHAPES[size]
+        assert (settings.clean_loss, settings.corrupted_loss) == (WarmStart().clean_loss, 0.67)
 
 
 def test_warm_start_is_cached_under_its_settings_and_its_code(tmp_path, monkeypatch):
-    lines, cache, changed = list[str](), tmp_path / "cache", tmp_path / "tasks"
+    lines = list[str]()
+    cache = tmp_path / "cache"
     folder = warm_start(cache, settings=QUICK, report=lines.append)
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert warm_start(cache, settings=QUICK, report=lines.append) == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == written and len(lines) == 2
-    other_data = replace(QUICK, demonstrations=Demonstrations(noise=0.2))
-    others = [warm_start(cache, settings=other_data), warm_start(cache, settings=QUICK, seed=1)]
-    shutil.copytree(Path(module.__file__).parent, changed)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert len(lines) == 2
+    noisy = replace(QUICK, demonstrations=Demonstrations(noise=0.2))
+    others = [warm_start(cache, settings=noisy), warm_start(cache, settings=QUICK, seed=1)]
+    changed = shutil.copytree(Path(module.__file__).parent, tmp_path / "tasks")
     monkeypatch.setattr(module, "__file__", str(changed / "warm_start.py"))
     for name in ("arithmetic.py", "warm_start.py"):
         with open(changed / name, "a") as file:
@@ -216,10 +229,12 @@ def test_warm_start_loads_in_transformers_and_is_the_same_every_time(tmp_path):
     """And leaves the caller's random numbers as they were."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    torch.manual_seed(5)
     state = torch.get_rng_state(), random.getstate()
     one, two = (warm_start(tmp_path / name, settings=QUICK) for name in ("one", "two"))
     arithmetic.ChainTask(0, 5, 5)
-    assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert random.getstate() == state[1]
     models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (one, two)]
     config = models[0].config
     assert (config.architectures, config.vocab_size) == (["Qwen3ForCausalLM"], len(WORDS))

@@ -1,77 +1,107 @@
-"""Fits the logs of other frameworks: a reader around `forecast.py`, which itself reads `eval.jsonl` alone.
+"""Fits the logs of other frameworks: a reader before `forecast.py`, which itself reads `eval.jsonl` alone.
 
-    python tools/fit.py log.csv --x gpu_hours --y eval/acc --scale 0.01 --samples 500 --fit-until 0.5
-    python tools/fit.py checkpoint-500/trainer_state.json    # TRL: eval_reward against step
-    python tools/fit.py run.jsonl --y mean@1 --samples 1319  # verl: val-core/openai/gsm8k/reward/mean@1
+    python tools/fit.py run.log                              # what verl or TRL prints
+    python tools/fit.py log.csv --y eval/acc --range 0 100 --samples 500 --fit-until 0.5
 
-A file is CSV (as spreadsheets, wandb and TensorBoard write it), JSON lines, what verl prints (`step:7 - name:0.5`), or
-one JSON document: a list, or an object that has a list under `log_history`. The names of nested records are joined by
-"/", without verl's `data`. Name a column in full, or by its end after a "/" or after the " - " that follows the name
-of a wandb run. Records without the reward are left out, and of equal records one counts.
+WHAT IS READ. CSV, JSON lines and documents, HTML tables, notebooks, and printed values (`[Step 7/90] name=0.5`). Names
+are joined by "/". Of equal neighbors one counts, and of a last line that is still being written nothing.
+WHICH COLUMNS. The first pattern of `REWARDS` that a column fits, and of `COMPUTE`; or with --x and --y one by its name,
+or by its end after a "/" or a " - ". An epoch is rounded: where it is repeated, records are counted instead.
+SEVERAL RUNS are never pooled. Where compute is repeated or goes back, a column of labels tells them apart. Without one,
+compute that goes back to its beginning starts another run. If it goes back by less, the run was resumed from a
+checkpoint, and what it did again replaces what it had done.
+BLOCKS. A reward of training is that of few rollouts: about 40 means of neighbors are fitted, or means of as many
+records as --block says. Held-out scores are averaged only where there are 300 or more.
 """
 
 import argparse
 import csv
 import json
-import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import fit_sigmoid
 import forecast
 
-REWARDS = ("pass_rate", "eval_reward", "Value")  # ours, TRL's, TensorBoard's
-STEPS = ("Step", "_step")  # TensorBoard's, wandb's
-HINTS = {  # words of an error: the flag that helps
-    "compute starts at": "--x-start first",
-    "percents": "--scale 0.01; of a sum of rewards name one, with --y",
+# Patterns for the names of columns. An earlier one is preferred.
+HELD_OUT = "(^|[^a-z])(val|valid|validation|eval|evaluation|test)(?![a-z])"
+RIGHT = "acc|pass|correct|solved?($|_rate)|answer"
+SCORE = f"{RIGHT}|score|reward|^value$"
+NO_SCORE = "(^|[^a-z])(std|min|max|best|worst|maj|loss|len|tim|token|kl|margin|format|n|num|none)"
+REWARDS = (
+    "^(pass_rate|eval_reward|value)$",  # ours, TRL's, TensorBoard's
+    f"^(?=.*{HELD_OUT}).*({RIGHT})",
+    f"^(?=.*{HELD_OUT}).*(score|reward)",
+    RIGHT,
+    "score/mean$",  # verl's
+    "(^|/)(mean_|avg_|average_)?(reward|score)s?(_mean|_avg)?$",
+    SCORE,
+)
+COMPUTE = (
+    "^tokens$",
+    "^device_hours$",
+    "^flops$",
+    "^step$",
+    "^_step$",
+    "^(?!.*(per_|tim)).*(step|iter|iteration|update|episode|batch)$",
+    "num_tokens$",
+    "epoch$",
+    "^record$",
+)
+LABELS = "(^|[^a-z])(run|seed|trial|id)$"
+# What printed lines hold: a name, perhaps in quotes, and a number.
+PAIR = r"(?<!\w)'?([a-z_][^\s=,;|(){}\[\]\"']*)'?\s*[:=]\s*'?([-+]?\d[\d.]*(?:e[-+]?\d+)?%?)"
+STEP = r"(?<![a-z])(step|iteration|update|episode)\W{0,2}(\d)"
+EXPORT = {  # a mark in the name of a file that is no text: what makes a text of it
+    "tfevents": 'python -c "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as E;'
+    " print('step,value', *(f'{e.step},{e.value}' for e in E('FILE').Reload().Scalars('TAG')), sep='\\n')\" > log.csv",
+    ".wandb": "python -c \"import wandb; wandb.Api().run('ENTITY/PROJECT/RUN').history(samples=100_000)"
+    ".to_csv('log.csv')\"",
 }
-ERRORS = (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError, csv.Error)
-Record = Mapping[str, Any]
+csv.field_size_limit(2**31 - 1)  # a cell of a notebook's text may be long
+ERRORS = (*forecast.ERRORS, csv.Error, NotImplementedError)
 
 
-def records(path: str | Path) -> list[Record]:
-    """The records of a file, flat, each once. A name is printable: it may be shown on a terminal."""
-    unique = {}
-    for record in read_records(path):
-        row = {printable(str(name)): value for name, value in record.items()}
-        unique[repr(sorted(row.items()))] = row
-    return list(unique.values())
+# ---------------------------------------------------------------------------------------------------------- records
+def read(path: Path) -> pd.DataFrame:
+    """The records of a file, one of equal neighbors. The names of columns are printable, since errors show them."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        command = next((EXPORT[mark] for mark in EXPORT if mark in path.name), "export it as CSV")
+        raise ValueError(f"this is no text; to make one: {command}") from error
+    frame = pd.json_normalize(parse(text), sep="/")
+    frame.columns = ["".join(c if c.isprintable() else "?" for c in str(name)) for name in frame]
+    text = frame.astype(str).fillna("")
+    return frame[(text != text.shift()).any(axis=1)]
 
 
-def printable(name: str) -> str:
-    """The name with a question mark for each control character."""
-    return "".join(character if character.isprintable() else "?" for character in name)
+def parse(text: str) -> list[dict]:
+    """The records of a text of any kind."""
+    text = re.sub(r"np\.\w+\((.*?)\)", r"\1", text)
+    if re.match(r"\s*(\{\s*[\"}]|\[\s*[\[{\]])", text) and '"cell_type"' not in text:  # JSON, but no notebook
+        return json_records(text)
+    if not text.endswith(("\n", "}", ">", '"')):  # the last line is still being written
+        text = text[: text.rfind("\n") + 1]
+    rows = csv_records(text)
+    is_table = all(len(row) > 1 and None not in row and None not in row.values() for row in rows)
+    if rows and is_table and not fits(PAIR, text.split("\n", 1)[0]):
+        return rows
+    return table_records(text) or line_records(text) or rows
 
 
-def read_records(path: str | Path) -> list[Record]:
-    """The records of a file, flat."""
-    text = Path(path).read_text(encoding="utf-8-sig")
-    if text.lstrip().startswith(("{", "[")):
-        return [dict(flat(record)) for record in json_records(text)]
-    printed = re.findall(r"\bstep:(\d+) - (\S+:.*)", text)
-    if printed:
-        return [console_record(step, values) for step, values in printed]
-    lines = text.splitlines() or [""]
-    delimiter = max(",;\t", key=lines[0].count)
-    reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-    return list(reader)
-
-
-def json_records(text: str) -> list[Record]:
-    """The records of a JSON document or of JSON lines. A last line that is still being written is left out."""
-    lines = text.split("\n")
+def json_records(text: str) -> list[dict]:
+    """The records of a JSON document or of JSON lines."""
     with suppress(json.JSONDecodeError):
-        document = json.loads(text)
-        return document if isinstance(document, list) else document.get("log_history", [document])
+        return document_records(json.loads(text))
+    lines = text.split("\n")
     if not lines[-1].endswith("}"):
         lines.pop()
     rows = []
@@ -84,153 +114,206 @@ def json_records(text: str) -> list[Record]:
     return rows
 
 
-def console_record(step: str, values: str) -> Record:
-    """A line that verl prints: `step:5 - actor/lr:1e-06 - critic/score:0.5`."""
-    parts = [part.rsplit(":", 1) for part in values.split(" - ") if ":" in part]
-    return {"step": step, **dict(parts)}
+def document_records(document: Any) -> list[dict]:
+    """The records of a JSON document. Where it holds several lists of them, `run` is the name of the list."""
+    if isinstance(document, list):
+        return document
+    lists = {name: value for name, value in document.items() if isinstance(value, list) and value}
+    tables = {name: rows for name, rows in lists.items() if isinstance(rows[0], dict)}
+    if tables:
+        return [row | {"run": name} for name, rows in tables.items() for row in rows]
+    if not lists:
+        return [document]
+    return pd.DataFrame.from_dict(lists, orient="index").T.assign(record=0).to_dict("records")
 
 
-def flat(record: Record, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """{"a": {"b": 1}} -> ("a/b", 1)."""
-    for name, value in record.items():
-        if not isinstance(value, Mapping):
-            yield prefix + name, value
-        elif name == "data":
-            yield from flat(value, prefix)
-        else:
-            yield from flat(value, f"{prefix}{name}/")
+def table_records(text: str) -> list[dict]:
+    """The rows of HTML tables."""
+    rows = []
+    for table in re.findall("<table.*?</table>", text, re.DOTALL):
+        names, *lines = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("</tr>")]
+        rows += [dict(zip(names, line, strict=False)) for line in lines]
+    return rows
 
 
-def column(name: str, columns: Iterable[str], flag: str) -> str:
-    """The one column of this name, or of this ending."""
-    if name in columns:
-        return name
-    matches = [column for column in columns if column.endswith((f" - {name}", f"/{name}"))]
-    if len(matches) != 1:
-        choices = ", ".join(sorted(matches or columns)) or "none at all"
-        count = len(matches) or "no"
-        raise ValueError(f"{count} columns are called {name}: name one with {flag}; there are {choices}")
-    return matches[0]
+def line_records(text: str) -> list[dict]:
+    """Printed lines, and dictionaries as Python prints them, that have numbers under names."""
+    text = re.sub(STEP, r"\1=\2", text, flags=re.IGNORECASE)
+    lines = re.split(r"[\r\n]|(?=\{')", text)
+    rows = [dict(re.findall(PAIR, line, re.IGNORECASE)) for line in lines]
+    return [row | {"record": 0} for row in rows if row]
 
 
-def number(cell: Any) -> float:
+def csv_records(text: str) -> list[dict]:
+    """The rows of a table with commas, semicolons or tabs."""
+    lines = text.splitlines() or [""]
+    delimiter = max(",;\t", key=lines[0].count)
+    reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+    return list(reader)
+
+
+# ---------------------------------------------------------------------------------------------------------- columns
+def fits(pattern: str, name: str) -> bool:
+    """Whether it does, anywhere, in capitals or not."""
+    return bool(re.search(pattern, name, re.IGNORECASE))
+
+
+def column(name: str, patterns: Sequence[str], names: Iterable[str], flag: str) -> str:
+    """The one that is called `name`, or ends so; without a name the one that the first possible pattern fits."""
+    if name:
+        end = re.escape(name)
+        patterns = [f"^{end}$", f"( - |/){end}$"]
+    matches: list[str] = []
+    for pattern in patterns:
+        matches = matches or [name for name in names if fits(pattern, name)]
+    if len(matches) == 1:
+        return matches[0]
+    scores = [name for name in names if flag == "--y" and fits(SCORE, name)]
+    choices = ", ".join(sorted(matches or scores or names)) or "none at all"
+    raise ValueError(f"{len(matches) or 'no'} columns fit: name one with {flag}; there are {choices}")
+
+
+def numbers(cells: pd.Series, errors: str = "raise") -> pd.Series:
     """NaN of an empty cell; .2 of "20%"."""
-    if cell in (None, ""):
-        return math.nan
-    text = str(cell).strip()
-    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-
-
-def numbers(rows: Sequence[Record], name: str) -> np.ndarray:
-    """(N,) a column; NaN where it is missing."""
+    text = cells.astype(str).str.strip()
+    text = text.mask(text.str.lower().isin(["", "none", "nan", "null"]))
+    unit = np.where(text.str.endswith("%"), 0.01, 1.0)
     try:
-        return np.array([number(row.get(name)) for row in rows])
+        return pd.to_numeric(text.str.rstrip("%"), errors=errors) * unit
     except ValueError as error:
-        raise ValueError(f"{name} has what is no number: {error}") from error
+        raise ValueError(f"{cells.name} has what is no number: {error}") from error
 
 
-def default_compute(rows: Sequence[Record], columns: Iterable[str]) -> str:
-    """Tokens of a run on a CPU, else device_hours, else the first known name."""
-    devices = {row.get("device", "gpu" if number(row.get("device_hours")) > 0 else "cpu") for row in rows}
-    first = "tokens" if devices <= {"cpu"} else "device_hours"
-    known = (first, *fit_sigmoid.UNITS, *STEPS)
-    return next((name for name in known if name in columns), first)
+def usual_rewards(frame: pd.DataFrame) -> list[str]:
+    """The columns that may be a reward: those with at least a dozen numbers, if there are any."""
+    scores = [name for name in frame if fits(SCORE, name) and not fits(NO_SCORE, name)]
+    counts = {name: numbers(frame[name], "coerce").count() for name in scores}
+    return [name for name in scores if counts[name] >= min(12, max(counts.values()))]
 
 
-def sample_counts(rows: Sequence[Record], columns: Iterable[str], samples: str, y: str) -> np.ndarray | None:
-    """(N,) samples behind each point; None if nothing says them."""
+def sample_counts(frame: pd.DataFrame, samples: str, y: str) -> Any:
+    """(N,) samples behind each point, or a number for all; NaN if nothing says them."""
     with suppress(ValueError):
-        return np.full(len(rows), float(samples))
+        return float(samples)
     if samples:
-        return numbers(rows, column(samples, columns, "--samples"))
-    prefix = y.removesuffix("pass_rate")
-    prompts, per_prompt = f"{prefix}n_prompts", f"{prefix}n_samples"
-    if prompts not in columns or per_prompt not in columns:
-        return None
-    return numbers(rows, prompts) * numbers(rows, per_prompt)
+        return numbers(frame[column(samples, [], frame, "--samples")])
+    names = [y.removesuffix("pass_rate") + name for name in ("n_prompts", "n_samples")]
+    return frame[names].apply(numbers).prod(axis=1) if set(names) <= set(frame) else np.nan
 
 
-def load(
-    path: str | Path, x: str = "", y: str = "", samples: str = "", scale: float = 1.0, x_start: str = "0"
-) -> tuple[str, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Name of x, C (N,), R (N,) and the samples behind each (N,) or None.
+# ------------------------------------------------------------------------------------------------------------- runs
+def load(path: str, args: argparse.Namespace) -> tuple[str, dict[str, pd.DataFrame]]:
+    """Name of x, and the points of each run: compute C, reward R, and n samples behind each, NaN where unknown."""
+    frame = read(Path(path))
+    records = len(frame)
+    usual = [] if args.y else usual_rewards(frame)
+    y = column(args.y, REWARDS if usual else [], usual or frame, "--y")
+    R = numbers(frame[y]).dropna()
+    low, high = args.range
+    if not low <= R.min() <= R.max() <= high:
+        raise ValueError(
+            f"{y} goes from {R.min():g} to {R.max():g}, not from {low:g} to {high:g}: name what it can be with --range,"
+            " such as --range 0 100 for percents or --range -1 1, or another column with --y"
+        )
+    frame = frame.loc[R.index].dropna(axis=1, how="all")
+    x = column(args.x, COMPUTE, frame, "--x")
+    C = numbers(frame[x])
+    if args.x_start == "0" and C.min() > C.max() / 2 and len(C) > 2:
+        raise ValueError(f"{x} starts at {C.min():g} and ends at {C.max():g}: subtract its start with --x-start first")
+    C -= C.min() if args.x_start == "first" else float(args.x_start)
+    if "step" in frame:
+        C[numbers(frame["step"], "coerce") == 0] = 0.0  # there, a clock has run, but nothing has been trained
+    points = pd.DataFrame({"C": C, "R": (R - low) / (high - low), "n": sample_counts(frame, args.samples, y)})
+    label = column(args.label, [], frame, "--label") if args.label else ""
+    points = split(points[C.notna()], frame, label)
+    if fits("epoch|record", x) and any(run["C"].duplicated().any() for run in points.values()):
+        x = "record"
+        points = {label: run.assign(C=np.arange(1, len(run) + 1)) for label, run in points.items()}
+    runs = {}
+    for label, run in points.items():
+        N = len(run)
+        repeats = run["C"].duplicated().sum()
+        if 10 * repeats > N and not args.block:
+            raise ValueError(
+                f"{x} is repeated in {repeats} of {N} records: name the column that tells runs apart with --label, or"
+                " average neighbors with --block"
+            )
+        held_out = fits(f"{HELD_OUT}|^pass_rate$", y + label) or run["n"].notna().all()
+        size = max(1, N // (args.block or N // (150 if held_out else 40) or 1))
+        blocks = run.sort_values("C", kind="stable").groupby(np.arange(N) * size // N)
+        name = f"{path} {label}".strip()
+        runs[name] = blocks.mean().assign(n=blocks["n"].sum(min_count=1))
+        print(f"{name}: {y} against {x}, {N} of {records} records" + f" in {size} means" * (size < N))
+    return x, runs
 
-    x, y     columns of compute and reward; "": `default_compute`, and the first of REWARDS
-    samples  column or number; "": n_prompts * n_samples where the file has both, under y's own prefix
-    x_start  a number, or "first" for the least compute: subtracted from the compute
-    """
-    if not 0 < scale < math.inf:
-        raise ValueError(f"--scale is a number above 0, such as 0.01 for percent, not {scale:g}")
-    rows = records(path)
-    columns = {str(name) for row in rows for name in row}
-    usual = next((name for name in REWARDS if name in columns), REWARDS[0])
-    y = column(y or usual, columns, "--y")
-    rows = [row for row in rows if row.get(y) not in (None, "")]
-    x = column(x or default_compute(rows, columns), columns, "--x")
-    C, R = numbers(rows, x), numbers(rows, y) * scale
-    start = np.nanmin(C, initial=math.inf) if x_start == "first" else float(x_start)
-    before_training = [str(row.get("step")) == "0" for row in rows]
-    C = np.where(before_training, 0.0, C - start)  # there, a clock has run, but nothing has been trained
-    return x, C, R, sample_counts(rows, columns, samples, y)
+
+def grows(points: pd.DataFrame) -> bool:
+    """Whether compute does, from each record to the next."""
+    return points["C"].is_monotonic_increasing and points["C"].is_unique
 
 
-def curve(path: str | Path, fit_until: float = 1.0, **columns: Any) -> forecast.CurveReport:
-    """`forecast.curve` of what `load` reads."""
-    x, C, R, n = load(path, **columns)
-    counts = [None] * len(C) if n is None else n
-    points = zip(C, R, counts, strict=True)
-    rows = [{x: c, "pass_rate": r, "n_prompts": count, "n_samples": 1} for c, r, count in points]
-    return forecast.curve(rows, fit_until, str(path), x)
+def split(points: pd.DataFrame, frame: pd.DataFrame, label: str) -> dict[str, pd.DataFrame]:
+    """The points of each run under its name; "" for a single one."""
+    if grows(points) and not label:
+        return {"": points}
+    for name in [label] if label else frame:
+        groups = dict(list(points.groupby(name + "=" + frame[name].astype(str), sort=False)))
+        is_label = fits(LABELS, name) or numbers(frame[name], "coerce").isna().all()
+        if label or (is_label and 3 * len(groups) <= len(points) and all(map(grows, groups.values()))):
+            return groups
+    backs = points["C"].diff() < 0
+    if 5 * backs.sum() > len(points):
+        raise ValueError(
+            f"compute goes back {backs.sum()} times in {len(points)} records: sort them by it, or see --label"
+        )
+    runs: list[pd.DataFrame] = []
+    for _, part in points.groupby(backs.cumsum()):
+        start = part["C"].min()
+        if runs and start > points["C"].iloc[0]:  # resumed: what was done again replaces what had been done
+            before = runs.pop()
+            part = pd.concat([before[~before["C"].between(start, part["C"].max())], part])
+        runs.append(part)
+    return {f"run {i}" if len(runs) > 1 else "": run for i, run in enumerate(runs, 1)}
 
 
-def command_line(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options of `main`."""
-    parser = argparse.ArgumentParser(description="Fit reward against compute with a sigmoid (arXiv 2510.13786, Eq. 1).")
+# ----------------------------------------------------------------------------------------------------- command line
+def command_line(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options of `load`, and those of `forecast.py`."""
+    parser = argparse.ArgumentParser(
+        description="Fit reward against compute with a sigmoid (arXiv 2510.13786, Eq. 1).",
+        epilog="After the files also those of forecast.py: --fit-until, --predict-at, --plot.",
+    )
     add = parser.add_argument
-    add("files", nargs="+", help="CSV, JSON lines, verl's console, TRL's trainer_state.json; several runs are compared")
-    add("--x", default="", metavar="COLUMN", help="compute (default: tokens, device_hours, flops or step)")
+    add("files", nargs="+", help="CSV, JSON, notebooks, printed logs; several runs are compared")
+    add("--x", default="", metavar="COLUMN", help="compute (default: the usual names)")
     add("--x-start", default="0", metavar="C", help="subtract this from the compute, or 'first': its least value")
-    add("--y", default="", metavar="COLUMN", help=f"the reward, from 0 to 1 (default: {', '.join(REWARDS)})")
-    add("--scale", type=float, default=1.0, help="multiply the reward by this: 0.01 for percent")
+    add("--y", default="", metavar="COLUMN", help="the reward (default: the usual names, held-out ones first)")
+    add("--range", type=float, nargs=2, default=[0, 1], metavar="R", help="least and greatest reward there can be")
     add("--samples", default="", metavar="N", help="samples behind each point: a number or a column")
-    add("--fit-until", type=float, nargs="+", default=[1.0], metavar="SHARE", help="fit so much, forecast the rest")
-    add("--predict-at", type=float, nargs="+", default=[], metavar="C", help="predict at this compute, too")
-    add("--plot", metavar="PNG", help="draw a panel for each run and share")
-    return parser.parse_args(argv)
+    add("--block", type=int, default=0, metavar="N", help="fit means of so many records")
+    add("--label", default="", metavar="COLUMN", help="what tells the runs of a file apart")
+    return parser.parse_known_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 2 bad input."""
-    args = command_line(argv)
-    columns = {name: getattr(args, name) for name in ("x", "y", "samples", "scale", "x_start")}
-    place = "--predict-at"
+    args, others = command_line(argv)
+    sources = {}
+    axes = set()
     try:
-        if not all(0 <= C < math.inf for C in args.predict_at):
-            raise ValueError(f"need compute >= 0, not {args.predict_at}")
-        runs = []
         for place in args.files:
-            runs.append([curve(place, share, **columns) for share in args.fit_until])
-        for place, (*_, report) in zip(args.files, runs, strict=True):  # noqa: B007
-            if not report.forecast.best:
-                raise ValueError(report.forecast.reason)
-            if report.x != runs[0][0].x:
-                raise ValueError(f"compute is {report.x}, but {runs[0][0].x} in {args.files[0]}")
-        reports = [forecast.format_report(report, *args.predict_at) for run in runs for report in run]
-        print("\n\n".join(reports))
-        if len(runs) > 1:
-            fits = [run[-1].forecast.fit for run in runs]
-            print("\n" + fit_sigmoid.compare(*fits, names=args.files).verdict)
-        place = "--plot"
-        if args.plot:
-            forecast.plot_curves(runs, args.plot)
+            x, runs = load(place, args)
+            axes.add(x)
+            for name, points in runs.items():
+                rows = points.set_axis([x, "pass_rate", "n_prompts"], axis=1).assign(n_samples=1)
+                sources[name] = rows.to_dict("records")
+        if len(axes) > 1:
+            raise ValueError(f"files of different compute do not compare: {', '.join(axes)}; name one with --x")
     except ERRORS as error:
-        message = str(error)
-        for words, flag in HINTS.items():
-            if words in message and flag not in message:
-                message += f" ({flag})"
-        print(f"fit.py: {place}: {message}", file=sys.stderr)
+        print(f"fit.py: {place}: {error}", file=sys.stderr)
         return 2
-    return 0
+    return forecast.main([*sources, "--x", x, *others], sources)
 
 
 if __name__ == "__main__":

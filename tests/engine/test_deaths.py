@@ -14,7 +14,7 @@ import psutil
 import pytest
 from fake_engine import problems, wait_until
 from real_engine import new_engine, new_generator
-from test_weights_in_flight import LongTraining, check_weights_move, evaluated
+from test_weights_in_flight import check_weights_move, evaluated, long_training
 from tiny_model import TinyModel
 
 from pipeline_rl import Pacer
@@ -34,7 +34,7 @@ def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> N
     behind."""
     before = engine_processes()
     tiny = TinyModel(tmp_path_factory.mktemp("untied"), tied=False)
-    control = LongTraining(700)
+    control = long_training(700)
     pacer = Pacer(3, 1)
     prompts, vllm = problems(20), new_engine(tiny, stop_ids=[], max_num_seqs=20)
     generator = new_generator(vllm, prompts, pacer=pacer, length_control=control, rollouts=3)
@@ -42,7 +42,7 @@ def test_untied_head_then_a_death(tmp_path_factory: pytest.TempPathFactory) -> N
     try:
         generator.start(tiny.weights(0))
         check_weights_move(generator, tiny, prompts[:6])
-        control.budget, pacer.capacity = 800, 8
+        control.draw_budget, pacer.capacity = long_training(800).draw_budget, 8
         generator.release(6)
         wait_until(lambda: pacer.admitted == 12)
 

@@ -1,6 +1,5 @@
 """Hugging Face models and a data set of word problems, made here and saved in the formats of the hub, through the whole
-of train.py on a CPU with real vLLM: Llama (untied), Qwen3 (tied), Qwen3-MoE and Mixtral (experts held in one tensor by
-transformers and apart in a checkpoint)."""
+of train.py on a CPU with real vLLM."""
 
 import json
 import os
@@ -14,6 +13,7 @@ import torch
 from bpe import train_tokenizer
 
 from runtime import model as policy
+from runtime.weights import CheckpointTensors
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (
@@ -47,20 +47,46 @@ def new_tokenizer():
     return tokenizer
 
 
+# What a tiny model of a family needs beside the common shape. Experts are held in one tensor by transformers, and apart
+# in a checkpoint.
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
+FAMILIES = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"tie_word_embeddings": True},
+    "Qwen3Moe": EXPERTS | {"norm_topk_prob": True},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Mistral": {},
+    "Gemma": {"tie_word_embeddings": True},
+    "Gemma3Text": {"tie_word_embeddings": True, "sliding_window": 512, "query_pre_attn_scalar": 32},
+    "Phi": {"num_key_value_heads": 2},
+    "Phi3": {},
+    "GPT2": {"tie_word_embeddings": True},
+    "GPTNeoX": {},
+    "Olmo2": {},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+    "Granite": {},
+    "StableLm": {},
+    "Starcoder2": {"tie_word_embeddings": True},
+    "SmolLM3": {},
+    "Glm4": {},
+    "Glm4Moe": ROUTED | {"n_shared_experts": 1, "first_k_dense_replace": 1, "num_key_value_heads": 2},
+    "Exaone4": {"sliding_window": 512},
+    "SeedOss": {},
+}
+
+
 def new_model(kind, vocabulary):
     import transformers
 
     torch.manual_seed(0)
     shape = {"vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 512}
-    shape |= {"initializer_range": 0.1, "tie_word_embeddings": kind == "Qwen3"}
+    shape |= {"initializer_range": 0.1, "tie_word_embeddings": False}
     shape |= dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id"), 0)
-    if kind == "Qwen3Moe":
-        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    if kind == "Mixtral":
-        shape |= {"num_local_experts": 4, "num_experts_per_tok": 2}
-    config = getattr(transformers, f"{kind}Config")(**shape)
-    return getattr(transformers, f"{kind}ForCausalLM")(config)
+    config = getattr(transformers, f"{kind}Config")(**(shape | FAMILIES[kind]))
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def save(kind, folder):
@@ -75,7 +101,7 @@ def save(kind, folder):
 
 def train(folder, out, *more):
     command = [
-        sys.executable, str(ROOT / "train.py"), "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "4",
+        sys.executable, str(ROOT / "train.py"), "--dataset", "words.jsonl", "--reward", "own:even", "--max_steps", "3",
         "--batch_prompts", "4", "--rollouts", "4", "--k", "2", "--lr", "0.01", "--warmup_steps", "1", "--held_out",
         "16", "--eval_every", "1", "--eval_samples", "1",
         "--min_budget", "8", "--max_budget", "12", "--answer_budget", "6", "--max_num_seqs", "32",
@@ -88,16 +114,17 @@ def train(folder, out, *more):
 
 
 def trained_from_start(kind, folder, *more):
-    """The model before and after four steps from a JSONL of word problems: trainer and generator agree at every version
+    """The model before and after three steps from a JSONL of word problems: trainer and generator agree at every version
     after weights moved, and the saved model loads in transformers."""
     from transformers import AutoModelForCausalLM
 
     start = save(kind, folder)
     steps = train(folder, "run", "--model", "start", *more)
-    assert [step["step"] for step in steps] == [1, 2, 3, 4]
-    assert sum(step.get("updated", 0) for step in steps) >= 3
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert sum(step.get("updated", 0) for step in steps) >= 2
     gaps = [step["logprob_gap"] for step in steps if "logprob_gap" in step]
-    assert len(gaps) >= 3 and max(gaps) < 1e-4
+    print(f"{kind}: largest log-prob gap {max(gaps):.1e}")
+    assert len(gaps) >= 2 and max(gaps) < 1e-4
     return start, AutoModelForCausalLM.from_pretrained(folder / "run" / "model", dtype=torch.float32)
 
 
@@ -127,6 +154,13 @@ def test_whole_architectures(kind, tmp_path):
     check_a_run(kind, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_family_trains(kind, tmp_path):
+    """docs/operations.md lists them."""
+    trained_from_start(kind, tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Qwen3Moe", "Mixtral"])
 def test_weights_for_the_generator_are_those_of_a_checkpoint(kind, tmp_path):
     """Same names, shapes and numbers as save_pretrained writes; metadata say the same before anything is gathered."""
@@ -135,7 +169,7 @@ def test_weights_for_the_generator_are_those_of_a_checkpoint(kind, tmp_path):
 
     new_model(kind, 400).save_pretrained(tmp_path)
     for model in (new_model(kind, 400), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)):
-        sent = policy.CheckpointTensors(model, torch.float32)
+        sent = CheckpointTensors(model, torch.float32)
         tensors, written = dict(sent.items()), load_file(tmp_path / "model.safetensors")
         assert tensors.keys() == written.keys()
         assert all(torch.equal(tensors[name], written[name]) for name in written)

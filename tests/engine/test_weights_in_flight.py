@@ -5,9 +5,8 @@ cache that is filled piece by piece with the weights that were live. Weights are
 versions, so that tokens, keys or values of a wrong version are nats away, not 1e-4.
 """
 
-import random
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,22 +34,10 @@ def evaluated(generator: Generator, prompts: list[Problem], n_samples: int) -> t
     return [p for p in prompts for _ in range(n_samples)], [r for group in groups for r in group]
 
 
-@dataclass
-class LongTraining:
-    """As length control: training completions of `budget` tokens, evaluation completions of 12."""
-
-    budget: int
-    max_budget: int = 12
-    max_completion: int = 900
-
-    def draw_budget(self, rng: random.Random) -> int:
-        return self.budget
-
-    def second_leg(self, prompt_ids, completion_ids, finish_reason):
-        return None
-
-    def mask(self, n_first: int, n_forced: int, n_second: int) -> list[int]:
-        raise AssertionError("there is no second leg")
+def long_training(budget: int) -> SimpleNamespace:
+    """As length control: training completions of `budget` tokens, evaluation completions of 12, and no second leg."""
+    functions = {"draw_budget": lambda rng: budget, "second_leg": lambda *_: None}
+    return SimpleNamespace(max_budget=12, max_completion=900, **functions)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -138,14 +125,14 @@ def test_weights_move_in_flight_under_a_tied_head(vllm_engine: SharedEngine) -> 
     cache; completions begun afterwards like its own alone. A tied head is the one that can stay stale.
     """
     long = problems(2)
-    with vllm_engine.generator(long, pacer=Pacer(2, 0), length_control=LongTraining(700), stop_ids=[]) as generator:
+    with vllm_engine.generator(long, pacer=Pacer(2, 0), length_control=long_training(700), stop_ids=[]) as generator:
         check_weights_move(generator, vllm_engine.tiny, long)
 
 
 def check_a_new_engine(engine: VLLMEngine, tiny: TinyModel) -> None:
     """Ten updates of an engine that is started for them."""
     long = problems(2)
-    options = {"pacer": Pacer(2, 0), "length_control": LongTraining(700)}
+    options = {"pacer": Pacer(2, 0), "length_control": long_training(700)}
     with started(engine, tiny.weights(0), long, **options) as generator:
         check_weights_move(generator, tiny, long)
     assert not engine.channel.folder.exists()

@@ -1,6 +1,5 @@
-"""What the checks share: a random Qwen3, a trainer, a batch."""
+"""Random Qwen3s for the checks."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +24,3 @@ def random_qwen3(folder: Path, shape: dict[str, Any]) -> str:
     Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
     arithmetic.word_tokenizer().save_pretrained(folder)
     return str(folder)
-
-
-def new_trainer(model: str, *flags: str) -> Any:
-    """As train.py makes it."""
-    from runtime.flags import parse_flags
-    from runtime.parts import new_accelerator
-    from runtime.trainer import Trainer
-
-    parsed = parse_flags(["--model", model, "--warmup_steps", "0", *flags], "")
-    return Trainer(parsed, new_accelerator(parsed), model)
-
-
-def random_batch(count: int, shortest: int, longest: int) -> Any:
-    """Rows of `shortest` to `longest` random tokens, 8 of them the prompt; every second row is rewarded."""
-    from runtime.model import Row
-    from runtime.trainer import TrainingBatch
-
-    rng, rows = random.Random(0), []
-    for _ in range(count):
-        ids = [rng.randrange(2, 40) for _ in range(rng.randint(shortest, longest))]
-        rows.append(Row(ids[:8], ids[8:], [1] * len(ids[8:])))
-    masks = [torch.ones(len(row.mask), dtype=torch.bool) for row in rows]
-    mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)  # (N, T)
-    advantages = torch.tensor([1.0, -1.0]).repeat(count)[:count]  # (N,)
-    return TrainingBatch(rows, torch.full(mask.shape, -3.5), mask, advantages, mask / mask.sum())

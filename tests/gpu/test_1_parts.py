@@ -1,14 +1,20 @@
 """The head and the trainer against another way of computing the same, and their memory. No vLLM is needed."""
 
 import os
-import time
+import random
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from unittest import mock
 
 import pytest
 import torch
-from small import QWEN3_06B, TINY, new_trainer, random_batch, random_qwen3
+from small import QWEN3_06B, TINY, random_qwen3
+
+import fp32_head
+from runtime.flags import parse_flags
+from runtime.model import Row
+from runtime.parts import new_accelerator
+from runtime.trainer import Trainer, TrainingBatch
 
 pytestmark = pytest.mark.gpu
 
@@ -25,8 +31,6 @@ def elsewhere(request):
 def test_head(device, figure, dtype, elsewhere):
     """Log-probs and gradients against float64, also where other products may be TF32. Gradients of bfloat16 factors are
     themselves rounded at the end."""
-    import fp32_head
-
     vocabulary, width, rows = (151_936, 1024, 64) if device == "cuda" else (2_000, 64, 16)
     torch.manual_seed(0)
     hidden = torch.randn(rows, width).bfloat16()  # (M, H)
@@ -43,6 +47,24 @@ def test_head(device, figure, dtype, elsewhere):
         error = (ours.grad.cpu() - oracle.grad).norm() / oracle.grad.norm()
         bound = 1e-3 if dtype == torch.float32 else 5e-3
         figure(f"relative error of the gradient of the {name}", error.item(), below=bound)
+
+
+def new_trainer(model: str, *flags: str) -> Trainer:
+    """As train.py makes it."""
+    parsed = parse_flags(["--model", model, "--warmup_steps", "0", *flags], "")
+    return Trainer(parsed, new_accelerator(parsed), model)
+
+
+def random_batch(count: int, shortest: int, longest: int) -> TrainingBatch:
+    """Rows of `shortest` to `longest` random tokens, 8 of them the prompt; every second row is rewarded."""
+    rng, rows = random.Random(0), []
+    for _ in range(count):
+        ids = [rng.randrange(2, 40) for _ in range(rng.randint(shortest, longest))]
+        rows.append(Row(ids[:8], ids[8:], [1] * len(ids[8:])))
+    masks = [torch.ones(len(row.mask), dtype=torch.bool) for row in rows]
+    mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)  # (N, T)
+    advantages = torch.tensor([1.0, -1.0]).repeat(count)[:count]  # (N,)
+    return TrainingBatch(rows, torch.full(mask.shape, -3.5), mask, advantages, mask / mask.sum())
 
 
 def three_steps(model: str) -> list[float]:
@@ -66,16 +88,13 @@ def test_trainer(device, figure, tmp_path):
 
 
 def test_memory(device, figure, tmp_path):
-    """What a step of 16,384 positions takes with --gradient_checkpointing in the shape of Qwen3-0.6B, and its speed. The
+    """What a step of 16,384 positions takes with --gradient_checkpointing in the shape of Qwen3-0.6B. The
     peak leaves out what CUDA itself takes (half a GB)."""
     shape, row, rows = (QWEN3_06B, 1024, 16) if device == "cuda" else (TINY, 64, 8)
     flags = ["--dtype", "bfloat16", "--gradient_checkpointing", "true", "--tokens_per_microbatch", str(row * rows)]
     trainer = new_trainer(random_qwen3(tmp_path / "model", shape), *flags)
     batch = random_batch(rows, row, row)
     for step in range(2):
-        started = time.perf_counter()
         trainer.backward(batch)
-        trainer.update(step)  # the norm of the gradient has waited for the GPU
-        seconds = time.perf_counter() - started
-    figure("trained positions/s", row * rows / seconds)
+        trainer.update(step)
     figure("peak, GB", torch.cuda.max_memory_allocated() / 1e9, below=18)

@@ -21,20 +21,17 @@ def new_weights(trainer, version: int) -> None:
 
 def mean_gap(trainer, pairs: list) -> float:
     """Mean difference of log-probs between the trainer as it is now and the engine that sampled, in nats a token."""
+    from runtime.evaluation import logprob_gaps
     from runtime.model import Row
 
-    scores = trainer.score([Row(problem.prompt_ids, r.completion_ids, r.mask) for problem, r in pairs])  # (N, T)
-    gaps = []
-    for row, (_, rollout) in zip(scores, pairs, strict=True):
-        sampled = torch.tensor(rollout.mask) == 1
-        ours, engine = row[: len(sampled)], torch.tensor(rollout.logprobs)
-        gaps.append((ours - engine).abs()[sampled])
+    rows = [Row(problem.prompt_ids, rollout.completion_ids, rollout.mask) for problem, rollout in pairs]
+    gaps = logprob_gaps(trainer.score(rows), [rollout.logprobs for _, rollout in pairs], rows)
     return torch.cat(gaps).mean().item()
 
 
 def sampled_by(rollout) -> list[int]:
     """The version of each sampled token."""
-    return [version for version, sampled in zip(rollout.versions, rollout.mask, strict=True) if sampled]
+    return [version for version in rollout.versions if version >= 0]  # a forced one has -1
 
 
 @pytest.mark.parametrize("tied", [True, False])

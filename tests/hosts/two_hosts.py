@@ -37,23 +37,21 @@ class Host:
         """A process there, in the checkout's folder."""
         enter = ["nsenter", f"--target={self.init.pid}", *"--mount --uts --ipc --pid --net".split(), f"--wd={ROOT}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_HOST_IP": self.address, "GLOO_SOCKET_IFNAME": "eth0"}
-        environment |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": PATHS} | options.pop("env", {})
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": PATHS}
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # hidden GPUs, of which Ray would count none
         return subprocess.Popen([*enter, *map(str, command)], env=environment, text=True, **options)
 
-    def run(self, *command: Any, timeout: float = 120, **options: Any) -> str:
+    def run(self, *command: Any) -> str:
         """What it prints."""
-        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
-        out, _ = process.communicate(timeout=timeout)
+        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        out, _ = process.communicate(timeout=120)
         assert process.returncode == 0, (command, out[-3000:])
         return out
 
-    def ray(self, *arguments: str, **options: Any) -> str:
-        """`ray start` with little memory, or another command."""
-        if arguments[0] == "start":
-            arguments += ("--num-cpus=1", "--object-store-memory=80000000", f"--node-ip-address={self.address}")
-            arguments += ("--include-dashboard=false",) if "--head" in arguments else ()
-        return self.run(Path(sys.executable).with_name("ray"), *arguments, **options)
+    def ray(self, *arguments: str) -> None:
+        """`ray start` with little memory."""
+        small = ("--num-cpus=1", "--object-store-memory=80000000", f"--node-ip-address={self.address}")
+        self.run(Path(sys.executable).with_name("ray"), "start", *arguments, *small)
 
     def pids(self) -> list[int]:
         """Its processes except for the first one, as this process sees them."""
