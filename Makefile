@@ -18,7 +18,7 @@ DTYPE ?= $(if $(NVIDIA)$(HALF),bfloat16,float32)
 # FLAGS="--seed 1 --max_steps 30" changes flags of train.py.
 FLAGS ?=
 
-.PHONY: setup demo ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
+.PHONY: setup demo discover what-for ablate law fit real test test-unit test-medium test-slow test-blas smoke mutate lint typecheck format clean gpu-check refit
 
 setup: .venv/installed
 
@@ -37,6 +37,14 @@ $(TESTS)/installed-dev: $(TESTS)/installed requirements-dev.txt
 
 demo: setup  ## the default run: the graded task with the complete recipe, two minutes; FLAGS="--loss dapo" OUT=runs/dapo
 	.venv/bin/python train.py --overwrite true $(if $(OUT),--output_dir $(OUT)) $(FLAGS)
+
+discover: setup  ## a model that seldom thinks discovers thinking, one minute: its curve, its length, a completion before and after
+	.venv/bin/python train.py --dataset discover --engine torch --batch_prompts 8 --max_num_seqs 128 --lr 3.5e-4 \
+	--max_steps 64 --eval_every 4 --save_every 0 --output_dir runs/discover --overwrite true $(FLAGS)
+	.venv/bin/python tools/discover.py runs/discover
+
+what-for: setup  ## one of the eight changes, with it and without it, three seeds: make what-for NAME=clip
+	.venv/bin/python evidence/what_for.py $(NAME) $(FLAGS)
 
 ablate: setup  ## two variants of the recipe, three seeds each, and what changed: five minutes
 	.venv/bin/python evidence/ablate.py losses --only cispo-5 dapo-0.26 --seeds 3 --jobs 2 --budget 600k --output runs/ablate
@@ -77,6 +85,7 @@ gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tes
 refit: setup  ## the marked tables of RESULTS.md and docs/results/, from the curves of all runs and from nothing else
 	.venv/bin/python evidence/tables.py
 	.venv/bin/python evidence/law.py
+	.venv/bin/python evidence/what_for.py
 
 test: $(TESTS)/installed-dev  ## two minutes, real vLLM among them
 	$(TESTS)/bin/python -m pytest $(SPREAD) -m "not slow and not medium and not gpu"

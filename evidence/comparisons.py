@@ -18,6 +18,13 @@ GRADED = (
 SHORT = GRADED.replace("2000000", "1200000")
 VLLM = SHORT.replace("torch", "vllm")  # where time is compared; a run takes twice as long
 
+# A model that seldom thinks, in runs of a quarter of a minute. Chosen in single runs of seed 1, which is not among the
+# published ones.
+DISCOVER = (
+    "--dataset discover --engine torch --batch_prompts 8 --max_num_seqs 128 --lr 3.5e-4 --max_steps 800 "
+    "--max_sampled_tokens 50000 --eval_every 8 --save_every 0"
+)
+
 MARGIN = 0.02  # in A, which the paper calls the noise between equal runs (arXiv 2510.13786, section 3)
 
 
@@ -84,6 +91,11 @@ class Comparison:
 # groups are under way for every k. Without it the queue sets the lag, and k hardly matters.
 HELD = {k: f"--k {k} --min_ready {(k - 1) * 32}" for k in (1, 2, 4, 8, 16)}
 HARD_LAG = f"{SHORT} {HELD[8]}"
+
+MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32"
+FEW_PROMPTS = "--rarity 1 --rollouts 4 --batch_prompts 32 --eval_every 4"
+SHORT_BUDGET = "--dataset graded --min_budget 12 --max_budget 14"
+CUT_OFF = f"{SHORT_BUDGET} --length_control none"
 
 STALE_MASKS = ("icepop", "sequence", "geometric", "deepseek", "dppo", "dppo_kl", "m2po")
 
@@ -238,6 +250,25 @@ COMPARISONS = {
             "rollouts-32": "--rollouts 32 --batch_prompts 16",
         },
         paper={"rollouts-8": lower(" by .025", "Table 1"), "rollouts-32": equal("Table 1: .595, .610")},
+    ),
+    "what-for": Comparison(  # its settings were committed before its runs, too
+        "each of the eight changes, in a setting in which it is needed, and without it: what_for.py",
+        {
+            "recipe": "",
+            "in-turns": "--schedule ppo_off_policy",
+            "prompt-normalization": "--normalize_advantages prompt",
+            "no-zero-variance-filter": "--zero_variance_filter false",
+            "many-updates": MANY_UPDATES,
+            "many-updates-grpo-clip": f"{MANY_UPDATES} --loss grpo",
+            "bfloat16": "--dtype bfloat16",
+            "bfloat16-head": "--dtype bfloat16 --fp32_head false",
+            "few-prompts": FEW_PROMPTS,
+            "few-prompts-uniform-sampling": f"{FEW_PROMPTS} --pass_rate_threshold 1.1",
+            "short-budget": SHORT_BUDGET,
+            "short-budget-cut-off": CUT_OFF,
+            "short-budget-cut-off-sample-average": f"{CUT_OFF} --aggregation sample",
+        },
+        setting=DISCOVER,
     ),
     # The next four were committed with their settings before their runs: docs/results/staleness.md has what came out,
     # and none is left out.

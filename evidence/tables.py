@@ -101,8 +101,8 @@ def depths(rates: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------ one comparison
 
 
-def measure(groups: Groups, axis: str = "tokens") -> pd.DataFrame:
-    """The numbers of each run, a row for each (variant, seed); NaN where there is none."""
+def measure(groups: Groups, axis: str = "tokens", rate: float = RATE) -> pd.DataFrame:
+    """The numbers of each run, a row for each (variant, seed), with the compute to `rate`; NaN where there is none."""
     runs = {(variant, run.seed): run for variant, group in groups.items() for run in group}
     fits = {key: fitted(run, axis) for key, run in runs.items()}
     identifiable = [f.fit.A for f in fits.values() if f.identifiable]
@@ -114,7 +114,7 @@ def measure(groups: Groups, axis: str = "tokens") -> pd.DataFrame:
         again = forecast(own.C, own.R, n_samples=own.n, A=shared).fit
         low, high = own.A_interval
         possible = shared is not None and low <= shared <= high
-        tokens = compute_to(run.points["tokens"], run.rates, RATE)
+        tokens = compute_to(run.points["tokens"], run.rates, rate)
         rows[key] = {
             "A": own.A if own.identifiable else math.nan,
             "B": again.B if possible else math.nan,
@@ -122,8 +122,8 @@ def measure(groups: Groups, axis: str = "tokens") -> pd.DataFrame:
             "end": run.rates[-2:].mean(),
             "tokens": tokens,
             "trained": tokens - waiting(run),
-            "flops": compute_to(run.points["flops"], run.rates, RATE),
-            "device_hours": compute_to(run.points["device_hours"], run.rates, RATE),
+            "flops": compute_to(run.points["flops"], run.rates, rate),
+            "device_hours": compute_to(run.points["device_hours"], run.rates, rate),
             "fell": depths(run.rates).max(),
         }
     return pd.DataFrame.from_dict(rows, orient="index")

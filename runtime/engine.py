@@ -134,7 +134,8 @@ def new_engine(
     if rank != 0:
         return None, channel
     if flags.engine == "torch":
-        return TorchEngine(model, stop_ids, longest, flags.temperature, flags.max_num_seqs, flags.seed), channel
+        options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
+        return TorchEngine(model, stop_ids, longest, *options), channel
     options = dict(placement.options)
     share = SHARE_WITH_TRAINER if placement.shared else SHARE_WITH_NCCL if placement.channel == "nccl" else None
     if share is not None and "gpu_memory_utilization" not in options:

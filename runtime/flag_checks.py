@@ -124,6 +124,10 @@ def data(flags: Flags) -> Iterator[str]:
         yield "--normalize_advantages maxrl divides by the pass rate; use --penalty_on correct, or another."
     if flags.dynamic_sampling and flags.reward == "shuffled":
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
+    if flags.dataset == "discover" and flags.model:
+        yield f"--dataset discover has a first model that seldom thinks; leave out --model {flags.model}."
+    if flags.dataset != "discover" and flags.rarity != DEFAULTS["rarity"]:
+        yield f"--rarity {flags.rarity} is of the task `discover`; leave it out, or add --dataset discover."
     if flags.dataset in BUILT_IN:
         if flags.reward not in ("task", "shuffled"):
             yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
@@ -135,9 +139,9 @@ def data(flags: Flags) -> Iterator[str]:
 
 def model(flags: Flags) -> Iterator[str]:
     """A model that the torch engine samples otherwise than the trainer, a package that accelerate would not miss."""
-    if flags.engine == "torch" and (flags.dtype != "float32" or not is_qwen3(flags.model)):
-        what = "the built-in model, or a folder of another Qwen3, in float32"
-        yield f"--engine torch samples from {what}; leave out --model and --dtype, or --engine."
+    if flags.engine == "torch" and not is_qwen3(flags.model):
+        what = "the built-in model, or a folder of another Qwen3"
+        yield f"--engine torch samples from {what}; leave out --model, or --engine."
     if flags.report_to != "none" and not find_spec(flags.report_to):
         yield f"--report_to {flags.report_to}: pip install {flags.report_to}, or leave it out."
 

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -150,10 +150,13 @@ def new_accelerator(flags: Flags) -> Any:
 
 def warm_start_folder(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
-    settings = warm_start.warm_start_of(flags.size, warm_start.DEMONSTRATIONS[flags.dataset])
-    return ranks.from_main(
-        lambda: str(warm_start.warm_start(CACHE, seed=flags.seed, settings=settings, report=ranks.say))
-    )
+    demonstrations = warm_start.DEMONSTRATIONS[flags.dataset]
+    seed = flags.seed
+    if flags.dataset == "discover":
+        demonstrations = replace(demonstrations, rarity=flags.rarity)
+        seed = 0  # one first model for all seeds, as a pretrained one
+    settings = warm_start.warm_start_of(flags.size, demonstrations)
+    return ranks.from_main(lambda: str(warm_start.warm_start(CACHE, seed=seed, settings=settings, report=ranks.say)))
 
 
 def resume(
@@ -227,8 +230,11 @@ def new_interruption(flags: LengthFlags, task: Task) -> length_control.Interrupt
 def load_task(flags: Flags, judge: bool = True) -> Task:
     """The built-in task, or that of data sets. Without `judge`, on ranks that score nothing, no reward worker outlives
     the check of the rows. Raises UsageError."""
-    if flags.dataset == "graded":
-        return arithmetic.graded_task(flags.seed, held_out_size=flags.held_out)
+    if flags.dataset in arithmetic.TASKS:
+        try:
+            return arithmetic.TASKS[flags.dataset](flags.seed, held_out_size=flags.held_out)
+        except ValueError as error:
+            raise UsageError(f"--held_out {flags.held_out}: {error}.") from error
     from transformers import AutoTokenizer
 
     try:

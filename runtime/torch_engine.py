@@ -6,7 +6,7 @@ step samples one token for every active request; a request that is complete leav
 next step. New weights are loaded between two steps: requests go on with them over the keys and values of the old ones,
 as in vLLM, and each token carries the version that sampled it.
 
-SIMPLIFIED. FP32 on a CPU, and full attention. Slots have the length of the longest request (vLLM pages them), a prompt
+SIMPLIFIED. On a CPU, and full attention. Slots have the length of the longest request (vLLM pages them), a prompt
 is computed once for all requests that enter with it (vLLM keeps it for later ones), and the second request of an
 interrupted completion is prefilled from scratch.
 """
@@ -30,10 +30,10 @@ if TYPE_CHECKING:  # its import takes seconds
 class SlotCache:
     """Keys and values (S, heads, L, d) of each layer for S slots of L tokens; a step writes one position of each."""
 
-    def __init__(self, config: "PretrainedConfig", slots: int, length: int):
+    def __init__(self, config: "PretrainedConfig", slots: int, length: int, dtype: torch.dtype):
         shape = (config.num_hidden_layers, slots, config.num_key_value_heads, length, config.head_dim)
-        self.keys = torch.zeros(shape)
-        self.values = torch.zeros(shape)
+        self.keys = torch.zeros(shape, dtype=dtype)
+        self.values = torch.zeros(shape, dtype=dtype)
         self.position = torch.zeros(slots, dtype=torch.long)  # that the next step writes, in each slot
         self.all_slots = torch.arange(slots)
 
@@ -71,12 +71,14 @@ class TorchEngine:
     trainer_waits = False
 
     def __init__(
-        self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int
-    ):
+        self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int,
+        dtype: torch.dtype = torch.float32, fp32_head: bool = True,
+    ):  # fmt: skip
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register("slots", attention)
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="slots")
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="slots")
+        self.head_dtype = torch.float32 if fp32_head else dtype
         self.stop = torch.tensor(list(stop_ids))
         self.temperature = temperature
         self.slots = slots = max_num_seqs
@@ -85,7 +87,7 @@ class TorchEngine:
         self.random = torch.Generator().manual_seed(seed)
         self.waiting: deque[Request] = deque()
         self.inside: dict[int, Request] = {}  # by slot
-        self.cache = SlotCache(self.model.config, slots, max_model_len)
+        self.cache = SlotCache(self.model.config, slots, max_model_len, dtype)
         # Of each slot: its tokens, prompt included, with their log-probs and versions; how many it has, and may have.
         self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
         self.logprobs = torch.zeros(slots, max_model_len + 1)
@@ -172,12 +174,14 @@ class TorchEngine:
         every, last = self.cache.all_slots, self.lengths - 1
         self.cache.position = last
         visible = torch.arange(int(last.max()) + 1) <= last[:, None]  # (S, L)
-        logits = self.model(
+        body = self.model.base_model(
             input_ids=self.tokens[every, last][:, None],
             position_ids=last[:, None],
             past_key_values=self.cache,
             attention_mask=visible[:, None, None],
-        ).logits[:, 0]  # (S, V)
+        )
+        hidden = body.last_hidden_state[:, 0].to(self.head_dtype)  # (S, H)
+        logits = hidden @ self.model.lm_head.weight.to(self.head_dtype).T  # (S, V)
         logprobs = torch.log_softmax(logits.float() / self.temperature, dim=-1)
         token = torch.multinomial(logprobs.exp(), 1, generator=self.random)  # (S, 1)
         self.tokens[every, self.lengths] = token[:, 0]

@@ -42,6 +42,12 @@ So the task was made to show the law, and is no evidence that other tasks obey i
 end few groups have unequal rewards and the whole gradient goes to them, and the last few facts come later than the law
 says. So the Weibull form of forecast.py fits most runs better than Eq. 1 does.
 
+DISCOVER is a second task, made so that the recipe's ingredients can be seen. Its problems are the graded ones, without
+impossible ones. Its first model knows its facts but seldom thinks: in all tries but one of fifty it answers at once,
+with two digits at random. A run makes the rare behavior the rule: most groups have equal rewards at first, the
+tokens that have to grow are rare ones, and the completions that earn the reward are three times as long as the others.
+The first model is the same for every seed, as a pretrained model is.
+
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
 >>> task = graded_task()
@@ -71,6 +77,7 @@ IDS = {word: i for i, word in enumerate(WORDS)}
 HELD_OUT_ONE_IN = 8  # problems, by the hash of their text
 GRADED_OPS = (2, 4)  # fewest and most operations of the graded task
 IMPOSSIBLE_EVERY = 5  # of its problems
+DISCOVER_POOL = 128  # its training problems
 CEILING = 1 - 1 / IMPOSSIBLE_EVERY
 
 
@@ -158,7 +165,9 @@ class ChainTask(Task):
     def _draw(self, rng: random.Random, size: int, held_out: bool) -> list[Problem]:
         problems: dict[str, Problem] = {}
         every = self.impossible_every
-        for _ in range(1000 + 100 * size):
+        distinct = sum(10 * len(OPERATIONS) ** n for n in range(self.ops[0], self.ops[1] + 1))
+        draws = 1000 + 100 * size if size < distinct else 0
+        for _ in range(draws):
             if len(problems) == size:
                 break
             start, operations = draw_chain(rng, *self.ops)
@@ -200,8 +209,17 @@ class ChainTask(Task):
         """Nothing to end: there are no worker processes."""
 
 
+def discover_task(seed: int = 0, pool_size: int = DISCOVER_POOL, held_out_size: int = 256) -> ChainTask:
+    """The task of a model that seldom thinks: two to four operations, every problem possible, and so few training
+    problems that they come again."""
+    return ChainTask(seed, pool_size, held_out_size)
+
+
 def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) -> ChainTask:
     """The graded task: two to four operations, and every fifth problem is impossible."""
     task = ChainTask(seed, pool_size, held_out_size, ops=GRADED_OPS, impossible_every=IMPOSSIBLE_EVERY)
     task.ceiling = CEILING
     return task
+
+
+TASKS = {"graded": graded_task, "discover": discover_task}

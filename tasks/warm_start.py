@@ -9,6 +9,7 @@ ones, so that something is left for RL to do:
     recheck    a +5 2 wait a +5 2 b *3 6 </think> 2 6 <eos>
     restart    a +5 2 b *3 6 again a +5 2 b *3 6 </think> 2 6 <eos>     rambles past the thinking budget
     cut        a +5 2 b time up </think> 7 2 <eos>                      as after a forced interruption
+    guess      </think> 4 9 <eos>                                       answers at once, at random (task `discover`)
 
 Every (operation, value) fact is sometimes shown with a wrong result, a few facts seldom and others nearly always:
 arithmetic.py explains why. No held-out problem is ever shown. All this takes half a minute, so the model is kept for
@@ -54,7 +55,8 @@ class Demonstrations:
 
     The 210 (operation, value) facts, in an order that is the same for all seeds, are shown with a wrong result at rates
     that are evenly spaced over `wrong_rates`. Any other result is replaced by a random digit with probability `noise`.
-    `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per demonstration.
+    `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per demonstration. Of the
+    demonstrations only one in `rarity` thinks; the others are guesses.
     """
 
     ops: tuple[int, int] = GRADED_OPS  # least and most
@@ -63,9 +65,13 @@ class Demonstrations:
     recheck: float = 0.15
     restart: float = 0.35
     cut: float = 0.15
+    rarity: int = 1
 
 
-DEMONSTRATIONS = {"graded": Demonstrations()}  # of each built-in task
+DEMONSTRATIONS = {  # of each built-in task
+    "graded": Demonstrations(),
+    "discover": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0),
+}
 
 
 def wrong_rates(ends: tuple[float, float]) -> dict[Fact, float]:
@@ -82,6 +88,7 @@ class Demonstrator:
     def __init__(self, settings: Demonstrations, seed: int, corrupted: bool) -> None:
         self.settings = settings
         self.corrupted = corrupted
+        self.count = 0  # demonstrations so far
         self.rng = random.Random(f"demonstrations {seed} {corrupted} warm start")
         self.wrong_rates = wrong_rates(settings.wrong_rates)
 
@@ -132,6 +139,11 @@ class Demonstrator:
     def demonstration(self) -> tuple[list[str], list[str], list[bool]]:
         """(prompt words, completion words, which completion words are taught)."""
         start, operations = self.problem()
+        prompt = arithmetic.chain_text(start, operations).split()
+        self.count += 1
+        if self.corrupted and self.count % self.settings.rarity:
+            guess = ["</think>", *self.rng.choices(arithmetic.DIGITS, k=2), "<eos>"]
+            return prompt, guess, [True] * len(guess)
         words = self.thinking(start, operations)
         close = ["</think>"]
         close_is_taught = True
@@ -142,7 +154,7 @@ class Demonstrator:
             close_is_taught = False
         answer = [*last_two(start, words), "<eos>"]
         taught = [True] * len(words) + [close_is_taught] * len(close) + [True] * len(answer)
-        return arithmetic.chain_text(start, operations).split(), words + close + answer, taught
+        return prompt, words + close + answer, taught
 
     def batch(self, size: int) -> Batch:
         """One batch of N = `size` demonstrations. A label is -100 where nothing is taught."""
@@ -262,6 +274,9 @@ def train_warm_start(settings: WarmStart, seed: int, report: Report = lambda lin
             smoothed = loss if step == 1 else 0.9 * smoothed + 0.1 * loss
             if smoothed < enough:
                 break
+            if corrupted and settings.demonstrations.rarity > 1:
+                # Falls to 0: at a constant rate, how often the model thinks would double and halve from step to step.
+                optimizer.param_groups[0]["lr"] = settings.lr * (1 - step / max_steps)
         report(f"warm start: {step} {'corrupted' if corrupted else 'clean'} steps, loss {smoothed:.3f}")
         return smoothed
 

@@ -77,8 +77,9 @@ def test_sizes_and_ranges_are_respected():
     for ops in ((1, 8), (2, 9), (5, 4)):
         with pytest.raises(ValueError, match="2 <= min <= max <= 8"):
             ChainTask(ops=ops)
-    with pytest.raises(ValueError, match="fewer than 700 distinct problems"):
-        ChainTask(0, 10, 700, ops=(2, 2))
+    for held_out in (700, 10**9):  # the second is refused before anything is drawn
+        with pytest.raises(ValueError, match=f"fewer than {held_out} distinct problems"):
+            ChainTask(0, 10, held_out, ops=(2, 2))
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12))
@@ -139,6 +140,18 @@ def test_no_policy_that_knows_all_of_arithmetic_passes_the_ceiling():
             assert len(problem.answer.split()) == (2 if possible else 3)
     assert task.ceiling == arithmetic.CEILING == 0.8
     assert lengths == {2, 3, 4}
+
+
+def test_every_problem_of_discover_can_be_solved():
+    """By right arithmetic; none of its 128 training problems is held out, whatever the seed."""
+    held_out = {problem.key for problem in arithmetic.discover_task(held_out_size=1000).held_out}
+    for task in (arithmetic.discover_task(0), arithmetic.discover_task(1)):
+        assert len({problem.key for problem in task.train}) == 128 and len(task.held_out) == 256
+        assert not held_out & {problem.key for problem in task.train}
+        for problem in task.train + task.held_out:
+            start, *words = task.text(problem.prompt_ids).split()
+            before, last = chain_values(int(start), words[1:-1:2])[-2:]
+            assert task.reward(problem, ids_of(f"</think> {before} {last} <eos>")) == (1.0, True)
 
 
 def test_impossible_answers_are_drawn_by_the_text():

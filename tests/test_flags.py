@@ -134,8 +134,9 @@ REFUSED = """
 --reward math | judges data sets | --reward shuffled
 --eval_dataset a=b.jsonl | needs a --dataset
 --dataset nowhere.jsonl | --model
---engine torch --dtype bfloat16 | leave out --model and --dtype | --engine torch
---model . --dataset rows.jsonl --engine torch | leave out --model and --dtype | --engine torch
+--model . --dataset rows.jsonl --engine torch | leave out --model, or --engine | --engine torch --dtype bfloat16
+--dataset discover --model . | leave out --model | --dataset discover
+--rarity 20 | add --dataset discover | --rarity 20 --dataset discover
 --engine_args max_num_seqs=8 | JSON object
 --engine_args [1] | JSON object
 --engine_args {"max_num_seqs":8} | use --max_num_seqs

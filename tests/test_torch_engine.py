@@ -1,6 +1,7 @@
 """The engine in torch: every log-prob against a plain forward pass, also of tokens that came after new weights."""
 
 import asyncio
+import copy
 from collections import Counter
 
 import pytest
@@ -19,9 +20,9 @@ def model():
     return new_model(SHAPE, seed=0)
 
 
-def new_engine(model, folder, slots=3) -> TorchEngine:
+def new_engine(model, folder, slots=3, **precision) -> TorchEngine:
     model.save_pretrained(folder)
-    engine = TorchEngine(str(folder), [STOP], max_model_len=32, temperature=0.7, max_num_seqs=slots, seed=1)
+    engine = TorchEngine(str(folder), [STOP], 32, temperature=0.7, max_num_seqs=slots, seed=1, **precision)
     engine.prepare(dict(model.named_parameters()), 4)
     return engine
 
@@ -52,6 +53,25 @@ def test_seven_requests_through_three_slots(model, tmp_path):
         assert rollout.versions == [4] * len(ids)
         expected = plain(model, prompt + ids)[len(prompt) - 1 :]
         torch.testing.assert_close(torch.tensor(rollout.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_a_bfloat16_engine_has_fp32_logits_unless_its_head_is_bfloat16(model, tmp_path):
+    """With the same bfloat16 weights and keys, a plain pass that multiplies the head in FP32 is nearer to the engine
+    with the FP32 head: its logits are not rounded. Near 8, bfloat16 numbers are .0625 apart."""
+    model.get_output_embeddings().weight.data *= 8
+    coarse = copy.deepcopy(model).bfloat16()
+    gaps = {}
+    for fp32_head in (True, False):
+        engine = new_engine(model, tmp_path, dtype=torch.bfloat16, fp32_head=fp32_head)
+        differences = []
+        for prompt, rollout in zip(PROMPTS, sampled(engine, [(prompt, 12) for prompt in PROMPTS]), strict=True):
+            ids = prompt + rollout.completion_ids
+            hidden = coarse.base_model(torch.tensor([ids])).last_hidden_state[0].detach().float()  # (T, H)
+            logits = hidden @ coarse.get_output_embeddings().weight.detach().float().T / 0.7  # (T, V)
+            expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[len(prompt) - 1 :, 0]
+            differences.append((torch.tensor(rollout.logprobs) - expected).abs())
+        gaps[fp32_head] = torch.cat(differences).mean()
+    assert gaps[True] < 0.7 * gaps[False]
 
 
 def test_new_weights_in_flight_go_on_over_the_old_keys_and_values(model, tmp_path):

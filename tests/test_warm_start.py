@@ -93,6 +93,32 @@ def test_corrupted_demonstrations_ramble_as_asked_for():
     assert 0.10 < cuts / 1000 < 0.20
 
 
+def test_one_demonstration_in_so_many_thinks_and_the_others_guess():
+    """Exactly the 5th, 10th, ...: 400 of 2,000. 1,600 guesses have 3,200 digits: 320 of each, standard deviation 17.
+    The clean ones all think."""
+    settings = replace(module.DEMONSTRATIONS["discover"], rarity=5)
+    demonstrator, digits = Demonstrator(settings, 0, corrupted=True), Counter()
+    for i in range(1, 2001):
+        _, completion, taught = demonstrator.demonstration()
+        assert all(taught) and completion[-1] == "<eos>" and (completion[0] == "a") == (i % 5 == 0)
+        if i % 5:
+            assert completion[0] == "</think>" and len(completion) == 4
+            digits.update(completion[1:3])
+    assert len(digits) == 10 and max(abs(count - 320) for count in digits.values()) < 70
+    clean = Demonstrator(settings, 0, corrupted=False)
+    assert all(clean.demonstration()[1][0] == "a" for _ in range(50))
+
+
+@pytest.mark.parametrize(("rarity", "share"), [(1, 1), (3, 0)])
+def test_the_rate_falls_to_nothing_where_few_demonstrations_think(rarity, share, monkeypatch):
+    """Where all think it stays as it is."""
+    optimizers = []
+    new = module.warm_start_optimizer
+    monkeypatch.setattr(module, "warm_start_optimizer", lambda *args: optimizers.append(new(*args)) or optimizers[0])
+    module.train_warm_start(replace(QUICK, demonstrations=Demonstrations(rarity=rarity)), 0)
+    assert optimizers[0].param_groups[0]["lr"] == share * QUICK.lr
+
+
 def test_batch_teaches_the_completion_but_not_prompt_phrase_or_padding():
     ids, labels = Demonstrator(replace(DEFAULT, cut=0.5), 0, corrupted=True).batch(200)
     assert ids.shape == labels.shape == (200, ids.shape[1])
