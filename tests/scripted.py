@@ -236,7 +236,7 @@ def play(
         return "no engine", RunWeightFile(rank)
 
     monkeypatch.setattr(runtime.parts, "new_engine", new_engine)
-    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=prompts))
+    monkeypatch.setitem(arithmetic.TASKS, "graded", partial(arithmetic.TASKS["graded"], pool_size=prompts))
     monkeypatch.setattr(runtime.parts, "new_generator", new_generator)
     monkeypatch.setattr(runtime.parts, "Trainer", type("T", (ScriptedTrainer,), trainer or {}))
     monkeypatch.setattr(closing, "closing_fits", lambda *_: ((None, None), "fitted to nothing"))
@@ -368,7 +368,7 @@ def arguments(folder, model, *extra) -> list[str]:
 def record_rollouts(monkeypatch, script: dict | None = None) -> None:
     """From now on, runs of train.py have recorded rollouts and twelve training prompts; `script` overrides what `Replay`
     does."""
-    monkeypatch.setattr(arithmetic, "graded_task", partial(arithmetic.graded_task, pool_size=12))
+    monkeypatch.setitem(arithmetic.TASKS, "graded", partial(arithmetic.TASKS["graded"], pool_size=12))
     replay = type("Scripted", (Replay,), script or {})
     new_parts = runtime.parts.new_parts
 

@@ -127,7 +127,7 @@ def test_report_holds_the_numbers():
     assert "OUTSIDE" in format_report(r) and f"{inside - 1} of 8" in format_report(r)
     known = format_report(curve(records(n=40, n_prompts=20_000), name="all"))
     assert " identifiable\nB " in known and "not identifiable" not in known and "unseen" not in known
-    assert "\nat 4M " in known  # nothing was asked for: twice the run's compute
+    assert "\nat 3.9M " in known  # nothing was asked for: twice the compute of 1.95M
     assert format_report(curve(records(n=3), name="few")).startswith("few: no forecast: 3 usable points at 2 computes")
 
 
