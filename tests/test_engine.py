@@ -79,6 +79,13 @@ def test_places_and_channels(monkeypatch, capsys, gpus, trainers, words, kind, o
     assert ("scheduler_cls" in result.args) == (gpus == 0)
 
 
+def test_the_torch_engine_is_on_the_first_trainers_gpu(monkeypatch):
+    """Also where another GPU is free, since it lives in that trainer's process."""
+    host(monkeypatch, 2, 1)
+    placement = place(flags_of("--engine torch"))
+    assert (placement.gpus, placement.shared, placement.channel) == ([0], True, "file")
+
+
 @pytest.mark.parametrize(
     ("gpus", "trainers", "words", "sentence"),
     [
