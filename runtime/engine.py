@@ -241,7 +241,9 @@ class RunEngine(vllm_engine.VLLMEngine):
         except EngineDeadError as error:
             raise EngineDied(DEAD) from error
         except EngineGenerateError as error:  # vLLM wraps the heartbeat's
-            raise error.__cause__ if isinstance(error.__cause__, EngineDied) else error
+            if isinstance(error.__cause__, EngineDied):
+                raise error.__cause__ from None
+            raise
 
     def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM passes through
