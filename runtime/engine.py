@@ -234,12 +234,16 @@ class RunEngine(vllm_engine.VLLMEngine):
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> vllm_engine.Sample:
         """One request. Raises EngineDied."""
-        from vllm.v1.engine.exceptions import EngineDeadError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
             return await super().sample(prompt_ids, max_tokens, salt)
         except EngineDeadError as error:
             raise EngineDied(DEAD) from error
+        except EngineGenerateError as error:  # vLLM wraps the heartbeat's
+            if isinstance(error.__cause__, EngineDied):
+                raise error.__cause__ from None
+            raise
 
     def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM passes through

@@ -271,7 +271,12 @@ def step_line(record: Record) -> str:
             f" · rho {record['ratio_mean']:.3f}/{record['ratio_max']:.2f} · ess {record['ess']:.3f} · "
             f"entropy {record['entropy']:.3f} · grad {record['grad_norm']:.2f}"
         )
-    return line + f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
+    else:
+        line += " · nothing to train on"
+    line += f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
+    if record.get("retired"):
+        line += f" · retired {record['retired']}"
+    return line
 
 
 def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:

@@ -185,6 +185,10 @@ def test_engine_args_do_not_undo_the_fp32_head():
 # ------------------------------------------------------------------------------------- the engine
 
 
+class EngineGenerateError(Exception):
+    """What vLLM makes of any other error of a request."""
+
+
 class EngineDeadError(Exception):
     """In the place of vLLM's."""
 
@@ -209,8 +213,10 @@ class FakeVLLM:
         for _ in range(params.max_tokens):
             await asyncio.sleep(self.seconds)
             while self.errored or self.frozen:
-                if self.failure:
+                if isinstance(self.failure, EngineDeadError):
                     raise self.failure
+                if self.failure:
+                    raise EngineGenerateError from self.failure
                 await asyncio.sleep(1)
         completion = SimpleNamespace(
             token_ids=[5] * params.max_tokens,
@@ -267,7 +273,7 @@ def started(monkeypatch):
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=from_engine_args)},
-        "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError},
+        "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError, "EngineGenerateError": EngineGenerateError},
     }
     for name, contents in modules.items():
         module = ModuleType(name)

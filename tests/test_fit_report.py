@@ -131,6 +131,16 @@ def test_report_holds_the_numbers():
     assert format_report(curve(records(n=3), name="few")).startswith("few: no forecast: 3 usable points at 2 computes")
 
 
+def test_a_jump_is_called_one():
+    """From one level to another between two points: any steep B fits. A slow rise has no such hint."""
+    rates = np.repeat([0.25, 0.4], 10) + np.resize([-0.01, 0.01], 20)
+    rows = [row | {"pass_rate": rate} for row, rate in zip(records(n=20), rates, strict=True)]
+    hint = "at its limit: one jump, which noise may make"
+    lines = format_report(curve(rows)).split("\n")
+    assert [line[0] for line in lines if hint in line] == ["B"]
+    assert hint not in format_report(curve(records()))
+
+
 def test_short_and_span():
     pairs = {
         0: "0",
