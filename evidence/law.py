@@ -1,6 +1,6 @@
 """How well the law held: runs are fitted to their beginning, and the fit is held against what came.
 
-    python evidence/law.py      # the law's tables in RESULTS.md and docs/results/law.md, and its pictures (`make refit`)
+    python evidence/law.py      # its tables in RESULTS.md and docs/results/law.md, and its pictures (`make refit`)
 
 C_mid is measured here without a fit, so that runs can be sorted by how far their data reach before anything is fitted.
 The ceiling of the graded task is known by construction (tasks/arithmetic.py).

@@ -338,7 +338,7 @@ def draw(published: Mapping[str, Groups]) -> None:
             seconds = run.points["device_hours"] * 3600 / 2  # on two cores
             C = seconds if axes is speed else run.points["tokens"] / 1000
             axes.plot(C, run.rates, look, lw=0.8, label=label if run is runs[0] else None)
-        axes.legend(loc="lower right")
+        axes.legend(loc="center right")
     speed.set(title="PipelineRL learns in less time than turns", xlabel="seconds on two cores", xlim=(0, 100))
     speed.set_ylabel("pass rate")
     falls.set(title="Eight updates old: CISPO falls, DISPO mostly stands", xlabel="thousand sampled tokens")
