@@ -33,6 +33,7 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from itertools import compress
 from pathlib import Path
 
@@ -319,7 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 1 failure, 2 usage, 75 a dead engine, 129 after SIGHUP, 130 after Ctrl-C, 143 after
     SIGTERM. (A launcher of several processes has exit codes of its own.)"""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may have ASCII only
+        if isinstance(stream, TextIOWrapper):  # a notebook's is none
+            stream.reconfigure(errors="replace")  # a terminal may have ASCII only
     try:
         return run_with(sys.argv[1:] if argv is None else argv)
     except UsageError as error:

@@ -218,7 +218,8 @@ class Recorder:
             self.bar.close()
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
-        """Two rollouts of each of two groups, to read, into samples.jsonl."""
+        """Two rollouts of each of two groups, to read, into samples.jsonl. `versions` has the weights that sampled each
+        token, FORCED where it was not sampled and does not train."""
         for group in groups[:2] if self.ranks.main else ():
             for rollout in group.rollouts[:2]:
                 record = {
@@ -228,6 +229,7 @@ class Recorder:
                     "interrupted": rollout.interrupted,
                     "prompt": self.task.text(group.problem.prompt_ids),
                     "completion": self.task.text(rollout.completion_ids),
+                    "versions": rollout.versions,
                 }
                 self.folder.append("samples.jsonl", record)
 
