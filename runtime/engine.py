@@ -73,10 +73,10 @@ def place(flags: EngineFlags) -> Placement:
     gpus: list[int] = []
     if count == 0:
         check_driver()
-    elif flags.engine == "torch":
-        raise UsageError("--engine torch is for a CPU: leave it out, or hide the GPUs by CUDA_VISIBLE_DEVICES=''.")
     elif trainers > count:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
+    elif flags.engine == "torch":
+        gpus = [0]  # it lives in the first trainer's process
     elif not remote:
         if workers > count:
             raise UsageError(f"--engine_args: an engine of {workers} processes needs as many GPUs; there are {count}.")
@@ -135,7 +135,7 @@ def new_engine(
         return None, channel
     if flags.engine == "torch":
         options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
-        return TorchEngine(model, stop_ids, longest, *options), channel
+        return TorchEngine(model, stop_ids, longest, *options, "cuda" if placement.gpus else "cpu"), channel
     options = dict(placement.options)
     share = SHARE_WITH_TRAINER if placement.shared else SHARE_WITH_NCCL if placement.channel == "nccl" else None
     if share is not None and "gpu_memory_utilization" not in options:

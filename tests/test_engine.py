@@ -87,7 +87,6 @@ def test_places_and_channels(monkeypatch, capsys, gpus, trainers, words, kind, o
         (0, 1, f"{RAY} --weight_channel file", "--weight_channel file reaches no engine that Ray places"),
         (4, 2, '--engine_args {"tensor_parallel_size":8}', "of 8 processes needs as many GPUs; there are 4"),
         (2, 4, "", "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
-        (2, 1, "--engine torch", "--engine torch is for a CPU"),
         (0, 1, '--engine_args {"data_parallel_size":2}', "data_parallel_size: a run has one engine"),
     ],
 )
