@@ -30,7 +30,7 @@ from runtime.flags import EngineFlags, Flags, UsageError, reason_of
 from runtime.ray_check import check_ray
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
-from runtime.weights import Channel, MessageWeights, RunWeightFile, TransferWeights
+from runtime.weights import Channel, InProcess, MessageWeights, RunWeightFile, TransferWeights
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
@@ -130,7 +130,7 @@ def new_engine(
 ) -> tuple["RunEngine | TorchEngine | None", Channel]:
     """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel). `model`: folder
     of the initial weights; `longest`: tokens of the longest prompt and completion together."""
-    channel = new_channel(placement, rank)
+    channel = InProcess() if flags.engine == "torch" else new_channel(placement, rank)
     if rank != 0:
         return None, channel
     if flags.engine == "torch":
@@ -148,8 +148,8 @@ def new_engine(
     return engine, channel
 
 
-def new_channel(placement: Placement, rank: int) -> Channel:
-    """This rank's end of the weight channel."""
+def new_channel(placement: Placement, rank: int) -> RunWeightFile:
+    """This rank's end of the weight channel to vLLM."""
     if placement.channel == "file":
         return RunWeightFile(rank)
     if placement.channel == "message":

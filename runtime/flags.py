@@ -115,7 +115,9 @@ class ScheduleFlags:
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
-    engine: Literal["vllm", "torch"] = flag("vllm", "`torch`: no vLLM, for the built-in model or as small a Qwen3.")
+    engine: Literal["auto", "vllm", "torch"] = flag(
+        "auto", "`torch`: no vLLM, for the built-in model or as small a Qwen3. `auto`: vllm where it can be imported."
+    )
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
     weight_channel: Literal["auto", "file", "nccl", "message"] = flag(
         "auto", "New weights: `file` (shared memory), `nccl` (to GPUs without a trainer), `message` (Ray)."

@@ -308,7 +308,7 @@ def warm_start(
     """Folder of the warm-started model and its tokenizer in Hugging Face format. It is trained once, then cached under
     a hash of the settings, the seed and the source code that makes it. It is written under a temporary name and
     renamed, so a folder that exists is complete, even if a run was killed. `report` gets one line per phase."""
-    sources = [Path(__file__).with_name(name).read_text() for name in ("arithmetic.py", "warm_start.py")]
+    sources = [Path(__file__).with_name(name).read_text("utf-8") for name in ("arithmetic.py", "warm_start.py")]
     ingredients = json.dumps([asdict(settings), seed, torch.__version__, *sources])
     folder = Path(cache_dir) / f"chain-{stable_key(ingredients)}"
     if folder.exists():
