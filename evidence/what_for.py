@@ -45,7 +45,7 @@ PAIRS = {
     "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
     "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
     "retire": Pair("all-retire", "all-retire-uniform-sampling", "kept", "end", rate=0.9),
-    "interruption": Pair("short-budget", "short-budget-cut-off", "truncated", "end"),
+    "interruption": Pair("ramble", "ramble-cut-off", "truncated", "end"),
 }
 
 
