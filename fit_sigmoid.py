@@ -619,7 +619,7 @@ def plot_fits(variants: Mapping[str, Sequence[SigmoidFit]], x: str, path: str | 
             axes.plot(f.C[f.C > 0], f.R[f.C > 0], marks, color=color, ms=3, lw=0.6, alpha=0.4)
         axes.plot(C, middle, color=color, lw=2, label=label, zorder=3)
         axes.fill_between(C, low, high, color=color, alpha=0.2, lw=0)
-    axes.legend(fontsize=8, title="band: 95% interval")
+    axes.legend(fontsize=8, title="band: 95% interval", title_fontsize=8)
     figure.savefig(path, dpi=130)
 
 
