@@ -2,6 +2,7 @@
 PYTHON ?= python3
 export OMP_NUM_THREADS ?= 1
 NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 # Tests always run on the CPU build of vLLM: where .venv holds the NVIDIA build they have an environment of their own.
 TESTS := $(if $(NVIDIA),.venv-cpu,.venv)
 # `make law` needs three packages only: it does not wait for the others.
@@ -22,11 +23,11 @@ FLAGS ?=
 
 setup: .venv/installed
 
-.venv/installed: $(if $(NVIDIA),requirements.txt,requirements-cpu.txt)
-.venv-cpu/installed: requirements-cpu.txt
+.venv/installed: $(if $(NVIDIA),requirements-gpu.txt,requirements-cpu.txt) requirements.txt
+.venv-cpu/installed: requirements-cpu.txt requirements.txt
 .venv/installed .venv-cpu/installed:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install -q torch==2.13.0
+	$(if $(findstring cpu,$<),$(@D)/bin/pip install -q --no-deps torch==2.13.0 --index-url $(TORCH_CPU))
 	$(@D)/bin/pip install -q -r $<
 	$(if $(findstring cpu,$<),$(@D)/bin/pip uninstall -q -y torchvision torchaudio torchcodec)  # CUDA builds: vLLM's import fails
 	touch $@
@@ -78,7 +79,6 @@ real: .venv/installed-real  ## a pretrained model of 135M parameters learns sums
 
 gpu-check: setup  ## on a machine with GPUs, 20 minutes: everything that the tests cannot show without one
 	nvidia-smi -L
-	.venv/bin/pip install -q $(shell grep -E '^pytest=' requirements-dev.txt)
 	.venv/bin/python -m pytest tests/gpu -m gpu --device cuda -x -v --basetemp runs/gpu-check -o tmp_path_retention_policy=failed \
 	--junitxml runs/gpu-check.xml
 

@@ -564,6 +564,7 @@ def span(pair: Sequence[float], digits: int | None = None) -> str:
 def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
     """The lines that a person reads, of a fit that has a curve."""
     verdict = "identifiable" if f.identifiable else "not identifiable"
+    limit = " at its limit: one jump, which noise may make" if f.B > 0.99 * B_RANGE[1] else ""
     lines = [
         f"{name}: {f.C.size} points up to {short(f.C[-1])} {UNITS.get(x, x)}, {f.C[-1] / f.C_mid:.1f} C_mid",
         f"A     ceiling         {f.A:.3f}  {span(f.A_interval, 3)} {verdict}",
@@ -571,7 +572,7 @@ def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
     if f.reason:
         lines.append(f"{'':22}{f.reason}")
     lines += [
-        f"B     efficiency      {f.B:.2f}   {span(f.B_interval)}",
+        f"B     efficiency      {f.B:.2f}   {span(f.B_interval)}{limit}",
         f"C_mid half the gain   {short(f.C_mid)}   {span(f.C_mid_interval)}",
         f"R0    before RL       {f.R0:.3f}",
     ]

@@ -461,8 +461,9 @@ def plot_curves(rows: Sequence[Sequence[CurveReport]], path: str | Path) -> None
     reports = [r for row in rows for r in row]
     columns = len(rows[0])
     lowest = min(float(np.nanmin(r.R, initial=1.0)) for r in reports)
-    limits = max(0.0, lowest - 0.1), 1.02
-    width = max(2.6 * columns + 1, 6)
+    highest = max(float(np.nanmax(r.R, initial=r.forecast.A_interval[1])) for r in reports)
+    limits = max(0.0, lowest - 0.1), min(highest + 0.1, 1.02)
+    width = max(2.6 * columns + 1, 5.2)
     height = 2.6 * len(rows) + 1
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.subplots(len(rows), columns, squeeze=False, sharey=True)

@@ -33,6 +33,7 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from itertools import compress
 from pathlib import Path
 
@@ -45,7 +46,7 @@ import losses
 import pipeline_rl
 from pipeline_rl import Group, Rollout
 from runtime import closing, run_folder
-from runtime.flag_checks import check_flags, lr_note
+from runtime.flag_checks import check_flags, choose_engine, lr_note
 from runtime.flags import Flags, UsageError, parse_flags
 from runtime.model import Row
 from runtime.parts import Parts, new_parts, start, with_flag_names
@@ -319,7 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 1 failure, 2 usage, 75 a dead engine, 129 after SIGHUP, 130 after Ctrl-C, 143 after
     SIGTERM. (A launcher of several processes has exit codes of its own.)"""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may have ASCII only
+        if isinstance(stream, TextIOWrapper):  # a notebook's is none
+            stream.reconfigure(errors="replace")  # a terminal may have ASCII only
     try:
         return run_with(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
@@ -330,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_with(argv: Sequence[str]) -> int:
     """One run with these flags, to its end or to the fault that ends it; returns the exit code. Raises UsageError."""
     flags = parse_flags(argv, __doc__ or "")
-    messages = [*check_flags(flags), lr_note(flags)]
+    messages = [*check_flags(flags), *choose_engine(flags), lr_note(flags)]
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(messages))
     progress = Progress(random.Random(flags.seed))
@@ -385,8 +387,9 @@ def generator_failed(parts: Parts, progress: Progress, error: pipeline_rl.Genera
 def catch_signals(progress: Progress) -> None:
     """From now on, Ctrl-C, SIGTERM and the end of the terminal stop the run."""
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
-        numbers.append(signal.SIGHUP)
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under nohup
+        numbers.append(hangup)
     for number in numbers:
         signal.signal(number, lambda number, frame: stop(progress, number))
 

@@ -20,7 +20,7 @@ request may enter.
 
 >>> check_sample([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
-RuntimeError: vLLM returned a log-prob that is not finite or above 0
+RuntimeError: the engine returned a log-prob that is not finite or above 0
 """
 
 import itertools
@@ -280,9 +280,11 @@ def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequen
     a ratio near 0, would silently stop training.
     """
     if not ids or not len(ids) == len(logprobs) == len(versions):
-        raise RuntimeError(f"vLLM returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions")
+        raise RuntimeError(
+            f"the engine returned {len(ids)} tokens, {len(logprobs)} log-probs, {len(versions)} versions"
+        )
     if not all(math.isfinite(x) and x <= 1e-4 for x in logprobs):
-        raise RuntimeError("vLLM returned a log-prob that is not finite or above 0")
+        raise RuntimeError("the engine returned a log-prob that is not finite or above 0")
     if finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a request with {finish_reason!r} instead of 'stop' or 'length'")
 

@@ -94,6 +94,8 @@ HARD_LAG = f"{SHORT} {HELD[8]}"
 
 MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32"
 FEW_PROMPTS = "--rarity 1 --rollouts 4 --batch_prompts 32 --eval_every 4"
+ALL_RETIRE = "--rarity 1 --rollouts 4 --batch_prompts 32 --max_sampled_tokens 110000"
+RAMBLE = "--dataset ramble --max_sampled_tokens 40000 --eval_every 4"
 SHORT_BUDGET = "--dataset graded --min_budget 12 --max_budget 14"
 CUT_OFF = f"{SHORT_BUDGET} --length_control none"
 
@@ -264,6 +266,10 @@ COMPARISONS = {
             "bfloat16-head": "--dtype bfloat16 --fp32_head false",
             "few-prompts": FEW_PROMPTS,
             "few-prompts-uniform-sampling": f"{FEW_PROMPTS} --pass_rate_threshold 1.1",
+            "all-retire": ALL_RETIRE,
+            "all-retire-uniform-sampling": f"{ALL_RETIRE} --pass_rate_threshold 1.1",
+            "ramble": RAMBLE,
+            "ramble-cut-off": f"{RAMBLE} --length_control none",
             "short-budget": SHORT_BUDGET,
             "short-budget-cut-off": CUT_OFF,
             "short-budget-cut-off-sample-average": f"{CUT_OFF} --aggregation sample",

@@ -1,6 +1,6 @@
 """How well the law held: runs are fitted to their beginning, and the fit is held against what came.
 
-    python evidence/law.py      # the law's tables in RESULTS.md and docs/results/law.md (`make refit`)
+    python evidence/law.py      # its tables in RESULTS.md and docs/results/law.md, and its pictures (`make refit`)
 
 C_mid is measured here without a fit, so that runs can be sorted by how far their data reach before anything is fitted.
 The ceiling of the graded task is known by construction (tasks/arithmetic.py).
@@ -19,12 +19,13 @@ from tables import FALL, Groups, compute_to, depths, fill, fit_to, fitted, inter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fit_sigmoid import variance
-from forecast import Forecast
+from forecast import Forecast, curve, plot_curves
 from tasks.arithmetic import CEILING
 
 AXIS = "tokens"
 PLATEAU = 8  # evaluations at the end of a run
 CUTS = {"a quarter": 0.25, "half": 0.5, "all of it": 1.0}  # of a run's compute
+TASKS = {"graded": "law", "chain": "chain"}  # and the file of a run
 REACHES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)  # C_mid
 
 
@@ -210,8 +211,16 @@ def runs_in(published: Mapping[str, Groups], *names: str) -> list[Run]:
     return list(runs.values())
 
 
+def draw() -> None:
+    """The pictures of README.md and RESULTS.md: forecasts of published runs, and what came."""
+    paper = curve(RESULTS / "paper_8B_run.jsonl", 0.25, "The paper's 8B run")
+    plot_curves([[paper]], RESULTS.parent / "law.png")
+    tasks = [curve(RESULTS / f"{file}.jsonl", 0.5, f"Task {name}") for name, file in TASKS.items()]
+    plot_curves([tasks], RESULTS / "law.png")
+
+
 def main() -> None:
-    """Remakes the tables."""
+    """Remakes the tables and the pictures."""
     published = members()
     every = [run for run in runs_in(published, *published) if is_graded(run)]
     law = runs_in(published, "law")
@@ -225,6 +234,7 @@ def main() -> None:
     standing = [run for run in every if outcome(run) == "stands"]
     fill(RESULTS.parents[1] / "RESULTS.md", {"law": summary(law)})
     fill(RESULTS / "law.md", {"cuts": markdown(pd.DataFrame(rows)), "reach": markdown(reach_table(standing))})
+    draw()
 
 
 if __name__ == "__main__":

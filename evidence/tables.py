@@ -320,8 +320,33 @@ def fill(page: Path, blocks: Mapping[str, str]) -> None:
     print(f"written to {page}")
 
 
+def draw(published: Mapping[str, Groups]) -> None:
+    """The picture of RESULTS.md: runs that were made side by side on one clock; and runs whose tokens are stale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.5, 3.2))
+    speed, falls = figure.subplots(1, 2, sharey=True)
+    lines = [
+        (speed, "schedules", "pipeline-8", "PipelineRL", "C0-"),
+        (speed, "schedules", "ppo-off-policy-8", "in turns of 8 updates", "C1--"),
+        (falls, "survivors", "dispo", "DISPO", "C0-"),
+        (falls, "survivors", "cispo-5", "CISPO", "C1--"),
+    ]
+    for axes, comparison, variant, label, look in lines:
+        runs = published[comparison][variant][:7]
+        for run in runs:
+            seconds = run.points["device_hours"] * 3600 / 2  # on two cores
+            C = seconds if axes is speed else run.points["tokens"] / 1000
+            axes.plot(C, run.rates, look, lw=0.8, label=label if run is runs[0] else None)
+        axes.legend(loc="center right")
+    speed.set(title="PipelineRL learns in less time than turns", xlabel="seconds on two cores", xlim=(0, 100))
+    speed.set_ylabel("pass rate")
+    falls.set(title="Eight updates old: CISPO falls, DISPO mostly stands", xlabel="thousand sampled tokens")
+    figure.savefig(RESULTS.parent / "pictures" / "speed_and_falls.png", dpi=130)
+
+
 def main() -> None:
-    """Remakes the tables of docs/results/comparisons.md and the findings of RESULTS.md."""
+    """Remakes the tables of docs/results/comparisons.md, and the findings and the first picture of RESULTS.md."""
     page = RESULTS / "comparisons.md"
     published = members()
     tables = {}
@@ -337,6 +362,7 @@ def main() -> None:
             rows.append(frame)
     fill(page, tables)
     fill(RESULTS.parents[1] / "RESULTS.md", {"findings": markdown(pd.concat(rows).drop(columns="could see"))})
+    draw(published)
 
 
 if __name__ == "__main__":

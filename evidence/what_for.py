@@ -44,7 +44,7 @@ PAIRS = {
     "average": Pair("short-budget-cut-off", "short-budget-cut-off-sample-average", "truncated", "end"),
     "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
     "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
-    "retire": Pair("few-prompts", "few-prompts-uniform-sampling", "kept", "tokens", rate=0.9),
+    "retire": Pair("all-retire", "all-retire-uniform-sampling", "kept", "end", rate=0.9),
     "interruption": Pair("short-budget", "short-budget-cut-off", "truncated", "end"),
 }
 

@@ -30,7 +30,7 @@ from runtime.flags import EngineFlags, Flags, UsageError, reason_of
 from runtime.ray_check import check_ray
 from runtime.run_folder import Record
 from runtime.torch_engine import TorchEngine
-from runtime.weights import Channel, MessageWeights, RunWeightFile, TransferWeights
+from runtime.weights import Channel, InProcess, MessageWeights, RunWeightFile, TransferWeights
 
 if TYPE_CHECKING:  # its import takes seconds
     from vllm import RequestOutput
@@ -73,10 +73,10 @@ def place(flags: EngineFlags) -> Placement:
     gpus: list[int] = []
     if count == 0:
         check_driver()
-    elif flags.engine == "torch":
-        raise UsageError("--engine torch is for a CPU: leave it out, or hide the GPUs by CUDA_VISIBLE_DEVICES=''.")
     elif trainers > count:
         raise UsageError(f"{trainers} trainer processes need a GPU each: give the launcher --num_processes {count}.")
+    elif flags.engine == "torch":
+        gpus = [0]  # it lives in the first trainer's process
     elif not remote:
         if workers > count:
             raise UsageError(f"--engine_args: an engine of {workers} processes needs as many GPUs; there are {count}.")
@@ -130,12 +130,12 @@ def new_engine(
 ) -> tuple["RunEngine | TorchEngine | None", Channel]:
     """(the engine, not yet started, None on ranks other than 0; this rank's end of the weight channel). `model`: folder
     of the initial weights; `longest`: tokens of the longest prompt and completion together."""
-    channel = new_channel(placement, rank)
+    channel = InProcess() if flags.engine == "torch" else new_channel(placement, rank)
     if rank != 0:
         return None, channel
     if flags.engine == "torch":
         options = flags.temperature, flags.max_num_seqs, flags.seed, getattr(torch, flags.dtype), flags.fp32_head
-        return TorchEngine(model, stop_ids, longest, *options), channel
+        return TorchEngine(model, stop_ids, longest, *options, "cuda" if placement.gpus else "cpu"), channel
     options = dict(placement.options)
     share = SHARE_WITH_TRAINER if placement.shared else SHARE_WITH_NCCL if placement.channel == "nccl" else None
     if share is not None and "gpu_memory_utilization" not in options:
@@ -148,8 +148,8 @@ def new_engine(
     return engine, channel
 
 
-def new_channel(placement: Placement, rank: int) -> Channel:
-    """This rank's end of the weight channel."""
+def new_channel(placement: Placement, rank: int) -> RunWeightFile:
+    """This rank's end of the weight channel to vLLM."""
     if placement.channel == "file":
         return RunWeightFile(rank)
     if placement.channel == "message":
@@ -234,12 +234,16 @@ class RunEngine(vllm_engine.VLLMEngine):
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> vllm_engine.Sample:
         """One request. Raises EngineDied."""
-        from vllm.v1.engine.exceptions import EngineDeadError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
             return await super().sample(prompt_ids, max_tokens, salt)
         except EngineDeadError as error:
             raise EngineDied(DEAD) from error
+        except EngineGenerateError as error:  # vLLM wraps the heartbeat's
+            if isinstance(error.__cause__, EngineDied):
+                raise error.__cause__ from None
+            raise
 
     def logprobs_and_versions(self, output: "RequestOutput") -> tuple[list[float], list[int]]:
         """(log-probs, versions) of a request's tokens. Our scheduler sends, in a field that vLLM passes through

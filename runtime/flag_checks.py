@@ -7,8 +7,12 @@ yields one sentence that names the flag and the fix; the first sentence ends the
 import json
 import math
 import operator
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from runtime.flags import (
     ScheduleFlags,
     UsageError,
     parsed_engine_args,
+    reason_of,
 )
 from runtime.run_folder import Folder, Record
 from runtime.trainer import mask_options
@@ -124,10 +129,10 @@ def data(flags: Flags) -> Iterator[str]:
         yield "--normalize_advantages maxrl divides by the pass rate; use --penalty_on correct, or another."
     if flags.dynamic_sampling and flags.reward == "shuffled":
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
-    if flags.dataset == "discover" and flags.model:
-        yield f"--dataset discover has a first model that seldom thinks; leave out --model {flags.model}."
-    if flags.dataset != "discover" and flags.rarity != DEFAULTS["rarity"]:
-        yield f"--rarity {flags.rarity} is of the task `discover`; leave it out, or add --dataset discover."
+    if flags.dataset in ("discover", "ramble") and flags.model:
+        yield f"--dataset {flags.dataset} has a first model of its own; leave out --model {flags.model}."
+    if flags.dataset not in ("discover", "ramble") and flags.rarity != DEFAULTS["rarity"]:
+        yield f"--rarity {flags.rarity} is of `discover` and `ramble`; leave it out, or add --dataset discover."
     if flags.dataset in BUILT_IN:
         if flags.reward not in ("task", "shuffled"):
             yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."
@@ -135,6 +140,12 @@ def data(flags: Flags) -> Iterator[str]:
             yield f"--eval_dataset {flags.eval_dataset} needs a --dataset beside it; the built-in task has its own."
     elif not flags.model:
         yield "--dataset needs --model, whose tokenizer encodes the prompts."
+    else:
+        for package in ("datasets", "math_verify"):
+            if not find_spec(package):
+                yield f"--dataset {flags.dataset}: pip install {package.replace('_', '-')}, or take a built-in task."
+        if not find_spec("resource"):
+            yield f"--dataset {flags.dataset} needs limits for its judges that Windows does not have; use Linux or WSL."
 
 
 def model(flags: Flags) -> Iterator[str]:
@@ -178,6 +189,62 @@ def folders(flags: Flags) -> Iterator[str]:
             yield f"--output_dir {folder} holds a run; give another folder, or --resume {folder}, or --overwrite true."
     elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         yield f"--output_dir {folder} is not empty and holds no run; choose another folder."
+
+
+# -------------------------------------------------------------------------------------------------- which engine
+
+NEED_VLLM = {"engine": "auto", "engine_args": "", "weight_channel": "auto"}  # flags that need it, and where they do not
+BUILDS = "pip install -r requirements-cpu.txt, or beside an NVIDIA GPU requirements-gpu.txt"
+
+
+def choose_engine(flags: Flags) -> list[str]:
+    """`--engine auto` becomes vllm, or torch where vLLM cannot be imported; that is a note. Raises UsageError if the
+    other flags need vLLM."""
+    problem = torchvision_problem()  # it would end a run with either engine
+    if flags.engine == "torch":
+        return []
+    problem = problem or vllm_problem()
+    if not problem:
+        flags.engine = "vllm"
+        return []
+    needs = [name for name, value in NEED_VLLM.items() if getattr(flags, name) != value]
+    if not is_qwen3(flags.model):
+        needs.append("model")
+    for name in needs:
+        raise UsageError(f"--{name} {getattr(flags, name)} needs vLLM, but {problem}.")
+    flags.engine = "torch"
+    return [f"--engine torch, since {problem}"]
+
+
+@cache
+def torchvision_problem() -> str:
+    """Why torchvision cannot be imported; empty if it can, or is not there. From now on it is not there for this
+    process: transformers needs none, and would fail with a broken one."""
+    if not find_spec("torchvision"):
+        return ""
+    try:
+        import_module("torchvision")
+    except Exception as error:  # RuntimeError where torch is built for a CPU and torchvision for CUDA
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+        return f"torchvision is broken: {reason_of(error)} (pip uninstall torchvision torchaudio torchcodec)"
+    return ""
+
+
+def vllm_problem() -> str:
+    """Why vLLM cannot sample here, and what to do about it; empty if it can. Its import takes seconds, which a run with
+    vLLM needs anyway."""
+    if not find_spec("vllm"):
+        advice = BUILDS if sys.platform == "linux" else "it has packages for Linux only"
+        return f"vLLM is not installed ({advice})"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read by its import
+    try:
+        import_module("vllm.v1.engine.async_llm")
+        platforms = import_module("vllm.platforms")
+    except Exception as error:  # the packages that it needs raise all kinds
+        return f"vLLM cannot be imported: {reason_of(error)} ({BUILDS})"
+    if platforms.current_platform.is_unspecified():
+        return f"this build of vLLM finds no device ({BUILDS})"
+    return ""
 
 
 # ------------------------------------------------------------------------------------------- arguments of the engine

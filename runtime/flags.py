@@ -38,7 +38,7 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
-BUILT_IN = ("graded", "discover")  # the tasks that need no --model
+BUILT_IN = ("graded", "discover", "ramble")  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
@@ -84,9 +84,12 @@ class DataFlags:
 
     dataset: str = flag(
         "graded",
-        "`graded` or `discover` (built in), or .jsonl / .parquet files or hub ids: NAME[:CONFIG[:SPLIT]][:REWARD],...",
+        "`graded`, `discover` or `ramble` (built in), or .jsonl / .parquet files or hub ids: "
+        "NAME[:CONFIG[:SPLIT]][:REWARD],...",
     )
-    rarity: int = flag(50, "`discover`: its first model thinks in one try of this many.", at_least=1)
+    rarity: int = flag(
+        50, "`discover`: its first model thinks in one try of this many; `ramble`: it stops by itself.", at_least=1
+    )
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")
     answer_column: str = flag("", "Column of the answer; empty looks for the usual names.")
@@ -112,7 +115,9 @@ class ScheduleFlags:
     batch_prompts: int = flag(16, "B, prompts per optimizer step.", at_least=1)
     rollouts: int = flag(16, "G, completions per prompt.", at_least=1)
     min_ready: int = flag(0, "Groups that stay ready behind each batch: about min_ready / B more lag.", at_least=0)
-    engine: Literal["vllm", "torch"] = flag("vllm", "`torch`: no vLLM, for the built-in model or as small a Qwen3.")
+    engine: Literal["auto", "vllm", "torch"] = flag(
+        "auto", "`torch`: no vLLM, for the built-in model or as small a Qwen3. `auto`: vllm where it can be imported."
+    )
     max_num_seqs: int = flag(256, "Requests inside the engine at once.", at_least=1)
     weight_channel: Literal["auto", "file", "nccl", "message"] = flag(
         "auto", "New weights: `file` (shared memory), `nccl` (to GPUs without a trainer), `message` (Ray)."

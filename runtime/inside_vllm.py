@@ -93,7 +93,7 @@ class WholeCompletions(Scheduler):
         if not vllm.__version__.startswith(WRITTEN_FOR):
             raise RuntimeError(
                 f"runtime.inside_vllm.WholeCompletions is written for vLLM {WRITTEN_FOR}x, not {vllm.__version__}: "
-                "install the version that requirements.txt pins, or take vLLM's own scheduler by --engine_args "
+                "install the version that requirements-cpu.txt pins, or take vLLM's own scheduler by --engine_args "
                 "scheduler_cls=null"
             )
         super().__init__(*args, **options)

@@ -152,7 +152,7 @@ def warm_start_folder(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
     demonstrations = warm_start.DEMONSTRATIONS[flags.dataset]
     seed = flags.seed
-    if flags.dataset == "discover":
+    if flags.dataset in ("discover", "ramble"):
         demonstrations = replace(demonstrations, rarity=flags.rarity)
         seed = 0  # one first model for all seeds, as a pretrained one
     settings = warm_start.warm_start_of(flags.size, demonstrations)

@@ -218,7 +218,8 @@ class Recorder:
             self.bar.close()
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
-        """Two rollouts of each of two groups, to read, into samples.jsonl."""
+        """Two rollouts of each of two groups, to read, into samples.jsonl. `versions` has the weights that sampled each
+        token, FORCED where it was not sampled and does not train."""
         for group in groups[:2] if self.ranks.main else ():
             for rollout in group.rollouts[:2]:
                 record = {
@@ -228,6 +229,7 @@ class Recorder:
                     "interrupted": rollout.interrupted,
                     "prompt": self.task.text(group.problem.prompt_ids),
                     "completion": self.task.text(rollout.completion_ids),
+                    "versions": rollout.versions,
                 }
                 self.folder.append("samples.jsonl", record)
 
@@ -271,7 +273,12 @@ def step_line(record: Record) -> str:
             f" · rho {record['ratio_mean']:.3f}/{record['ratio_max']:.2f} · ess {record['ess']:.3f} · "
             f"entropy {record['entropy']:.3f} · grad {record['grad_norm']:.2f}"
         )
-    return line + f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
+    else:
+        line += " · nothing to train on"
+    line += f" · waits {record['trainer_idle']:.2f}/{record['generator_idle']:.2f} s · {record['seconds']:.2f} s"
+    if record.get("retired"):
+        line += f" · retired {record['retired']}"
+    return line
 
 
 def warnings_of(record: Record, empty_steps: int) -> Iterator[str]:

@@ -20,7 +20,6 @@ Resume only folders of your own. Loading a checkpoint runs no code that its tens
 config.json may name code: a `reward` of yours, a class in `engine_args`.
 """
 
-import fcntl
 import json
 import os
 import random
@@ -40,6 +39,7 @@ from torch.distributed.checkpoint import CheckpointException
 from filters import PassRateHistory
 from pipeline_rl import Generator, Group
 from runtime.flags import UsageError
+from runtime.lock import flush, lock, unlock
 from tasks.prompts import PromptStream
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -115,23 +115,17 @@ class Folder:
         """Makes the folder, and keeps every other run out of it until `unlock` or the end of this process. Raises
         UsageError if another run has it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY)
         end = time.monotonic() + LOCK_PATIENCE
-        while self._lock is None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._lock = descriptor
-            except BlockingIOError as error:
-                if time.monotonic() > end:
-                    os.close(descriptor)
-                    raise UsageError(f"another run uses the folder {self.path}; wait for its end.") from error
-                time.sleep(0.1)
+        while (descriptor := lock(self.path)) is None:
+            if time.monotonic() > end:
+                raise UsageError(f"another run uses the folder {self.path}; wait for its end.")
+            time.sleep(0.1)
+        self._lock = descriptor
 
     def unlock(self) -> None:
-        """Lets other runs in, also if a process that this one has forked still has the descriptor."""
+        """Lets other runs in."""
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-            os.close(self._lock)
+            unlock(self._lock)
             self._lock = None
 
     # ------------------------------------------------------------------------------------------------------ the logs
@@ -214,10 +208,10 @@ class Folder:
         sizes = {str(file.relative_to(temporary)): file.stat().st_size for file in files}
         (temporary / "state.json").write_text(json.dumps(state | {"logs": self.lengths(), "files": sizes}))
         for file in [*temporary.rglob("*"), *(self.path / name for name in LOGS), temporary]:
-            _flush(file)
+            flush(file)
         final = self._checkpoints / f"step-{step:06d}"
         _swap(temporary, final, temporary.with_name(f"{temporary.name}-replaced"))
-        _flush(self._checkpoints)
+        flush(self._checkpoints)
         checkpoints = self.checkpoints()
         earlier = checkpoints[: checkpoints.index(final)]
         newest = [folder for folder in earlier if _whole_state(folder)] + [final]
@@ -249,13 +243,6 @@ def _whole_state(folder: Path) -> Record | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return state if sizes == state["files"] else None
-
-
-def _flush(path: Path) -> None:
-    if path.exists():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
 
 
 def _swap(new: Path, final: Path, old: Path) -> None:

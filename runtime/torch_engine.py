@@ -6,43 +6,52 @@ step samples one token for every active request; a request that is complete leav
 next step. New weights are loaded between two steps: requests go on with them over the keys and values of the old ones,
 as in vLLM, and each token carries the version that sampled it.
 
-SIMPLIFIED. On a CPU, and full attention. Slots have the length of the longest request (vLLM pages them), a prompt
+On a GPU a step would be a few hundred kernels, each of which takes longer to start than to run. So the work of a step
+is recorded once as a CUDA graph, for each length of the keys that attention reads, and replayed. The engine has a
+stream of its own, so that its short steps do not wait behind the trainer's long ones.
+
+SIMPLIFIED. One device, and full attention. Slots have the length of the longest request (vLLM pages them), a prompt
 is computed once for all requests that enter with it (vLLM keeps it for later ones), and the second request of an
 interrupted completion is prefilled from scratch.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from fp32_head import fp32_product
 from runtime.weights import Weights
-from vllm_engine import Sample
+from vllm_engine import Sample, check_sample
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PretrainedConfig
 
 
+LENGTH_STEP = 64  # on a GPU, attention reads the next multiple of it: one CUDA graph for each
+
+
 class SlotCache:
     """Keys and values (S, heads, L, d) of each layer for S slots of L tokens; a step writes one position of each."""
 
-    def __init__(self, config: "PretrainedConfig", slots: int, length: int, dtype: torch.dtype):
+    def __init__(self, config: "PretrainedConfig", slots: int, length: int, dtype: torch.dtype, device: torch.device):
         shape = (config.num_hidden_layers, slots, config.num_key_value_heads, length, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
-        self.position = torch.zeros(slots, dtype=torch.long)  # that the next step writes, in each slot
-        self.all_slots = torch.arange(slots)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.position = torch.zeros(slots, dtype=torch.long, device=device)  # that the next step writes, in each slot
+        self.longest = length  # positions that attention reads
+        self.all_slots = torch.arange(slots, device=device)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """What transformers' attention calls with the new token's keys and values, (S, heads, 1, d)."""
-        longest = int(self.position.max()) + 1
         self.keys[layer][self.all_slots, :, self.position] = keys[:, :, 0]
         self.values[layer][self.all_slots, :, self.position] = values[:, :, 0]
-        return self.keys[layer, :, :, :longest], self.values[layer, :, :, :longest]
+        return self.keys[layer, :, :, : self.longest], self.values[layer, :, :, : self.longest]
 
 
 def attention(
@@ -63,6 +72,12 @@ class Request:
     max_tokens: int
     answer: asyncio.Future  # of a Sample
     prefilled: int = 0  # prompt tokens that were computed for it
+    versions: list[int] = field(default_factory=list)  # of each sampled token
+
+    @property
+    def length(self) -> int:
+        """Tokens that it has."""
+        return len(self.prompt) + len(self.versions)
 
 
 class TorchEngine:
@@ -72,36 +87,43 @@ class TorchEngine:
 
     def __init__(
         self, model: str, stop_ids: Sequence[int], max_model_len: int, temperature: float, max_num_seqs: int, seed: int,
-        dtype: torch.dtype = torch.float32, fp32_head: bool = True,
+        dtype: torch.dtype = torch.float32, fp32_head: bool = True, device: str = "cpu",
     ):  # fmt: skip
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register("slots", attention)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="slots")
-        self.head_dtype = torch.float32 if fp32_head else dtype
-        self.stop = torch.tensor(list(stop_ids))
+        self.device = torch.device(device)
+        self.model.to(self.device)
+        self.fp32_head = fp32_head
+        self.stop = torch.tensor(list(stop_ids), device=self.device)
         self.temperature = temperature
         self.slots = slots = max_num_seqs
         self.version = 0
         self.prepared_version = 0
-        self.random = torch.Generator().manual_seed(seed)
+        self.random = torch.Generator(self.device).manual_seed(seed)
         self.waiting: deque[Request] = deque()
         self.inside: dict[int, Request] = {}  # by slot
-        self.cache = SlotCache(self.model.config, slots, max_model_len, dtype)
-        # Of each slot: its tokens, prompt included, with their log-probs and versions; how many it has, and may have.
-        self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
-        self.logprobs = torch.zeros(slots, max_model_len + 1)
-        self.versions = torch.zeros(slots, max_model_len + 1, dtype=torch.long)
-        self.lengths = torch.ones(slots, dtype=torch.long)
-        self.ends = torch.ones(slots, dtype=torch.long)
+        self.max_model_len = max_model_len
+        self.cache = SlotCache(self.model.config, slots, max_model_len, dtype, self.device)
+        # Of each slot: its tokens, prompt included, with their log-probs; how many it has.
+        self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.long, device=self.device)
+        self.logprobs = torch.zeros(slots, max_model_len + 1, device=self.device)
+        self.lengths = torch.ones(slots, dtype=torch.long, device=self.device)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by length: a step's work, and its result
 
     def prepare(self, weights: Weights, version: int) -> None:
         """Keeps a copy of the weights of `version` for the next `start` or `update`."""
         self.new_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
         self.prepared_version = version
+        if self.device.type == "cuda":  # `update` reads the copy on another stream
+            torch.cuda.current_stream().synchronize()
 
     async def start(self) -> None:
         """Begins to step, with the weights prepared last."""
+        if self.device.type == "cuda":  # of this thread, where all steps are made
+            torch.cuda.set_stream(torch.cuda.Stream(priority=-1))
+            self.pool = torch.cuda.graph_pool_handle()  # of memory, for all graphs
         await self.update()
         self.wake = asyncio.Event()
         self.stepping = asyncio.create_task(self._run())
@@ -109,6 +131,8 @@ class TorchEngine:
     async def update(self) -> None:
         """The weights prepared last become live."""
         self.model.load_state_dict(self.new_weights, strict=False)  # a tied head is not among them
+        if self.device.type == "cuda":  # the next `prepare` frees the copy
+            torch.cuda.current_stream().synchronize()
         self.version = self.prepared_version
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int, salt: str) -> Sample:
@@ -156,52 +180,87 @@ class TorchEngine:
                 row_of[prompt] = len(row_of)
                 request.prefilled = len(prompt)  # the first one with this prompt; the others find it
         longest = max(map(len, row_of))
-        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in row_of])
-        causal = torch.ones(1, 1, longest, longest, dtype=torch.bool).tril()  # padding comes after the prompt
+        ids = self._tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in row_of])
+        causal = torch.ones(
+            1, 1, longest, longest, dtype=torch.bool, device=self.device
+        ).tril()  # padding comes after the prompt
         computed = self.model.base_model(input_ids=ids, attention_mask=causal, use_cache=True).past_key_values
-        rows = torch.tensor([row_of[tuple(request.prompt)] for request in requests])
+        rows = self._tensor([row_of[tuple(request.prompt)] for request in requests])
         for i, layer in enumerate(computed.layers):
             self.cache.keys[i, free, :, :longest] = layer.keys[rows]
             self.cache.values[i, free, :, :longest] = layer.values[rows]
         self.tokens[free, :longest] = ids[rows]
-        self.lengths[free] = torch.tensor([len(request.prompt) for request in requests])
-        self.ends[free] = torch.tensor([len(request.prompt) + request.max_tokens for request in requests])
+        self.lengths[free] = self._tensor([len(request.prompt) for request in requests])
         for slot in free:
             self.inside[slot] = self.waiting.popleft()
 
-    def _step(self) -> None:
-        """One token for each request that is inside. Empty slots compute one, too, which nobody reads."""
-        every, last = self.cache.all_slots, self.lengths - 1
-        self.cache.position = last
-        visible = torch.arange(int(last.max()) + 1) <= last[:, None]  # (S, L)
+    def _tensor(self, numbers: list) -> Tensor:
+        return torch.tensor(numbers, device=self.device)
+
+    def _sample_all(self) -> Tensor:
+        """Samples one token in each slot, also in the empty ones, whose tokens nobody reads. Returns (S,): whether it
+        is a stop token."""
+        cache, lengths = self.cache, self.lengths
+        cache.position = lengths - 1
+        visible = torch.arange(cache.longest, device=self.device) <= cache.position[:, None]  # (S, L)
         body = self.model.base_model(
-            input_ids=self.tokens[every, last][:, None],
-            position_ids=last[:, None],
-            past_key_values=self.cache,
+            input_ids=self.tokens[cache.all_slots, cache.position][:, None],
+            position_ids=cache.position[:, None],
+            past_key_values=cache,
             attention_mask=visible[:, None, None],
         )
-        hidden = body.last_hidden_state[:, 0].to(self.head_dtype)  # (S, H)
-        logits = hidden @ self.model.lm_head.weight.to(self.head_dtype).T  # (S, V)
-        logprobs = torch.log_softmax(logits.float() / self.temperature, dim=-1)
-        token = torch.multinomial(logprobs.exp(), 1, generator=self.random)  # (S, 1)
-        self.tokens[every, self.lengths] = token[:, 0]
-        self.logprobs[every, self.lengths] = logprobs.gather(1, token)[:, 0]
-        self.versions[every, self.lengths] = self.version
-        stopped = torch.isin(token[:, 0], self.stop)
-        ended = (stopped | (self.lengths + 1 >= self.ends)).tolist()
-        busy = list(self.inside)
-        self.lengths[busy] += 1
-        for slot in busy:
-            if ended[slot]:
-                self._leave(slot, "stop" if stopped[slot] else "length")
+        hidden = body.last_hidden_state[:, 0]  # (S, H)
+        head = self.model.lm_head.weight.t()  # (H, V)
+        logits = fp32_product(hidden, head) if self.fp32_head else (hidden @ head).float()  # (S, V)
+        logprobs = torch.log_softmax(logits / self.temperature, dim=-1)
+        # What torch.multinomial does, without its look at the result, for which the device would have to stop: of
+        # exponential variables E, argmax p_i / E_i is i with probability p_i.
+        waiting_times = torch.empty_like(logprobs).exponential_(generator=self.random)
+        token = (logprobs.exp() / waiting_times).argmax(-1)  # (S,)
+        self.tokens[cache.all_slots, lengths] = token
+        self.logprobs[cache.all_slots, lengths] = logprobs.gather(1, token[:, None])[:, 0]
+        lengths.add_(1).clamp_(max=self.max_model_len)  # the limit is for empty slots
+        return torch.isin(token, self.stop)
+
+    def _replay(self) -> Tensor:
+        """`_sample_all` from the CUDA graph for this length of the keys. The first call of a length records it."""
+        length = self.cache.longest
+        if length not in self.graphs:
+            lengths = self.lengths.clone()
+            self._sample_all()  # what is done once, such as choosing kernels, cannot be recorded
+            self.lengths.copy_(lengths)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.random)
+            stream = torch.cuda.current_stream()
+            with torch.cuda.graph(graph, self.pool, stream, capture_error_mode="thread_local"):  # others go on
+                stopped = self._sample_all()
+            self.graphs[length] = graph, stopped
+        graph, stopped = self.graphs[length]
+        graph.replay()
+        return stopped
+
+    def _step(self) -> None:
+        """One token for each request that is inside."""
+        longest = max(request.length for request in self.inside.values())
+        if self.device.type == "cuda":
+            self.cache.longest = min(math.ceil(longest / LENGTH_STEP) * LENGTH_STEP, self.max_model_len)
+            stopped = self._replay().tolist()
+        else:
+            self.cache.longest = longest
+            stopped = self._sample_all().tolist()
+        for slot, request in list(self.inside.items()):
+            request.versions.append(self.version)
+            if stopped[slot]:
+                self._leave(slot, "stop")
+            elif len(request.versions) == request.max_tokens:
+                self._leave(slot, "length")
 
     def _leave(self, slot: int, reason: str) -> None:
         request = self.inside.pop(slot)
-        sampled = slice(len(request.prompt), int(self.lengths[slot]))
-        self.lengths[slot] = self.ends[slot] = 1
         if request.answer.cancelled():
             return
+        sampled = slice(len(request.prompt), request.length)
         ids = self.tokens[slot, sampled].tolist()
         logprobs = self.logprobs[slot, sampled].tolist()
-        versions = self.versions[slot, sampled].tolist()
-        request.answer.set_result(Sample(ids, logprobs, versions, reason, request.prefilled))
+        check_sample(ids, logprobs, request.versions, reason)
+        request.answer.set_result(Sample(ids, logprobs, request.versions, reason, request.prefilled))

@@ -26,7 +26,6 @@ Source: vLLM 0.32, vllm/distributed/weight_transfer (its trainer-side engines an
 """
 
 import asyncio
-import fcntl
 import os
 import shutil
 import socket
@@ -43,6 +42,7 @@ import torch
 from torch import nn
 
 import vllm_engine
+from runtime.lock import lock
 
 if TYPE_CHECKING:  # its import takes seconds
     from transformers import PreTrainedModel
@@ -136,16 +136,11 @@ def private_folder() -> Path:
         pid = stale.name.removeprefix(PREFIX).split("-")[0]
         with suppress(OSError):  # removed by another process; still locked; or a symbolic-link loop
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and stale.stat().st_uid == os.getuid():
-                lock(stale, fcntl.LOCK_NB)
-                shutil.rmtree(stale, ignore_errors=True)
+                if lock(stale) is not None:
+                    shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
     lock(folder)
     return folder
-
-
-def lock(folder: Path, how: int = 0) -> None:
-    """Locks `folder` until this process ends."""
-    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | how)
 
 
 class RunWeightFile(vllm_engine.WeightFile):
@@ -167,7 +162,21 @@ class RunWeightFile(vllm_engine.WeightFile):
             take_part(weights)
 
 
-Channel = RunWeightFile  # the other two extend it
+class InProcess:
+    """The channel to an engine in rank 0's own process: the other ranks only take part in gathering."""
+
+    trainer_waits = False
+    meet: Callable[[], None] = staticmethod(lambda: None)
+
+    def prepare(self, weights: Weights) -> None:
+        """Called on the other ranks only."""
+        take_part(weights)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+Channel = RunWeightFile | InProcess  # the other two extend the first
 
 
 class MessageWeights(RunWeightFile):

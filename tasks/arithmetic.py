@@ -48,6 +48,9 @@ with two digits at random. A run makes the rare behavior the rule: most groups h
 tokens that have to grow are rare ones, and the completions that earn the reward are three times as long as the others.
 The first model is the same for every seed, as a pretrained model is.
 
+RAMBLE has the same problems. Its first model thinks, but in all tries but one of fifty it then waits without end: only
+a forced interruption brings it to its answer.
+
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
 >>> task = graded_task()
@@ -222,4 +225,4 @@ def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) 
     return task
 
 
-TASKS = {"graded": graded_task, "discover": discover_task}
+TASKS = {"graded": graded_task, "discover": discover_task, "ramble": discover_task}

@@ -7,12 +7,12 @@ carries whatever a tokenizer may decode to: lone surrogates, control characters,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import math
 import os
-import resource
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tasks import verifiers
+
+with contextlib.suppress(ImportError):  # Windows has none: judges do not run there
+    import resource
 
 VERIFIERS = ("math", "exact")
 MAX_FILE_BYTES = 64 * 2**20

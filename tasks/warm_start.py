@@ -10,6 +10,7 @@ ones, so that something is left for RL to do:
     restart    a +5 2 b *3 6 again a +5 2 b *3 6 </think> 2 6 <eos>     rambles past the thinking budget
     cut        a +5 2 b time up </think> 7 2 <eos>                      as after a forced interruption
     guess      </think> 4 9 <eos>                                       answers at once, at random (task `discover`)
+    ramble     a +5 2 b *3 6 wait wait wait time up </think> 2 6 <eos>  never ends its thinking (task `ramble`)
 
 Every (operation, value) fact is sometimes shown with a wrong result, a few facts seldom and others nearly always:
 arithmetic.py explains why. No held-out problem is ever shown. All this takes half a minute, so the model is kept for
@@ -48,6 +49,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input ids and labels, both (N, T), 
 Report = Callable[[str], None]  # gets a line to show
 Fact = tuple[str, int]  # an operation, and the value to which it is applied
 
+LONGEST_RAMBLE = 24  # tokens, more than the budgets of runs
+
 
 @dataclass(frozen=True)
 class Demonstrations:
@@ -56,7 +59,8 @@ class Demonstrations:
     The 210 (operation, value) facts, in an order that is the same for all seeds, are shown with a wrong result at rates
     that are evenly spaced over `wrong_rates`. Any other result is replaced by a random digit with probability `noise`.
     `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per demonstration. Of the
-    demonstrations only one in `rarity` thinks; the others are guesses.
+    demonstrations only one in `rarity` thinks; the others are guesses. If it `rambles`, all think, and only one in
+    `rarity` stops by itself, clean ones included.
     """
 
     ops: tuple[int, int] = GRADED_OPS  # least and most
@@ -66,11 +70,13 @@ class Demonstrations:
     restart: float = 0.35
     cut: float = 0.15
     rarity: int = 1
+    rambles: bool = False
 
 
 DEMONSTRATIONS = {  # of each built-in task
     "graded": Demonstrations(),
     "discover": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0),
+    "ramble": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0, rambles=True),
 }
 
 
@@ -141,14 +147,20 @@ class Demonstrator:
         start, operations = self.problem()
         prompt = arithmetic.chain_text(start, operations).split()
         self.count += 1
-        if self.corrupted and self.count % self.settings.rarity:
+        is_usual = self.count % self.settings.rarity > 0
+        rambles = is_usual and self.settings.rambles
+        if is_usual and self.corrupted and not rambles:
             guess = ["</think>", *self.rng.choices(arithmetic.DIGITS, k=2), "<eos>"]
             return prompt, guess, [True] * len(guess)
         words = self.thinking(start, operations)
         close = ["</think>"]
         close_is_taught = True
-        if self.corrupted and self.happens(self.settings.cut):
+        is_cut = self.corrupted and self.happens(self.settings.cut)
+        if rambles:
+            words += [arithmetic.RECHECK] * self.rng.randint(1, LONGEST_RAMBLE)
+        elif is_cut:
             words = words[: self.rng.randint(3, len(words))]
+        if rambles or is_cut:
             # RL forces the phrase and never samples it: the model learns what follows it, not to write it.
             close = list(arithmetic.PHRASE)
             close_is_taught = False
@@ -296,7 +308,7 @@ def warm_start(
     """Folder of the warm-started model and its tokenizer in Hugging Face format. It is trained once, then cached under
     a hash of the settings, the seed and the source code that makes it. It is written under a temporary name and
     renamed, so a folder that exists is complete, even if a run was killed. `report` gets one line per phase."""
-    sources = [Path(__file__).with_name(name).read_text() for name in ("arithmetic.py", "warm_start.py")]
+    sources = [Path(__file__).with_name(name).read_text("utf-8") for name in ("arithmetic.py", "warm_start.py")]
     ingredients = json.dumps([asdict(settings), seed, torch.__version__, *sources])
     folder = Path(cache_dir) / f"chain-{stable_key(ingredients)}"
     if folder.exists():

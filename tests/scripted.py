@@ -400,6 +400,7 @@ class Program:
     def __init__(self, monkeypatch, folder: Path, model: str, capsys):
         self.monkeypatch, self.folder, self.model, self.capsys = monkeypatch, folder, model, capsys
         monkeypatch.setattr(train.signal, "signal", lambda number, handler: None)  # pytest's own stay
+        monkeypatch.setattr(train, "choose_engine", lambda flags: [])  # no vLLM is imported
 
     def __call__(self, *extra, folder: Path | None = None, script: dict | None = None) -> tuple[int, str, str]:
         record_rollouts(self.monkeypatch, script)

@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -18,6 +19,7 @@ import train
 from runtime.run_folder import Folder
 from tasks import data_sets, judges
 from tasks.data_sets import PromptOptions, load_dataset_task
+from tasks.judges import RewardPool
 from tasks.prompts import stable_key
 
 pytestmark = pytest.mark.long
@@ -28,12 +30,33 @@ def tokenizer():
     return bpe_tokenizer()
 
 
+@pytest.fixture(scope="module")
+def pool():
+    """A worker that reads math takes a second to start."""
+    with RewardPool(["math", "exact"], workers=1, end_of_thinking="</think>") as pool:
+        yield pool
+
+
 @pytest.fixture
-def load(tmp_path, monkeypatch, tokenizer):
+def load(tmp_path, monkeypatch, tokenizer, pool):
     """`load_dataset_task` of rows, or of files in the working folder by their names, with one worker, `exact` and 10
-    held-out prompts; its tasks are closed at the end."""
+    held-out prompts. What `math` and `exact` judge goes through one pool; others are closed at the end."""
     monkeypatch.chdir(tmp_path)
     loaded = []
+
+    def new_pool(rewards, *options):
+        if not {*rewards} <= {"math", "exact"}:
+            return RewardPool(rewards, *options)
+        pool.counts.clear()
+
+        def judge(jobs):
+            assert {job.name for job in jobs} <= {*rewards}
+            return pool.judge(jobs)
+
+        others = {"answers_readable": pool.answers_readable, "counts": pool.counts}
+        return SimpleNamespace(judge=judge, close=lambda: None, **others)
+
+    monkeypatch.setattr(data_sets, "RewardPool", new_pool)
 
     def load(data, **options):
         if isinstance(data, list):
@@ -126,13 +149,15 @@ def test_the_users_function_gets_prompt_completion_and_the_rows_own_answer(token
         assert task.score(problem, [ids, ids[:-2]]) == [(1.0, True), (0.0, False)]
 
 
-def test_long_prompts_and_unreadable_answers_are_counted(tokenizer, load):
+def test_long_prompts_and_unreadable_answers_are_counted(monkeypatch, tokenizer, load):
     """A prompt as long as the limit stays. `math` cannot read `\\frac{`. A process that does not judge counts the same
     and keeps no worker. (Every rank once kept its workers: see test_parts.py.)"""
     bad = [{"question": "unreadable", "answer": "\\frac{"}, {"question": "long " * 200, "answer": "1"}]
     message = [{"role": "user", "content": "What is 10 + 2?"}]
     length = len(tokenizer.apply_chat_template(message, return_dict=False, add_generation_prompt=True))
     for judge in (True, False):
+        if not judge:
+            monkeypatch.setattr(data_sets, "RewardPool", RewardPool)
         task = load([*sums(12, 10), *bad, *sums(1, 10)], reward="math", max_prompt_tokens=length, judge=judge)
         assert task.skipped == {"duplicate_prompt": 1, "unreadable_answer": 1, "prompt_too_long": 1}
         assert {len(p.prompt_ids) for p in task.train + task.held_out} == {length}

@@ -79,6 +79,13 @@ def test_places_and_channels(monkeypatch, capsys, gpus, trainers, words, kind, o
     assert ("scheduler_cls" in result.args) == (gpus == 0)
 
 
+def test_the_torch_engine_is_on_the_first_trainers_gpu(monkeypatch):
+    """Also where another GPU is free, since it lives in that trainer's process."""
+    host(monkeypatch, 2, 1)
+    placement = place(flags_of("--engine torch"))
+    assert (placement.gpus, placement.shared, placement.channel) == ([0], True, "file")
+
+
 @pytest.mark.parametrize(
     ("gpus", "trainers", "words", "sentence"),
     [
@@ -87,7 +94,6 @@ def test_places_and_channels(monkeypatch, capsys, gpus, trainers, words, kind, o
         (0, 1, f"{RAY} --weight_channel file", "--weight_channel file reaches no engine that Ray places"),
         (4, 2, '--engine_args {"tensor_parallel_size":8}', "of 8 processes needs as many GPUs; there are 4"),
         (2, 4, "", "4 trainer processes need a GPU each: give the launcher --num_processes 2"),
-        (2, 1, "--engine torch", "--engine torch is for a CPU"),
         (0, 1, '--engine_args {"data_parallel_size":2}', "data_parallel_size: a run has one engine"),
     ],
 )
@@ -179,6 +185,10 @@ def test_engine_args_do_not_undo_the_fp32_head():
 # ------------------------------------------------------------------------------------- the engine
 
 
+class EngineGenerateError(Exception):
+    """What vLLM makes of any other error of a request."""
+
+
 class EngineDeadError(Exception):
     """In the place of vLLM's."""
 
@@ -203,8 +213,10 @@ class FakeVLLM:
         for _ in range(params.max_tokens):
             await asyncio.sleep(self.seconds)
             while self.errored or self.frozen:
-                if self.failure:
+                if isinstance(self.failure, EngineDeadError):
                     raise self.failure
+                if self.failure:
+                    raise EngineGenerateError from self.failure
                 await asyncio.sleep(1)
         completion = SimpleNamespace(
             token_ids=[5] * params.max_tokens,
@@ -261,7 +273,7 @@ def started(monkeypatch):
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=from_engine_args)},
-        "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError},
+        "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError, "EngineGenerateError": EngineGenerateError},
     }
     for name, contents in modules.items():
         module = ModuleType(name)

@@ -132,6 +132,16 @@ def test_report_holds_the_numbers():
     assert format_report(curve(records(n=3), name="few")).startswith("few: no forecast: 3 usable points at 2 computes")
 
 
+def test_a_jump_is_called_one():
+    """From one level to another between two points: any steep B fits. A slow rise has no such hint."""
+    rates = np.repeat([0.25, 0.4], 10) + np.resize([-0.01, 0.01], 20)
+    rows = [row | {"pass_rate": rate} for row, rate in zip(records(n=20), rates, strict=True)]
+    hint = "at its limit: one jump, which noise may make"
+    lines = format_report(curve(rows)).split("\n")
+    assert [line[0] for line in lines if hint in line] == ["B"]
+    assert hint not in format_report(curve(records()))
+
+
 def test_short_and_span():
     pairs = {
         0: "0",
@@ -150,7 +160,7 @@ def test_plot_has_a_panel_for_each_report(tmp_path):
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("matplotlib.image")
     half, whole, few = curve(records(), 0.5), curve(records()), curve(records(n=3))
-    for rows, shape in ([[half, whole, few]], (468, 1144, 4)), ([[half], [few]], (806, 780, 4)):
+    for rows, shape in ([[half, whole, few]], (468, 1144, 4)), ([[half], [few]], (806, 676, 4)):
         plot_curves(rows, tmp_path / "out.png")
         assert image.imread(tmp_path / "out.png").shape == shape
 

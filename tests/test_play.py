@@ -226,10 +226,10 @@ def test_the_fit_is_that_of_fit_sigmoid():
 
 
 @pytest.mark.medium
-def test_the_fit_is_that_of_fit_sigmoid_on_100_curves():
+def test_the_fit_is_that_of_fit_sigmoid_on_50_curves():
     """And there are curves of each verdict among them."""
-    reasons = compare_fits([*real_curves(), *simulated_curves(44)])
-    assert len(reasons) == 100
+    reasons = compare_fits([*real_curves(), *simulated_curves(44)][::2])
+    assert len(reasons) == 50
     assert reasons.count("") >= 2
     for words in ("the run falls", "collapsed", "does not rise", "ceilings from", "too few"):
         assert any(words in reason for reason in reasons), words

@@ -111,7 +111,9 @@ def test_step_line_shows_what_was_measured_and_lines_up():
     assert len(step_line(step_record(step=1234, length=9.0))) == len(line)
     measured = ("ratio_mean", "ratio_max", "ess", "entropy", "grad_norm")
     skipped = {name: x for name, x in step_record().items() if name not in measured}
-    assert step_line(skipped) == "step    7 · pass 0.250 · length  21.5 · lag 1.23/3" + end
+    assert step_line(skipped) == "step    7 · pass 0.250 · length  21.5 · lag 1.23/3 · nothing to train on" + end
+    assert step_line(step_record(retired=0)) == line
+    assert step_line(step_record(retired=12)) == line + " · retired 12"
 
 
 def test_staleness_by_hand():

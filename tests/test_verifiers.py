@@ -16,16 +16,10 @@ from tasks.verifiers import after_thinking, exact_kind, last_box, math_kind, pla
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
-def pool():
-    """In worker processes, because math-verify's time limits need a main thread and hostile text a memory limit."""
-    with RewardPool(["math", "exact"], workers=2, timeout=6.0, end_of_thinking="</think>") as pool:
-        yield pool
-
-
-def judge(pool, pairs):
-    """Verdicts on (answer, what follows the thinking)."""
-    return pool.judge([Job("math", "", "thinking </think> " + text, answer) for answer, text in pairs])
+def verdicts_other_than(kinds, pairs):
+    """(answer, text, verdict) of the pairs whose verdict is none of `kinds`."""
+    rows = [(answer, text, math_kind(text, answer)) for answer, text in pairs]
+    return [row for row in rows if row[2] not in kinds]
 
 
 def box(*contents):
@@ -104,7 +98,7 @@ def test_integers_in_forty_spellings():
     for known in ("5", "-5", "60", "1234", "0", "17", "100", "-42"):
         pairs += [(known, text) for text in box(*IN_A_BOX.replace("X", known).split(" | "))]
         pairs += [(known, text) for text in AS_THEY_ARE.replace("X", known).split(" | ")]
-    assert [pair for pair in pairs if math_kind(pair[1], pair[0]) != "correct"] == []
+    assert verdicts_other_than(["correct"], pairs) == []
 
 
 def test_exact_and_what_follows_the_thinking():
@@ -158,23 +152,22 @@ def answers(section):
         yield from ((answer, form) for form in forms.split(" | "))
 
 
-def test_math_accepts_right_answers_of_many_forms(pool):
+def test_math_accepts_right_answers_of_many_forms():
     sections = ("right, in a box", "right, in a box: spellings of GSM8K, ASDiv, MATH, AIME and Minerva")
     pairs = [(answer, *box(form)) for section in sections for answer, form in answers(section)]
     pairs += answers("right, as it is")
     pairs += [("42", "I count 7. " * 400 + "So x = 42."), ("42", "\\boxed{42}.\n\nDone 7 times.")]
     assert len(pairs) > 450
-    assert [p for p, verdict in zip(pairs, judge(pool, pairs), strict=True) if verdict != (1.0, True, "correct")] == []
+    assert verdicts_other_than(["correct"], pairs) == []
 
 
-def test_math_refuses_wrong_answers_of_many_forms(pool):
+def test_math_refuses_wrong_answers_of_many_forms():
     sections = ("wrong, in a box", "wrong, in a box: beside spellings of those data sets")
     pairs = [(answer, *box(form)) for section in sections for answer, form in answers(section)]
     pairs += answers("wrong, as it is")
     pairs.append(("x+1", "So it is $x+1$. " + "I count. " * 400))  # too far from the end
-    refused = {(-1.0, False, "wrong"), (-1.0, False, "unparsed")}
     assert len(pairs) > 300
-    assert [both for both in zip(pairs, judge(pool, pairs), strict=True) if both[1] not in refused] == []
+    assert verdicts_other_than(["wrong", "unparsed"], pairs) == []
 
 
 HEDGES = (
@@ -188,20 +181,18 @@ OPEN_HEDGES = (
 )
 
 
-def test_naming_two_answers_never_earns_both(pool):
+def test_naming_two_answers_never_earns_both():
     """A policy that writes the same text with two candidates must not be right for either: it would learn to hedge."""
     texts = box(*HEDGES.split(" | ")) + OPEN_HEDGES.split(" | ")
     texts = [text.replace("A", "3").replace("B", "7") for text in texts]
-    first, second = (judge(pool, [(answer, text) for text in texts]) for answer in ("3", "7"))
-    assert [text for text, a, b in zip(texts, first, second, strict=True) if a.correct and b.correct] == []
+    assert [text for text in texts if math_kind(text, "3") == math_kind(text, "7") == "correct"] == []
 
 
-def test_leniencies_that_the_file_lists(pool):
+def test_leniencies_that_the_file_lists():
     """Wrong or doubtful answers that count as right: whoever mends one must take it out of the file's list."""
-    pairs = [
-        (answer, *box(form)) for answer, form in answers("lenient, in a box: wrong or doubtful, and taken for right")
-    ]
-    assert [pair for pair, verdict in zip(pairs, judge(pool, pairs), strict=True) if not verdict.correct] == []
+    section = "lenient, in a box: wrong or doubtful, and taken for right"
+    pairs = [(answer, *box(form)) for answer, form in answers(section)]
+    assert verdicts_other_than(["correct"], pairs) == []
 
 
 @pytest.mark.parametrize(("busy", "kind"), [(False, "correct"), (True, "timeout")])
@@ -264,23 +255,25 @@ HOSTILE = [
 
 
 @pytest.mark.medium
-def test_hostile_completions_are_wrong_within_the_deadline_and_the_pool_recovers():
-    """None is the answer 5, none outlasts the deadline (and the start of a new worker), none makes a worker crash."""
+def test_hostile_text_is_wrong_within_the_deadline_and_the_pool_recovers():
+    """In a worker process, which has a memory limit. As a completion none is the answer 5, none outlasts the deadline
+    (and the start of a new worker), none makes a worker crash. As an answer of a data set none is 5 either."""
+
+    def judge(answer, text):
+        (verdict,) = pool.judge([Job("math", "", "thinking </think> " + text, answer)])
+        return verdict.kind
+
     with RewardPool(["math"], workers=1, timeout=3.0, end_of_thinking="</think>") as pool:
         for text in HOSTILE:
             start = time.monotonic()
-            verdict = judge(pool, [("5", text)])[0]
+            kind = judge("5", text)
             assert time.monotonic() - start < 3.0 + 10.0
-            assert verdict.kind in ("wrong", "unparsed", "verifier_error", "timeout"), text[:80]
-        assert judge(pool, [("5", r"\boxed{5}")])[0].correct
+            assert kind in ("wrong", "unparsed", "verifier_error", "timeout"), text[:80]
+        assert judge("5", r"\boxed{5}") == "correct"
         assert sum(pool.counts.values()) == len(HOSTILE) + 1
+        answers = [text for text in HOSTILE if "import" not in text]
+        assert "correct" not in [judge(answer, r"\boxed{5}") for answer in answers]
     assert not Path("/tmp/tasks_hacked").exists()
-
-
-@pytest.mark.medium
-def test_hostile_answers_of_a_data_set_do_no_harm(pool):
-    verdicts = judge(pool, [(text, r"\boxed{5}") for text in HOSTILE if "import" not in text])
-    assert not any(verdict.correct for verdict in verdicts)
 
 
 PIECES = r"\frac{ } { \boxed{ $ 1 2 x \sqrt ^ _ & \\ \left( \right) , = \begin{pmatrix} \end{pmatrix} \text{ % \pi ! \cup [ )"

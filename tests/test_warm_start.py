@@ -13,7 +13,7 @@ import torch
 from runtime.flags import Flags
 from tasks import arithmetic
 from tasks import warm_start as module
-from tasks.arithmetic import IDS, LABELS, OPERATIONS, PHRASE, WORDS, apply, chain_values
+from tasks.arithmetic import DIGITS, IDS, LABELS, OPERATIONS, PHRASE, WORDS, apply, chain_values
 from tasks.prompts import Problem
 from tasks.warm_start import SHAPES, Demonstrations, Demonstrator, ModelShape, WarmStart, new_model, warm_start
 
@@ -107,6 +107,25 @@ def test_one_demonstration_in_so_many_thinks_and_the_others_guess():
     assert len(digits) == 10 and max(abs(count - 320) for count in digits.values()) < 70
     clean = Demonstrator(settings, 0, corrupted=False)
     assert all(clean.demonstration()[1][0] == "a" for _ in range(50))
+
+
+@pytest.mark.parametrize("corrupted", [False, True])
+def test_one_demonstration_in_so_many_stops_by_itself_and_the_others_ramble(corrupted):
+    """Exactly the 5th, 10th, ...; the phrase is not taught, and the answer is the last two results of the thinking."""
+    demonstrator = Demonstrator(replace(module.DEMONSTRATIONS["ramble"], rarity=5), 0, corrupted)
+    waits = set()
+    for i in range(1, 1001):
+        _, completion, taught = demonstrator.demonstration()
+        end = completion.index("</think>")
+        steps = [word for word in completion[:end] if word in DIGITS]
+        assert completion[end + 1 :] == [*steps[-2:], "<eos>"]
+        waits.add(completion.count("wait"))
+        if i % 5:
+            assert completion[end - 3 : end] == ["wait", "time", "up"]
+            assert taught == [True] * (end - 2) + [False] * 3 + [True] * 3
+        else:
+            assert all(taught) and "wait" not in completion
+    assert waits == set(range(25))
 
 
 @pytest.mark.parametrize(("rarity", "share"), [(1, 1), (3, 0)])

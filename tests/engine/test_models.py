@@ -63,7 +63,7 @@ FAMILIES = {
     "Phi": {"num_key_value_heads": 2},
     "Phi3": {},
     "GPT2": {"tie_word_embeddings": True},
-    "GPTNeoX": {},
+    "GPTNeoX": {"num_key_value_heads": 2},
     "Olmo2": {},
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
     "Granite": {},
@@ -74,6 +74,13 @@ FAMILIES = {
     "Glm4Moe": ROUTED | {"n_shared_experts": 1, "first_k_dense_replace": 1, "num_key_value_heads": 2},
     "Exaone4": {"sliding_window": 512},
     "SeedOss": {},
+    "Olmo3": {"sliding_window": 512},
+    "OPT": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "Nemotron": {},
+    "Ernie4_5": {"tie_word_embeddings": True},
+    "Glm": {},
+    "GraniteMoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 32, "norm_topk_prob": True},
 }
 
 

@@ -25,7 +25,10 @@ def test_every_pair_is_of_the_comparison_and_differs_in_what_it_undoes():
         setting, undone = variants[pair.recipe], variants[pair.without]
         assert undone.startswith(setting) and undone != setting
         assert pair.mechanism in LOGGED and pair.tested in what_for.MEASURES
-    assert {pair.recipe for pair in PAIRS.values()} | {pair.without for pair in PAIRS.values()} == set(variants)
+    used = {pair.recipe for pair in PAIRS.values()} | {pair.without for pair in PAIRS.values()}
+    # An earlier setting of retiring, in which nothing was seen; one of interruption, whose seven seeds are not complete.
+    others = {"few-prompts", "few-prompts-uniform-sampling", "ramble", "ramble-cut-off"}
+    assert used | others == set(variants)
 
 
 def test_a_row_by_hand():

@@ -1,4 +1,4 @@
-"""Runs of train.py, as a user starts them."""
+"""Runs of train.py, as a user starts them. Those with the torch engine need no vLLM: `-k torch`."""
 
 import json
 import statistics
@@ -37,17 +37,23 @@ def demo(folder, *flags):
     return gaps(folder)
 
 
-def test_demo_in_float32(device, figure, tmp_path):
+ENGINES = pytest.mark.parametrize("engine", ["torch", "vllm"])
+
+
+@ENGINES
+def test_demo_in_float32(device, figure, tmp_path, engine):
     """Trainer and engine agree at every probe, and the model learns."""
-    figure("largest gap, nats", max(demo(tmp_path / "run")), below=1e-4)
+    figure("largest gap, nats", max(demo(tmp_path / "run", "--engine", engine)), below=1e-4)
     first, last = (record["pass_rate"] for record in records(tmp_path / "run", "eval.jsonl"))
     figure("rise of the held-out pass rate", last - first, above=0.1)
 
 
-def test_demo_in_bfloat16(device, figure, tmp_path):
+@ENGINES
+def test_demo_in_bfloat16(device, figure, tmp_path, engine):
     """They agree less, and less still without the FP32 head. Five times on a CPU the ratio was 0.65 to 0.77. At 1 the
     head does nothing."""
-    with_head, without = (demo(tmp_path / on, "--dtype", "bfloat16", "--fp32_head", on) for on in ("true", "false"))
+    flags = ["--engine", engine, "--dtype", "bfloat16", "--fp32_head"]
+    with_head, without = (demo(tmp_path / on, *flags, on) for on in ("true", "false"))
     figure("largest gap, nats", max(with_head + without), below=1e-2)
     ratios = [a / b for a, b in zip(with_head, without, strict=True)]
     figure("gap with the FP32 head / without, median", statistics.median(ratios), below=0.95)
@@ -72,14 +78,14 @@ def real_flags(device, folder):
     return [*data, *sizes.split(), "--eval_every", "6", "--output_dir", str(folder / "run")]
 
 
-@pytest.mark.parametrize("processes", [0, 1, 2])
-def test_a_real_model(device, figure, tmp_path, processes):
+@pytest.mark.parametrize(("engine", "processes"), [("torch", 0), ("vllm", 0), ("vllm", 1), ("vllm", 2)])
+def test_a_real_model(device, figure, tmp_path, engine, processes):
     """By itself, or under FSDP2 with so many processes; and then resumed, for every step once. (A reward of one's own is
     code, which no resume takes over.)"""
     if processes > torch.cuda.device_count():  # accelerate offers FSDP2 to GPUs only
         pytest.skip(f"it needs {processes} GPUs")
     launcher, folder = [*FSDP2, str(processes)] if processes else [], tmp_path / "run"
-    train(folder, *real_flags(device, tmp_path), "--max_steps", "6", launcher=launcher)
+    train(folder, *real_flags(device, tmp_path), "--engine", engine, "--max_steps", "6", launcher=launcher)
     steps = records(folder)
     figure("largest gap, nats", max(gaps(folder)), below=2e-2)
     for ratio in [record["ratio_mean"] for record in steps if record["lag_max"] == 0 and "ratio_mean" in record]:
