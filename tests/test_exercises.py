@@ -21,6 +21,7 @@ def test_the_page_has_25_bugs():
     assert exercises.PAGE.read_text().count("```diff") == 25
 
 
+@pytest.mark.slow  # two processes for each bug
 @pytest.mark.parametrize("number", PAGE)
 def test_the_test_fails_with_the_bug_and_passes_with_the_mend(number, capsys):
     """It fails because of an assertion, an error or a NaN in the test, and not because the copy cannot be imported."""
