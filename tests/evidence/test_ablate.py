@@ -113,7 +113,8 @@ def test_ctrl_c_ends_the_runs_with_checkpoints_and_the_next_call_resumes_them(pr
     """It reaches both runs, no other begins, and the next call goes on from their checkpoints."""
     program.script({"base": {"wait": 20}, "dapo": {"wait": 20}})
     words = ["one", "--output", str(tmp_path / "runs"), "--seeds", "2", "--jobs", "2"]
-    code = f"""import sys, pathlib, ablate, comparisons
+    code = f"""import signal, sys, pathlib, ablate, comparisons
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background, a shell has switched it off
 ablate.TRAIN = pathlib.Path({str(ablate.TRAIN)!r})
 comparisons.COMPARISONS["one"] = comparisons.Comparison("", {{"base": "", "dapo": "--loss dapo"}}, setting="--k 4")
 sys.exit(ablate.main({words}))"""
