@@ -27,7 +27,7 @@ setup: .venv/installed
 .venv-cpu/installed: requirements-cpu.txt requirements.txt
 .venv/installed .venv-cpu/installed:
 	$(PYTHON) -m venv $(@D)
-	$(if $(findstring cpu,$<),$(@D)/bin/pip install -q --no-deps torch==2.13.0 --index-url $(TORCH_CPU))
+	$(if $(findstring cpu,$<),$(@D)/bin/pip install -q --no-deps torch==2.13.0 --index-url $(TORCH_CPU) --timeout 15 --retries 1)
 	$(@D)/bin/pip install -q -r $<
 	$(if $(findstring cpu,$<),$(@D)/bin/pip uninstall -q -y torchvision torchaudio torchcodec)  # CUDA builds: vLLM's import fails
 	touch $@
