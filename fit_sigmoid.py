@@ -29,6 +29,7 @@ at A: R = (1 - s) R0 + s A.
 7. COMPARISON. `compare`: the higher ceiling wins; where ceilings agree, B at the shared ceiling decides.
 8. A RUN. `load` reads the `eval.jsonl` of a run. (`tools/` reads the logs of other frameworks.)
 9. REPORT, picture and command line: python fit_sigmoid.py runs/a runs/b --plot both.png
+   Folders seed-0, seed-1 below one parent are the seeds of one variant, and are drawn as their mean.
 
 All of this takes Eq. 1 for the truth. `forecast.py` asks what else the same points allow, and is less often sure. It
 also asks whether the run rises at all, and whether it falls.
@@ -359,6 +360,16 @@ class SigmoidFit:
         """The fitted curve at compute `C`, any shape; NaN where nothing can be fitted."""
         return rates_of_first(self.curve, C)
 
+    def interval(self, C: Array) -> Array:
+        """Low and high end (2, K) of the curve's 95% interval at compute `C` (K,): step 5; NaN as in `predict`."""
+        if self.curve is None:
+            return np.full((2, len(C)), nan)
+        limit = float(self.curve.Q[0]) + self.margin
+        curves = scan(self.data, limit)
+        s = shares(C, curves.log_B, curves.log_C_mid)  # (G, K)
+        ends = [curves.ends(of_all, limit) for of_all in s.T]
+        return np.clip(ends, 0, 1).T
+
 
 def fit(
     C: ArrayLike,
@@ -568,19 +579,48 @@ def format_fit(f: SigmoidFit, name: str, x: str) -> list[str]:
     return lines
 
 
-def plot_fits(fits: Mapping[str, SigmoidFit], x: str, path: str | Path) -> None:
-    """Write a PNG: points and curves of all runs, from first to last C > 0, log axis."""
+def mean_of_seeds(fits: Sequence[SigmoidFit], C: Array) -> tuple[Array, Array, Array]:
+    """The mean pass rate of several runs at compute C (K,), and low and high end of its 95% interval, (K,) each: from
+    how the runs differ, by Student's t. Between evaluations a pass rate lies on a straight line."""
+    rates = np.array([np.interp(C, f.C, f.R) for f in fits])  # (runs, K)
+    runs = len(fits)
+    mean = rates.mean(axis=0)
+    half_width = stdtrit(runs - 1, 0.975) * rates.std(axis=0, ddof=1) / math.sqrt(runs)
+    return mean, mean - half_width, mean + half_width
+
+
+def plot_fits(variants: Mapping[str, Sequence[SigmoidFit]], x: str, path: str | Path) -> None:
+    """Write a PNG that lays all runs over each other on a log axis, so that a crossing is seen. A variant of one run
+    has its points, the fit and its interval. One of several seeds has their mean, its interval, and thin lines."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
+    from matplotlib.ticker import LogLocator, NullLocator
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name, f in fits.items():
-        C = f.C[f.C > 0]
-        (dots,) = axes.plot(C, f.R[f.C > 0], "o", ms=4)
-        grid = np.geomspace(C[0], C[-1], 200)
-        axes.plot(grid, f.predict(grid), color=dots.get_color(), label=f"{name}: A {f.A:.2f}, B {f.B:.1f}")
     axes.set(xscale="log", xlabel=UNITS.get(x, x), ylabel="pass rate")
-    axes.legend(fontsize=8)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda v, _: short(v))
+    for number, (name, fits) in enumerate(variants.items()):
+        color = f"C{number}"
+        first = max(f.C[f.C > 0][0] for f in fits)
+        last = min(f.C[-1] for f in fits)
+        C = np.geomspace(first, last, 200)
+        if len(fits) == 1:
+            (f,) = fits
+            marks = "o"
+            label = f"{name}: A {span(f.A_interval, 2)}"
+            middle = f.predict(C)
+            low, high = f.interval(C)
+        else:
+            marks = "-"
+            label = f"{name}: mean of {len(fits)} seeds"
+            middle, low, high = mean_of_seeds(fits, C)
+        for f in fits:
+            axes.plot(f.C[f.C > 0], f.R[f.C > 0], marks, color=color, ms=3, lw=0.6, alpha=0.4)
+        axes.plot(C, middle, color=color, lw=2, label=label, zorder=3)
+        axes.fill_between(C, low, high, color=color, alpha=0.2, lw=0)
+    axes.legend(fontsize=8, title="band: 95% interval", title_fontsize=8)
     figure.savefig(path, dpi=130)
 
 
@@ -593,11 +633,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fit pass rate against compute (arXiv 2510.13786, Eq. 1).")
     parser.add_argument("files", nargs="+", help="eval.jsonl of a run, or its folder; several runs are compared")
     parser.add_argument("--x", default="", metavar="COLUMN", help="compute; by default tokens or device_hours")
-    parser.add_argument("--plot", metavar="PNG", help="draw all runs over each other")
+    parser.add_argument(
+        "--plot", metavar="PNG", help="draw all runs over each other, the seeds of a variant as their mean"
+    )
     args = parser.parse_args(argv)
     x = args.x
     place = ""
     fits = {}
+    variants: dict[str, list[SigmoidFit]] = {}
     try:
         for place in args.files:
             x, C, R, n = load(place, x)  # the others are read as the first one
@@ -605,6 +648,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             fits[name] = fit(C, R, n_samples=n)
             if fits[name].curve is None:
                 raise ValueError(fits[name].reason)
+            folder = Path(name)
+            variant = folder.parent if folder.name.startswith("seed-") else folder
+            variants.setdefault(str(variant), []).append(fits[name])
         for name, f in fits.items():
             print("\n".join(format_fit(f, name, x)) + "\n")
         if len(fits) > 1:
@@ -612,7 +658,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("All this if Eq. 1 is true; forecast.py asks what other curves allow.")
         if args.plot:
             place = args.plot
-            plot_fits(fits, x, place)
+            plot_fits(variants, x, place)
     except ERRORS as error:
         print(f"fit_sigmoid.py: {place}: {error}", file=sys.stderr)
         return 2

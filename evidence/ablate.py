@@ -24,6 +24,7 @@ import tables
 from comparisons import COMPARISONS
 from curves import collect, runs_of
 
+from fit_sigmoid import plot_fits
 from runtime.run_folder import Folder
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -181,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(name: str, jobs: Sequence[Job], output: Path) -> None:
-    """Prints the table of the runs that finished; tables.py says how to read it."""
+    """Prints the table of the runs that finished, which tables.py explains, and draws them over each other."""
     folders = {str(job.folder.relative_to(output)) for job in jobs}
     groups: dict[str, list] = {variant: [] for variant in COMPARISONS[name].variants}
     for run in runs_of(collect(output)).values():
@@ -192,6 +193,14 @@ def report(name: str, jobs: Sequence[Job], output: Path) -> None:
         c = COMPARISONS[name]
         print("Δ is against the baseline, the first variant: paired by seed, with its 95 % interval, in ** without 0.")
         print(tables.compare(c, tables.measure(groups, c.axis)).to_string(index=False))
+        picture = output / name / "overlay.png"
+        draw(groups, c.axis, picture)
+        print(f"picture: {picture}")
+
+
+def draw(groups: tables.Groups, axis: str, path: Path) -> None:
+    """Writes a PNG: the variants over each other, each as its mean, with its seeds. `axis` is a column of curves.py."""
+    plot_fits({variant: [tables.fitted(run, axis).fit for run in runs] for variant, runs in groups.items()}, axis, path)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fit_sigmoid
-from fit_sigmoid import load, short, sigmoid, span
+from fit_sigmoid import load, mean_of_seeds, short, sigmoid, span
 from forecast import curve, forecast, format_report, main, plot_curves
 
 pytestmark = pytest.mark.medium
@@ -288,3 +289,35 @@ def test_fit_sigmoid_compares_two_runs_and_draws_them_over_each_other(tmp_path, 
         assert fit_sigmoid.main(argv) == 2
         error = capsys.readouterr().err
         assert words in error and error.startswith(f"fit_sigmoid.py: {argv[0]}: ") and error.count("\n") == 1
+
+
+def test_mean_of_seeds_by_hand():
+    """At C = 15 the line from (10, .3) to (20, .5) is at .4, and the other run at .6: mean .5, sd .2 / sqrt(2), over sqrt(2)
+    .1, times Student's 12.706 for two runs."""
+    seeds = [SimpleNamespace(C=[0, 10, 20], R=[0.1, 0.3, 0.5]), SimpleNamespace(C=[0, 15, 20], R=[0.1, 0.6, 0.6])]
+    mean, low, high = mean_of_seeds(seeds, np.array([0.0, 15.0]))
+    assert mean.tolist() == pytest.approx([0.1, 0.5])
+    assert low.tolist() == pytest.approx([0.1, 0.5 - 1.2706], abs=1e-4)
+    assert high.tolist() == pytest.approx([0.1, 0.5 + 1.2706], abs=1e-4)
+
+
+def test_seeds_are_drawn_as_a_mean_and_a_single_run_as_its_fit(monkeypatch, tmp_path):
+    """Three seeds of one variant, one run of another and a lone folder: three names, each where it was measured."""
+    figure = pytest.importorskip("matplotlib.figure")
+    figures = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    names = ["a/seed-0", "a/seed-1", "a/seed-2", "b/seed-0", "seedless"]
+    for i, name in enumerate(names):
+        (tmp_path / name).mkdir(parents=True)
+        write(tmp_path / name / "eval.jsonl", records(n=20 + i, seed=i))
+    assert fit_sigmoid.main([*(str(tmp_path / name) for name in names), "--plot", "none.png"]) == 0
+    (axes,) = figures[0].axes
+    labels = [text.get_text().removeprefix(f"{tmp_path}/") for text in axes.get_legend().get_texts()]
+    assert labels[0] == "a: mean of 3 seeds" and len(labels) == 3
+    assert labels[1].startswith("b: A [0.9") and labels[2].startswith("seedless: A [0.9")
+    assert axes.get_xscale() == "log" and len(axes.collections) == 3
+    seeds, mean, dots, curve = axes.lines[:3], axes.lines[3], axes.lines[4], axes.lines[5]
+    assert [line.get_xdata().max() for line in seeds] == [950_000, 1_000_000, 1_050_000]
+    assert mean.get_xdata()[[0, -1]] == pytest.approx([50_000, 950_000])  # where all three were measured
+    assert len(dots.get_xdata()) == 22 and dots.get_marker() == "o"
+    assert np.abs(np.interp(dots.get_xdata(), *curve.get_data()) - dots.get_ydata()).max() < 0.06

@@ -138,6 +138,32 @@ def test_ends_against_all_pairs():
         assert curves.ends(share, limit) == pytest.approx((values.min(), values.max()), abs=1.5e-3)
 
 
+def test_interval_of_the_curve_against_scipy():
+    """The least and greatest R(C) of all curves with Q <= limit, by SLSQP, which scales to steps of about 1."""
+    C, R = run_of(n=20)
+    f = fit(C, R)
+    best = np.array([f.R0, f.A, math.log(f.B), math.log(f.C_mid)])
+    scale = np.array([0.01, 0.01, 0.1, 0.05])
+
+    def rate(v, at):
+        return curve_of(EQ1, at, *(best + scale * v))
+
+    def slack(v):
+        return (np.sum((R - rate(np.zeros(4), C)) ** 2) + f.margin - np.sum((R - rate(v, C)) ** 2)) / f.margin
+
+    at = np.array([1.0, 1000.0, 2500.0, 16_000.0, 40_000.0])
+    for k, ends in enumerate(f.interval(at).T):
+        for sign, end in zip((1, -1), ends, strict=True):
+            result = minimize(
+                lambda v, sign=sign, k=k: sign * 100 * rate(v, at[k]),
+                np.zeros(4),
+                constraints={"type": "ineq", "fun": slack},
+                method="SLSQP",
+            )
+            assert result.success and sign * result.fun / 100 == pytest.approx(end, abs=1e-3)
+    assert np.isnan(fit(C[:3], R[:3]).interval(at)).all()
+
+
 @pytest.mark.parametrize("row", [(2542, 2.44, 0.585), (1675, 1.09, 0.615), (11272, 1.89, 0.645), (4242, 1.65, 0.710)])
 def test_rows_of_the_paper_come_back(row):
     """C_mid, B, A; `plain_fit` also finds the minimum of noisy data."""

@@ -74,8 +74,9 @@ def test_every_row_is_accepted_by_train(name, tmp_path):
     assert {*c.against, *c.against.values(), *c.paper} <= set(c.variants)
 
 
-def test_finished_runs_are_never_run_again(program, capsys):
-    """Two variants and two seeds, then a third seed of one variant; then nothing is left, and the table is printed."""
+def test_finished_runs_are_never_run_again(program, tmp_path, capsys):
+    """Two variants and two seeds, then a third seed of one variant; then nothing is left, and table and picture are
+    made."""
     assert program("--seeds", "2", "--jobs", "2") == 0
     assert len(program.calls()) == 4
     assert program("--seeds", "3", "--only", "dapo") == 0
@@ -83,6 +84,8 @@ def test_finished_runs_are_never_run_again(program, capsys):
     capsys.readouterr()
     assert program("--seeds", "2") == 0
     output = capsys.readouterr().out
+    picture = tmp_path / "runs" / "one" / "overlay.png"
+    assert f"picture: {picture}" in output and picture.read_bytes()[:4] == b"\x89PNG"
     assert "4 runs are finished, 0 are to be run" in output and len(program.calls()) == 5
     (dapo,) = [line.split() for line in output.splitlines() if line.split()[0] == "dapo"]
     assert dapo[1:3] == ["2", "0"] and "+0.000" in dapo  # two seeds; a straight line has no ceiling
@@ -110,7 +113,8 @@ def test_ctrl_c_ends_the_runs_with_checkpoints_and_the_next_call_resumes_them(pr
     """It reaches both runs, no other begins, and the next call goes on from their checkpoints."""
     program.script({"base": {"wait": 20}, "dapo": {"wait": 20}})
     words = ["one", "--output", str(tmp_path / "runs"), "--seeds", "2", "--jobs", "2"]
-    code = f"""import sys, pathlib, ablate, comparisons
+    code = f"""import signal, sys, pathlib, ablate, comparisons
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background, a shell has switched it off
 ablate.TRAIN = pathlib.Path({str(ablate.TRAIN)!r})
 comparisons.COMPARISONS["one"] = comparisons.Comparison("", {{"base": "", "dapo": "--loss dapo"}}, setting="--k 4")
 sys.exit(ablate.main({words}))"""
