@@ -38,12 +38,17 @@ def test_the_test_fails_with_the_bug_and_passes_with_the_mend(number, capsys):
 
 
 def test_hints_go_from_vague_to_plain(monkeypatch, capsys):
-    """The bug of exercise 22 stands alone in its line; the fifth try has the last hint again."""
+    """The bug of exercise 22 stands alone in its line; the fifth try has the last hint again. An untouched copy costs
+    no hint: the file to mend is named instead."""
     exercise = PAGE["22"]
     monkeypatch.setattr(exercises, "passes", lambda _: False)
     lines = exercise.file.read_text().splitlines(keepends=True)
     line = lines.index(exercise.right) + 1
     hints = ["within ten lines", f"line {line}\n", exercise.answer, exercise.right, exercise.right]
+    assert exercises.main(["22", "--check"]) == 1
+    output = capsys.readouterr().out
+    assert str(exercise.copy) in output and "The bug" not in output
+    exercise.copy.write_text(exercise.copy.read_text() + "\n")
     for expected in hints:
         assert exercises.main(["22", "--check"]) == 1
         assert expected in capsys.readouterr().out
@@ -59,6 +64,9 @@ def test_it_waits_for_the_mend(monkeypatch, capsys):
     output = capsys.readouterr().out
     assert output.count("Not yet.") == 1 and output.count("Right:") == 1
     assert exercises.main(["23", "--check"]) == 0
+    assert exercises.main(["23"]) == 0
+    output = capsys.readouterr().out
+    assert "is mended" in output and "has a bug" not in output
 
 
 def test_the_end_of_the_input_and_bad_numbers(monkeypatch, capsys):

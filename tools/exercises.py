@@ -4,7 +4,7 @@
     python tools/exercises.py 7 --check     # the same without waiting: right, or one more hint
 
 The page is the one list of bugs. The file itself stays as it is: the test imports the copy in its place. To begin
-again, delete the folder. The tests need requirements-dev.txt.
+again, delete the folder. The tests need pytest and hypothesis, which come with requirements.txt.
 """
 
 import argparse
@@ -37,6 +37,11 @@ class Exercise(NamedTuple):
         """The file with the bug, for the reader to mend."""
         return FOLDER / self.number / self.file.name
 
+    @property
+    def text(self) -> str:
+        """The text of the file with the bug."""
+        return self.file.read_text().replace(self.right, self.wrong)
+
 
 def read_page() -> dict[str, Exercise]:
     """The exercises by their numbers."""
@@ -56,7 +61,7 @@ def begin(exercise: Exercise) -> None:
     if exercise.copy.exists():
         return
     exercise.copy.parent.mkdir(parents=True, exist_ok=True)
-    exercise.copy.write_text(exercise.file.read_text().replace(exercise.right, exercise.wrong))
+    exercise.copy.write_text(exercise.text)
 
 
 def passes(exercise: Exercise) -> bool:
@@ -96,12 +101,14 @@ def hint(exercise: Exercise) -> str:
 
 
 def check(exercise: Exercise) -> bool:
-    """Prints whether the mend is right, or a hint."""
+    """Prints whether the mend is right, or a hint; no hint before the copy has changed."""
     right = passes(exercise)
     if right:
         print(f"Right: {exercise.test} passes. {exercise.answer} The page has:\n{exercise.right}")
+    elif exercise.copy.read_text() == exercise.text:
+        print(f"Not yet. Nothing has changed in {exercise.copy}: mend it there.")
     else:
-        print(f"Not yet. The bug: {hint(exercise)}")
+        print(f"Not yet. The bug in {exercise.copy}: {hint(exercise)}")
     return right
 
 
@@ -113,12 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="do not wait: right, or one more hint")
     args = parser.parse_args(argv)
     if not (find_spec("pytest") and find_spec("hypothesis")):
-        parser.error("the tests need pytest and hypothesis: pip install -r requirements-dev.txt")
+        parser.error("the tests need pytest and hypothesis: pip install -r requirements.txt")
     exercise = exercises[args.number]
     begin(exercise)
     if args.check:
         return 0 if check(exercise) else 1
-    passes(exercise)
+    if passes(exercise):
+        print(f"{exercise.copy} is mended: {exercise.test} passes. To begin again, delete {exercise.copy.parent}.")
+        return 0
     print(f"{exercise.copy} has a bug, by which {exercise.test} fails.")
     try:
         while True:
