@@ -127,6 +127,8 @@ def make(name: str, seeds: int, output: Path) -> int:
     numbers = measured(pair, groups)
     for title, text in row(name, groups, numbers).items():
         print(f"{title:<16}{text}")
+    ablate.draw(groups, "tokens" if pair.tested == "end" else pair.tested, output / f"{name}.png")
+    print(f"picture         {output / name}.png")
     _, low, high = interval(tested(name, numbers))
     print("seen: 0 lies outside the interval" if low > 0 or high < 0 else "not seen: 0 lies in the interval")
     return 0
