@@ -24,9 +24,9 @@ and those weights differ from the ones that vLLM rounded to bfloat16. So the tra
 
 SYMBOLS. M tokens, H hidden size, V vocabulary size, C tokens in a chunk; h hidden state, W head, b its bias, z logits.
 
-SIMPLIFIED. Each device holds the complete head, and casts a bfloat16 head to FP32 in every pass. There is no soft cap
-or scale on the logits (Gemma 2, Granite). H1: with `fp32=False` only the forward product is computed in the model's
-dtype.
+SIMPLIFIED. Each device holds the complete head. A CPU casts a bfloat16 head to FP32 in every pass; a GPU multiplies
+bfloat16 factors as they are and adds in FP32. There is no soft cap or scale on the logits (Gemma 2, Granite). H1: with
+`fp32=False` only the forward product is computed in the model's dtype.
 
 How far the trainer's log-probs are from the engine's, in nats per token:
 
@@ -89,8 +89,8 @@ def token_logprobs(
 
     Returns (logprobs (M,), entropy (M,)) in nats, FP32, or FP64 if `hidden` or `weight` is. Gradients reach hidden,
     weight (summed over the chunks in FP32, cast once at the end) and bias. An active autocast is overruled. Memory
-    beyond inputs and gradients: two buffers of C x V, an FP32 copy of a bfloat16 head, and a third buffer with
-    `fp32=False`. Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
+    beyond inputs and gradients: two buffers of C x V, on a CPU an FP32 copy of a bfloat16 head, and a third buffer
+    with `fp32=False`. Raises ValueError for shapes that do not agree, `temperature` <= 0 or `chunk_tokens` < 1.
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden must be (M, H), weight (V, H), got {tuple(hidden.shape)} and {tuple(weight.shape)}.")

@@ -256,11 +256,11 @@ class TorchEngine:
                 self._leave(slot, "length")
 
     def _leave(self, slot: int, reason: str) -> None:
-        request = self.inside.pop(slot)
-        if request.answer.cancelled():
-            return
+        request = self.inside[slot]  # it stays there until nothing can fail any more
         sampled = slice(len(request.prompt), request.length)
         ids = self.tokens[slot, sampled].tolist()
         logprobs = self.logprobs[slot, sampled].tolist()
         check_sample(ids, logprobs, request.versions, reason)
-        request.answer.set_result(Sample(ids, logprobs, request.versions, reason, request.prefilled))
+        del self.inside[slot]
+        if not request.answer.cancelled():
+            request.answer.set_result(Sample(ids, logprobs, request.versions, reason, request.prefilled))
