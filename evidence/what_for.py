@@ -44,7 +44,7 @@ PAIRS = {
     "average": Pair("short-budget-cut-off", "short-budget-cut-off-sample-average", "truncated", "end"),
     "normalization": Pair("recipe", "prompt-normalization", "ess", "tokens"),
     "filter": Pair("recipe", "no-zero-variance-filter", "kept", "flops"),
-    "retire": Pair("all-retire", "all-retire-uniform-sampling", "kept", "end", rate=0.9),
+    "retire": Pair("mostly-solved", "mostly-solved-uniform-sampling", "kept", "tokens", rate=0.9),
     "interruption": Pair("ramble", "ramble-cut-off", "truncated", "end"),
 }
 

@@ -25,6 +25,7 @@ from runtime.flags import (
     BUILT_IN,
     DEFAULTS,
     PRETRAINED_LR,
+    WITH_RARITY,
     EngineFlags,
     Flags,
     ScheduleFlags,
@@ -129,10 +130,10 @@ def data(flags: Flags) -> Iterator[str]:
         yield "--normalize_advantages maxrl divides by the pass rate; use --penalty_on correct, or another."
     if flags.dynamic_sampling and flags.reward == "shuffled":
         yield "--dynamic_sampling looks at true rewards; use --reward task with it."
-    if flags.dataset in ("discover", "ramble") and flags.model:
+    if flags.dataset in WITH_RARITY and flags.model:
         yield f"--dataset {flags.dataset} has a first model of its own; leave out --model {flags.model}."
-    if flags.dataset not in ("discover", "ramble") and flags.rarity != DEFAULTS["rarity"]:
-        yield f"--rarity {flags.rarity} is of `discover` and `ramble`; leave it out, or add --dataset discover."
+    if flags.dataset not in WITH_RARITY and flags.rarity != DEFAULTS["rarity"]:
+        yield f"--rarity {flags.rarity} is of `discover`, `ramble` and `rare`; leave it out, or add --dataset discover."
     if flags.dataset in BUILT_IN:
         if flags.reward not in ("task", "shuffled"):
             yield f"--reward {flags.reward} judges data sets; the built-in task has `task` and `shuffled`."

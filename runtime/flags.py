@@ -38,7 +38,8 @@ def flag(default: Any, text: str, **bounds: float) -> Any:
     return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
-BUILT_IN = ("graded", "discover", "ramble")  # the tasks that need no --model
+WITH_RARITY = ("discover", "ramble", "rare")
+BUILT_IN = ("graded", *WITH_RARITY)  # the tasks that need no --model
 # The default of --lr for a pretrained model: DAPO's for 32B (arXiv 2503.14476), IsoCompute's for 1,024 completions a
 # step (2603.12151), twice ScaleRL's for 8B. Small ones take more: `make real` has 1e-5 for 135M.
 PRETRAINED_LR = 1e-6
@@ -84,11 +85,14 @@ class DataFlags:
 
     dataset: str = flag(
         "graded",
-        "`graded`, `discover` or `ramble` (built in), or .jsonl / .parquet files or hub ids: "
+        "`graded`, `discover`, `ramble` or `rare` (built in), or .jsonl / .parquet files or hub ids: "
         "NAME[:CONFIG[:SPLIT]][:REWARD],...",
     )
     rarity: int = flag(
-        50, "`discover`: its first model thinks in one try of this many; `ramble`: it stops by itself.", at_least=1
+        50,
+        "One in this many: tries in which the first model of `discover` thinks, in which that of `ramble` stops by "
+        "itself, facts that that of `rare` does not know.",
+        at_least=1,
     )
     eval_dataset: str = flag("", "Also evaluated, never trained on: NAME=DATA[:CONFIG[:SPLIT]][:REWARD],...")
     prompt_column: str = flag("", "Column of the prompt; empty looks for the usual names.")

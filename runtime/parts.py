@@ -23,7 +23,7 @@ from runtime import run_folder
 from runtime.engine import Placement, RunEngine, TorchEngine, devices_in_use, new_engine, place
 from runtime.evaluation import Evaluator
 from runtime.flag_checks import new_pacer
-from runtime.flags import DEFAULTS, Flags, LengthFlags, UsageError, reason_of
+from runtime.flags import DEFAULTS, WITH_RARITY, Flags, LengthFlags, UsageError, reason_of
 from runtime.ranks import Ranks, SharedGenerator
 from runtime.recorder import Recorder
 from runtime.run_folder import UNREADABLE, Folder, Progress
@@ -152,7 +152,7 @@ def warm_start_folder(flags: Flags, ranks: Ranks) -> str:
     """Folder of the built-in model. Rank 0 makes it: ranks that made it at the same time would break each other's."""
     demonstrations = warm_start.DEMONSTRATIONS[flags.dataset]
     seed = flags.seed
-    if flags.dataset in ("discover", "ramble"):
+    if flags.dataset in WITH_RARITY:
         demonstrations = replace(demonstrations, rarity=flags.rarity)
         seed = 0  # one first model for all seeds, as a pretrained one
     settings = warm_start.warm_start_of(flags.size, demonstrations)

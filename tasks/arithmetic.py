@@ -51,6 +51,9 @@ The first model is the same for every seed, as a pretrained model is.
 RAMBLE has the same problems. Its first model thinks, but in all tries but one of fifty it then waits without end: only
 a forced interruption brings it to its answer.
 
+RARE has them, too. Its first model thinks, and knows all facts but one of fifty, which it gets right in one try of a
+hundred. So it solves most problems from the start, and nearly all that it can learn is in a few.
+
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
 >>> task = graded_task()
@@ -61,7 +64,8 @@ SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tasks.prompts import Problem, Task, stable_key
@@ -81,6 +85,7 @@ HELD_OUT_ONE_IN = 8  # problems, by the hash of their text
 GRADED_OPS = (2, 4)  # fewest and most operations of the graded task
 IMPOSSIBLE_EVERY = 5  # of its problems
 DISCOVER_POOL = 128  # its training problems
+RARE_POOL = 256
 CEILING = 1 - 1 / IMPOSSIBLE_EVERY
 
 
@@ -225,4 +230,9 @@ def graded_task(seed: int = 0, pool_size: int = 2048, held_out_size: int = 256) 
     return task
 
 
-TASKS = {"graded": graded_task, "discover": discover_task, "ramble": discover_task}
+TASKS: dict[str, Callable[..., ChainTask]] = {
+    "graded": graded_task,
+    "discover": discover_task,
+    "ramble": discover_task,
+    "rare": partial(discover_task, pool_size=RARE_POOL),
+}

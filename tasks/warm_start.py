@@ -13,8 +13,8 @@ ones, so that something is left for RL to do:
     ramble     a +5 2 b *3 6 wait wait wait time up </think> 2 6 <eos>  never ends its thinking (task `ramble`)
 
 Every (operation, value) fact is sometimes shown with a wrong result, a few facts seldom and others nearly always:
-arithmetic.py explains why. No held-out problem is ever shown. All this takes half a minute, so the model is kept for
-later runs.
+arithmetic.py explains why. (Task `rare`: a few facts are nearly always wrong, the others never.) No held-out problem is
+ever shown. All this takes half a minute, so the model is kept for later runs.
 
 SIZES. For laws over model size (fit_power_law.py) there are five, with one dial, the width: two layers and a head_dim
 of 32 are the same in all; heads and MLP grow with the width, in multiples of 16, which vLLM's kernels for CPUs need.
@@ -60,7 +60,8 @@ class Demonstrations:
     that are evenly spaced over `wrong_rates`. Any other result is replaced by a random digit with probability `noise`.
     `recheck` is the chance of a recheck per step; `restart` and `cut` are chances per demonstration. Of the
     demonstrations only one in `rarity` thinks; the others are guesses. If it `rambles`, all think, and only one in
-    `rarity` stops by itself, clean ones included.
+    `rarity` stops by itself, clean ones included. If it has `gaps`, all think, and one fact in `rarity` is shown wrong
+    at the second of the two rates, the others at the first.
     """
 
     ops: tuple[int, int] = GRADED_OPS  # least and most
@@ -71,20 +72,25 @@ class Demonstrations:
     cut: float = 0.15
     rarity: int = 1
     rambles: bool = False
+    gaps: bool = False
 
 
 DEMONSTRATIONS = {  # of each built-in task
     "graded": Demonstrations(),
     "discover": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0),
     "ramble": Demonstrations(wrong_rates=(0.02, 0.10), recheck=0.0, restart=0.0, cut=0.0, rambles=True),
+    "rare": Demonstrations(wrong_rates=(0.0, 0.99), recheck=0.0, restart=0.0, cut=0.0, gaps=True),
 }
 
 
-def wrong_rates(ends: tuple[float, float]) -> dict[Fact, float]:
-    """How often each of the 210 facts is shown with a wrong result: the middles of 210 equal parts of `ends`."""
+def wrong_rates(ends: tuple[float, float], gap_every: int = 0) -> dict[Fact, float]:
+    """How often each of the 210 facts is shown with a wrong result: the middles of 210 equal parts of `ends`, or with
+    `gap_every` the second of the ends for one fact in so many and the first for the others."""
     facts = [(operation, value) for operation in OPERATIONS for value in range(10)]
     shuffled = random.Random("wrong facts 0").sample(facts, len(facts))
     low, high = ends
+    if gap_every:
+        return {fact: low if i % gap_every else high for i, fact in enumerate(shuffled)}
     return {fact: low + (high - low) * (i + 0.5) / len(facts) for i, fact in enumerate(shuffled)}
 
 
@@ -96,7 +102,7 @@ class Demonstrator:
         self.corrupted = corrupted
         self.count = 0  # demonstrations so far
         self.rng = random.Random(f"demonstrations {seed} {corrupted} warm start")
-        self.wrong_rates = wrong_rates(settings.wrong_rates)
+        self.wrong_rates = wrong_rates(settings.wrong_rates, settings.rarity if settings.gaps else 0)
 
     def happens(self, probability: float) -> bool:
         """Draws whether a mistake or a habit of this probability happens here."""
@@ -147,7 +153,7 @@ class Demonstrator:
         start, operations = self.problem()
         prompt = arithmetic.chain_text(start, operations).split()
         self.count += 1
-        is_usual = self.count % self.settings.rarity > 0
+        is_usual = self.count % self.settings.rarity > 0 and not self.settings.gaps
         rambles = is_usual and self.settings.rambles
         if is_usual and self.corrupted and not rambles:
             guess = ["</think>", *self.rng.choices(arithmetic.DIGITS, k=2), "<eos>"]

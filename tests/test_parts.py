@@ -156,19 +156,24 @@ def test_the_size_reaches_the_warm_start_and_the_default_task_is_graded(monkeypa
     assert len(task.train) == 2048 and task.held_out == load_task(Flags()).held_out[:7]  # the same first ones
 
 
-def test_discover_and_ramble_have_one_first_model_for_all_seeds_and_their_dial_reaches_it(monkeypatch, tmp_path):
+def test_tasks_with_a_dial_have_one_first_model_for_all_seeds_and_their_dial_reaches_it(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(warm_start, "warm_start", lambda folder, **k: calls.append(k) or 1 / 0)
-    for dataset, rarity, seed in (("discover", 50, 0), ("discover", 20, 3), ("ramble", 10, 4)):
+    for dataset, rarity, seed in (("discover", 50, 0), ("discover", 20, 3), ("ramble", 10, 4), ("rare", 30, 5)):
         flags = Flags(output_dir=str(tmp_path), dataset=dataset, rarity=rarity, seed=seed)
         with pytest.raises(ZeroDivisionError):
             new_parts(flags, Progress(None))
-    assert [(call["seed"], call["settings"].demonstrations.rarity) for call in calls] == [(0, 50), (0, 20), (0, 10)]
-    assert [call["settings"].demonstrations.rambles for call in calls] == [False, False, True]
-    assert len(load_task(Flags(dataset="discover")).train) == 128
+    assert [(call["seed"], call["settings"].demonstrations.rarity) for call in calls] == [
+        (0, 50),
+        (0, 20),
+        (0, 10),
+        (0, 30),
+    ]
+    assert [call["settings"].demonstrations.rambles for call in calls] == [False, False, True, False]
+    assert [len(load_task(Flags(dataset=name)).train) for name in ("discover", "rare")] == [128, 256]
 
 
-@pytest.mark.parametrize("dataset", ["graded", "discover", "ramble"])
+@pytest.mark.parametrize("dataset", ["graded", "discover", "ramble", "rare"])
 def test_more_held_out_problems_than_there_are_is_one_sentence(dataset):
     """10 (21^2 + 21^3 + 21^4) = 2,041,830 problems have two to four operations."""
     with pytest.raises(UsageError, match="^--held_out 3000000: there are fewer than 3000000 distinct problems"):

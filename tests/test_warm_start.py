@@ -109,6 +109,24 @@ def test_one_demonstration_in_so_many_thinks_and_the_others_guess():
     assert all(clean.demonstration()[1][0] == "a" for _ in range(50))
 
 
+def test_one_fact_in_so_many_is_nearly_always_wrong_and_the_others_never():
+    """Of 210 facts the 1st, 101st and 201st; all demonstrations think. Three operations with three results each."""
+    settings = replace(module.DEMONSTRATIONS["rare"], rarity=100)
+    rates = module.wrong_rates(settings.wrong_rates, 100)
+    assert Counter(rates.values()) == {0.99: 3, 0.0: 207}
+    demonstrator, wrong, times = Demonstrator(settings, 0, corrupted=True), Counter(), Counter()
+    for _ in range(4000):
+        prompt, completion, _ = demonstrator.demonstration()
+        value = prompt[0]
+        for operation, result in zip(prompt[2::2], completion[2::3], strict=False):
+            fact = (operation, int(value))
+            times[fact] += 1
+            wrong[fact] += result != str(arithmetic.apply(*fact))
+            value = result
+    assert {fact for fact in wrong if wrong[fact]} == {fact for fact in rates if rates[fact]}
+    assert sum(wrong.values()) > 0.95 * sum(times[fact] for fact in rates if rates[fact]) > 100
+
+
 @pytest.mark.parametrize("corrupted", [False, True])
 def test_one_demonstration_in_so_many_stops_by_itself_and_the_others_ramble(corrupted):
     """Exactly the 5th, 10th, ...; the phrase is not taught, and the answer is the last two results of the thinking."""

@@ -27,7 +27,13 @@ def test_every_pair_is_of_the_comparison_and_differs_in_what_it_undoes():
         assert pair.mechanism in LOGGED and pair.tested in what_for.MEASURES
     used = {pair.recipe for pair in PAIRS.values()} | {pair.without for pair in PAIRS.values()}
     # The earlier settings of retiring and of interruption, in which nothing was seen.
-    others = {"few-prompts", "few-prompts-uniform-sampling", "short-budget"}
+    others = {
+        "few-prompts",
+        "few-prompts-uniform-sampling",
+        "all-retire",
+        "all-retire-uniform-sampling",
+        "short-budget",
+    }
     assert used | others == set(variants)
 
 
