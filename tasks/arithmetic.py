@@ -51,8 +51,8 @@ The first model is the same for every seed, as a pretrained model is.
 RAMBLE has the same problems. Its first model thinks, but in all tries but one of fifty it then waits without end: only
 a forced interruption brings it to its answer.
 
-RARE has them, too. Its first model thinks, and knows all facts but one of fifty, which it gets right in one try of a
-hundred. So it solves most problems from the start, and nearly all that it can learn is in a few.
+RARE has them, too. Its first model thinks, and knows all facts but one of fifty, which its demonstrations show right
+once in a hundred times. So it solves most problems from the start, and nearly all that it can learn is in a few.
 
 SIMPLIFIED. There is no answer parser: the format is part of the exact match.
 
@@ -85,7 +85,7 @@ HELD_OUT_ONE_IN = 8  # problems, by the hash of their text
 GRADED_OPS = (2, 4)  # fewest and most operations of the graded task
 IMPOSSIBLE_EVERY = 5  # of its problems
 DISCOVER_POOL = 128  # its training problems
-RARE_POOL = 256
+RARE_POOL = 256  # more, since few of them teach anything
 CEILING = 1 - 1 / IMPOSSIBLE_EVERY
 
 
