@@ -27,12 +27,13 @@ from runtime.flags import (
     PRETRAINED_LR,
     EngineFlags,
     Flags,
+    ModelFlags,
     ScheduleFlags,
     UsageError,
     parsed_engine_args,
     reason_of,
 )
-from runtime.run_folder import Folder, Record
+from runtime.run_folder import UNREADABLE, Folder, Record
 from runtime.trainer import mask_options
 
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
@@ -62,10 +63,10 @@ USUAL = {  # values for real models, where the default suits the built-in task
 
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Rounds `max_steps` up where steps come in rounds of k."""
-    for rule in (bounds, unused, schedule, length, data, model, stale_tokens, folders):
+    engine_options(flags)  # raises UsageError itself
+    for rule in (bounds, unused, schedule, length, data, model, stale_tokens, folders):  # a folder hides no other fault
         for sentence in rule(flags):
             raise UsageError(sentence)
-    engine_options(flags)  # raises UsageError itself
     messages = list(notes(flags))
     if flags.schedule == "ppo_off_policy":
         flags.max_steps = math.ceil(flags.max_steps / flags.k) * flags.k
@@ -209,11 +210,22 @@ def choose_engine(flags: Flags) -> list[str]:
         return []
     needs = [name for name, value in NEED_VLLM.items() if getattr(flags, name) != value]
     if not is_qwen3(flags.model):
+        check_config(flags)
         needs.append("model")
     for name in needs:
         raise UsageError(f"--{name} {getattr(flags, name)} needs vLLM, but {problem}.")
     flags.engine = "torch"
     return [f"--engine torch, since {problem}"]
+
+
+def check_config(flags: ModelFlags) -> None:
+    """Raises UsageError if --model has no configuration that loads: then no engine helps."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
+    except UNREADABLE as error:
+        raise UsageError(f"--model {flags.model} does not load ({reason_of(error)}).") from error
 
 
 @cache
