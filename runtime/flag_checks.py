@@ -27,13 +27,13 @@ from runtime.flags import (
     PRETRAINED_LR,
     EngineFlags,
     Flags,
-    ModelFlags,
     ScheduleFlags,
     UsageError,
     parsed_engine_args,
     reason_of,
 )
-from runtime.run_folder import UNREADABLE, Folder, Record
+from runtime.model import check_config
+from runtime.run_folder import Folder, Record
 from runtime.trainer import mask_options
 
 BOUNDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
@@ -216,16 +216,6 @@ def choose_engine(flags: Flags) -> list[str]:
         raise UsageError(f"--{name} {getattr(flags, name)} needs vLLM, but {problem}.")
     flags.engine = "torch"
     return [f"--engine torch, since {problem}"]
-
-
-def check_config(flags: ModelFlags) -> None:
-    """Raises UsageError if --model has no configuration that loads: then no engine helps."""
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
-    except UNREADABLE as error:
-        raise UsageError(f"--model {flags.model} does not load ({reason_of(error)}).") from error
 
 
 @cache
