@@ -553,8 +553,8 @@ def short(v: Any) -> str:
     thousands = 0
     if v and math.isfinite(v):
         thousands = int((math.log10(abs(v)) + 2e-4) // 3)  # 999,900 is 1M
-        thousands = min(max(thousands, 0), 3)
-    return f"{v / 1000**thousands:.3g}{('', 'k', 'M', 'G')[thousands]}"
+        thousands = min(max(thousands, 0), 6)
+    return f"{v / 1000**thousands:.3g}{('', 'k', 'M', 'G', 'T', 'P', 'E')[thousands]}"
 
 
 def span(pair: Sequence[float], digits: int | None = None) -> str:
