@@ -214,7 +214,7 @@ def runs_in(published: Mapping[str, Groups], *names: str) -> list[Run]:
 def draw() -> None:
     """The pictures of README.md and RESULTS.md: forecasts of published runs, and what came."""
     paper = curve(RESULTS / "paper_8B_run.jsonl", 0.25, "The paper's 8B run")
-    plot_curves([[paper]], RESULTS.parent / "law.png")
+    plot_curves([[paper._replace(x="GPU-hours")]], RESULTS.parent / "law.png")
     tasks = [curve(RESULTS / f"{file}.jsonl", 0.5, f"Task {name}") for name, file in TASKS.items()]
     plot_curves([tasks], RESULTS / "law.png")
 
