@@ -18,9 +18,9 @@ row belongs to · prompt_key: the prompt's name in the data set, the same in eve
 SEVERAL RANKS. Every rank must see every group of the step, in the same order, or ranks would retire different prompts:
 gather rewards and group_ids before `has_variance`, keys and correctness before `PassRateHistory.update`.
 
-CHOICES, where the paper is silent. F1: the pass rate counts all epochs. F2: a prompt is retired for good; a group of it
-that is still in flight trains and counts. F3: the rate is that of 0/1 correctness, never of shaped rewards, and one
-group is enough to retire a prompt.
+CHOICES, where the paper is silent. F1: the pass rate counts all epochs; by the last visit alone more retires, and runs
+ended lower. F2: a prompt is retired for good; a group of it that is still in flight trains and counts. F3: the rate is
+that of 0/1 correctness, never of shaped rewards, and one group is enough to retire a prompt.
 
 >>> has_variance(torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])).tolist()
 [True, True, False, False]

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from curves import RESULTS, Run, members
+from scipy.stats import gmean
 from tables import FALL, Groups, compute_to, depths, fill, fit_to, fitted, interval, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fit_sigmoid import variance
+from fit_sigmoid import plot_fits, variance
 from forecast import Forecast, curve, plot_curves
 from tasks.arithmetic import CEILING
 
@@ -211,10 +212,23 @@ def runs_in(published: Mapping[str, Groups], *names: str) -> list[Run]:
     return list(runs.values())
 
 
-def draw() -> None:
-    """The pictures of README.md and RESULTS.md: forecasts of published runs, and what came."""
+def draw(recipes: Groups) -> None:
+    """The pictures of README.md and RESULTS.md: two recipes, forecasts of published runs, and what came."""
+    picture = RESULTS.parent / "grpo.png"
+    grpo = recipes["deepseek-grpo"]
+    seeds = {run.seed for run in grpo}
+    scalerl = [run for run in recipes["scalerl"] if run.seed in seeds]
+    groups = {"ScaleRL": scalerl, "plain GRPO": grpo}
+    fits = {name: [fitted(run, "flops").fit for run in runs] for name, runs in groups.items()}
+    figure = plot_fits(fits, "flops", picture)
+    start, end = (gmean([compute_to(run.points["flops"], run.rates, 0.5) for run in runs]) for runs in groups.values())
+    (axes,) = figure.axes
+    axes.annotate("", (end, 0.5), (start, 0.5), arrowprops={"arrowstyle": "->"})
+    axes.text(math.sqrt(start * end), 0.51, f"{end / start:.1f} times", ha="center")
+    axes.axhline(CEILING, color="gray", ls="--", lw=1)
+    figure.savefig(picture, dpi=130)
     paper = curve(RESULTS / "paper_8B_run.jsonl", 0.25, "The paper's 8B run")
-    plot_curves([[paper]], RESULTS.parent / "law.png")
+    plot_curves([[paper._replace(x="GPU-hours")]], RESULTS.parent / "law.png")
     tasks = [curve(RESULTS / f"{file}.jsonl", 0.5, f"Task {name}") for name, file in TASKS.items()]
     plot_curves([tasks], RESULTS / "law.png")
 
@@ -234,7 +248,7 @@ def main() -> None:
     standing = [run for run in every if outcome(run) == "stands"]
     fill(RESULTS.parents[1] / "RESULTS.md", {"law": summary(law)})
     fill(RESULTS / "law.md", {"cuts": markdown(pd.DataFrame(rows)), "reach": markdown(reach_table(standing))})
-    draw()
+    draw(published["recipes"])
 
 
 if __name__ == "__main__":
