@@ -26,8 +26,8 @@ def test_every_pair_is_of_the_comparison_and_differs_in_what_it_undoes():
         assert undone.startswith(setting) and undone != setting
         assert pair.mechanism in LOGGED and pair.tested in what_for.MEASURES
     used = {pair.recipe for pair in PAIRS.values()} | {pair.without for pair in PAIRS.values()}
-    # The earlier settings of retiring and of interruption, in which nothing was seen.
-    others = {"few-prompts", "few-prompts-uniform-sampling", "short-budget"}
+    # The earlier settings of retiring and of interruption, in which nothing was seen; and longer runs of the recipe.
+    others = {"few-prompts", "few-prompts-uniform-sampling", "short-budget", "recipe-120-steps"}
     assert used | others == set(variants)
 
 
