@@ -45,6 +45,17 @@ def test_a_row_by_hand():
     assert cells["end"].startswith("-0.100 [-0.100, -0.100]") and cells["tokens"].startswith("+0 % [+0, +0]")
 
 
+def test_ceilings_by_hand():
+    """All three runs find it, and none of three: the exact interval of 3 in 3 begins at .025^(1/3) = .292. The law's
+    curve with R0 = .1, A = .8, B = 2 and C_mid = 300 is at .240 after 150 tokens and at .3154 after 200, so .25 lies at
+    157; after 750 and 800 tokens it is at .703 and .714."""
+    groups = {"base": [example("base", seed) for seed in range(3)]}
+    groups["flat"] = [example("flat", seed, [0.02, 0.01] * 8) for seed in range(3)]
+    base, flat = what_for.ceilings(groups).to_numpy().tolist()
+    assert base == ["base", "3 of 3", "[0.29, 1.00]", "157", "0.71"]
+    assert flat[:3] == ["flat", "0 of 3", "[0.00, 0.71]"]
+
+
 def test_a_pair_is_made_and_judged(monkeypatch, tmp_path, capsys):
     """Without runs of its own there is nothing to say; `ablate` gets both variants, seed by seed."""
     jobs = []
