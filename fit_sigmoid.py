@@ -68,6 +68,7 @@ B_RANGE = (0.1, 20.0)  # an interval that touches an end is open
 A_SLACK = 1.25  # A is searched up to here and reported up to 1: near the top a curve with A <= 1 may be too slow
 MIN_SD = 1e-4  # no evaluation is more exact: residuals below it are rounding, which must not decide anything
 MAX_WIDTH = 0.1  # step 6: five times the paper's 0.02
+BLOCK = 8192  # numbers: arrays of so many stay in the cache
 PRIOR_DOF = 4.0  # counts as 4 residuals of dispersion 1, where n is known: few real ones say little
 UNITS = {"device_hours": "device-hours", "tokens": "sampled tokens", "flops": "FLOPs", "step": "steps"}
 Array = np.ndarray
@@ -139,10 +140,9 @@ class Curves(NamedTuple):
 
 
 def shares(C: Array, log_B: ArrayLike, log_C_mid: ArrayLike, share: Share = expit) -> Array:
-    """Share of the gain (..., N) at compute C (N,) for shapes (...,)."""
-    B = np.exp(log_B)[..., None]
+    """Share of the gain (N, ...) at compute C (N,) for shapes (...,)."""
     with np.errstate(divide="ignore"):
-        u = B * (np.log(C) - np.asarray(log_C_mid)[..., None])  # B log(C / C_mid)
+        u = np.exp(log_B) * np.subtract.outer(np.log(C), log_C_mid)  # B log(C / C_mid)
     return share(u)
 
 
@@ -161,16 +161,19 @@ def solve(data: Data, log_B: Array, log_C_mid: Array, share: Share = expit) -> C
     C, R, w, box = data
     R0_low, R0_high = box[0]
     A_low, A_high = box[1]
-    s = shares(C, log_B, log_C_mid, share)  # (G, N)
-    r: Array = 1 - s
 
-    # Q = sum w (R - r R0 - s A)^2 depends on the data through six sums, (G,) each but for the last, a number.
-    rr = (r * r) @ w
-    rs = (r * s) @ w
-    ss = (s * s) @ w
-    rR = (r * R) @ w
-    sR = (s * R) @ w
-    RR = (R * R) @ w
+    # Q = sum w (R - r R0 - s A)^2 depends on the data through six sums, (G,) each but for RR, a number. Arrays of BLOCK
+    # numbers stay in the cache.
+    blocks = math.ceil(C.size * log_B.size / BLOCK)
+    sums = []
+    for block in np.array_split(np.array([log_B, log_C_mid]), blocks, axis=1):
+        s = shares(C, block[0], block[1], share)  # (N, g)
+        sums.append([w @ s, w @ (s * s), (w * R) @ s])
+    s_sum, ss, sR = np.concatenate(sums, axis=1)
+    rs = s_sum - ss
+    rr = w.sum() - s_sum - rs
+    rR = w @ R - sR
+    RR = w @ (R * R)
 
     # A fixed value gets a huge weight; else a tiny one keeps det above 0.
     huge = 1e9 * w.sum()
@@ -366,8 +369,8 @@ class SigmoidFit:
             return np.full((2, len(C)), nan)
         limit = float(self.curve.Q[0]) + self.margin
         curves = scan(self.data, limit)
-        s = shares(C, curves.log_B, curves.log_C_mid)  # (G, K)
-        ends = [curves.ends(of_all, limit) for of_all in s.T]
+        s = shares(C, curves.log_B, curves.log_C_mid)  # (K, G)
+        ends = [curves.ends(of_all, limit) for of_all in s]
         return np.clip(ends, 0, 1).T
 
 
@@ -550,8 +553,8 @@ def short(v: Any) -> str:
     thousands = 0
     if v and math.isfinite(v):
         thousands = int((math.log10(abs(v)) + 2e-4) // 3)  # 999,900 is 1M
-        thousands = min(max(thousands, 0), 3)
-    return f"{v / 1000**thousands:.3g}{('', 'k', 'M', 'G')[thousands]}"
+        thousands = min(max(thousands, 0), 6)
+    return f"{v / 1000**thousands:.3g}{('', 'k', 'M', 'G', 'T', 'P', 'E')[thousands]}"
 
 
 def span(pair: Sequence[float], digits: int | None = None) -> str:

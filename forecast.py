@@ -210,8 +210,8 @@ def band(f: Forecast, C: Array) -> tuple[Array, Array]:
     high = -low
     for form, curves in f.allowed.items():
         for k, compute in enumerate(C):
-            s = shares(compute[None], curves.log_B, curves.log_C_mid, FORMS[form])  # (G, 1)
-            least, most = curves.ends(s[:, 0], f.limit)
+            s = shares(compute[None], curves.log_B, curves.log_C_mid, FORMS[form])  # (1, G)
+            least, most = curves.ends(s[0], f.limit)
             low[k] = min(low[k], least)
             high[k] = max(high[k], most)
 

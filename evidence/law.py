@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from ablate import draw as draw_variants
 from curves import RESULTS, Run, members
 from tables import FALL, Groups, compute_to, depths, fill, fit_to, fitted, interval, markdown
 
@@ -211,10 +212,14 @@ def runs_in(published: Mapping[str, Groups], *names: str) -> list[Run]:
     return list(runs.values())
 
 
-def draw() -> None:
-    """The pictures of README.md and RESULTS.md: forecasts of published runs, and what came."""
+def draw(recipes: Groups) -> None:
+    """The pictures of README.md and RESULTS.md: two recipes, forecasts of published runs, and what came."""
+    grpo = recipes["deepseek-grpo"]
+    seeds = {run.seed for run in grpo}
+    scalerl = [run for run in recipes["scalerl"] if run.seed in seeds]
+    draw_variants({"ScaleRL": scalerl, "plain GRPO": grpo}, "flops", RESULTS.parent / "grpo.png")
     paper = curve(RESULTS / "paper_8B_run.jsonl", 0.25, "The paper's 8B run")
-    plot_curves([[paper]], RESULTS.parent / "law.png")
+    plot_curves([[paper._replace(x="GPU-hours")]], RESULTS.parent / "law.png")
     tasks = [curve(RESULTS / f"{file}.jsonl", 0.5, f"Task {name}") for name, file in TASKS.items()]
     plot_curves([tasks], RESULTS / "law.png")
 
@@ -234,7 +239,7 @@ def main() -> None:
     standing = [run for run in every if outcome(run) == "stands"]
     fill(RESULTS.parents[1] / "RESULTS.md", {"law": summary(law)})
     fill(RESULTS / "law.md", {"cuts": markdown(pd.DataFrame(rows)), "reach": markdown(reach_table(standing))})
-    draw()
+    draw(published["recipes"])
 
 
 if __name__ == "__main__":

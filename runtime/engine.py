@@ -14,7 +14,6 @@ import importlib.util
 import os
 import re
 import signal
-import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -272,13 +271,14 @@ class RunEngine(vllm_engine.VLLMEngine):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         task = asyncio.ensure_future(calls)
-        end = time.monotonic() + CALL_TIMEOUT
+        remaining = CALL_TIMEOUT  # of seconds in which this process runs: Ctrl-Z stops both
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=0.1)
+                remaining -= 0.1
                 if not task.done() and self.vllm.errored:
                     raise EngineDied(DEAD)
-                if not task.done() and time.monotonic() > end:
+                if not task.done() and remaining < 0:
                     raise EngineDied(f"vLLM has not answered for {CALL_TIMEOUT:.0f} s")
             return task.result()
         except EngineDeadError as error:

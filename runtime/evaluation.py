@@ -222,9 +222,11 @@ def correct_samples(groups: Sequence[Sequence[Rollout]]) -> list[int]:
 
 def evaluation_line(record: Record) -> str:
     """The printed line of one evaluation, with the pass rate of each data set at its end if there are several."""
-    line = (
-        f"evaluation at step {record['step']}: pass rate {record['pass_rate']:.3f} · pass@{record['n_samples']} "
-        f"{record['pass_at_k']:.3f} · {record['tokens'] / 1e3:.0f}k tokens · truncated {record['truncated']:.1%} "
+    line = f"evaluation at step {record['step']}: pass rate {record['pass_rate']:.3f}"
+    if record["n_samples"] > 1:  # with one sample it is the pass rate
+        line += f" · pass@{record['n_samples']} {record['pass_at_k']:.3f}"
+    line += (
+        f" · {record['tokens'] / 1e3:.0f}k tokens · truncated {record['truncated']:.1%} "
         f"· interrupted {record['interrupted']:.1%} · length {record['mean_length']:.1f}"
     )
     for source, rate in record.get("pass_rate_of", {}).items():

@@ -32,6 +32,7 @@ from runtime.flags import (
     parsed_engine_args,
     reason_of,
 )
+from runtime.model import check_config
 from runtime.run_folder import Folder, Record
 from runtime.trainer import mask_options
 
@@ -62,10 +63,10 @@ USUAL = {  # values for real models, where the default suits the built-in task
 
 def check_flags(flags: Flags) -> list[str]:
     """Raises UsageError for what cannot work; returns notes. Rounds `max_steps` up where steps come in rounds of k."""
-    for rule in (bounds, unused, schedule, length, data, model, stale_tokens, folders):
+    engine_options(flags)  # raises UsageError itself
+    for rule in (bounds, unused, schedule, length, data, model, stale_tokens, folders):  # a folder hides no other fault
         for sentence in rule(flags):
             raise UsageError(sentence)
-    engine_options(flags)  # raises UsageError itself
     messages = list(notes(flags))
     if flags.schedule == "ppo_off_policy":
         flags.max_steps = math.ceil(flags.max_steps / flags.k) * flags.k
@@ -209,6 +210,7 @@ def choose_engine(flags: Flags) -> list[str]:
         return []
     needs = [name for name, value in NEED_VLLM.items() if getattr(flags, name) != value]
     if not is_qwen3(flags.model):
+        check_config(flags)
         needs.append("model")
     for name in needs:
         raise UsageError(f"--{name} {getattr(flags, name)} needs vLLM, but {problem}.")

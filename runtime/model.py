@@ -40,6 +40,16 @@ SHORT_ROW = 16  # tokens
 # ------------------------------------------------------------------------------------------ which models can be trained
 
 
+def check_config(flags: ModelFlags) -> None:
+    """Raises UsageError if --model has no configuration that loads: then no engine helps."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(flags.model, trust_remote_code=flags.trust_remote_code)
+    except UNREADABLE as error:
+        raise UsageError(f"--model {flags.model} does not load ({reason_of(error)}).") from error
+
+
 def load_model(flags: ModelFlags, folder: str, longest: int) -> PreTrainedModel:
     """The causal LM to train, with FP32 weights. Raises UsageError for one that the trainer cannot compute, in rows of
     up to `longest` tokens."""

@@ -1,13 +1,17 @@
 """tools/benchmark.py without an engine: whose turn it is, what is printed, and commands that can work."""
 
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import benchmark
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from runtime.flag_checks import check_flags
 from runtime.flags import parse_flags
+from vllm_engine import VLLMEngine
 
 pytestmark = pytest.mark.medium
 
@@ -57,7 +61,7 @@ def test_every_program_has_flags_that_can_work(monkeypatch):
     """No check refuses them, and both sides of the peer have the same ones."""
     commands = {}
     monkeypatch.setattr(benchmark, "in_turns", lambda these, *_: commands.update(these))
-    args = SimpleNamespace(flags=["--seed", "3", "--model", "folder"], trl_python="python", trl_options="{}")
+    args = SimpleNamespace(flags=["--seed", "3", "--model", "folder"], trl_options="{}")
     flags = parse_flags([*benchmark.SETTING, *args.flags], "")
     benchmark.overlap(args, flags)
     benchmark.peer(args, flags)
@@ -67,3 +71,27 @@ def test_every_program_has_flags_that_can_work(monkeypatch):
         assert parsed.seed == 3 and parsed.k in (0, 1, 8)
     still, filters, trl = (commands[name] for name in ("ours, every row trains", "ours with its filters", "TRL"))
     assert still[2:] == trl[5:] == [*filters[2:], *benchmark.STILL]
+
+
+def test_new_weights_reach_trls_vllm_through_our_channel(monkeypatch):
+    """TRL's own copy fails on a CPU; without one, TRL would go on sampling from its first weights. What TRL itself asks
+    of vLLM comes before our arguments."""
+    calls = []
+    vllm = SimpleNamespace(
+        collective_rpc=lambda method, args: calls.append((method, load_file(args[0]))),
+        reset_prefix_cache=lambda: calls.append("prefix cache"),
+    )
+    generation = type("VLLMGeneration", (), {"llm": vllm})
+    module = SimpleNamespace(LLM=lambda **arguments: arguments, VLLMGeneration=generation)
+    monkeypatch.setitem(sys.modules, "trl", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "trl.generation", SimpleNamespace(vllm_generation=module))
+    engine = VLLMEngine("folder", (), 0, dtype="bfloat16")
+    with closing(engine.channel):
+        benchmark.mend_vllm(engine)
+        generation._iter_named_params = lambda self: iter({"head.weight": torch.tensor([[1.0, 2.0]])}.items())
+        generation().sync_weights()
+    (method, weights), last = calls
+    assert method == "load_weight_file" and weights["head.weight"].tolist() == [[1.0, 2.0]] and last == "prefix cache"
+    arguments = module.LLM(model="another", seed=7)
+    assert arguments["model"] == "another" and arguments["seed"] == 7 and arguments["dtype"] == "bfloat16"
+    assert arguments["worker_extension_cls"] == "vllm_engine.WeightReceiver"

@@ -373,6 +373,24 @@ def test_an_engine_that_does_not_answer_is_dead(started, monkeypatch):
             assert caught.value.engine_died
 
 
+def test_a_stop_of_both_is_no_silence_of_the_engine(started, monkeypatch):
+    """After Ctrl-Z and `fg` the engine has had no time to answer either. Here the loop stands still for a second."""
+    monkeypatch.setattr(engine, "CALL_TIMEOUT", 0.6)
+
+    async def call():
+        await asyncio.sleep(0.1)
+        time.sleep(1.0)
+        await asyncio.sleep(0.15)
+        return "answer"
+
+    async def run():
+        stopped = new_engine()
+        await start_with(stopped, 3)
+        return await stopped._answer_or_death(call())
+
+    assert asyncio.run(run()) == "answer"
+
+
 @pytest.mark.parametrize("place", ["a request", "the pause", "the load", "the digests"])
 def test_a_death_ends_every_wait_of_the_trainer(started, monkeypatch, place):
     """A dead vLLM fails its requests and never answers another call. No call is left that waits forever: reported when it

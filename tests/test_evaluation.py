@@ -29,6 +29,7 @@ def test_figures_by_hand():
     for part in ("step 30", "0.500", "pass@2 0.667", "123k", "truncated 16.7%", "interrupted 16.7%", "length 3.5"):
         assert part in line
     rates = {"data/aime24": 0.1, "math": 0.25}
+    assert "pass@" not in evaluation_line(record | {"n_samples": 1})  # it would be 0.500 again
     assert evaluation_line(record | {"pass_rate_of": rates}) == line + " · aime24 0.100 · math 0.250"
 
 

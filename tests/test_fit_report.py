@@ -150,6 +150,9 @@ def test_short_and_span():
         1234: "1.23k",
         1_234_567: "1.23M",
         5e9: "5G",
+        1.5e12: "1.5T",
+        2e15: "2P",
+        3e18: "3E",
         math.inf: "inf",
     }
     assert {v: short(v) for v in pairs} == pairs
@@ -228,7 +231,7 @@ def test_two_runs_on_the_command_line(tmp_path, capsys):
     out = capsys.readouterr().out.split("\n\n")
     assert len(out) == 5 and "ceiling" in out[4]
     assert [part.split(":")[0] for part in out[:4]] == [files[0]] * 2 + [files[1]] * 2
-    assert all("at 1e+12G" in part for part in out[:4])
+    assert all("at 1e+03E" in part for part in out[:4])
     assert "of 4 evaluations" in out[1]
     assert (tmp_path / "c.png").stat().st_size > 5000
     assert main([files[0], "--x", "flops"]) == 0 and " FLOPs, " in capsys.readouterr().out

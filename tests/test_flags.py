@@ -234,16 +234,33 @@ def test_auto_takes_vllm_or_says_why_not(monkeypatch, tmp_path, line, problem, e
     assert flag_checks.choose_engine(flags) == notes and flags.engine == engine
 
 
-@pytest.mark.parametrize("words", ["--engine vllm", "--model org/model", "--weight_channel file", "--resume run"])
+@pytest.mark.parametrize("words", ["--engine vllm", "--model run", "--weight_channel file", "--resume run"])
 def test_what_needs_vllm_is_refused_without_it(monkeypatch, tmp_path, capsys, words):
     """One sentence and exit code 2, before anything is written; so is a resumed run that sampled with vLLM."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(flag_checks, "vllm_problem", lambda: NOT_THERE)
-    write_config("run", engine="vllm")
+    write_config("run", engine="vllm", model_type="llama")
     assert train.main(words.split()) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"train.py: --{words.split()[0][2:].replace('resume', 'engine')}") and err.count("\n") == 1
     assert err.endswith(f"needs vLLM, but {NOT_THERE}.\n") and [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_mistyped_model_is_refused_before_the_engine_that_it_would_need(monkeypatch, tmp_path, capsys):
+    """Whoever mistypes --model must not be sent to install vLLM."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flag_checks, "vllm_problem", lambda: NOT_THERE)
+    Path("empty").mkdir()
+    assert train.main(["--model", "empty"]) == 2
+    assert capsys.readouterr().err.startswith("train.py: --model empty does not load (")
+
+
+def test_a_folder_that_holds_a_run_hides_no_other_fault(command):
+    write_config("run")
+    Path("run/metrics.jsonl").write_text('{"config": {}}\n')
+    assert "holds a run" in command("--output_dir run")[1]
+    for line, sentence in (("--lr -1", "--lr must be"), ('--engine_args {"seed":1}', "--engine_args seed")):
+        assert sentence in command(f"--output_dir run {line}")[1]
 
 
 def test_a_vllm_that_cannot_be_imported_is_named_with_its_cause(monkeypatch, tmp_path):

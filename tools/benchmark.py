@@ -2,18 +2,15 @@
 
     python tools/benchmark.py generator
     python tools/benchmark.py overlap
-    python tools/benchmark.py peer --batch_prompts 8 --model MODEL --dataset DATA
+    pip install --no-deps --target /tmp/trl trl==1.16.0
+    PYTHONPATH=/tmp/trl python tools/benchmark.py peer --batch_prompts 8 --model MODEL --dataset DATA
 
 generator  Tokens a second: of sampling and training together, of our generator alone, of our trainer alone, and of
            vLLM's own `LLM.generate` on the same prompts and lengths. They overlap perfectly if both together are as
            fast as the slower one alone.
 overlap    Steps a second of train.py under each schedule.
 peer       Completions a second of train.py, where every row trains and with its filters, and of TRL's GRPOTrainer,
-           which samples with `transformers`; with vLLM by --trl_options '{"use_vllm": true, "vllm_mode": "colocate"}'.
-           It has an environment of its own, whose Python is --trl_python:
-
-    python -m venv /tmp/trl && /tmp/trl/bin/pip install torch==2.13.0
-    /tmp/trl/bin/pip install trl==1.16.0 transformers==5.19.0 accelerate==1.15.0 scipy==1.17.1 math-verify==0.9.0
+           which samples with vLLM in its own process; with `transformers` by --trl_options '{"use_vllm": false}'.
 
 The cases of a question take turns (A B A B ...), so whatever else the machine does affects all of them. Except for
 train.py with its filters, the work stays the same: at a learning rate of 1e-30 a step changes nothing, no prompt is
@@ -24,7 +21,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import random
 import signal
 import statistics
@@ -34,6 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,6 +48,7 @@ from runtime.parts import Parts, load_task, new_accelerator, new_parts, warm_sta
 from runtime.ranks import Ranks
 from runtime.run_folder import Folder, Progress
 from runtime.trainer import TrainingBatch
+from vllm_engine import VLLMEngine
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTING = "--batch_prompts 32 --max_steps 80000 --eval_every 1000000 --save_every 0".split()
@@ -238,17 +236,17 @@ def overlap(args: argparse.Namespace, flags: Flags) -> None:
 def peer(args: argparse.Namespace, flags: Flags) -> None:
     model = flags.model or warm_start_folder(flags, Ranks(new_accelerator(flags)))
     both = [*args.flags, "--model", model, "--length_control", "none"]
-    trl_side = [args.trl_python, "tools/benchmark.py", "trl", "--trl_options", args.trl_options]
     commands = {"ours, every row trains": [*TRAIN, *both, *STILL], "ours with its filters": [*TRAIN, *both]}
-    commands["TRL"] = [*trl_side, *SETTING, *both, *STILL]
+    commands["TRL"] = [sys.executable, __file__, "trl", "--trl_options", args.trl_options, *SETTING, *both, *STILL]
     in_turns(commands, args, "completions/s", flags.batch_prompts * flags.rollouts)
 
 
 def trl(args: argparse.Namespace, flags: Flags) -> None:
-    """In TRL's environment: GRPOTrainer with the model, problems, rewards, batch, loss and learning rate of train.py.
-    It has no filter, retires no prompt, and its warm-up begins at 0."""
+    """GRPOTrainer with train.py's model, problems, rewards, batch, loss and rate; no filter, and warm-up from 0."""
+    engine = VLLMEngine(flags.model, (), 0, dtype=flags.dtype)
+    os.environ |= engine.environment | os.environ  # vLLM reads it when it is imported
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, TrainerCallback
+    from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     task, log = load_task(flags), Path(flags.output_dir, "metrics.jsonl")
@@ -256,12 +254,9 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
     prompts = [{"prompt": task.text(problem.prompt_ids), "key": key} for key, problem in problems.items()]
     log.parent.mkdir(parents=True)
 
-    class Steps(TrainerCallback):
-        def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
-            with log.open("a") as file:
-                file.write(json.dumps({"step": state.global_step}) + "\n")
-
     def reward(completion_ids: list[list[int]], key: list[str], **_: Any) -> list[float]:
+        with log.open("a") as file:  # TRL calls this once a step, with all completions of its batch
+            file.write('{"step": 0}\n')
         return [task.reward(problems[k], ids)[0] for k, ids in zip(key, completion_ids, strict=True)]
 
     completions = flags.batch_prompts * flags.rollouts
@@ -275,15 +270,31 @@ def trl(args: argparse.Namespace, flags: Flags) -> None:
         "learning_rate": flags.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": flags.warmup_steps,
         "adam_beta2": 0.95, "adam_epsilon": 1e-15, "weight_decay": 0.01,
         "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
+        "use_vllm": True, "vllm_importance_sampling_correction": False,  # the correction costs a forward pass
     }  # fmt: skip
-    GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(flags.model, dtype=torch.float32),
-        reward_funcs=reward,
-        args=GRPOConfig(**config | json.loads(args.trl_options)),
-        train_dataset=Dataset.from_list(prompts),
-        callbacks=[Steps()],
-        processing_class=task.tokenizer,
-    ).train()
+    with closing(engine.channel):
+        mend_vllm(engine)
+        GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(flags.model, dtype=torch.float32),
+            reward_funcs=reward,
+            args=GRPOConfig(**config | json.loads(args.trl_options)),
+            train_dataset=Dataset.from_list(prompts),
+            processing_class=task.tokenizer,
+        ).train()
+
+
+def mend_vllm(engine: VLLMEngine) -> None:
+    """Gives TRL's vLLM what it lacks on a CPU: the dtype and settings of ours, and weights through our channel. TRL
+    copies weights into vLLM's parameters, but a CPU's linears have repacked ones, which nothing can be copied into."""
+    from trl.generation import vllm_generation
+
+    def sync_weights(generation: Any) -> None:
+        engine.channel.prepare(dict(generation._iter_named_params()))
+        generation.llm.collective_rpc("load_weight_file", args=(str(engine.channel.path),))
+        generation.llm.reset_prefix_cache()
+
+    vllm_generation.LLM = partial(vllm_generation.LLM, **engine.args)  # TRL's own arguments come after these
+    vllm_generation.VLLMGeneration.sync_weights = sync_weights
 
 
 QUESTIONS = {function.__name__: function for function in (generator, overlap, peer, trl)}
@@ -294,7 +305,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("question", choices=QUESTIONS, help="what to measure; `trl` is TRL's side of `peer`, alone")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each case (5)")
-    parser.add_argument("--trl_python", default="/tmp/trl/bin/python", help="Python of TRL's environment")
     parser.add_argument("--trl_options", default="{}", metavar="JSON", help="more of TRL's GRPOConfig")
     args, args.flags = parser.parse_known_args(argv)
     os.chdir(ROOT)
@@ -303,8 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         still = STILL if args.question == "generator" else []
         flags = parse_flags(["--output_dir", folder, *SETTING, *still, *args.flags], "")
         QUESTIONS[args.question](args, flags)
-    machine = platform.processor() or platform.machine()
-    print(f"\n{machine}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes")
+    print(f"\n{os.cpu_count()} cores, load {os.getloadavg()[1]:.2f} in the last five minutes")
 
 
 if __name__ == "__main__":
