@@ -592,9 +592,10 @@ def mean_of_seeds(fits: Sequence[SigmoidFit], C: Array) -> tuple[Array, Array, A
     return mean, mean - half_width, mean + half_width
 
 
-def plot_fits(variants: Mapping[str, Sequence[SigmoidFit]], x: str, path: str | Path) -> None:
-    """Write a PNG that lays all runs over each other on a log axis, so that a crossing is seen. A variant of one run
-    has its points, the fit and its interval. One of several seeds has their mean, its interval, and thin lines."""
+def plot_fits(variants: Mapping[str, Sequence[SigmoidFit]], x: str, path: str | Path) -> Any:
+    """Write a PNG that lays all runs over each other on a log axis, so that a crossing is seen; returns its figure.
+    A variant of one run has its points, the fit and its interval. One of several seeds has their mean, its interval,
+    and thin lines."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -625,6 +626,7 @@ def plot_fits(variants: Mapping[str, Sequence[SigmoidFit]], x: str, path: str | 
         axes.fill_between(C, low, high, color=color, alpha=0.2, lw=0)
     axes.legend(fontsize=8, title="band: 95% interval", title_fontsize=8)
     figure.savefig(path, dpi=130)
+    return figure
 
 
 # Errors that a bad file may raise.

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from ablate import draw as draw_variants
 from curves import RESULTS, Run, members
+from scipy.stats import gmean
 from tables import FALL, Groups, compute_to, depths, fill, fit_to, fitted, interval, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fit_sigmoid import variance
+from fit_sigmoid import plot_fits, variance
 from forecast import Forecast, curve, plot_curves
 from tasks.arithmetic import CEILING
 
@@ -214,10 +214,19 @@ def runs_in(published: Mapping[str, Groups], *names: str) -> list[Run]:
 
 def draw(recipes: Groups) -> None:
     """The pictures of README.md and RESULTS.md: two recipes, forecasts of published runs, and what came."""
+    picture = RESULTS.parent / "grpo.png"
     grpo = recipes["deepseek-grpo"]
     seeds = {run.seed for run in grpo}
     scalerl = [run for run in recipes["scalerl"] if run.seed in seeds]
-    draw_variants({"ScaleRL": scalerl, "plain GRPO": grpo}, "flops", RESULTS.parent / "grpo.png")
+    groups = {"ScaleRL": scalerl, "plain GRPO": grpo}
+    fits = {name: [fitted(run, "flops").fit for run in runs] for name, runs in groups.items()}
+    figure = plot_fits(fits, "flops", picture)
+    start, end = (gmean([compute_to(run.points["flops"], run.rates, 0.5) for run in runs]) for runs in groups.values())
+    (axes,) = figure.axes
+    axes.annotate("", (end, 0.5), (start, 0.5), arrowprops={"arrowstyle": "->"})
+    axes.text(math.sqrt(start * end), 0.51, f"{end / start:.1f} times", ha="center")
+    axes.axhline(CEILING, color="gray", ls="--", lw=1)
+    figure.savefig(picture, dpi=130)
     paper = curve(RESULTS / "paper_8B_run.jsonl", 0.25, "The paper's 8B run")
     plot_curves([[paper._replace(x="GPU-hours")]], RESULTS.parent / "law.png")
     tasks = [curve(RESULTS / f"{file}.jsonl", 0.5, f"Task {name}") for name, file in TASKS.items()]
