@@ -93,11 +93,11 @@ def ceilings(groups: Groups) -> pd.DataFrame:
     rows = []
     for recipe, numbers in measure(groups, rate=FOUND).groupby(level=0, sort=False):
         finders = numbers[numbers["end"] > FOUND]
-        found, n = len(finders), len(numbers)
+        count, n = len(finders), len(numbers)
         row = {
             "recipe": recipe,
-            "found": f"{found} of {n}",
-            "95 %": "[{:.2f}, {:.2f}]".format(*binomtest(found, n).proportion_ci()),
+            "found": f"{count} of {n}",
+            "95 %": "[{:.2f}, {:.2f}]".format(*binomtest(count, n).proportion_ci()),
             "tokens to .25": f"{finders['tokens'].median():,.0f}",
             "end": f"{finders['end'].mean():.2f}",
         }
