@@ -280,8 +280,25 @@ COMPARISONS = {
             "short-budget": SHORT_BUDGET,
             "short-budget-cut-off": CUT_OFF,
             "short-budget-cut-off-sample-average": f"{CUT_OFF} --aggregation sample",
+            # Committed before its runs: do the ends of seeds 0 to 4 agree within .03, and tokens to .5 within 15 %?
+            "recipe-120-steps": "--max_steps 120 --max_sampled_tokens 400000 --eval_samples 4",
         },
         setting=DISCOVER,
+    ),
+    # Committed before its runs: seeds 0 to 6, and none is left out. In pilots of 50k to 150k tokens with seeds 101 and
+    # 102, `scalerl` found thinking at rarities of 100 and 107 (twice each), not at 115 and 125 (twice each) and 150;
+    # `deepseek-grpo` did at 100 and 125, not at 115 and 150.
+    # A run has found it if the mean of its last two evaluations, its end, is above .25.
+    # Shares: Fisher's exact test against `scalerl`, corrected for four tests by Holm's method.
+    # When: the tokens at which a line between evaluations first reaches .25, of the runs that found it.
+    # Ends of the runs that found it: Kruskal and Wallis' test over the recipes with at least three such runs.
+    # Curves cross if the 95 % interval of variant minus `scalerl`, paired by seed over all runs, lies above 0 at one
+    # multiple of 10k tokens and below 0 at another.
+    # Forecast: from a third of a run's tokens; how many runs get a band, and how many later evaluations lie within.
+    "ceilings": Comparison(
+        "the same recipes where the first model thinks so rarely that not every run finds it",
+        {name: flags.replace("53", "13") for name, flags in RECIPES.items()},
+        setting=f"{DISCOVER} --rarity 110 --max_sampled_tokens 120000",
     ),
     # The next four were committed with their settings before their runs: docs/results/staleness.md has what came out,
     # and none is left out.

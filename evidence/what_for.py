@@ -1,7 +1,7 @@
 """What each of the recipe's eight changes is for: the recipe, and the recipe with that one change undone.
 
     python evidence/what_for.py clip        # makes both, three seeds each, and says what differs
-    python evidence/what_for.py             # the table and the picture of docs/what_for.md, from the published runs
+    python evidence/what_for.py             # the tables and the picture of docs/what_for.md, from the published runs
 
 Each pair stands in the setting in which its change is needed; both sides have the same seeds, and one measure is
 tested. Settings, measures and the number of seeds were committed before the published runs.
@@ -17,11 +17,13 @@ import ablate
 import numpy as np
 import pandas as pd
 from curves import RESULTS, Run, collect, members, runs_of
-from scipy.stats import ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 from tables import difference_cell, differences, fill, interval, markdown, measure
 
 Groups = Mapping[str, Sequence[Run]]  # variant of the comparison `what-for` -> its runs
 PAGE = RESULTS.parent / "what_for.md"
+
+FOUND = 0.25  # a run that ends above it has found thinking
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,24 @@ def holm(p: Sequence[float]) -> np.ndarray:
     return corrected
 
 
+def ceilings(groups: Groups) -> pd.DataFrame:
+    """The table of the comparison `ceilings`, whose rules stand in comparisons.py: of each recipe's runs how many found
+    thinking, with Clopper and Pearson's interval, and when and where those ended."""
+    rows = []
+    for recipe, numbers in measure(groups, rate=FOUND).groupby(level=0, sort=False):
+        finders = numbers[numbers["end"] > FOUND]
+        count, n = len(finders), len(numbers)
+        row = {
+            "recipe": recipe,
+            "found": f"{count} of {n}",
+            "95 %": "[{:.2f}, {:.2f}]".format(*binomtest(count, n).proportion_ci()),
+            "tokens to .25": f"{finders['tokens'].median():,.0f}",
+            "end": f"{finders['end'].mean():.2f}",
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
 def draw(groups: Groups, path: Path) -> None:
     """A panel for each change: the recipe solid, without the change dashed, a thin line for each seed."""
     import matplotlib
@@ -103,13 +123,14 @@ def draw(groups: Groups, path: Path) -> None:
 
 
 def publish() -> None:
-    """The table and the picture of the page."""
-    groups = members()["what-for"]
+    """The tables and the picture of the page."""
+    published = members()
+    groups = published["what-for"]
     numbers = {name: measured(pair, groups) for name, pair in PAIRS.items()}
     table = pd.DataFrame([row(name, groups, numbers[name]) for name in PAIRS])
     p = [ttest_1samp(tested(name, numbers[name]), 0).pvalue for name in PAIRS]
     table["p (Holm)"] = [f"{value:.2g}" for value in holm(p)]
-    fill(PAGE, {"what-for": markdown(table)})
+    fill(PAGE, {"what-for": markdown(table), "ceilings": markdown(ceilings(published["ceilings"]))})
     draw(groups, PAGE.with_name("pictures") / "what_for.png")
 
 

@@ -26,13 +26,14 @@ def test_every_pair_is_of_the_comparison_and_differs_in_what_it_undoes():
         assert undone.startswith(setting) and undone != setting
         assert pair.mechanism in LOGGED and pair.tested in what_for.MEASURES
     used = {pair.recipe for pair in PAIRS.values()} | {pair.without for pair in PAIRS.values()}
-    # The earlier settings of retiring and of interruption, in which nothing was seen.
+    # The earlier settings of retiring and of interruption, in which nothing was seen; and longer runs of the recipe.
     others = {
         "few-prompts",
         "few-prompts-uniform-sampling",
         "all-retire",
         "all-retire-uniform-sampling",
         "short-budget",
+        "recipe-120-steps",
     }
     assert used | others == set(variants)
 
@@ -49,6 +50,17 @@ def test_a_row_by_hand():
     cells = what_for.row(name, groups, what_for.measured(pair, groups))
     assert cells["mechanism"] == f"{pair.mechanism} 1, without 3"
     assert cells["end"].startswith("-0.100 [-0.100, -0.100]") and cells["tokens"].startswith("+0 % [+0, +0]")
+
+
+def test_ceilings_by_hand():
+    """All three runs find it, and none of three: the exact interval of 3 in 3 begins at .025^(1/3) = .292. The law's
+    curve with R0 = .1, A = .8, B = 2 and C_mid = 300 is at .240 after 150 tokens and at .3154 after 200, so .25 lies at
+    157; after 750 and 800 tokens it is at .703 and .714."""
+    groups = {"base": [example("base", seed) for seed in range(3)]}
+    groups["flat"] = [example("flat", seed, [0.02, 0.01] * 8) for seed in range(3)]
+    base, flat = what_for.ceilings(groups).to_numpy().tolist()
+    assert base == ["base", "3 of 3", "[0.29, 1.00]", "157", "0.71"]
+    assert flat[:3] == ["flat", "0 of 3", "[0.00, 0.71]"]
 
 
 def test_a_pair_is_made_and_judged(monkeypatch, tmp_path, capsys):
