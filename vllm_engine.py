@@ -18,6 +18,8 @@ at version 4, which is expected. Where one version sampled all tokens, prefill i
 SIMPLIFIED. One engine on this host. Other weight channels, and Ray, are in runtime/; pipeline_rl.py decides when a
 request may enter.
 
+A log-prob that is no number must not pass as one:
+
 >>> check_sample([7, 9], [-0.1, float("nan")], [3, 4], "stop")
 Traceback (most recent call last):
 RuntimeError: the engine returned a log-prob that is not finite or above 0
@@ -292,5 +294,5 @@ def check_sample(ids: Sequence[int], logprobs: Sequence[float], versions: Sequen
 if __name__ == "__main__":  # check the example; docs/pipeline_rl_alone.py runs an engine
     import doctest
 
-    print(__doc__[__doc__.index(">>>") :])
+    print(__doc__[__doc__.index("A log-prob that") :])
     raise SystemExit(doctest.testmod().failed)

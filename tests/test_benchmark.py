@@ -57,8 +57,9 @@ def test_a_program_that_fails_is_no_slow_program(tmp_path):
     program.close()
 
 
-def test_every_program_has_flags_that_can_work(monkeypatch):
+def test_every_program_has_flags_that_can_work(monkeypatch, tmp_path):
     """No check refuses them, and both sides of the peer have the same ones."""
+    monkeypatch.chdir(tmp_path)  # where no run lies in the default folder
     commands = {}
     monkeypatch.setattr(benchmark, "in_turns", lambda these, *_: commands.update(these))
     args = SimpleNamespace(flags=["--seed", "3", "--model", "folder"], trl_options="{}")

@@ -14,15 +14,16 @@ def read(path: Path) -> list[dict]:
 
 
 def main(folder: Path) -> None:
-    """A line for each evaluation, then the first completion that was logged and the last that is right."""
+    """A line for each evaluation, then a problem's completion that was wrong, and its last one that was right."""
     for record in read(folder / "eval.jsonl"):
         bar = "#" * round(40 * record["pass_rate"])
         tokens, length, rate = record["tokens"], record["mean_length"], record["pass_rate"]
         print(f"{tokens:>9,} tokens   length {length:4.1f}   right {rate:.2f} {bar}")
     samples = read(folder / "samples.jsonl")
-    right = [sample for sample in samples if sample["reward"] > 0]
-    for name, sample in (("before", samples[0]), *(("after", sample) for sample in right[-1:])):
-        print(f"\n{name}\n    {sample['prompt']}\n    {sample['completion']}")
+    wrong = {sample["prompt"]: sample for sample in reversed(samples) if sample["reward"] < 0}  # the earliest
+    right = {sample["prompt"]: sample for sample in samples if sample["reward"] > 0}  # the latest
+    for prompt in [prompt for prompt in right if prompt in wrong][:1]:
+        print(f"\n{prompt}\n    before: {wrong[prompt]['completion']}\n    after:  {right[prompt]['completion']}")
 
 
 if __name__ == "__main__":
