@@ -95,7 +95,7 @@ HARD_LAG = f"{SHORT} {HELD[8]}"
 MANY_UPDATES = "--schedule ppo_off_policy --k 32 --eval_every 32"
 FEW_PROMPTS = "--rarity 1 --rollouts 4 --batch_prompts 32 --eval_every 4"
 ALL_RETIRE = "--rarity 1 --rollouts 4 --batch_prompts 32 --max_sampled_tokens 110000"
-# Seven seeds, tokens to .9: without retiring it takes more. Chosen on seeds 101 to 103; committed before these runs.
+# Seven seeds, tokens to .9: without retiring it takes more. Chosen on seeds 101 to 104; committed before these runs.
 MOSTLY_SOLVED = (
     "--dataset rare --rarity 20 --rollouts 8 --batch_prompts 16 --lr 1.75e-4 --max_sampled_tokens 160000 "
     "--eval_samples 4"
