@@ -164,6 +164,7 @@ class VLLMEngine:
         """Ends vLLM's process and removes the channel's files; may be called twice."""
         if self.vllm is not None:
             self.vllm.shutdown(timeout=3)  # killed earlier, it leaves semaphores behind
+            self.vllm.shutdown = lambda: None  # its `__del__` calls it again, perhaps after Python's modules are gone
             self.vllm = None
         self.channel.close()
 
