@@ -415,9 +415,10 @@ class Generator(LoopThread):
         self._pushing: Future | None = None
 
     async def _admit(self) -> None:
-        """Starts new groups. Nothing queues inside vLLM: the version at admission is the version of the prefill."""
+        """Starts new groups. Nothing queues inside vLLM, and none enters in a pause: the version at admission is the
+        version of the prefill."""
         while True:
-            await self._until(lambda: self.free >= self.rollouts and not self._entering and self.pacer.may_admit())
+            await self._until(self._has_room)
             if (problem := next(self.problems, None)) is None:
                 break
             number = self.pacer.admit()
@@ -426,6 +427,9 @@ class Generator(LoopThread):
             self._run(self._group, number, problem)
         self.exhausted = True
         self.pacer.min_ready = 0  # so that the last groups are trained as well
+
+    def _has_room(self) -> bool:
+        return self.free >= self.rollouts and not self._entering and not self._paused and self.pacer.may_admit()
 
     async def _group(self, number: int, problem: Problem) -> None:
         """Samples and scores the G rollouts of one group."""

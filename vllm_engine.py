@@ -228,6 +228,7 @@ class WeightReceiver:
     model_runner: Any  # vLLM's worker has these
     model_config: Any
     vllm_config: Any
+    repacked = True  # vLLM's CPU linears keep repacked weights, which copying into the parameters would not reach
 
     def load_weight_file(self, path: str) -> None:
         """Replaces all weights by those of the safetensors file `path`, between two engine steps. Like the worker's own
@@ -244,13 +245,16 @@ class WeightReceiver:
         tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False) and hasattr(model, "lm_head")
         names = {name for name, _ in model.named_parameters() if not (tied and name.startswith("lm_head."))}
         with torch.no_grad(), set_current_vllm_config(self.vllm_config):
-            # Layer by layer: vLLM's CPU linears keep repacked weights, which an in-place copy would not reach.
-            initialize_layerwise_reload(model)
+            if self.repacked:
+                initialize_layerwise_reload(model)
             loaded = model.load_weights(load_file(path).items())
-            finalize_layerwise_reload(model, self.model_config)
+            if self.repacked:
+                finalize_layerwise_reload(model, self.model_config)
             if loaded is not None and names - loaded:
                 raise RuntimeError(f"the trainer sent no weights for {sorted(names - loaded)[:3]}")
-            if tied:  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
+            if (
+                self.repacked and tied
+            ):  # a tied head keeps its own repacked copy, which the reload leaves at the old weights
                 model.lm_head.weight = next(m for m in model.modules() if type(m) is VocabParallelEmbedding).weight
                 model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 

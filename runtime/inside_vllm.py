@@ -3,6 +3,8 @@ it, too, and nothing happens there.)
 
     RunWeightReceiver    mixed into vLLM's worker (`worker_extension_cls`): extends vllm_engine's, for mixtures of
                          experts and weights sent as bytes
+    plain_if_small       keeps small linears unpacked, so that new weights are copied to where they are: 4 ms instead of
+                         19, and the default run is 1.17 times as fast
     WholeCompletions     vLLM's scheduler (`scheduler_cls`), except that it sends a request's tokens when the request is
                          done: token by token, packing and unpacking took as much time as computing them (CPU, small
                          model). It makes the default run 1.3 times as fast.
@@ -22,13 +24,16 @@ from typing import Any
 
 import torch
 import vllm
+from torch.nn.functional import linear
 from tqdm import tqdm
+from vllm.model_executor.layers import utils
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_engine
 
 WRITTEN_FOR = "0.32."  # the vLLM whose scheduler `WholeCompletions` changes
+SMALL = 2**16  # measured on an AMD EPYC: at four times as many weights oneDNN is 1.3 times as fast
 
 
 class RunWeightReceiver(vllm_engine.WeightReceiver):
@@ -36,10 +41,12 @@ class RunWeightReceiver(vllm_engine.WeightReceiver):
 
     def load_weight_file(self, path: str) -> None:
         """Replaces all weights by those of the safetensors file `path`. Raises RuntimeError if it lacks one."""
+        model = self.model_runner.get_model()
         if not torch.cuda.is_available():
-            for layer in self.model_runner.get_model().modules():
+            for layer in model.modules():
                 if hasattr(getattr(layer, "quant_method", None), "moe_kernel"):
                     layer.quant_method.moe_kernel = None  # a layer repacks its experts only for a new kernel
+            self.repacked = is_repacked(model)
         super().load_weight_file(path)
 
     def load_weight_bytes(self, data: bytes) -> None:
@@ -49,6 +56,30 @@ class RunWeightReceiver(vllm_engine.WeightReceiver):
             file.write(data)
             file.flush()
             self.load_weight_file(f"/proc/self/fd/{file.fileno()}")
+
+
+def is_repacked(model: torch.nn.Module) -> bool:
+    """Whether a layer of vLLM's CPU build computes with something else than its parameters."""
+    for layer in model.modules():
+        has_weights = getattr(layer, "quant_method", None) is not None
+        is_plain = getattr(layer, "cpu_linear", None) is linear
+        if (has_weights and not is_plain) or hasattr(layer, "kv_b_proj"):  # latent attention splits that one
+            return True
+    return False
+
+
+def plain_if_small(dispatch: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's choice of the product for a CPU's linear layer, but for small ones. Up to SMALL float32 weights torch's
+    product is as fast as oneDNN's, which would repack the weights and prepare its products anew after each update."""
+
+    def choose(layer: torch.nn.Module, remove_weight: bool) -> None:
+        weight = layer.weight
+        if weight.dtype == torch.float32 and weight.ndim == 2 and weight.numel() <= SMALL:
+            layer.cpu_linear = linear
+        else:
+            dispatch(layer, remove_weight)
+
+    return choose
 
 
 # The scheduler: from here to `skip_inner_tokens` on a CPU only. The trainer's end is RunEngine.logprobs_and_versions.
@@ -179,3 +210,4 @@ if trainer_pid.isdigit() and int(trainer_pid) != os.getpid():  # this is an engi
     os.setpgid(0, 0)  # own process group: a signal sent to the trainer's group must not reach the engine
     tqdm.set_lock(threading.RLock())  # its own is a semaphore in shared memory, which a SIGKILL would leave there
     exit_with_trainer(int(trainer_pid))
+    utils.dispatch_cpu_unquantized_gemm = plain_if_small(utils.dispatch_cpu_unquantized_gemm)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,26 @@ def test_weights_as_bytes_leave_no_file_if_the_engine_dies_while_it_loads_them(m
     monkeypatch.setattr(module.RunWeightReceiver, "load_weight_file", load)
     module.RunWeightReceiver().load_weight_bytes(b"weights")
     assert loaded == [b"weights"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "plain"),
+    [
+        ((512, 128), torch.float32, True),
+        ((512, 129), torch.float32, False),
+        ((64, 64), torch.bfloat16, False),
+        ((64, 4, 64), torch.float32, False),
+    ],
+)
+def test_only_small_float32_layers_keep_their_weights(module, shape, dtype, plain):
+    """One layer that vLLM repacks is enough for a model whose weights must be loaded its way."""
+    asked = []
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+    layer.quant_method = "unquantized"
+    module.plain_if_small(lambda layer, remove_weight: asked.append(remove_weight))(layer, True)
+    assert asked == ([] if plain else [True])
+    assert module.is_repacked(torch.nn.ModuleList([torch.nn.LayerNorm(4), layer])) is not plain
 
 
 @pytest.mark.parametrize(("aborted", "left"), [("a", {"b"}), (["a", "b"], set()), (None, set())])

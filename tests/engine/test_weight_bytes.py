@@ -7,8 +7,6 @@ from tiny_model import TinyModel
 from runtime.engine import RunEngine
 from runtime.weights import RunWeightFile
 
-LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # vLLM's CPU build keeps them repacked, beside the model
-
 
 def changed(before: list[dict[str, str]], after: list[dict[str, str]]) -> set[str]:
     """Names of the parameters of one worker whose hashes differ."""
@@ -18,8 +16,8 @@ def changed(before: list[dict[str, str]], after: list[dict[str, str]]) -> set[st
 
 
 def test_hashes_of_an_engines_weights_change_with_an_update(vllm_engine: SharedEngine) -> None:
-    """New weights change the hash of each parameter, on a CPU but for the repacked ones; the same weights once more
-    change none."""
+    """New weights change the hash of each parameter, since this small model's are not repacked; the same weights once
+    more change none."""
     tiny = vllm_engine.tiny
     with vllm_engine.generator() as generator:
         digests = []
@@ -27,9 +25,8 @@ def test_hashes_of_an_engines_weights_change_with_an_update(vllm_engine: SharedE
             generator.push(tiny.weights(seed), version, 0)
             digests.append(generator.ask(lambda shared: shared._there(shared.engine.weight_digests())))
     parameters = {name.split(":")[-1] for name in digests[0][0]}
-    repacked = {name for name in parameters if any(linear in name for linear in LINEARS)}
-    assert changed(digests[0], digests[1]) == parameters - repacked and "model.embed_tokens.weight" not in repacked
-    assert len(repacked) == 8 and changed(digests[1], digests[2]) == set()
+    assert changed(digests[0], digests[1]) == parameters and len(parameters) > 8
+    assert changed(digests[1], digests[2]) == set()
 
 
 @pytest.mark.medium
