@@ -8,6 +8,7 @@ import itertools
 import math
 import pickle
 import random
+import threading
 import time
 from types import SimpleNamespace
 from unittest import mock
@@ -284,6 +285,26 @@ def test_an_update_of_an_idle_engine_is_counted_once():
         elapsed, counters = time.monotonic() - began, generator.counters
     assert counters.sync_seconds >= 0.2 and counters.request_seconds >= 0.4
     assert counters.idle_seconds + counters.sync_seconds + counters.request_seconds / 2 < elapsed + 0.05
+
+
+def test_no_group_enters_while_weights_change():
+    """Two groups are taken, and released in a pause of the engine: what replaces them belongs to the new version."""
+    engine, arrived = FakeEngine(), threading.Event()
+
+    async def update() -> None:
+        while not arrived.is_set():
+            await asyncio.sleep(0.001)
+        engine.version = engine.prepared
+
+    engine.update = update
+    with generating(problems(4), engine, Pacer(2, 0)) as generator:
+        generator.take(2)
+        generator.push({}, 1, release=0)
+        generator.in_loop(lambda g: g.pacer.release(2))
+        for _ in range(3):  # turns of the event loop
+            assert generator.in_loop(lambda g: g._paused and g.pacer.may_admit() and g.pacer.admitted) == 2
+        arrived.set()
+        assert [group.version for group in generator.take(2)] == [1, 1]
 
 
 def test_evaluation_gets_slots_before_new_groups():
