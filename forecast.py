@@ -92,7 +92,7 @@ AHEAD = 3.0  # step 2: the line goes level at so many times the run's compute; b
 FLAT = 0.001  # step 3: below this p-value a run rises
 FALL = 4.0  # step 3: so many standard errors too low is a fall; by hand
 SAME = 0.01  # THE NUMBER: a forecast this near to "it stays" says no more; by hand
-MOST = 100  # points of a run that `ask_again` keeps, about
+MOST = 100  # points of a run that `ask_again` keeps; of more it makes half as many means
 
 # ---------------------------------------------------------------------------------------------------- 1. The tails
 EQ1 = "log-logistic"
@@ -350,11 +350,11 @@ def contradicts(f: Forecast) -> bool:
 
 # ------------------------------------------------------------------------------------------------- 4. Ask again
 def averaged(f: Forecast) -> Forecast:
-    """The forecast from about MOST points: means of neighbors, but for the first one."""
+    """The forecast from at most MOST points, or from half as many means of neighbors; the first point stays."""
     now = f.fit
-    size = math.ceil(now.C.size / MOST)
-    if size == 1:
+    if now.C.size <= MOST:
         return f
+    size = math.ceil(2 * now.C.size / MOST)
     starts = np.append(0, np.arange(1, now.C.size, size))
     counts = np.diff(np.append(starts, now.C.size))
     C = np.add.reduceat(now.C, starts) / counts

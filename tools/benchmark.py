@@ -214,7 +214,7 @@ def in_turns(commands: dict[str, Sequence[str]], args: argparse.Namespace, unit:
         root = Path(stack.enter_context(TemporaryDirectory()))
         cases = {}
         for name, command in commands.items():
-            threads = 2 if name == "TRL" else 1  # one on either side of ours
+            threads = os.cpu_count() if name == "TRL" else args.threads
             program = stack.enter_context(closing(Program(command, root / name.replace(" ", "-"), threads)))
             program.advance(STEPS)  # start-up, and steps until the pipeline is full
             cases[name] = lambda program=program: count * STEPS / program.advance(STEPS)
@@ -305,6 +305,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("question", choices=QUESTIONS, help="what to measure; `trl` is TRL's side of `peer`, alone")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each case (5)")
+    parser.add_argument("--threads", type=int, default=1, help="of train.py's trainer (1); TRL has one for each core")
     parser.add_argument("--trl_options", default="{}", metavar="JSON", help="more of TRL's GRPOConfig")
     args, args.flags = parser.parse_known_args(argv)
     os.chdir(ROOT)
